@@ -1,0 +1,42 @@
+"""Tunewright: an inference engine for ONNX models that tunes its own kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .errors import (
+    DeviceError,
+    ExecutionError,
+    ExtensionError,
+    InputError,
+    LimitError,
+    ModelError,
+    SettingsError,
+    TunewrightError,
+    UnsupportedError,
+)
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .frontend.model import Model
+    from .runtime.request import CompiledModel, InferRequest
+
+__all__ = [
+    "CompiledModel", "Core", "DeviceError", "ExecutionError", "ExtensionError", "InferRequest", "InputError", "LimitError",
+    "Model", "ModelError", "Settings", "SettingsError", "TunewrightError", "UnsupportedError", "__version__",
+]
+
+#: loaded on first use, so that `import tunewright` stays quick
+_LAZY = {
+    "Core": ".core", "Model": ".frontend.model", "CompiledModel": ".runtime.request", "InferRequest": ".runtime.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,87 @@
+"""`Core`: the way in. Reads models, compiles them for devices, answers what a device can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .errors import SettingsError
+from .frontend.model import Model
+from .runtime.request import CompiledModel
+from .settings import Settings
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .plugins.base import Plugin
+
+
+class Core:
+    """Devices and settings of one application.
+
+    >>> core = Core()
+    >>> model = core.read_model("model.onnx")
+    >>> compiled = core.compile_model(model, "CPU", {"PERF_COUNT": "YES"})
+    >>> outputs = compiled({"x": x})
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.settings = Settings.make(config)
+
+    @property
+    def available_devices(self) -> list[str]:
+        from .plugins.single import visible
+
+        return visible()
+
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Settings for every model compiled from now on."""
+        self.settings = Settings.make(config, self.settings)
+
+    def get_property(self, device: str, name: str) -> Any:
+        """A device's property or the value of a setting."""
+        from .plugins.single import open_device
+
+        opened = open_device(device)
+        key = name.upper()
+        if key == "FULL_DEVICE_NAME":
+            return opened.target.name
+        if key == "AVAILABLE_DEVICES":
+            return self.available_devices
+        if key == "SUPPORTED_PROPERTIES":
+            return [*("FULL_DEVICE_NAME", "AVAILABLE_DEVICES"), *(row["key"] for row in Settings.describe())]
+        return self.settings.get(name)
+
+    def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
+        """A model from a file, from bytes or from a ModelProto."""
+        from .frontend.onnx import load
+
+        return load(model, self.settings)
+
+    def compile_model(
+        self,
+        model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+        device: str = "CPU",
+        config: Mapping[str, Any] | None = None,
+    ) -> CompiledModel:
+        """A model ready to run on a device."""
+        settings = Settings.make(config, self.settings)
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        return self._plugin(device).compile(loaded, settings)
+
+    def query_model(
+        self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, device: str = "CPU",
+        config: Mapping[str, Any] | None = None,
+    ) -> dict[str, str | None]:
+        """Per node: None when the device can run it, else the reason why not."""
+        settings = Settings.make(config, self.settings)
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        return self._plugin(device).query(loaded, settings)
+
+    def _plugin(self, device: str) -> Plugin:
+        from .plugins.single import SingleDevice, open_device
+
+        if not isinstance(device, str) or not device:
+            raise SettingsError(f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}")
+        return SingleDevice(open_device(device))

@@ -1,0 +1,71 @@
+"""What a device is: a target that names it in every key, memory, and a queue with a clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is compiled for; part of every key. Two runtimes on one processor are two targets."""
+
+    device: str  # kind: cpu, gpu, null
+    name: str  # as the hardware calls itself
+    arch: str
+    units: int
+    software: tuple[tuple[str, str], ...] = ()  # drivers, runtimes, compilers with their versions
+
+    def __str__(self) -> str:
+        software = ", ".join(f"{k} {v}" for k, v in self.software)
+        return f"{self.name} ({self.arch}, {self.units} units; {software})"
+
+
+class Queue(ABC):
+    """In-order execution for one request, with a clock in seconds."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The device's time once everything queued so far has finished."""
+
+
+class Device(ABC):
+    """A device that is open. Modules offer classes in ``DEVICES``; `available` is asked before `__init__`."""
+
+    #: identifies the implementation (host, opencl, cuda, null)
+    family: str
+    #: among implementations that offer the same device name, the highest wins
+    priority: int = 0
+
+    name: str
+    target: Target
+
+    @classmethod
+    @abstractmethod
+    def available(cls) -> list[str] | str:
+        """The device names that can be opened here, or the reason why there are none."""
+
+    @abstractmethod
+    def __init__(self, name: str) -> None: ...
+
+    @abstractmethod
+    def queue(self) -> Queue: ...
+
+    def alloc(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
+        raw = np.empty(nbytes + 64, np.uint8)
+        offset = -raw.ctypes.data % 64
+        return raw[offset : offset + nbytes]
+
+    def view(self, buffer: np.ndarray[Any, Any], offset: int, type: TensorType) -> np.ndarray[Any, Any]:
+        """A tensor inside a buffer."""
+        return np.ndarray(type.dims, type.dtype.numpy, buffer, offset)
+
+    def describe(self) -> dict[str, Any]:
+        """What `tunewright devices` shows."""
+        return {"name": self.name, "target": str(self.target), "family": self.family}

@@ -1,0 +1,58 @@
+"""The host itself: numpy runs the references. Always there; other devices fall back to it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from functools import cache
+
+import numpy as np
+
+from .base import Device, Queue, Target
+
+
+class HostQueue(Queue):
+    """Nothing is asynchronous on the host."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+class HostDevice(Device):
+    """The processor through numpy."""
+
+    family = "host"
+    priority = 0
+
+    @classmethod
+    def available(cls) -> list[str] | str:
+        return ["CPU"]
+
+    def __init__(self, name: str = "CPU") -> None:
+        self.name = name
+        self.target = Target("cpu", cpu_name(), platform.machine(), cpu_count(), (("numpy", np.__version__),))
+
+    def queue(self) -> Queue:
+        return HostQueue()
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's own name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+DEVICES = (HostDevice,)

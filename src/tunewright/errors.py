@@ -1,0 +1,59 @@
+"""Every exception that Tunewright raises on purpose.
+
+::
+
+    TunewrightError
+    ├── ModelError            the model is not a legal ONNX model
+    │   ├── LimitError        it asks for more than a guard setting allows
+    │   └── UnsupportedError  it is legal, but holds something that nothing here can run
+    ├── InputError            a request's inputs do not fit the model
+    ├── SettingsError         an unknown or ill-typed setting
+    ├── DeviceError           a device is unknown, unusable or failed
+    ├── ExecutionError        an operator refused its inputs while the model ran
+    └── ExtensionError        an extension is broken or registered twice
+
+A message says what is wrong, where, and what to do next. The command line prints it without a traceback and exits with 2.
+"""
+
+from __future__ import annotations
+
+
+class TunewrightError(Exception):
+    """Root of the tree. ``where`` names the node, tensor, file or setting; ``hint`` says what to do next."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what, self.where, self.hint = what, where, hint
+        text = f"{where}: {what}" if where else what
+        super().__init__(f"{text} ({hint})" if hint else text)
+
+
+class ModelError(TunewrightError):
+    """The model is not a legal ONNX model."""
+
+
+class LimitError(ModelError):
+    """The model asks for more than a guard setting allows."""
+
+
+class UnsupportedError(ModelError):
+    """The model is legal, but holds something that nothing here can run."""
+
+
+class InputError(TunewrightError):
+    """The inputs of a request do not fit the model."""
+
+
+class SettingsError(TunewrightError):
+    """An unknown or ill-typed setting."""
+
+
+class DeviceError(TunewrightError):
+    """A device is unknown, unusable or failed."""
+
+
+class ExecutionError(TunewrightError):
+    """An operator refused its inputs while the model ran."""
+
+
+class ExtensionError(TunewrightError):
+    """An extension is broken or registered twice."""

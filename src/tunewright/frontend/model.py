@@ -1,0 +1,56 @@
+"""`Model`: what `read_model` returns. A graph whose dimensions may still be symbolic, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import InputError
+from ..ir.graph import Graph
+from ..ir.types import Shape, TensorType, Type
+
+
+@dataclass
+class Model:
+    """A loaded model. ``compile_model`` never changes it, so one model may be compiled many times."""
+
+    graph: Graph
+    name: str = ""
+    producer: str = ""
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    #: declared types of the outputs, by name
+    declared: Mapping[str, Type | None] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> dict[str, Type | None]:
+        """Input types by name."""
+        return {v.name: v.type for v in self.graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Type | None]:
+        """Output types by name, as far as they are known before shapes are."""
+        return {
+            name: value.type or self.declared.get(name)
+            for name, value in zip(self.graph.output_names, self.graph.outputs, strict=True)
+        }
+
+    def reshape(self, shapes: Mapping[str, Sequence[int | str | None]]) -> Model:
+        """A model with other input shapes (numbers fix a dimension; a name or None leaves it open)."""
+        graph = self.graph.clone()
+        by_name = {v.name: v for v in graph.inputs}
+        for name, dims in shapes.items():
+            if name not in by_name:
+                raise InputError(f"there is no input {name!r}", hint=f"the inputs are {', '.join(by_name)}")
+            type = by_name[name].type
+            if not isinstance(type, TensorType):
+                raise InputError(f"{type} has no shape", where=f"input {name!r}")
+            shape: Shape = tuple(None if d == -1 else d for d in dims)
+            if type.shape is not None and len(type.shape) != len(shape):
+                raise InputError(f"shape {list(shape)} does not fit {type}", where=f"input {name!r}")
+            by_name[name].type = type.with_shape(shape)
+        # Types behind the inputs are inferred anew: what held for the old shapes need not hold for these.
+        for node in graph.nodes:
+            for value in node.outputs:
+                value.type = None
+        return Model(graph, self.name, self.producer, self.opsets, self.metadata, self.declared)

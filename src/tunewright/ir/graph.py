@@ -1,0 +1,280 @@
+"""The graph: values, nodes, and edits that keep use-def links right.
+
+Three choices keep passes simple:
+
+* Initializers and ``Constant`` nodes are the same thing: a `Value` with ``const`` set and no producer.
+* Subgraphs capture nothing silently. What a body uses of the outer graph is an extra input of the node (the last
+  ``captures`` ones) and an extra input of each body, in the same order.
+* A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .types import TensorType, Type
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One step of an epilogue. An argument i >= 0 is the node's input i; i < 0 is result ~i (~0: the main operation)."""
+
+    op: str
+    args: tuple[int, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+class Value:
+    """A named, typed edge: a graph input, a constant, or an output of a node."""
+
+    __slots__ = ("const", "index", "name", "producer", "type", "uses")
+
+    def __init__(self, name: str, type: Type | None) -> None:
+        self.name, self.type = name, type
+        self.producer: Node | None = None
+        self.index = 0
+        self.const: np.ndarray[Any, Any] | None = None
+        self.uses: dict[tuple[Node, int], None] = {}
+
+    @property
+    def users(self) -> list[Node]:
+        """The nodes that read this value, each once, in order of use."""
+        return list(dict.fromkeys(node for node, _ in self.uses))
+
+    @property
+    def tensor(self) -> TensorType | None:
+        """The type where it is known to be a tensor."""
+        return self.type if isinstance(self.type, TensorType) else None
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type or '?'}"
+
+
+class Node:
+    """An operation. ``op`` is ``Conv`` in ONNX's own domain and ``domain::Name`` in any other."""
+
+    __slots__ = ("attrs", "bodies", "captures", "epilogue", "inputs", "name", "op", "origin", "outputs")
+
+    def __init__(self, op: str, name: str, attrs: Mapping[str, Any]) -> None:
+        self.op, self.name = op, name
+        self.attrs: dict[str, Any] = dict(attrs)
+        self.inputs: list[Value | None] = []
+        self.outputs: list[Value] = []
+        self.bodies: dict[str, Graph] = {}
+        self.captures = 0
+        self.epilogue: tuple[Fused, ...] = ()
+        #: names of the model's nodes that this one stands for
+        self.origin: tuple[str, ...] = (name,)
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def input(self, i: int) -> Value | None:
+        """Input i, or None where it is absent."""
+        return self.inputs[i] if i < len(self.inputs) else None
+
+    def __repr__(self) -> str:
+        return f"{self.op} {self.name!r}"
+
+
+class Graph:
+    """An ordered, acyclic set of nodes. After edits call `sort` before relying on the order."""
+
+    def __init__(self, name: str = "main") -> None:
+        self.name = name
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.output_names: list[str] = []
+        self._nodes: dict[Node, None] = {}
+        self._names: set[str] = set()
+        self._counter: dict[str, int] = {}
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes in order (a copy: safe to edit the graph while iterating)."""
+        return list(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
+
+    def values(self) -> Iterator[Value]:
+        """Every value, each once: inputs, then constants and results in order of appearance."""
+        seen: set[Value] = set()
+        for value in [*self.inputs, *(v for n in self._nodes for v in [*n.inputs, *n.outputs]), *self.outputs]:
+            if value is not None and value not in seen:
+                seen.add(value)
+                yield value
+
+    def constants(self) -> Iterator[Value]:
+        return (v for v in self.values() if v.const is not None)
+
+    def walk(self) -> Iterator[Graph]:
+        """This graph and every body inside it."""
+        stack = [self]
+        while stack:
+            graph = stack.pop()
+            yield graph
+            stack.extend(body for node in graph._nodes for body in node.bodies.values())
+
+    # -- building -----------------------------------------------------------------------------------------------------
+    def fresh(self, name: str) -> str:
+        """``name``, or the first free variation of it."""
+        base = name or "v"
+        name = base
+        while name in self._names:
+            self._counter[base] = self._counter.get(base, 0) + 1
+            name = f"{base}_{self._counter[base]}"
+        self._names.add(name)
+        return name
+
+    def value(self, name: str, type: Type | None = None) -> Value:
+        return Value(self.fresh(name), type)
+
+    def add_input(self, name: str, type: Type | None) -> Value:
+        value = self.value(name, type)
+        self.inputs.append(value)
+        return value
+
+    def constant(self, array: np.ndarray[Any, Any], name: str = "const") -> Value:
+        value = self.value(name, TensorType.of(array))
+        value.const = array
+        return value
+
+    def add_output(self, value: Value, name: str | None = None) -> None:
+        self.outputs.append(value)
+        self.output_names.append(value.name if name is None else name)
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] | int = 1,
+        types: Sequence[Type | None] = (),
+        name: str = "",
+        origin: Iterable[str] = (),
+        bodies: Mapping[str, Graph] | None = None,
+        captures: int = 0,
+        epilogue: tuple[Fused, ...] = (),
+    ) -> Node:
+        """A new node at the end. ``outputs``: how many, or their names."""
+        node = Node(op, name, attrs or {})
+        node.origin = tuple(dict.fromkeys(origin)) or ((name,) if name else ())
+        names = [f"{name or op.rsplit(':', 1)[-1]}_out" for _ in range(outputs)] if isinstance(outputs, int) else outputs
+        for i, out in enumerate(names):
+            value = self.value(out, types[i] if i < len(types) else None)
+            value.producer, value.index = node, i
+            node.outputs.append(value)
+        node.inputs = list(inputs)
+        for i, v in enumerate(node.inputs):
+            if v is not None:
+                v.uses[node, i] = None
+        node.bodies, node.captures, node.epilogue = dict(bodies or {}), captures, epilogue
+        self._nodes[node] = None
+        return node
+
+    # -- editing ------------------------------------------------------------------------------------------------------
+    def set_input(self, node: Node, i: int, value: Value | None) -> None:
+        old = node.inputs[i]
+        if old is not None:
+            old.uses.pop((node, i), None)
+        node.inputs[i] = value
+        if value is not None:
+            value.uses[node, i] = None
+
+    def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
+        """Replace the whole input list."""
+        for i, old in enumerate(node.inputs):
+            if old is not None:
+                old.uses.pop((node, i), None)
+        node.inputs = list(inputs)
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                value.uses[node, i] = None
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Every use of ``old``, graph outputs included, becomes a use of ``new``."""
+        if old is new:
+            return
+        for node, i in list(old.uses):
+            self.set_input(node, i, new)
+        self.outputs = [new if v is old else v for v in self.outputs]
+
+    def remove(self, node: Node) -> None:
+        """Take a node out. Its outputs must be unused."""
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                value.uses.pop((node, i), None)
+        del self._nodes[node]
+
+    def sort(self) -> None:
+        """Restore topological order, stably. Raises ValueError naming a node on a cycle."""
+        order: dict[Node, None] = {}
+        state: dict[Node, int] = {}
+        for root in self._nodes:
+            if root in state:
+                continue
+            stack: list[tuple[Node, Iterator[Value | None]]] = [(root, iter(root.inputs))]
+            state[root] = 1
+            while stack:
+                node, inputs = stack[-1]
+                for value in inputs:
+                    producer = value.producer if value is not None else None
+                    if producer is None or state.get(producer) == 2:
+                        continue
+                    if state.get(producer) == 1:
+                        raise ValueError(f"{producer!r} depends on its own output")
+                    state[producer] = 1
+                    stack.append((producer, iter(producer.inputs)))
+                    break
+                else:
+                    stack.pop()
+                    state[node] = 2
+                    order[node] = None
+        self._nodes = order
+
+    def clone(self) -> Graph:
+        """A deep copy that shares only the constants' arrays."""
+        copy = Graph(self.name)
+        copy._names, copy._counter = set(self._names), dict(self._counter)
+        mapping: dict[Value, Value] = {}
+
+        def of(value: Value) -> Value:
+            if value not in mapping:
+                new = mapping[value] = Value(value.name, value.type)
+                new.const = value.const
+            return mapping[value]
+
+        copy.inputs = [of(v) for v in self.inputs]
+        for node in self._nodes:
+            twin = Node(node.op, node.name, node.attrs)
+            twin.origin, twin.captures, twin.epilogue = node.origin, node.captures, node.epilogue
+            twin.bodies = {k: body.clone() for k, body in node.bodies.items()}
+            for i, v in enumerate(node.inputs):
+                twin.inputs.append(None if v is None else of(v))
+                if v is not None:
+                    of(v).uses[twin, i] = None
+            for i, v in enumerate(node.outputs):
+                out = of(v)
+                out.producer, out.index = twin, i
+                twin.outputs.append(out)
+            copy._nodes[twin] = None
+        copy.outputs = [of(v) for v in self.outputs]
+        copy.output_names = list(self.output_names)
+        return copy
+
+    def __str__(self) -> str:
+        from .text import to_text
+
+        return to_text(self)

@@ -1,0 +1,215 @@
+"""Types of values: `DType`, `Layout`, `TensorType`, `SequenceType`, `OptionalType`. Frozen, hashable, printable."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+#: A dimension: a number, a name (symbolic, equal names are equal sizes), or None (nothing is known).
+Dim: TypeAlias = int | str | None
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+class DType(enum.Enum):
+    """Element types, by ONNX's numbers in `onnx_code`; `numpy` is how an element is held in memory (sub-byte types unpacked)."""
+
+    FLOAT32 = "float32"
+    UINT8 = "uint8"
+    INT8 = "int8"
+    UINT16 = "uint16"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    STRING = "string"
+    BOOL = "bool"
+    FLOAT16 = "float16"
+    FLOAT64 = "float64"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+    BFLOAT16 = "bfloat16"
+    FLOAT8E4M3FN = "float8_e4m3fn"
+    FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8E5M2 = "float8_e5m2"
+    FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
+    UINT4 = "uint4"
+    INT4 = "int4"
+    FLOAT4E2M1 = "float4_e2m1fn"
+    FLOAT8E8M0 = "float8_e8m0fnu"
+    UINT2 = "uint2"
+    INT2 = "int2"
+    FLOAT6E2M3 = "float6_e2m3fn"
+    FLOAT6E3M2 = "float6_e3m2fn"
+
+    @property
+    def numpy(self) -> np.dtype:  # type: ignore[type-arg]
+        return _NUMPY[self]
+
+    @property
+    def onnx_code(self) -> int:
+        """The number in onnx.TensorProto.DataType (members above stand in that order)."""
+        return _CODES[self]
+
+    @property
+    def itemsize(self) -> int:
+        return _NUMPY[self].itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.value
+
+    @property
+    def is_integer(self) -> bool:
+        return "int" in self.value
+
+    @staticmethod
+    def of_onnx(code: int) -> DType:
+        """KeyError when the code is unknown."""
+        return _OF_CODE[code]
+
+    @staticmethod
+    def of_numpy(dtype: np.dtype) -> DType:  # type: ignore[type-arg]
+        """KeyError when there is no such ONNX type."""
+        if dtype.kind in "OUST":
+            return DType.STRING
+        return _OF_NUMPY[dtype]
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_CODES = {dtype: code for code, dtype in enumerate(DType, start=1)}
+_OF_CODE = {code: dtype for dtype, code in _CODES.items()}
+
+
+def _numpy_dtype(dtype: DType) -> np.dtype:  # type: ignore[type-arg]
+    if dtype is DType.STRING:
+        return np.dtype(object)
+    try:
+        return np.dtype(getattr(ml_dtypes, dtype.value, dtype.value))
+    except TypeError:  # an older ml_dtypes does not know the narrowest types; the rest works without them
+        return np.dtype(np.void)
+
+
+_NUMPY = {d: _numpy_dtype(d) for d in DType}
+_OF_NUMPY = {n: d for d, n in _NUMPY.items() if n.kind not in "O" and n != np.dtype(np.void)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the logical dimensions of a tensor lie in memory. Shapes in a `TensorType` are always logical (NC...)."""
+
+    name: str = "plain"
+    block: int = 0  # channels per block, for blocked layouts
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.block or ''}"
+
+
+PLAIN = Layout()
+NHWC = Layout("nhwc")
+
+
+def blocked(block: int) -> Layout:
+    """NC/b HW b: channels in blocks of ``block``, the block innermost."""
+    return Layout("blocked", block)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor's element type, logical shape (None: not even the rank is known) and layout."""
+
+    dtype: DType
+    shape: Shape | None = None
+    layout: Layout = PLAIN
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of a static type."""
+        assert self.shape is not None and self.is_static, self
+        return tuple(d for d in self.shape if isinstance(d, int))
+
+    @property
+    def size(self) -> int:
+        """Number of elements of a static type."""
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def with_shape(self, shape: Shape | None) -> TensorType:
+        return replace(self, shape=shape)
+
+    @staticmethod
+    def of(array: np.ndarray) -> TensorType:  # type: ignore[type-arg]
+        return TensorType(DType.of_numpy(array.dtype), tuple(array.shape))
+
+    def __str__(self) -> str:
+        shape = "[*]" if self.shape is None else "[" + ",".join("?" if d is None else str(d) for d in self.shape) + "]"
+        return f"{self.dtype}{shape}" + ("" if self.layout == PLAIN else f"@{self.layout}")
+
+
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of values of one type."""
+
+    elem: Type | None = None
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"seq({self.elem or '?'})"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value or nothing (None)."""
+
+    elem: Type | None = None
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"optional({self.elem or '?'})"
+
+
+@dataclass(frozen=True)
+class MapType:
+    """A dictionary, or (in a sequence) a list of them; only ai.onnx.ml has it."""
+
+    key: DType
+    value: Type | None = None
+    is_static = False
+
+    def __str__(self) -> str:
+        return f"map({self.key}, {self.value or '?'})"
+
+
+Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
+
+
+def merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
+    """What both say together: numbers beat names, names beat nothing. Different ranks or numbers raise ValueError."""
+    if a is None or b is None:
+        return b if a is None else a
+    if len(a) != len(b):
+        raise ValueError(f"rank {len(a)} against {len(b)}")
+    merged: list[Dim] = []
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, int) and isinstance(y, int) and x != y:
+            raise ValueError(f"{x} against {y}")
+        merged.append(x if isinstance(x, int) or y is None else y if isinstance(y, int) or x is None else x)
+    return tuple(merged)

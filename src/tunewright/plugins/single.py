@@ -1,0 +1,113 @@
+"""The plugin of a single device, and the search for it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from .. import discovery
+from ..devices.base import Device
+from ..errors import DeviceError
+from ..frontend.model import Model
+from ..ir.graph import Fused, Graph, Node, Value
+from ..ir.verify import verify
+from ..ops.infer import CONTROL
+from ..passes.base import Context, run_passes
+from ..passes.standard import DEVICE, NEUTRAL
+from ..runtime.program import Environment
+from ..runtime.request import CompiledModel
+from ..settings import Settings
+from ..solvers.base import Problem
+from ..tuning.tuner import Tuner
+from .base import Plugin
+
+
+@cache
+def families() -> dict[str, type[Device]]:
+    """Device implementations by family."""
+    return discovery.find("tunewright.devices", key=lambda d: d.family)
+
+
+@cache
+def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
+    """Device names with the implementation that serves each, and the reasons of families that offer none."""
+    names: dict[str, type[Device]] = {}
+    reasons: dict[str, str] = {}
+    for family, implementation in families().items():
+        found = implementation.available()
+        if isinstance(found, str):
+            reasons[family] = found
+            continue
+        for name in found:
+            if name not in names or implementation.priority > names[name].priority:
+                names[name] = implementation
+    return names, reasons
+
+
+@cache
+def open_device(name: str) -> Device:
+    """The device of that name, opened once per process."""
+    names, reasons = available()
+    key = name.upper()
+    key = f"{key}.0" if key not in names and f"{key}.0" in names else key
+    if key not in names:
+        why = "; ".join(f"{k}: {v}" for k, v in reasons.items())
+        raise DeviceError(
+            f"there is no device {name!r}" + (f" ({why})" if why else ""), hint=f"the devices are {', '.join(visible())}"
+        )
+    return names[key](key)
+
+
+def visible() -> list[str]:
+    """Devices that a user would choose (the Null device is for tests)."""
+    return sorted(n for n in available()[0] if n != "NULL")
+
+
+class SingleDevice(Plugin):
+    """Passes, then a program on one device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.name = device.name
+
+    def query(self, model: Model, settings: Settings) -> dict[str, str | None]:
+        tuner = Tuner(settings)
+        answer: dict[str, str | None] = {}
+        for graph in model.graph.walk():
+            for node in graph.nodes:
+                answer[node.name] = None if node.op in CONTROL else self.why_not(Problem.of(node), tuner)
+        return answer
+
+    def why_not(self, problem: Problem, tuner: Tuner) -> str | None:
+        """None when some solver takes the problem; else what each said."""
+        reasons = {}
+        for solver in tuner.candidates:
+            reason = tuner.why_not(solver, problem, self.device)
+            if reason is None:
+                return None
+            reasons[solver.id] = reason
+        return "; ".join(f"{k}: {v}" for k, v in reasons.items()) or "there are no solvers"
+
+    def compile(self, model: Model, settings: Settings) -> CompiledModel:
+        tuner = Tuner(settings)
+
+        def can_fuse(
+            node: Node, inputs: Sequence[Value | None], epilogue: tuple[Fused, ...], output: Value
+        ) -> str | None:
+            return self.why_not(Problem.of(node, inputs, epilogue, output), tuner)
+
+        context = Context(settings, can_fuse)
+        graph = prepare(model, context)
+        nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
+        return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes)
+
+
+def prepare(model: Model, context: Context) -> Graph:
+    """The passes that run once, at compile time; what remains open is specialised per set of shapes."""
+    graph = model.graph.clone()
+    run_passes(graph, [*NEUTRAL, *DEVICE], context)
+    verify(graph, "the passes")
+    return graph
+
+
+__all__ = ["SingleDevice", "available", "families", "open_device", "prepare", "visible"]

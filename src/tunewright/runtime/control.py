@@ -1,0 +1,131 @@
+"""If, Loop, Scan and SequenceMap: bodies are programs of their own, run by the request that runs the node."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ExecutionError
+from ..ir.graph import Graph, Node
+from ..ir.types import TensorType
+from .program import Environment, Program
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+class Control(ABC):
+    """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
+
+    def __init__(self, node: Node, env: Environment) -> None:
+        self.node = node
+        self.captures = node.captures
+        self.bodies = {key: Program(body, env) for key, body in node.bodies.items()}
+
+    def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Formal inputs, captured values."""
+        at = len(inputs) - self.captures
+        return list(inputs[:at]), list(inputs[at:])
+
+    @abstractmethod
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]: ...
+
+
+class If(Control):
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
+        (condition, *_), captured = self.split(inputs)
+        body = self.bodies["then_branch" if _truth(condition, "the condition") else "else_branch"]
+        return executor.run(body, captured)
+
+
+class Loop(Control):
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
+        formal, captured = self.split(inputs)
+        trips, condition, *carried = [*formal, None, None][: max(2, len(formal))]
+        limit = None if trips is None else int(np.asarray(trips).reshape(()))
+        go = condition is None or _truth(condition, "the condition")
+        body = self.bodies["body"]
+        collected: list[list[Any]] = [[] for _ in body.graph.outputs[1 + len(carried) :]]
+        iteration = 0
+        while go and (limit is None or iteration < limit):
+            results = executor.run(body, [np.asarray(iteration, np.int64), np.asarray(True), *carried, *captured])
+            go = _truth(results[0], "the condition that the body makes")
+            carried = list(results[1 : 1 + len(carried)])
+            for rows, value in zip(collected, results[1 + len(carried) :], strict=True):
+                rows.append(value)
+            iteration += 1
+        scans = [stack(rows, body.graph, 1 + len(carried) + k) for k, rows in enumerate(collected)]
+        return [*carried, *scans]
+
+
+class Scan(Control):
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
+        formal, captured = self.split(inputs)
+        attrs, body = self.node.attrs, self.bodies["body"]
+        m = int(attrs["num_scan_inputs"])
+        state, scanned = formal[: len(formal) - m], formal[len(formal) - m :]
+        n_out = len(body.graph.outputs) - len(state)
+        axes = attrs.get("scan_input_axes") or [0] * m
+        directions = attrs.get("scan_input_directions") or [0] * m
+        rows = [
+            np.flip(np.moveaxis(x, a, 0), 0) if d else np.moveaxis(x, a, 0)
+            for x, a, d in zip(scanned, axes, directions, strict=True)
+        ]
+        lengths = {len(r) for r in rows}
+        if len(lengths) != 1:
+            raise ExecutionError(f"the scanned inputs have different lengths: {sorted(lengths)}")
+        collected: list[list[Any]] = [[] for _ in range(n_out)]
+        for t in range(lengths.pop()):
+            results = executor.run(body, [*state, *(np.ascontiguousarray(r[t]) for r in rows), *captured])
+            state = list(results[: len(state)])
+            for made, value in zip(collected, results[len(state) :], strict=True):
+                made.append(value)
+        out_axes = attrs.get("scan_output_axes") or [0] * n_out
+        out_directions = attrs.get("scan_output_directions") or [0] * n_out
+        scans = []
+        for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
+            whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
+            scans.append(np.moveaxis(whole, 0, axis))
+        return [*state, *scans]
+
+
+class SequenceMap(Control):
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
+        formal, captured = self.split(inputs)
+        body = self.bodies["body"]
+        first = formal[0]
+        results: list[list[Any]] = [[] for _ in body.graph.outputs]
+        for i in range(len(first)):
+            row = [x[i] if isinstance(x, list) else x for x in formal]
+            for made, value in zip(results, executor.run(body, [*row, *captured]), strict=True):
+                made.append(value)
+        return results
+
+
+_KINDS: dict[str, type[Control]] = {"If": If, "Loop": Loop, "Scan": Scan, "SequenceMap": SequenceMap}
+
+
+def make_control(node: Node, env: Environment) -> Control | None:
+    """The runner of a control-flow node; None for an ordinary one."""
+    return _KINDS[node.op](node, env) if node.bodies and node.op in _KINDS else None
+
+
+def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
+    """Per-iteration results along a new first axis; with no iteration the body's types give what is known of the shape."""
+    if rows:
+        return np.stack(rows)
+    type = graph.outputs[output].type
+    if not isinstance(type, TensorType):
+        return np.empty((0,), np.float32)
+    dims = [d if isinstance(d, int) else 0 for d in type.shape or ()]
+    return np.empty((0, *dims), type.dtype.numpy)
+
+
+def _truth(value: Any, what: str) -> bool:
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ExecutionError(f"{what} has shape {list(array.shape)} instead of one element")
+    return bool(array.reshape(()))

@@ -1,0 +1,93 @@
+"""Runs plans with memory of its own. One executor per request: never two inferences at a time in it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..errors import ExecutionError, TunewrightError
+from ..ir.types import TensorType
+from .counters import Counters
+from .plan import Place, Plan, Slot, Step
+from .program import Program
+
+
+class _Frame:
+    """A request's memory for one plan: the arena, and every slot that does not change between inferences."""
+
+    def __init__(self, plan: Plan, device: Device) -> None:
+        arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
+        self.values: list[Any] = [None] * len(plan.slots)
+        self.results: list[tuple[int, Slot]] = []
+        for i, slot in enumerate(plan.slots):
+            if slot.place is Place.CONST:
+                self.values[i] = slot.const
+            elif slot.place is Place.ARENA:
+                assert arena is not None and isinstance(slot.type, TensorType)
+                self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
+            elif slot.place is Place.RESULT:
+                self.results.append((i, slot))
+
+
+class Executor:
+    """Frames, a queue, and counters when they are wanted."""
+
+    def __init__(self, device: Device, counters: Counters | None = None) -> None:
+        self.device, self.counters = device, counters
+        self.queue = device.queue()
+        self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
+
+    def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """One pass through a program; the results are the caller's to keep."""
+        plan = program.plan_for(inputs)
+        frame = self._frames.get(plan)
+        if frame is None:
+            frame = self._frames[plan] = _Frame(plan, self.device)
+        values = list(frame.values)
+        for slot, value in zip(plan.inputs, inputs, strict=True):
+            values[slot] = value
+        buffers = {storage: self.device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        for i, slot in frame.results:
+            assert isinstance(slot.type, TensorType)
+            values[i] = self.device.view(buffers[slot.storage], slot.offset, slot.type)
+        for step in plan.steps:
+            if not step.optimized_out:
+                self.step(step, plan, values)
+        rest = self.run(plan.rest, [values[i] for i in plan.rest_inputs]) if plan.rest is not None else []
+        return [self._output(plan, values, i) if kind == "slot" else rest[i] for kind, i in plan.outputs]
+
+    def step(self, step: Step, plan: Plan, values: list[Any]) -> None:
+        ins = [None if i < 0 else values[i] for i in step.ins]
+        outs = [values[i] if plan.slots[i].storage >= 0 else None for i in step.outs]
+        begin = self.queue.now() if self.counters is not None else 0.0
+        try:
+            if step.control is not None:
+                made: Sequence[Any] = step.control.run(self, ins)
+            else:
+                assert step.kernel is not None
+                made = step.kernel.run(self.queue, ins, outs)
+        except ExecutionError as error:
+            if error.where:
+                raise
+            raise ExecutionError(error.what, where=f"node {step.node.name!r} ({step.node.op})", hint=error.hint) from error
+        except TunewrightError:
+            raise
+        except MemoryError as error:
+            raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
+        if self.counters is not None:
+            self.counters.record(step, self.queue.now() - begin)
+        for i, out, value in zip(step.outs, outs, made, strict=False):
+            if out is None:
+                values[i] = value
+        for i in step.release:
+            values[i] = None
+
+    def _output(self, plan: Plan, values: list[Any], i: int) -> Any:
+        value = values[i]
+        if plan.slots[i].place in (Place.INPUT, Place.CONST) and isinstance(value, np.ndarray):
+            return value.copy()  # the caller may write into what it gets
+        return value

@@ -1,0 +1,190 @@
+"""Graph + tuner -> plan.
+
+Values whose shape is known get a place in the arena; views, slices and concatenations share storage where the bytes allow it.
+What depends on data runs with memory of its own; in front of something heavy the plan is cut, and the rest is planned once
+its shapes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..errors import LimitError
+from ..ir.graph import Graph, Node, Value
+from ..ir.types import TensorType
+from ..ops import lookup
+from ..solvers.base import Problem
+from . import alias
+from .control import make_control
+from .memory import Lifetime, pack
+from .plan import Place, Plan, Slot, Step, static_tensor
+from .program import Environment, Program
+
+
+def lower(graph: Graph, env: Environment) -> Plan:
+    """A plan for a graph whose types are inferred."""
+    now, later = split(graph)
+    rest: Graph | None = None
+    boundary: list[Value] = []
+    if later:
+        rest, boundary = extract(graph, later)
+    return _Lowering(graph, now, boundary, env).run(rest)
+
+
+def split(graph: Graph) -> tuple[list[Node], list[Node]]:
+    """Nodes to run now, and nodes to plan later: the heavy ones with an input of unknown shape, and what follows them."""
+    postponed: set[Value] = set()
+    now: list[Node] = []
+    later: list[Node] = []
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        waits = any(v in postponed for v in node.inputs if v is not None)
+        if not waits and spec is not None and spec.heavy:
+            # Types stay unknown only behind something that depends on data; a graph input without a shape counts as such.
+            waits = any(isinstance(v.type, TensorType | None) and _open(v) for v in node.inputs if v is not None)
+        if waits:
+            later.append(node)
+            postponed.update(node.outputs)
+        else:
+            now.append(node)
+    return (now, later) if now else (later, [])
+
+
+def _open(value: Value) -> bool:
+    return value.type is None or not value.type.is_static
+
+
+def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
+    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order."""
+    part = Graph(f"{graph.name}+")
+    mapping: dict[Value, Value] = {}
+    boundary: list[Value] = []
+
+    def of(value: Value) -> Value:
+        if value not in mapping:
+            if value.const is not None:
+                mapping[value] = part.constant(value.const, value.name)
+            else:
+                mapping[value] = part.add_input(value.name, value.type)
+                boundary.append(value)
+        return mapping[value]
+
+    made: set[Value] = set()
+    for node in nodes:
+        twin = part.add(
+            node.op, [None if v is None else of(v) for v in node.inputs], node.attrs, outputs=[v.name for v in node.outputs],
+            types=[v.type for v in node.outputs], name=node.name, origin=node.origin,
+            bodies={k: b.clone() for k, b in node.bodies.items()}, captures=node.captures, epilogue=node.epilogue,
+        )
+        mapping.update(zip(node.outputs, twin.outputs, strict=True))
+        made.update(node.outputs)
+    for value in dict.fromkeys(graph.outputs):
+        if value in made:
+            part.add_output(mapping[value], value.name)
+    return part, boundary
+
+
+@dataclass
+class _Lowering:
+    graph: Graph
+    nodes: list[Node]
+    boundary: list[Value]
+    env: Environment
+    slots: list[Slot] = field(default_factory=list)
+    index: dict[Value, int] = field(default_factory=dict)
+
+    def run(self, rest: Graph | None) -> Plan:
+        made = {v for n in self.nodes for v in n.outputs}
+        leaving = [v for v in self.graph.outputs if v in made]
+        sharing = alias.share(self.nodes, leaving, self.boundary)
+        offsets, total, results = self.place(sharing, leaving)
+        inputs = tuple(self.slot(v, Slot(v.name, Place.INPUT, v.type)) for v in self.graph.inputs)
+        for node in self.nodes:
+            for v in node.inputs:
+                self.constant(v)
+            for v in node.outputs:
+                self.slot(v, self.output_slot(v, sharing, results))
+        for v in [*self.graph.outputs, *self.boundary]:
+            self.constant(v)
+        steps = [self.step(node, sharing) for node in self.nodes]
+        self.release(steps)
+        rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
+        return Plan(
+            types=tuple(v.type for v in self.graph.inputs),
+            inputs=inputs,
+            slots=self.slots,
+            steps=steps,
+            arena_offsets=offsets,
+            arena_bytes=total,
+            results=results,
+            outputs=[
+                ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name]) for v in self.graph.outputs
+            ],
+            rest=None if rest is None else Program(rest, self.env),
+            rest_inputs=tuple(self.index[v] for v in self.boundary),
+        )
+
+    def place(self, sharing: alias.Sharing, leaving: list[Value]) -> tuple[dict[int, int], int, dict[int, int]]:
+        """Which storages are in the arena, and where; which are made anew for each inference."""
+        kept = {sharing.place[v][0] for v in leaving if v in sharing.place}
+        # What the rest of the plan reads must outlive this segment's arena, which the next inference overwrites.
+        kept |= {sharing.place[v][0] for v in self.boundary if v in sharing.place}
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for at, node in enumerate(self.nodes):
+            for v in [*node.inputs, *node.outputs]:
+                if v is not None and v in sharing.place:
+                    storage = sharing.place[v][0]
+                    first.setdefault(storage, at)
+                    last[storage] = at
+        arena = sorted(s for s in first if s not in kept)
+        offsets, total = pack([Lifetime(sharing.sizes[s], first[s], last[s]) for s in arena])
+        if total > self.env.settings.max_memory_bytes:
+            raise LimitError(
+                f"the model needs {total:,} bytes of working memory",
+                hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
+            )
+        return dict(zip(arena, offsets, strict=True)), total, {s: sharing.sizes[s] for s in sorted(kept)}
+
+    def output_slot(self, value: Value, sharing: alias.Sharing, results: dict[int, int]) -> Slot:
+        if value not in sharing.place:
+            return Slot(value.name, Place.DYNAMIC, value.type)
+        storage, offset = sharing.place[value]
+        return Slot(
+            value.name, Place.RESULT if storage in results else Place.ARENA, value.type, storage=storage, offset=offset
+        )
+
+    def slot(self, value: Value, slot: Slot) -> int:
+        self.index[value] = len(self.slots)
+        self.slots.append(slot)
+        return self.index[value]
+
+    def constant(self, value: Value | None) -> None:
+        if value is not None and value.const is not None and value not in self.index:
+            self.slot(value, Slot(value.name, Place.CONST, value.type, value.const))
+
+    def step(self, node: Node, sharing: alias.Sharing) -> Step:
+        ins = tuple(-1 if v is None else self.index[v] for v in node.inputs)
+        outs = tuple(self.index[v] for v in node.outputs)
+        control = make_control(node, self.env)
+        if control is not None:
+            return Step(node, ins, outs, control=control)
+        problem = Problem.of(node)
+        choice = self.env.tuner.choose(problem, self.env.device)
+        kernel = self.env.compile(choice, problem)
+        return Step(node, ins, outs, kernel, choice=choice, optimized_out=node in sharing.free)
+
+    def release(self, steps: list[Step]) -> None:
+        """Dynamic values die with their last reader."""
+        kept = {self.index[v] for v in [*self.graph.outputs, *self.boundary] if v in self.index}
+        last: dict[int, Step] = {}
+        for step in steps:
+            for i in [*step.ins, *step.outs]:
+                if i >= 0 and self.slots[i].place is Place.DYNAMIC and i not in kept:
+                    last[i] = step
+        for i, step in last.items():
+            step.release = (*step.release, i)
+
+
+__all__ = ["extract", "lower", "split", "static_tensor"]

@@ -1,0 +1,89 @@
+"""Lifetimes -> offsets in one arena."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer that is needed from step ``first`` to step ``last``, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Offsets such that buffers alive at the same time never overlap, and the arena's size.
+
+    Greedy by size, first fit: near the lower bound on real networks, and simple.
+    """
+    if len(lifetimes) > 2000:  # quadratic; a linear scan over time is nearly as tight on long graphs
+        return _scan(lifetimes)
+    offsets = [0] * len(lifetimes)
+    placed: list[int] = []
+    total = 0
+    for i in sorted(range(len(lifetimes)), key=lambda k: (-lifetimes[k].nbytes, lifetimes[k].first, k)):
+        one = lifetimes[i]
+        size = _align(one.nbytes)
+        busy = sorted(
+            (offsets[k], offsets[k] + _align(lifetimes[k].nbytes))
+            for k in placed
+            if lifetimes[k].first <= one.last and one.first <= lifetimes[k].last
+        )
+        at = 0
+        for begin, end in busy:
+            if begin - at >= size:
+                break
+            at = max(at, end)
+        offsets[i] = at
+        placed.append(i)
+        total = max(total, at + size)
+    return offsets, total
+
+
+def _scan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """In order of time: best fit among the holes that ended buffers left."""
+    offsets = [0] * len(lifetimes)
+    holes: list[tuple[int, int]] = []  # (begin, end), sorted, never touching
+    alive: list[tuple[int, int, int]] = []  # heap of (last, begin, end)
+    top = 0
+    for i in sorted(range(len(lifetimes)), key=lambda k: (lifetimes[k].first, -lifetimes[k].nbytes, k)):
+        one = lifetimes[i]
+        while alive and alive[0][0] < one.first:
+            _, begin, end = heapq.heappop(alive)
+            holes = _join(holes, begin, end)
+        size = _align(one.nbytes)
+        fitting = [h for h in holes if h[1] - h[0] >= size]
+        if fitting:
+            begin, end = min(fitting, key=lambda h: (h[1] - h[0], h[0]))
+            holes.remove((begin, end))
+            if end - begin > size:
+                holes = _join(holes, begin + size, end)
+        else:
+            begin, top = top, top + size
+        offsets[i] = begin
+        heapq.heappush(alive, (one.last, begin, begin + size))
+    return offsets, top
+
+
+def _join(holes: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    kept = []
+    for b, e in holes:
+        if e == begin:
+            begin = b
+        elif b == end:
+            end = e
+        else:
+            kept.append((b, e))
+    kept.append((begin, end))
+    return kept
+
+
+def _align(nbytes: int) -> int:
+    return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

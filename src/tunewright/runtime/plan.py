@@ -1,0 +1,115 @@
+"""A plan: steps over numbered slots, and where each slot's bytes lie."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..ir.graph import Node
+from ..ir.types import TensorType, Type
+from ..solvers.base import Kernel
+from ..tuning.tuner import Choice
+
+if TYPE_CHECKING:
+    from .control import Control
+    from .program import Program
+
+
+class Place(enum.Enum):
+    """Where the bytes of a slot come from."""
+
+    INPUT = "input"  # the caller's array
+    CONST = "const"  # a weight
+    ARENA = "arena"  # the plan's arena
+    RESULT = "result"  # made anew for each inference: it, or a view of it, is an output of the model
+    DYNAMIC = "dynamic"  # made by the step, because the shape depends on data or it is no plain tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One value of the plan. ``storage`` numbers the arena buffer or result buffer that it lies in, at ``offset``."""
+
+    name: str
+    place: Place
+    type: Type | None = None
+    const: np.ndarray[Any, Any] | None = field(default=None, compare=False)
+    storage: int = -1
+    offset: int = 0
+
+
+@dataclass(eq=False)
+class Step:
+    """One kernel, or one control-flow node, with its slots (-1: absent)."""
+
+    node: Node
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    kernel: Kernel | None = None
+    control: Control | None = None
+    choice: Choice | None = None
+    #: nothing moves: the output is a view of the input, or was written in place
+    optimized_out: bool = False
+    #: dynamic slots that nobody reads after this step
+    release: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Eliminated:
+    """A node of the model without a step of its own, and what became of it."""
+
+    name: str
+    op: str
+    why: str
+
+
+@dataclass(eq=False)
+class Plan:
+    """Everything that one set of input types needs. Immutable once made; requests bring their own memory."""
+
+    types: tuple[Type | None, ...]
+    inputs: tuple[int, ...]
+    slots: list[Slot]
+    steps: list[Step]
+    #: (offset) of each arena storage, and sizes of the result storages
+    arena_offsets: dict[int, int]
+    arena_bytes: int
+    results: dict[int, int]
+    #: where each output comes from: a slot, or an output of the rest
+    outputs: list[tuple[str, int]]
+    #: what runs after this segment, when shapes depended on data, and the slots that it takes
+    rest: Program | None = None
+    rest_inputs: tuple[int, ...] = ()
+
+    @property
+    def output_types(self) -> list[Type | None]:
+        return [self.slots[i].type if kind == "slot" else None for kind, i in self.outputs]
+
+
+def static_tensor(type: Type | None) -> TensorType | None:
+    """The type, where its bytes can be planned: a tensor of known shape and plain elements."""
+    if isinstance(type, TensorType) and type.is_static and type.dtype.numpy != object:
+        return type
+    return None
+
+
+def format_plan(plan: Plan) -> str:
+    """Stable text for golden tests and people."""
+    lines = []
+    for i, slot in enumerate(plan.slots):
+        where = slot.place.value
+        if slot.place is Place.ARENA:
+            where += f"[{plan.arena_offsets[slot.storage] + slot.offset}]"
+        elif slot.place is Place.RESULT:
+            where += f"[{slot.storage}+{slot.offset}]"
+        lines.append(f"s{i} %{slot.name}: {slot.type or '?'} {where}")
+    for step in plan.steps:
+        outs, ins = (", ".join("_" if k < 0 else f"s{k}" for k in ks) for ks in (step.outs, step.ins))
+        how = "optimized out" if step.optimized_out else step.kernel.name if step.kernel else "control"
+        lines.append(f"{outs} = {step.node.op}({ins}) [{how}]")
+    lines.append(f"arena {plan.arena_bytes} bytes")
+    lines.append("return " + ", ".join(f"s{i}" if kind == "slot" else f"rest.{i}" for kind, i in plan.outputs))
+    return "\n".join(lines)
+

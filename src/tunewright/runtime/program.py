@@ -1,0 +1,89 @@
+"""A `Program`: a graph with open shapes, and a bounded cache with a plan for each set of concrete ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..errors import ModelError
+from ..ir.graph import Graph
+from ..ir.types import SequenceType, TensorType, Type
+from ..passes.base import Context, run_passes
+from ..passes.standard import SPECIALISE
+from ..settings import Settings
+from ..solvers.base import Kernel, Problem
+from ..tuning.tuner import Choice, Tuner
+from .plan import Plan
+
+
+@dataclass
+class Environment:
+    """What lowering needs: the device, who chooses, and kernels that were compiled already."""
+
+    device: Device
+    tuner: Tuner
+    settings: Settings
+    context: Context
+    kernels: dict[tuple[str, str, str], Kernel] = field(default_factory=dict)
+
+    def compile(self, choice: Choice, problem: Problem) -> Kernel:
+        """The kernel for a choice; equal problems share one."""
+        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
+        if key not in self.kernels:
+            self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
+        return self.kernels[key]
+
+
+class Program:
+    """Plans of one graph. Safe to use from several threads."""
+
+    def __init__(self, graph: Graph, env: Environment) -> None:
+        self.graph, self.env = graph, env
+        self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def plan_for(self, inputs: Sequence[Any]) -> Plan:
+        """The plan for these values."""
+        return self.plan(tuple(type_of(v) for v in inputs))
+
+    def plan(self, types: tuple[Type | None, ...]) -> Plan:
+        """The plan for these input types, made on first use; the least recently used one is dropped."""
+        with self._lock:
+            plan = self._plans.get(types)
+            if plan is None:
+                plan = self._plans[types] = self._make(types)
+                while len(self._plans) > self.env.settings.plan_cache_size:
+                    self._plans.popitem(last=False)
+            else:
+                self._plans.move_to_end(types)
+            return plan
+
+    @property
+    def plans(self) -> list[Plan]:
+        with self._lock:
+            return list(self._plans.values())
+
+    def _make(self, types: tuple[Type | None, ...]) -> Plan:
+        from .lower import lower
+
+        graph = self.graph.clone()
+        if len(types) != len(graph.inputs):
+            raise ModelError(f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}")
+        for value, type in zip(graph.inputs, types, strict=True):
+            if isinstance(type, TensorType) or value.type is None:
+                value.type = type
+        run_passes(graph, SPECIALISE, self.env.context)
+        return lower(graph, self.env)
+
+
+def type_of(value: Any) -> Type | None:
+    """The type of a run-time value; None where it cannot be part of a key (an absent optional, a map)."""
+    if isinstance(value, np.ndarray):
+        return TensorType.of(value)
+    return SequenceType() if isinstance(value, list) else None

@@ -1,0 +1,136 @@
+"""`CompiledModel` and `InferRequest`: what a user holds."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..ir.graph import Graph
+from ..ir.types import DType, OptionalType, SequenceType, TensorType, Type
+from ..settings import Settings
+from .counters import Counters, Row
+from .executor import Executor
+from .program import Environment, Program
+
+
+class CompiledModel:
+    """A model ready to run on a device. Use it from as many threads as you like; a request serves one at a time."""
+
+    def __init__(self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = ()) -> None:
+        self.graph, self.env = graph, env
+        #: (name, op) of every node of the model as it was read
+        self.nodes = list(nodes)
+        self.program = Program(graph, env)
+        self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
+        types = [v.type for v in graph.inputs]
+        if all(isinstance(t, TensorType) and t.is_static for t in types):
+            self.program.plan(tuple(types))
+
+    @property
+    def settings(self) -> Settings:
+        return self.env.settings
+
+    @property
+    def inputs(self) -> dict[str, Type | None]:
+        return {v.name: v.type for v in self.graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Type | None]:
+        return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
+
+    def create_infer_request(self) -> InferRequest:
+        """A request with memory of its own."""
+        return InferRequest(self)
+
+    def __call__(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
+        """Run once, on a request that is kept for the next call."""
+        try:
+            request = self._idle.get_nowait()
+        except queue.Empty:
+            request = self.create_infer_request()
+        try:
+            return request.infer(inputs)
+        finally:
+            self._idle.put(request)
+
+    infer = __call__
+
+
+class InferRequest:
+    """One inference at a time, with its own memory and counters."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        self.model = model
+        self.counters = Counters() if model.settings.perf_count else None
+        self.executor = Executor(model.env.device, self.counters)
+
+    def infer(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
+        """Outputs by name for inputs by name (or in order). The arrays returned are yours."""
+        values = bind(self.model.graph, inputs)
+        if self.counters is not None:
+            self.counters.clear()
+        results = self.executor.run(self.model.program, values)
+        return dict(zip(self.model.graph.output_names, results, strict=True))
+
+    def get_profiling_info(self) -> list[Row]:
+        """Counters of the last inference; needs PERF_COUNT = YES."""
+        return [] if self.counters is None else self.counters.table(self.model.nodes)
+
+
+def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> list[Any]:
+    """The values in the graph's order, checked against the declared types."""
+    names = [v.name for v in graph.inputs]
+    if not isinstance(inputs, Mapping):
+        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        if len(given) > len(names):
+            raise InputError(f"{len(given)} inputs are given, the model takes {len(names)}", hint=f"they are {', '.join(names)}")
+        inputs = dict(zip(names, given, strict=False))
+    unknown = [str(k) for k in inputs if k not in names]
+    if unknown:
+        raise InputError(f"there is no input {unknown[0]!r}", hint=f"the inputs are {', '.join(names)}")
+    symbols: dict[str, tuple[int, str]] = {}
+    values = []
+    for value in graph.inputs:
+        if value.name not in inputs and not isinstance(value.type, OptionalType):
+            raise InputError("is missing", where=f"input {value.name!r}", hint=f"it takes {value.type}")
+        values.append(_check(inputs.get(value.name), value.type, value.name, symbols))
+    return values
+
+
+def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[int, str]]) -> Any:
+    where = f"input {name!r}"
+    if isinstance(type, OptionalType):
+        return None if given is None else _check(given, type.elem, name, symbols)
+    if isinstance(type, SequenceType):
+        if not isinstance(given, (list, tuple)):
+            raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
+        return [_check(item, type.elem, name, {}) for item in given]
+    if not isinstance(type, TensorType):
+        return given
+    array = given if isinstance(given, np.ndarray) else np.asarray(given, None if type.dtype is DType.STRING else type.dtype.numpy)
+    if array.dtype.kind in "USTO":
+        array = array.astype(object)
+    if array.dtype != type.dtype.numpy:
+        raise InputError(
+            f"takes {type.dtype}, not {array.dtype}", where=where, hint=f"convert it: x.astype({type.dtype.value!r})"
+        )
+    if type.shape is not None:
+        _check_shape(array.shape, type, where, symbols)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
+    assert type.shape is not None
+    if len(shape) != len(type.shape):
+        raise InputError(f"takes {type}, not shape {list(shape)}", where=where)
+    for got, want in zip(shape, type.shape, strict=True):
+        if isinstance(want, int) and got != want:
+            raise InputError(f"takes {type}, not shape {list(shape)}", where=where, hint="Model.reshape changes input shapes")
+        if isinstance(want, str):
+            size, first = symbols.setdefault(want, (got, where))
+            if size != got:
+                raise InputError(f"has {want} = {got}, but {first} has {want} = {size}", where=where)

@@ -1,0 +1,110 @@
+"""Settings: one frozen value, passed down from `Core`; this module is the only reader of the environment.
+
+A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as an environment variable (``TUNEWRIGHT_PERF_COUNT=YES``).
+The mapping wins over the environment, the environment over the default. OpenVINO's ``KEY_`` prefix is accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import SettingsError
+
+_TRUE, _FALSE = {"YES", "TRUE", "ON", "1"}, {"NO", "FALSE", "OFF", "0"}
+
+
+def _setting(default: Any, help: str, least: int | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "least": least})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set. Field names in upper case are the keys; ``describe()`` lists them with type, default and meaning."""
+
+    perf_count: bool = _setting(False, "collect performance counters per step")
+    host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
+    enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
+    max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
+    plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)
+    fold_bytes: int = _setting(64 << 20, "largest tensor that constant folding may create, in bytes", 0)
+    fold_seconds: float = _setting(10.0, "time that constant folding may take per model, in seconds", 0)
+    flush_denormals: bool = _setting(True, "set denormal weights to zero at load (they make kernels many times slower)")
+    verify_passes: bool = _setting(False, "check the graph's invariants after every pass, not only after the last")
+    disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
+
+    max_file_bytes: int = _setting(16 << 30, "guard: largest model file", 1)
+    max_nodes: int = _setting(500_000, "guard: most nodes, after functions are expanded and loops unrolled", 1)
+    max_nesting: int = _setting(64, "guard: deepest nesting of subgraphs and functions", 1)
+    max_tensor_bytes: int = _setting(16 << 30, "guard: largest single tensor", 1)
+    max_memory_bytes: int = _setting(64 << 30, "guard: most memory that one plan may need", 1)
+
+    @classmethod
+    def make(cls, config: Mapping[str, Any] | None = None, base: Settings | None = None) -> Settings:
+        """Settings from ``config`` over ``base`` (by default: the environment over the defaults)."""
+        return _apply(base if base is not None else cls.from_environment(), config or {}, "config")
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """The defaults, changed by ``TUNEWRIGHT_*`` variables."""
+        found = {}
+        for f in dataclasses.fields(cls):
+            text = os.environ.get(f"TUNEWRIGHT_{f.name.upper()}")
+            if text is not None:
+                found[f.name.upper()] = text
+        return _apply(cls(), found, "environment")
+
+    @classmethod
+    def describe(cls) -> list[dict[str, Any]]:
+        """One row per key: name, type, default, help."""
+        return [
+            {"key": f.name.upper(), "type": str(f.type), "default": f.default, "help": f.metadata["help"]}
+            for f in dataclasses.fields(cls)
+        ]
+
+    def get(self, key: str) -> Any:
+        """The value of a key; an unknown key names the closest one."""
+        return getattr(self, _field(key, "property").name)
+
+
+_FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def _field(key: str, where: str) -> dataclasses.Field[Any]:
+    name = key.upper().removeprefix("KEY_").lower()
+    if name not in _FIELDS:
+        close = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0].upper()}?" if close else "Settings.describe() lists the keys"
+        raise SettingsError(f"unknown setting {key}", where=where, hint=hint)
+    return _FIELDS[name]
+
+
+def _apply(base: Settings, config: Mapping[str, Any], where: str) -> Settings:
+    changes = {}
+    for key, value in config.items():
+        f = _field(str(key), where)
+        changes[f.name] = _parse(f, value, where)
+    return dataclasses.replace(base, **changes)
+
+
+def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    key = f.name.upper()
+    if f.type == "bool":
+        text = str(value).upper()
+        if text in _TRUE | _FALSE:
+            return text in _TRUE
+        raise SettingsError(f"{key} = {value!r} is not YES or NO", where=where)
+    if f.type in ("int", "float"):
+        try:
+            number = int(str(value)) if f.type == "int" else float(str(value))
+        except ValueError:
+            raise SettingsError(f"{key} = {value!r} is not a number", where=where) from None
+        least = f.metadata["least"]
+        if not (least is None or number >= least):
+            raise SettingsError(f"{key} = {value!r} is below {least}", where=where)
+        return number
+    return str(value)

@@ -1,0 +1,109 @@
+"""What can be chosen: a `Problem`, the `Solver` that turns it into a `Kernel`, and the registry of solvers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .. import discovery
+from ..devices.base import Device, Queue, Target
+from ..ir.graph import Fused, Node, Value
+from ..ir.text import format_attrs
+from ..ir.types import Type
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operation with its types: everything that may decide which kernel is best for it."""
+
+    op: str
+    inputs: tuple[Type | None, ...]
+    outputs: tuple[Type | None, ...]
+    attrs: Mapping[str, Any]
+    epilogue: tuple[Fused, ...] = ()
+    #: which inputs are constant (weights may be packed once)
+    constant: tuple[bool, ...] = ()
+
+    def key(self) -> str:
+        """Canonical text, compared in full, never by hash alone."""
+        inputs = ", ".join(
+            ("_" if t is None else str(t)) + ("!" if c else "") for t, c in zip(self.inputs, self.constant, strict=True)
+        )
+        outputs = ", ".join("_" if t is None else str(t) for t in self.outputs)
+        tail = "".join(f" | {s.op}({', '.join(map(str, s.args))}){format_attrs(s.attrs)}" for s in self.epilogue)
+        return f"{self.op}({inputs}) -> {outputs} {format_attrs(self.attrs)}{tail}".rstrip()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    @property
+    def is_static(self) -> bool:
+        return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
+
+    @staticmethod
+    def of(
+        node: Node, inputs: Sequence[Value | None] | None = None, epilogue: tuple[Fused, ...] | None = None,
+        output: Value | None = None,
+    ) -> Problem:
+        """The problem that a node poses, or would pose with other inputs and another epilogue."""
+        values = node.inputs if inputs is None else inputs
+        outputs = node.outputs if output is None else [output]
+        return Problem(
+            node.op,
+            tuple(None if v is None else v.type for v in values),
+            tuple(v.type for v in outputs),
+            node.attrs,
+            node.epilogue if epilogue is None else epilogue,
+            tuple(v is not None and v.const is not None for v in values),
+        )
+
+
+class Kernel(ABC):
+    """A compiled solution of one problem. Stateless: several requests may run it at the same time."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        """Compute. Where ``outputs[i]`` is an array the result is written there; where it is None a new one is made.
+
+        Returns the outputs.
+        """
+
+
+class Solver(ABC):
+    """A way to solve problems. Stateless; everything it needs is in the problem, the config and the device."""
+
+    id: str
+    version: str = "1"
+    #: order among untuned solvers that accept a problem: the lowest is the default
+    rank: int = 100
+    #: its kernels run on the host whatever the device is
+    host: bool = False
+
+    @abstractmethod
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        """None when this solver can solve the problem there; else the reason in words."""
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        """The config used when nothing was measured."""
+        return {}
+
+    def workspace(self, problem: Problem, config: Config) -> int:
+        """Scratch bytes that a kernel needs."""
+        return 0
+
+    @abstractmethod
+    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel: ...
+
+
+@cache
+def solvers() -> tuple[Solver, ...]:
+    """Every solver, ours and those of extensions, in order of rank."""
+    found = discovery.find("tunewright.solvers", key=lambda s: s.id)
+    return tuple(sorted(found.values(), key=lambda s: (s.rank, s.id)))

@@ -24,13 +24,29 @@ if TYPE_CHECKING:
     from .runtime.request import CompiledModel, InferRequest
 
 __all__ = [
-    "CompiledModel", "Core", "DeviceError", "ExecutionError", "ExtensionError", "InferRequest", "InputError", "LimitError",
-    "Model", "ModelError", "Settings", "SettingsError", "TunewrightError", "UnsupportedError", "__version__",
+    "CompiledModel",
+    "Core",
+    "DeviceError",
+    "ExecutionError",
+    "ExtensionError",
+    "InferRequest",
+    "InputError",
+    "LimitError",
+    "Model",
+    "ModelError",
+    "Settings",
+    "SettingsError",
+    "TunewrightError",
+    "UnsupportedError",
+    "__version__",
 ]
 
 #: loaded on first use, so that `import tunewright` stays quick
 _LAZY = {
-    "Core": ".core", "Model": ".frontend.model", "CompiledModel": ".runtime.request", "InferRequest": ".runtime.request",
+    "Core": ".core",
+    "Model": ".frontend.model",
+    "CompiledModel": ".runtime.request",
+    "InferRequest": ".runtime.request",
 }
 
 

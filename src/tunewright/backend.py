@@ -42,12 +42,22 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def run_node(
-        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Sequence[Any] | None = None, **kwargs: Any
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[Any] | None = None,
+        **kwargs: Any,
     ) -> tuple[Any, ...]:
         """One node with the newest opset; input types are taken from the arrays."""
         feeds = dict(zip(node.input, inputs, strict=False)) if not isinstance(inputs, dict) else inputs
-        infos = [onnx.helper.make_tensor_value_info(k, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()]
-        graph = onnx.helper.make_graph([node], "node", infos, [onnx.helper.make_empty_tensor_value_info(o) for o in node.output if o])
+        infos = [
+            onnx.helper.make_tensor_value_info(k, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in feeds.items()
+        ]
+        graph = onnx.helper.make_graph(
+            [node], "node", infos, [onnx.helper.make_empty_tensor_value_info(o) for o in node.output if o]
+        )
         return cls.run_model(onnx.helper.make_model(graph), feeds, device, **kwargs)
 
     @classmethod

@@ -71,7 +71,9 @@ class Core:
         return self._plugin(device).compile(loaded, settings)
 
     def query_model(
-        self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, device: str = "CPU",
+        self,
+        model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+        device: str = "CPU",
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, str | None]:
         """Per node: None when the device can run it, else the reason why not."""
@@ -83,5 +85,7 @@ class Core:
         from .plugins.single import SingleDevice, open_device
 
         if not isinstance(device, str) or not device:
-            raise SettingsError(f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}")
+            raise SettingsError(
+                f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"
+            )
         return SingleDevice(open_device(device))

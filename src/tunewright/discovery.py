@@ -1,6 +1,6 @@
 """Finds one-file extensions: an explicit, sorted scan of a package, then entry points; a duplicate raises.
 
-An extension is a module with a well-known tuple in it (``OPS``, ``SOLVERS``, ``STRATEGIES``, ``DEVICES``, ``COMMANDS``).
+An extension is a module with a known tuple in it (``OPS``, ``SOLVERS``, ``STRATEGIES``, ``DEVICES``, ``COMMANDS``).
 Inside Tunewright the file alone is enough; another distribution names its module in an entry point of the same group::
 
     [project.entry-points."tunewright.solvers"]
@@ -39,7 +39,8 @@ def modules(group: str) -> Iterator[ModuleType]:
             loaded = entry.load()
         except Exception as error:  # third-party code: anything may happen at its import
             raise ExtensionError(
-                f"cannot be loaded: {error!r}", where=f"entry point {entry.name} = {entry.value}",
+                f"cannot be loaded: {error!r}",
+                where=f"entry point {entry.name} = {entry.value}",
                 hint="repair or uninstall that package",
             ) from error
         if not isinstance(loaded, ModuleType):
@@ -58,7 +59,8 @@ def find(group: str, key: Callable[[Any], str]) -> dict[str, Any]:
             if name in found:
                 raise ExtensionError(
                     f"{name} is defined twice: in {origin[name]} and in {module.__name__}",
-                    where=group, hint="uninstall or rename one of them",
+                    where=group,
+                    hint="uninstall or rename one of them",
                 )
             found[name], origin[name] = item, module.__name__
     return found

@@ -12,7 +12,7 @@
     ├── ExecutionError        an operator refused its inputs while the model ran
     └── ExtensionError        an extension is broken or registered twice
 
-A message says what is wrong, where, and what to do next. The command line prints it without a traceback and exits with 2.
+A message says what is wrong, where, and what to do next. The command line prints it, no traceback, and exits with 2.
 """
 
 from __future__ import annotations

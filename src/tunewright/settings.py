@@ -1,6 +1,6 @@
 """Settings: one frozen value, passed down from `Core`; this module is the only reader of the environment.
 
-A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as an environment variable (``TUNEWRIGHT_PERF_COUNT=YES``).
+A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as a variable (``TUNEWRIGHT_PERF_COUNT=YES``).
 The mapping wins over the environment, the environment over the default. OpenVINO's ``KEY_`` prefix is accepted.
 """
 
@@ -24,7 +24,7 @@ def _setting(default: Any, help: str, least: int | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set. Field names in upper case are the keys; ``describe()`` lists them with type, default and meaning."""
+    """What a user may set. Field names in upper case are the keys; `describe` lists them."""
 
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")

@@ -44,6 +44,8 @@ class Device(ABC):
 
     name: str
     target: Target
+    #: memory of the device, where it can be told
+    memory_bytes: int | None = None
 
     @classmethod
     @abstractmethod
@@ -68,4 +70,13 @@ class Device(ABC):
 
     def describe(self) -> dict[str, Any]:
         """What `tunewright devices` shows."""
-        return {"name": self.name, "target": str(self.target), "family": self.family}
+        return {
+            "name": self.name,
+            "full_name": self.target.name,
+            "kind": self.target.device,
+            "family": self.family,
+            "arch": self.target.arch,
+            "units": self.target.units,
+            "memory_bytes": self.memory_bytes,
+            "software": dict(self.target.software),
+        }

@@ -32,6 +32,7 @@ class HostDevice(Device):
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
         self.target = Target("cpu", cpu_name(), platform.machine(), cpu_count(), (("numpy", np.__version__),))
+        self.memory_bytes = memory_bytes()
 
     def queue(self) -> Queue:
         return HostQueue()
@@ -40,6 +41,14 @@ class HostDevice(Device):
 def cpu_count() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Memory of the machine, where the system tells it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 @cache

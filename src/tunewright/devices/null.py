@@ -1,4 +1,4 @@
-"""The Null device: runs nothing on a scripted clock, so that the whole pipeline can be tested without hardware or noise."""
+"""The Null device: runs nothing on a scripted clock, so the whole pipeline is tested without hardware or noise."""
 
 from __future__ import annotations
 

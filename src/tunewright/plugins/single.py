@@ -11,7 +11,7 @@ from ..errors import DeviceError
 from ..frontend.model import Model
 from ..ir.graph import Fused, Graph, Node, Value
 from ..ir.verify import verify
-from ..ops.infer import CONTROL
+from ..ops.infer import CONTROL, propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL
 from ..runtime.program import Environment
@@ -53,7 +53,8 @@ def open_device(name: str) -> Device:
     if key not in names:
         why = "; ".join(f"{k}: {v}" for k, v in reasons.items())
         raise DeviceError(
-            f"there is no device {name!r}" + (f" ({why})" if why else ""), hint=f"the devices are {', '.join(visible())}"
+            f"there is no device {name!r}" + (f" ({why})" if why else ""),
+            hint=f"the devices are {', '.join(visible())}",
         )
     return names[key](key)
 
@@ -73,7 +74,9 @@ class SingleDevice(Plugin):
     def query(self, model: Model, settings: Settings) -> dict[str, str | None]:
         tuner = Tuner(settings)
         answer: dict[str, str | None] = {}
-        for graph in model.graph.walk():
+        whole = model.graph.clone()
+        propagate(whole)
+        for graph in whole.walk():
             for node in graph.nodes:
                 answer[node.name] = None if node.op in CONTROL else self.why_not(Problem.of(node), tuner)
         return answer
@@ -91,10 +94,8 @@ class SingleDevice(Plugin):
     def compile(self, model: Model, settings: Settings) -> CompiledModel:
         tuner = Tuner(settings)
 
-        def can_fuse(
-            node: Node, inputs: Sequence[Value | None], epilogue: tuple[Fused, ...], output: Value
-        ) -> str | None:
-            return self.why_not(Problem.of(node, inputs, epilogue, output), tuner)
+        def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
+            return self.why_not(Problem.of(node, operands, epilogue, output), tuner)
 
         context = Context(settings, can_fuse)
         graph = prepare(model, context)

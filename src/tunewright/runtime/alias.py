@@ -1,4 +1,4 @@
-"""Who shares whose bytes: views, contiguous slices and splits, concatenation in place, element-wise results in place."""
+"""Who shares whose bytes: views, contiguous slices and splits, concatenation and element-wise results in place."""
 
 from __future__ import annotations
 
@@ -150,7 +150,13 @@ def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Va
         offsets: dict[Value, int] = {}
         at = 0
         for value in node.inputs:
-            if value is None or value not in made or value in kept or value in taken or static_tensor(value.type) is None:
+            if (
+                value is None
+                or value not in made
+                or value in kept
+                or value in taken
+                or static_tensor(value.type) is None
+            ):
                 break
             if len(value.uses) != 1 or _may_alias(made[value]):
                 break
@@ -172,12 +178,15 @@ def _may_alias(node: Node) -> bool:
 def _in_place(
     node: Node, value: Value, at: int, last: dict[Value, int], sharing: Sharing, kept: set[Value]
 ) -> Value | None:
-    """An input of an element-wise node that dies here and whose bytes the result may take over."""
+    """An input that dies here, that is read element by element, and whose bytes the result may take over."""
     spec = lookup(node.op)
-    if spec is None or not spec.elementwise or len(node.outputs) != 1:
+    if spec is None or len(node.outputs) != 1:
         return None
-    for victim in node.inputs:
-        if victim is None or victim.type != value.type or victim not in sharing.place:
+    # An element-wise operation may overwrite any input; another one only what its epilogue alone reads (a residual).
+    candidates = node.inputs if spec.elementwise else node.inputs[len(node.main_inputs) :]
+    protected = set() if spec.elementwise else set(node.main_inputs)
+    for victim in candidates:
+        if victim is None or victim in protected or victim.type != value.type or victim not in sharing.place:
             continue
         storage = sharing.place[victim][0]
         if sharing.sizes[storage] != _nbytes(victim):

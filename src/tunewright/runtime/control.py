@@ -114,7 +114,7 @@ def make_control(node: Node, env: Environment) -> Control | None:
 
 
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
-    """Per-iteration results along a new first axis; with no iteration the body's types give what is known of the shape."""
+    """Per-iteration results along a new first axis; without any, the body's types tell what is known of the shape."""
     if rows:
         return np.stack(rows)
     type = graph.outputs[output].type

@@ -1,4 +1,4 @@
-"""Performance counters: one row per node of the model, inserted ones included."""
+"""Performance counters: one row per node of the model, and one for each node that the compiler inserted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .plan import Step
+from ..ir.graph import Graph
+from .plan import Plan, Step
 
 
 class Status(enum.Enum):
+    """What became of a node in the last inference."""
+
     EXECUTED = "EXECUTED"
-    OPTIMIZED_OUT = "OPTIMIZED_OUT"
-    NOT_RUN = "NOT_RUN"
+    OPTIMIZED_OUT = "OPTIMIZED_OUT"  # folded, fused into another node, or nothing had to move
+    NOT_RUN = "NOT_RUN"  # in a branch that was not taken, or a loop without iterations
 
 
 @dataclass
 class Row:
-    """One node: what ran for it, and how long (seconds, summed over ``calls``)."""
+    """One node: what ran for it, and for how long (seconds, summed over ``calls``)."""
 
     name: str
     type: str
@@ -26,23 +29,34 @@ class Row:
     device_seconds: float = 0.0
     host_seconds: float = 0.0
     calls: int = 0
+    #: where the choice of the kernel came from; for a node without one, what it was fused into
+    origin: str = ""
 
 
 class Counters:
-    """Times of one request's last inference."""
+    """Rows of one request's last inference."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self._rows: dict[str, Row] = {}
+        self._seen: dict[Plan, None] = {}
 
     def clear(self) -> None:
-        self.rows.clear()
+        self._rows.clear()
+        self._seen.clear()
+
+    def enter(self, plan: Plan) -> None:
+        """A plan is about to run."""
+        self._seen[plan] = None
 
     def record(self, step: Step, seconds: float) -> None:
+        """A step took so long on the device's clock. A control-flow step contains the time of its body's steps."""
         key = step.node.name or step.node.output.name
-        row = self.rows.get(key)
+        row = self._rows.get(key)
         if row is None:
-            kernel = step.kernel.name if step.kernel is not None else "control"
-            row = self.rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel)
+            kernel, origin = "control flow", ""
+            if step.kernel is not None and step.choice is not None:
+                kernel, origin = step.kernel.name, step.choice.origin.value
+            row = self._rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel, origin=origin)
         row.calls += 1
         if step.choice is not None and not step.choice.solver.host:
             row.device_seconds += seconds
@@ -50,9 +64,29 @@ class Counters:
             row.host_seconds += seconds
 
     def table(self, model: Iterable[tuple[str, str]]) -> list[Row]:
-        """Executed rows, and a row for every other node of the model (name, op)."""
-        rows = dict(self.rows)
+        """Every node of ``model`` (name, op) in its order, then what was inserted."""
+        fused = {name: step.node.name for plan in self._seen for step in plan.steps for name in step.node.origin}
+        idle = {
+            name
+            for plan in self._seen
+            for step in plan.steps
+            if step.control is not None
+            for program in step.control.bodies.values()
+            for name in _origins(program.graph)
+        }
+        rows: dict[str, Row] = {}
         for name, op in model:
-            if name not in rows:
-                rows[name] = Row(name, op, Status.OPTIMIZED_OUT)
+            row = self._rows.get(name)
+            if row is None:
+                host = fused.get(name, "")
+                status = Status.NOT_RUN if name in idle and not host else Status.OPTIMIZED_OUT
+                row = Row(name, op, status, origin=f"fused into {host}" if host and host != name else "")
+            rows[name] = row
+        rows.update({name: row for name, row in self._rows.items() if name not in rows})
         return list(rows.values())
+
+
+def _origins(graph: Graph) -> Iterable[str]:
+    for g in graph.walk():
+        for node in g.nodes:
+            yield from node.origin

@@ -47,9 +47,11 @@ class Executor:
         frame = self._frames.get(plan)
         if frame is None:
             frame = self._frames[plan] = _Frame(plan, self.device)
+        if self.counters is not None:
+            self.counters.enter(plan)
         values = list(frame.values)
-        for slot, value in zip(plan.inputs, inputs, strict=True):
-            values[slot] = value
+        for at, value in zip(plan.inputs, inputs, strict=True):
+            values[at] = value
         buffers = {storage: self.device.alloc(nbytes) for storage, nbytes in plan.results.items()}
         for i, slot in frame.results:
             assert isinstance(slot.type, TensorType)
@@ -58,7 +60,11 @@ class Executor:
             if not step.optimized_out:
                 self.step(step, plan, values)
         rest = self.run(plan.rest, [values[i] for i in plan.rest_inputs]) if plan.rest is not None else []
-        return [self._output(plan, values, i) if kind == "slot" else rest[i] for kind, i in plan.outputs]
+        taken: set[tuple[str, int]] = set()
+        outputs = []
+        for kind, i in plan.outputs:
+            outputs.append(_own(plan.slots[i], i, values[i], taken) if kind == "slot" else rest[i])
+        return outputs
 
     def step(self, step: Step, plan: Plan, values: list[Any]) -> None:
         ins = [None if i < 0 else values[i] for i in step.ins]
@@ -73,7 +79,9 @@ class Executor:
         except ExecutionError as error:
             if error.where:
                 raise
-            raise ExecutionError(error.what, where=f"node {step.node.name!r} ({step.node.op})", hint=error.hint) from error
+            raise ExecutionError(
+                error.what, where=f"node {step.node.name!r} ({step.node.op})", hint=error.hint
+            ) from error
         except TunewrightError:
             raise
         except MemoryError as error:
@@ -86,8 +94,10 @@ class Executor:
         for i in step.release:
             values[i] = None
 
-    def _output(self, plan: Plan, values: list[Any], i: int) -> Any:
-        value = values[i]
-        if plan.slots[i].place in (Place.INPUT, Place.CONST) and isinstance(value, np.ndarray):
-            return value.copy()  # the caller may write into what it gets
-        return value
+
+def _own(slot: Slot, at: int, value: Any, taken: set[tuple[str, int]]) -> Any:
+    """An output that shares no memory with an input, a weight or one in ``taken``: the caller may write into it."""
+    mark = ("storage", slot.storage) if slot.storage >= 0 else ("slot", at)
+    shared = slot.place in (Place.INPUT, Place.CONST) or mark in taken
+    taken.add(mark)
+    return value.copy() if shared and isinstance(value, np.ndarray) else value

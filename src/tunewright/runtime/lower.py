@@ -1,8 +1,8 @@
 """Graph + tuner -> plan.
 
-Values whose shape is known get a place in the arena; views, slices and concatenations share storage where the bytes allow it.
-What depends on data runs with memory of its own; in front of something heavy the plan is cut, and the rest is planned once
-its shapes are known.
+Values whose shape is known get a place in the arena; views, slices and concatenations share storage where the bytes
+allow it. What depends on data runs with memory of its own; in front of something heavy the plan is cut, and the rest
+is planned once its shapes are known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lower(graph: Graph, env: Environment) -> Plan:
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
-    """Nodes to run now, and nodes to plan later: the heavy ones with an input of unknown shape, and what follows them."""
+    """Nodes to run now, and nodes to plan later: heavy ones with an input of unknown shape, and what follows them."""
     postponed: set[Value] = set()
     now: list[Node] = []
     later: list[Node] = []
@@ -41,7 +41,7 @@ def split(graph: Graph) -> tuple[list[Node], list[Node]]:
         spec = lookup(node.op)
         waits = any(v in postponed for v in node.inputs if v is not None)
         if not waits and spec is not None and spec.heavy:
-            # Types stay unknown only behind something that depends on data; a graph input without a shape counts as such.
+            # A shape is unknown only behind something that depends on data (or an input without a shape).
             waits = any(isinstance(v.type, TensorType | None) and _open(v) for v in node.inputs if v is not None)
         if waits:
             later.append(node)
@@ -73,9 +73,17 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
     made: set[Value] = set()
     for node in nodes:
         twin = part.add(
-            node.op, [None if v is None else of(v) for v in node.inputs], node.attrs, outputs=[v.name for v in node.outputs],
-            types=[v.type for v in node.outputs], name=node.name, origin=node.origin,
-            bodies={k: b.clone() for k, b in node.bodies.items()}, captures=node.captures, epilogue=node.epilogue,
+            node.op,
+            [None if v is None else of(v) for v in node.inputs],
+            node.attrs,
+            outputs=[v.name for v in node.outputs],
+            types=[v.type for v in node.outputs],
+            name=node.name,
+            origin=node.origin,
+            bodies={k: b.clone() for k, b in node.bodies.items()},
+            captures=node.captures,
+            epilogue=node.epilogue,
+            operands=node.operands,
         )
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
@@ -119,7 +127,8 @@ class _Lowering:
             arena_bytes=total,
             results=results,
             outputs=[
-                ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name]) for v in self.graph.outputs
+                ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
+                for v in self.graph.outputs
             ],
             rest=None if rest is None else Program(rest, self.env),
             rest_inputs=tuple(self.index[v] for v in self.boundary),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..ir.graph import Node
-from ..ir.types import TensorType, Type
+from ..ir.types import DType, TensorType, Type
 from ..solvers.base import Kernel
 from ..tuning.tuner import Choice
 
@@ -90,7 +90,7 @@ class Plan:
 
 def static_tensor(type: Type | None) -> TensorType | None:
     """The type, where its bytes can be planned: a tensor of known shape and plain elements."""
-    if isinstance(type, TensorType) and type.is_static and type.dtype.numpy != object:
+    if isinstance(type, TensorType) and type.is_static and type.dtype is not DType.STRING:
         return type
     return None
 
@@ -112,4 +112,3 @@ def format_plan(plan: Plan) -> str:
     lines.append(f"arena {plan.arena_bytes} bytes")
     lines.append("return " + ", ".join(f"s{i}" if kind == "slot" else f"rest.{i}" for kind, i in plan.outputs))
     return "\n".join(lines)
-

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -30,14 +31,16 @@ class Environment:
     tuner: Tuner
     settings: Settings
     context: Context
-    kernels: dict[tuple[str, str, str], Kernel] = field(default_factory=dict)
+    #: kernels that some plan still uses
+    kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
         """The kernel for a choice; equal problems share one."""
         key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
-        if key not in self.kernels:
-            self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
-        return self.kernels[key]
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
+        return kernel
 
 
 class Program:
@@ -74,7 +77,9 @@ class Program:
 
         graph = self.graph.clone()
         if len(types) != len(graph.inputs):
-            raise ModelError(f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}")
+            raise ModelError(
+                f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}"
+            )
         for value, type in zip(graph.inputs, types, strict=True):
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type

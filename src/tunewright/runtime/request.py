@@ -87,7 +87,9 @@ def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> list[
     if not isinstance(inputs, Mapping):
         given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         if len(given) > len(names):
-            raise InputError(f"{len(given)} inputs are given, the model takes {len(names)}", hint=f"they are {', '.join(names)}")
+            raise InputError(
+                f"{len(given)} inputs are given, the model takes {len(names)}", hint=f"they are {', '.join(names)}"
+            )
         inputs = dict(zip(names, given, strict=False))
     unknown = [str(k) for k in inputs if k not in names]
     if unknown:
@@ -111,7 +113,11 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         return [_check(item, type.elem, name, {}) for item in given]
     if not isinstance(type, TensorType):
         return given
-    array = given if isinstance(given, np.ndarray) else np.asarray(given, None if type.dtype is DType.STRING else type.dtype.numpy)
+    array = (
+        given
+        if isinstance(given, np.ndarray)
+        else np.asarray(given, None if type.dtype is DType.STRING else type.dtype.numpy)
+    )
     if array.dtype.kind in "USTO":
         array = array.astype(object)
     if array.dtype != type.dtype.numpy:
@@ -129,7 +135,9 @@ def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: 
         raise InputError(f"takes {type}, not shape {list(shape)}", where=where)
     for got, want in zip(shape, type.shape, strict=True):
         if isinstance(want, int) and got != want:
-            raise InputError(f"takes {type}, not shape {list(shape)}", where=where, hint="Model.reshape changes input shapes")
+            raise InputError(
+                f"takes {type}, not shape {list(shape)}", where=where, hint="Model.reshape changes input shapes"
+            )
         if isinstance(want, str):
             size, first = symbols.setdefault(want, (got, where))
             if size != got:

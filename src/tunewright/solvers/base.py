@@ -26,6 +26,8 @@ class Problem:
     outputs: tuple[Type | None, ...]
     attrs: Mapping[str, Any]
     epilogue: tuple[Fused, ...] = ()
+    #: how many of the last inputs are operands of the epilogue alone
+    operands: int = 0
     #: which inputs are constant (weights may be packed once)
     constant: tuple[bool, ...] = ()
 
@@ -45,20 +47,30 @@ class Problem:
     def is_static(self) -> bool:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
 
+    @property
+    def main_inputs(self) -> tuple[Type | None, ...]:
+        """Types of the main operation's inputs, without the epilogue's operands."""
+        return self.inputs[: len(self.inputs) - self.operands]
+
     @staticmethod
     def of(
-        node: Node, inputs: Sequence[Value | None] | None = None, epilogue: tuple[Fused, ...] | None = None,
+        node: Node,
+        operands: Sequence[Value] | None = None,
+        epilogue: tuple[Fused, ...] = (),
         output: Value | None = None,
     ) -> Problem:
-        """The problem that a node poses, or would pose with other inputs and another epilogue."""
-        values = node.inputs if inputs is None else inputs
-        outputs = node.outputs if output is None else [output]
+        """The problem that a node poses; with ``operands``, the one it would pose with that epilogue."""
+        if operands is None:
+            values, count, epilogue = node.inputs, node.operands, node.epilogue
+        else:
+            values, count = [*node.main_inputs, *operands], len(operands)
         return Problem(
             node.op,
             tuple(None if v is None else v.type for v in values),
-            tuple(v.type for v in outputs),
+            tuple(v.type for v in (node.outputs if output is None else [output])),
             node.attrs,
-            node.epilogue if epilogue is None else epilogue,
+            epilogue,
+            count,
             tuple(v is not None and v.const is not None for v in values),
         )
 

@@ -46,7 +46,8 @@ class HostKernel(Kernel):
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         try:
             with np.errstate(all="ignore"):
-                results = list(self.spec.reference(inputs, self.problem.attrs, self.n))[: self.n]
+                main = inputs[: len(inputs) - self.problem.operands]
+                results = list(self.spec.reference(main, self.problem.attrs, self.n))[: self.n]
                 partial = results[:1]
                 for spec, step in self.steps:
                     args = [inputs[i] if i >= 0 else partial[~i] for i in step.args]
@@ -57,14 +58,31 @@ class HostKernel(Kernel):
         except Exception as error:  # references are numpy code: any of its exceptions means that the inputs do not fit
             raise ExecutionError(str(error) or repr(error)) from error
         for i, out in enumerate(outputs):
-            if out is not None:
-                result = results[i]
-                if not isinstance(result, np.ndarray) or result.shape != out.shape:
-                    raise ExecutionError(f"made shape {list(np.shape(result))} instead of {list(out.shape)}")
-                if result is not out:
-                    np.copyto(out, result, casting="no")
+            result = results[i]
+            if out is None:
+                results[i] = _detached(result, inputs)
+            else:
+                if not isinstance(result, np.ndarray) or (result.shape, result.dtype) != (out.shape, out.dtype):
+                    made = (
+                        f"{result.dtype}{list(result.shape)}"
+                        if isinstance(result, np.ndarray)
+                        else type(result).__name__
+                    )
+                    raise ExecutionError(f"made {made} instead of {out.dtype}{list(out.shape)}")
+                np.copyto(out, result)
                 results[i] = out
         return results
+
+
+def _detached(result: Any, inputs: Sequence[Any]) -> Any:
+    """The result in memory of its own: the bytes of an input may be reused as soon as this step is over."""
+    if isinstance(result, list):
+        return [_detached(item, inputs) for item in result]
+    if isinstance(result, np.ndarray) and any(
+        isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs
+    ):
+        return result.copy()
+    return result
 
 
 def _spec(op: str) -> OpSpec:

@@ -1,0 +1,272 @@
+"""Requests: shapes, plans, segments, threads, memory that is the caller's, errors that say what to do."""
+
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+import tunewright
+from tunewright.runtime.counters import Status
+from tunewright.runtime.plan import Place
+
+
+def model(text, version=21):
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {version}]>\n' + text)
+
+
+@pytest.fixture
+def core():
+    return tunewright.Core({"VERIFY_PASSES": "YES"})
+
+
+DYNAMIC = """g (float[n, 4] x) => (float[n, 4] y) { a = Relu(x) b = Neg(a) y = Exp(b) }"""
+
+
+def test_symbolic_dimensions_get_a_plan_each(core):
+    compiled = core.compile_model(model(DYNAMIC))
+    assert compiled.program.plans == []
+    for n in (3, 5, 3):
+        x = np.random.default_rng(n).standard_normal((n, 4)).astype(np.float32)
+        np.testing.assert_allclose(compiled({"x": x})["y"], np.exp(-np.maximum(x, 0)), rtol=1e-6)
+    assert [plan.types[0].shape for plan in compiled.program.plans] == [(5, 4), (3, 4)]
+
+
+def test_the_plan_cache_is_bounded(core):
+    compiled = core.compile_model(model(DYNAMIC), config={"PLAN_CACHE_SIZE": 2})
+    for n in range(1, 6):
+        compiled({"x": np.zeros((n, 4), np.float32)})
+    assert [plan.types[0].shape[0] for plan in compiled.program.plans] == [4, 5]
+
+
+def test_a_static_model_is_planned_at_compile_time(core):
+    compiled = core.compile_model(model("g (float[2, 4] x) => (float[2, 4] y) { y = Relu(x) }"))
+    assert len(compiled.program.plans) == 1
+
+
+def test_reshape_fixes_symbolic_dimensions(core):
+    read = core.read_model(model(DYNAMIC))
+    compiled = core.compile_model(read.reshape({"x": [7, 4]}))
+    assert compiled.inputs["x"].shape == (7, 4)
+    with pytest.raises(tunewright.InputError, match=r"takes float32\[7,4\]"):
+        compiled({"x": np.zeros((6, 4), np.float32)})
+    assert read.inputs["x"].shape == ("n", 4)
+
+
+DATA_DEPENDENT = """
+g (float[n] x, float[4, 3] w) => (float[m, 3] y, int64[k] shape)
+{
+  at = NonZero(x)
+  row = Constant<value_ints = [-1]>()
+  flat = Reshape(at, row)
+  picked = Gather(x, flat)
+  wide = Constant<value_ints = [-1, 4]>()
+  rows = Reshape(picked, wide)
+  made = MatMul(rows, w)
+  y = Relu(made)
+  shape = Shape(y)
+}
+"""
+
+
+def test_shapes_that_depend_on_data_split_the_plan_in_front_of_heavy_work(core):
+    compiled = core.compile_model(model(DATA_DEPENDENT))
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, 3)).astype(np.float32)
+    for count in (8, 4, 8):
+        x = np.zeros(20, np.float32)
+        x[rng.permutation(20)[:count]] = rng.standard_normal(count)
+        out = compiled({"x": x, "w": w})
+        np.testing.assert_allclose(out["y"], np.maximum(x[x != 0].reshape(-1, 4) @ w, 0), rtol=1e-5)
+        assert out["shape"].tolist() == [count // 4, 3]
+    (plan,) = compiled.program.plans
+    assert plan.rest is not None
+    assert [p.types[0].shape for p in plan.rest.plans] == [(1, 4), (2, 4)]
+    for rest in plan.rest.plans:
+        assert all(slot.place is not Place.DYNAMIC for slot in rest.slots), "behind the cut every shape is known"
+
+
+def test_a_view_with_a_shape_from_data_survives_its_source(core):
+    """The source's bytes in the arena are reused while the view still lives."""
+    compiled = core.compile_model(
+        model(
+            """g (float[6] x, int64[2] s) => (float[a, b] y, float[6] z)
+            { t = Softmax<axis = 0>(x) v = Reshape(t, s) u = Softmax<axis = 0>(x) z = Softmax<axis = 0>(u)
+              c = Softmax<axis = 0>(z) y = Identity(v) }"""
+        )
+    )
+    x = np.arange(6, dtype=np.float32)
+    out = compiled({"x": x, "s": np.array([2, 3])})
+    expected = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    np.testing.assert_allclose(out["y"].ravel(), expected, rtol=1e-6)
+
+
+def test_what_comes_back_belongs_to_the_caller(core):
+    compiled = core.compile_model(
+        model(
+            """g (float[2, 3] x) => (float[2, 3] same, float[6] flat, float[2, 3] r, float[2, 3] again, float[3] w)
+            <float[3] w = {1, 2, 3}> { same = Identity(x) s = Constant<value_ints = [6]>() 
+              r = Relu(x) flat = Reshape(r, s) again = Relu(x) }"""
+        )
+    )
+    request = compiled.create_infer_request()
+    x = np.ones((2, 3), np.float32)
+    first = request.infer({"x": x})
+    for value in first.values():
+        value[...] = 9
+    assert (x == 1).all()
+    second = request.infer({"x": x})
+    for name, value in second.items():
+        assert not (value == 9).any(), name
+        for other in first.values():
+            assert not np.shares_memory(value, other)
+    arrays = list(second.values())
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+
+
+def test_requests_of_one_model_run_in_several_threads(core):
+    compiled = core.compile_model(
+        model("g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) b = Tanh(a) y = Exp(b) }")
+    )
+    rng = np.random.default_rng(1)
+    failures = []
+
+    def work(seed):
+        x = np.random.default_rng(seed).standard_normal((64, 64)).astype(np.float32)
+        expected = np.exp(np.tanh(x @ x))
+        for _ in range(20):
+            if not np.allclose(compiled({"x": x})["y"], expected, rtol=1e-4):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(int(s),)) for s in rng.integers(0, 99, 6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "input 'x': is missing"),
+        ({"q": 1}, "there is no input 'q' .*the inputs are x"),
+        ({"x": np.zeros((3, 4))}, "takes float32, not float64 .*astype"),
+        ({"x": np.zeros((3, 5), np.float32)}, r"takes float32\[n,4\], not shape \[3, 5\]"),
+        ({"x": np.zeros((3,), np.float32)}, r"not shape \[3\]"),
+    ],
+)
+def test_wrong_inputs_are_named(core, inputs, message):
+    compiled = core.compile_model(model(DYNAMIC))
+    with pytest.raises(tunewright.InputError, match=message):
+        compiled(inputs)
+
+
+def test_equal_symbols_must_have_equal_sizes(core):
+    compiled = core.compile_model(model("g (float[n] x, float[n] y) => (float[n] z) { z = Add(x, y) }"))
+    with pytest.raises(tunewright.InputError, match="has n = 3, but input 'x' has n = 2"):
+        compiled({"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+
+
+def test_counters_have_a_row_for_every_node(core):
+    text = """g (float[2, 8] x, bool c) => (float[16] y, float[2, 8] z)
+    {
+      one = Constant<value_float = 1.0>()
+      two = Add(one, one)
+      a = Relu(x)
+      b = Mul(a, two)
+      s = Constant<value_ints = [16]>()
+      soft = Softmax(b)
+      y = Reshape(soft, s)
+      z = If(c) <
+        then_branch = t () => (float[2, 8] p) { p = Neg(x) },
+        else_branch = e () => (float[2, 8] q) { r = Abs(x) q = Exp(r) }
+      >
+    }"""
+    proto = model(text)
+    for i, node in enumerate(proto.graph.node):
+        node.name = node.output[0] or str(i)
+        for attribute in node.attribute:
+            for inner in attribute.g.node:
+                inner.name = inner.output[0]
+    compiled = core.compile_model(proto, config={"PERF_COUNT": "YES"})
+    request = compiled.create_infer_request()
+    request.infer({"x": np.ones((2, 8), np.float32), "c": np.asarray(True)})
+    rows = {row.name: row for row in request.get_profiling_info()}
+    status = {name: row.status for name, row in rows.items()}
+    assert status["two"] is Status.OPTIMIZED_OUT, "folded"
+    assert status["soft"] is Status.EXECUTED and rows["soft"].calls == 1 and rows["soft"].kernel == "host.reference"
+    assert status["y"] is Status.OPTIMIZED_OUT, "a view moves nothing"
+    assert status["p"] is Status.EXECUTED
+    assert status["q"] is Status.NOT_RUN and status["r"] is Status.NOT_RUN
+    assert rows["z"].host_seconds > 0
+
+
+def test_the_arena_is_shared_and_concatenation_writes_in_place(core):
+    compiled = core.compile_model(
+        model(
+            """g (float[1, 4, 8] x) => (float[1, 8, 8] y)
+            { a = Softmax(x) b = LogSoftmax(x) c = Concat<axis = 1>(a, b) 
+              d = Softmax(c) e = Softmax(d) y = Softmax(e) }"""
+        )
+    )
+    (plan,) = compiled.program.plans
+    steps = {step.node.op + str(i): step for i, step in enumerate(plan.steps)}
+    assert steps["Concat2"].optimized_out
+    size = 8 * 8 * 4
+    assert plan.arena_bytes == 2 * size, "the concatenation and one more buffer"
+
+
+def test_loop_scan_and_nested_capture(core):
+    text = """g (int64 n, float[3] x) => (float[3] total, float[m, 3] rows)
+    {
+      yes = Constant<value = bool {1}>()
+      start = Sub(x, x)
+      total, rows = Loop(n, yes, start) <
+        body = b (int64 i, bool go, float[3] sum) => (bool again, float[3] next, float[3] row) {
+          again = Identity(go)
+          f = Cast<to = 1>(i)
+          row = Mul(x, f)
+          next = Add(sum, row)
+        }
+      >
+    }"""
+    compiled = core.compile_model(model(text))
+    x = np.array([1, 2, 3], np.float32)
+    for n in (0, 1, 4):
+        out = compiled({"n": np.asarray(n, np.int64), "x": x})
+        np.testing.assert_allclose(out["total"], x * sum(range(n)))
+        assert out["rows"].shape == (n, 3)
+
+
+def test_sequences_and_optionals_go_in_and_out(core):
+    seq = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    out = helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None)
+    graph = helper.make_graph(
+        [helper.make_node("SequenceErase", ["s", "i"], ["t"])],
+        "g",
+        [seq, helper.make_tensor_value_info("i", TensorProto.INT64, [])],
+        [out],
+    )
+    compiled = core.compile_model(helper.make_model(graph))
+    arrays = [np.full(k, k, np.float32) for k in (1, 2, 3)]
+    result = compiled({"s": arrays, "i": np.asarray(1, np.int64)})["t"]
+    assert [a.shape for a in result] == [(1,), (3,)]
+
+
+def test_an_error_while_running_names_the_node(core):
+    compiled = core.compile_model(model("g (float[n] x, int64[k] s) => (float[a] y) { y = Reshape(x, s) }"))
+    with pytest.raises(tunewright.TunewrightError, match=r"node 'y' \(Reshape\)"):
+        compiled({"x": np.zeros(3, np.float32), "s": np.array([4])})
+
+
+def test_model_from_file_bytes_and_proto(core, tmp_path):
+    proto = model(DYNAMIC)
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    x = np.ones((1, 4), np.float32)
+    results = [
+        core.compile_model(source)({"x": x})["y"] for source in (path, str(path), proto.SerializeToString(), proto)
+    ]
+    assert all(np.array_equal(r, results[0]) for r in results)

@@ -33,6 +33,9 @@ class Queue(ABC):
     def now(self) -> float:
         """The device's time once everything queued so far has finished."""
 
+    def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
+        """Wait until everything queued so far has finished: the host may read its results."""
+
 
 class Device(ABC):
     """A device that is open. Modules offer classes in ``DEVICES``; `available` is asked before `__init__`."""

@@ -11,7 +11,7 @@ from ..errors import DeviceError
 from ..frontend.model import Model
 from ..ir.graph import Fused, Graph, Node, Value
 from ..ir.verify import verify
-from ..ops.infer import CONTROL, propagate
+from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL
 from ..runtime.program import Environment
@@ -78,7 +78,7 @@ class SingleDevice(Plugin):
         propagate(whole)
         for graph in whole.walk():
             for node in graph.nodes:
-                answer[node.name] = None if node.op in CONTROL else self.why_not(Problem.of(node), tuner)
+                answer[node.name] = None if node.bodies else self.why_not(Problem.of(node), tuner)
         return answer
 
     def why_not(self, problem: Problem, tuner: Tuner) -> str | None:

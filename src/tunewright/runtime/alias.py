@@ -54,7 +54,7 @@ def share(nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Va
             continue
         for value in node.outputs:
             type = static_tensor(value.type)
-            if type is None:
+            if type is None or node.bodies:  # a body makes its outputs itself
                 continue
             if value in waiting:
                 whole, offset = waiting[value]

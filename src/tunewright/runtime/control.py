@@ -1,4 +1,4 @@
-"""If, Loop, Scan and SequenceMap: bodies are programs of their own, run by the request that runs the node."""
+"""If, Loop, Scan, SequenceMap, FlexAttention: bodies are programs of their own, run by the request that runs the node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ExecutionError
+from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node
-from ..ir.types import TensorType
+from ..ir.types import DType, TensorType
 from .program import Environment, Program
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Control(ABC):
     def __init__(self, node: Node, env: Environment) -> None:
         self.node = node
         self.captures = node.captures
+        self.max_iterations = env.settings.max_iterations
         self.bodies = {key: Program(body, env) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -45,12 +46,17 @@ class Loop(Control):
     def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
         formal, captured = self.split(inputs)
         trips, condition, *carried = [*formal, None, None][: max(2, len(formal))]
-        limit = None if trips is None else int(np.asarray(trips).reshape(()))
+        limit = None if trips is None else _count(trips)
         go = condition is None or _truth(condition, "the condition")
         body = self.bodies["body"]
+        if go and _goes_on(body.graph) and (limit is None or limit > self.max_iterations):
+            raise self.too_long("never ends" if limit is None else f"runs {limit:,} times")
         collected: list[list[Any]] = [[] for _ in body.graph.outputs[1 + len(carried) :]]
         iteration = 0
         while go and (limit is None or iteration < limit):
+            executor.iterations += 1  # of all loops together: what is nested multiplies
+            if executor.iterations > self.max_iterations:
+                raise self.too_long("the loops of the model do not end")
             results = executor.run(body, [np.asarray(iteration, np.int64), np.asarray(True), *carried, *captured])
             go = _truth(results[0], "the condition that the body makes")
             carried = list(results[1 : 1 + len(carried)])
@@ -59,6 +65,11 @@ class Loop(Control):
             iteration += 1
         scans = [stack(rows, body.graph, 1 + len(carried) + k) for k, rows in enumerate(collected)]
         return [*carried, *scans]
+
+    def too_long(self, what: str) -> LimitError:
+        return LimitError(
+            what, where=f"node {self.node.name!r} (Loop)", hint=f"the limit is MAX_ITERATIONS = {self.max_iterations:,}"
+        )
 
 
 class Scan(Control):
@@ -79,7 +90,7 @@ class Scan(Control):
             raise ExecutionError(f"the scanned inputs have different lengths: {sorted(lengths)}")
         collected: list[list[Any]] = [[] for _ in range(n_out)]
         for t in range(lengths.pop()):
-            results = executor.run(body, [*state, *(np.ascontiguousarray(r[t]) for r in rows), *captured])
+            results = executor.run(body, [*state, *(np.array(r[t], order="C") for r in rows), *captured])
             state = list(results[: len(state)])
             for made, value in zip(collected, results[len(state) :], strict=True):
                 made.append(value)
@@ -105,7 +116,36 @@ class SequenceMap(Control):
         return results
 
 
-_KINDS: dict[str, type[Control]] = {"If": If, "Loop": Loop, "Scan": Scan, "SequenceMap": SequenceMap}
+class FlexAttention(Control):
+    """Attention whose scores and probabilities may pass through bodies."""
+
+    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
+        (q, k, v), captured = self.split(inputs)
+        attrs = self.node.attrs
+        if q.shape[1] % k.shape[1]:
+            raise ExecutionError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
+        group = q.shape[1] // k.shape[1]
+        k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+        precision = DType.of_onnx(attrs.get("softmax_precision") or (11 if q.dtype == np.float64 else 1)).numpy
+        scale = attrs.get("scale") or 1 / np.sqrt(q.shape[-1])
+        scores = (q.astype(precision) @ np.swapaxes(k.astype(precision), -1, -2) * scale).astype(precision)
+        scores = self.modify(executor, "score_mod", scores, captured)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        probabilities = (powers / powers.sum(axis=-1, keepdims=True)).astype(precision)
+        probabilities = self.modify(executor, "prob_mod", probabilities, captured)
+        return [(probabilities @ v.astype(precision)).astype(q.dtype)]
+
+    def modify(self, executor: Executor, body: str, x: np.ndarray[Any, Any], captured: list[Any]) -> Any:
+        return executor.run(self.bodies[body], [x, *captured])[0] if body in self.bodies else x
+
+
+_KINDS: dict[str, type[Control]] = {
+    "If": If,
+    "Loop": Loop,
+    "Scan": Scan,
+    "SequenceMap": SequenceMap,
+    "ai.onnx.preview::FlexAttention": FlexAttention,
+}
 
 
 def make_control(node: Node, env: Environment) -> Control | None:
@@ -122,6 +162,21 @@ def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
         return np.empty((0,), np.float32)
     dims = [d if isinstance(d, int) else 0 for d in type.shape or ()]
     return np.empty((0, *dims), type.dtype.numpy)
+
+
+def _goes_on(body: Graph) -> bool:
+    """The body says "go on" whatever it computes: its condition is the one that it is given, or a constant."""
+    value = body.outputs[0]
+    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value is body.inputs[1] or (value.const is not None and bool(np.all(value.const)))
+
+
+def _count(value: Any) -> int:
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "iu":
+        raise ExecutionError(f"the trip count is {array.dtype} of shape {list(array.shape)} instead of one integer")
+    return int(array.reshape(()))
 
 
 def _truth(value: Any, what: str) -> bool:

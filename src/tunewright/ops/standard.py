@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,8 @@ import numpy as np
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from .base import Attrs, Operands, OpSpec
 
-#: results that differ from run to run, or depend on more than the inputs
-IMPURE = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+#: constants larger than this are not shown to onnx's inference, which only reads shapes and axes
+_SMALL = 4096
 
 
 def split_name(op: str) -> tuple[str, str]:
@@ -24,24 +24,49 @@ def split_name(op: str) -> tuple[str, str]:
 
 def define(op: str) -> OpSpec | None:
     """The spec of an operator that onnx defines; None when it does not."""
+    if find_schema(op) is None:
+        return None
+
+    def reference(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+        return run_reference(op, arrays, attrs, n)
+
+    def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
+        return infer_by_schema(op, operands, attrs, n)
+
+    return OpSpec(op, reference, infer)
+
+
+@cache
+def find_schema(op: str) -> Any:
+    """The newest definition of an operator that is not a notice of its removal; None when onnx does not know it."""
     import onnx.defs
 
     domain, name = split_name(op)
     if not onnx.defs.has(name, domain):
         return None
     schema = onnx.defs.get_schema(name, domain)
+    if schema.deprecated:
+        schema = onnx.defs.get_schema(name, schema.since_version - 1, domain)
+    return schema
 
-    def reference(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-        return run_reference(op, arrays, attrs, n)
 
-    def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
-        return infer_by_schema(op, schema, operands, attrs, n)
+@cache
+def opset_imports(op: str) -> Sequence[Any]:
+    """The opsets in which `find_schema`'s definition holds."""
+    import onnx.defs
 
-    return OpSpec(op, reference, infer, pure=name not in IMPURE)
+    domain, name = split_name(op)
+    versions = {"": onnx.defs.onnx_opset_version()}
+    schemas = onnx.defs.get_all_schemas_with_history()
+    versions[domain] = max(versions.get(domain, 1), *(s.since_version for s in schemas if s.domain == domain))
+    newest = onnx.defs.get_schema(name, domain)
+    if newest.deprecated:
+        versions[domain] = newest.since_version - 1
+    return [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
 
 
 def make_node(op: str, present: Sequence[bool], attrs: Attrs, n: int) -> Any:
-    """A NodeProto with inputs i0.. and outputs o0..; absent inputs have no name."""
+    """A NodeProto with inputs i0.. and outputs o0..; absent inputs have no name, unknown attributes are left out."""
     import onnx
 
     domain, name = split_name(op)
@@ -49,13 +74,16 @@ def make_node(op: str, present: Sequence[bool], attrs: Attrs, n: int) -> Any:
     while inputs and not inputs[-1]:
         inputs.pop()
     node = onnx.helper.make_node(name, inputs, [f"o{k}" for k in range(n)], domain=domain)
+    schema = find_schema(op)
     for key, value in attrs.items():
-        node.attribute.append(make_attribute(key, value))
+        if schema is None or key in schema.attributes:
+            empty = schema.attributes[key].type.value if schema is not None else onnx.AttributeProto.INTS
+            node.attribute.append(make_attribute(key, value, empty))
     return node
 
 
-def make_attribute(key: str, value: Any) -> Any:
-    """An AttributeProto from an attribute of the IR."""
+def make_attribute(key: str, value: Any, empty: int = 7) -> Any:
+    """An AttributeProto from an attribute of the IR; ``empty`` is the type (default INTS) of one without elements."""
     import onnx
 
     if isinstance(value, np.ndarray):
@@ -63,62 +91,108 @@ def make_attribute(key: str, value: Any) -> Any:
     if isinstance(value, (TensorType, SequenceType, OptionalType, MapType)):
         return onnx.helper.make_attribute(key, type_to_proto(value))
     if isinstance(value, (list, tuple)) and not value:
-        return onnx.helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
+        return onnx.helper.make_attribute(key, [], attr_type=empty)
     return onnx.helper.make_attribute(key, value)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What an evaluator is made for. Compared by ``key``, which tells attributes apart by type and by value."""
+
+    op: str
+    types: tuple[DType | bool | None, ...]
+    n: int
+    key: tuple[Any, ...]
+    attrs: Attrs = field(compare=False)
+
+
+def _freeze(value: Any) -> Any:
+    """A hashable twin of an attribute, equal only to that of an equal attribute of the same type."""
+    if isinstance(value, np.ndarray):
+        content = tuple(value.ravel().tolist()) if value.dtype == object else value.tobytes()
+        return (value.dtype.str, value.shape, content)
+    if isinstance(value, tuple) and value:  # the elements of a list attribute are of one type
+        return tuple(_freeze(v) for v in value) if isinstance(value[0], np.ndarray) else (type(value[0]), value)
+    return (type(value), value)
+
+
+@lru_cache(maxsize=256)
+def _evaluator(recipe: _Recipe) -> Any:
+    """onnx.reference for one node. It holds no state between runs, so requests share it."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    node = make_node(recipe.op, [t is not False for t in recipe.types], recipe.attrs, recipe.n)
+    inputs = [
+        # Definitions that are functions of the element types need to be told these.
+        onnx.helper.make_tensor_value_info(f"i{k}", t.onnx_code, None) if isinstance(t, DType)
+        else onnx.helper.make_empty_tensor_value_info(f"i{k}")
+        for k, t in enumerate(recipe.types)
+        if t is not False
+    ]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = onnx.helper.make_graph([node], "one", inputs, outputs)
+    return ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opset_imports(recipe.op)))
 
 
 def run_reference(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """One node through onnx.reference, at the newest version of the operator."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    domain, _ = split_name(op)
-    node = make_node(op, [a is not None for a in arrays], attrs, n)
-    opsets = [onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())]
-    if domain:
-        opsets.append(onnx.helper.make_opsetid(domain, newest_version(domain)))
-    graph = onnx.helper.make_graph(
-        [node],
-        "one",
-        [onnx.helper.make_empty_tensor_value_info(name) for name in node.input if name],
-        [onnx.helper.make_empty_tensor_value_info(name) for name in node.output],
+    types = tuple(
+        False if a is None else DType.of_numpy(a.dtype) if isinstance(a, np.ndarray) else None for a in arrays
     )
-    model = onnx.helper.make_model(graph, opset_imports=opsets)
-    feeds = {f"i{k}": a for k, a in enumerate(arrays) if a is not None}
-    return [_tensor(v) for v in ReferenceEvaluator(model).run(None, feeds)]
+    key = tuple((k, _freeze(attrs[k])) for k in sorted(attrs))
+    evaluator = _evaluator(_Recipe(op, types, n, key, attrs))
+    return [to_value(v) for v in evaluator.run(None, {f"i{k}": a for k, a in enumerate(arrays) if a is not None})]
 
 
-def newest_version(domain: str) -> int:
-    import onnx.defs
+def to_value(value: Any) -> Any:
+    """A result as the IR holds it: no numpy scalars, strings as objects."""
+    if isinstance(value, list):
+        return [to_value(v) for v in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        array = np.asarray(value)
+        return array.astype(object) if array.dtype.kind in "UST" else array
+    return value
 
-    return int(max(s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.domain == domain))
 
-
-def _tensor(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, np.generic) else value
-
-
-def infer_by_schema(op: str, schema: Any, operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
+def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     """onnx's C++ inference for one node. What it cannot tell is None: the shape is then found out by running."""
     import onnx
     from onnx import shape_inference
 
+    present = [o for o in operands if o is not None]
+    if not all(_complete(o.type) for o in present):
+        return [None] * n
     node = make_node(op, [o is not None for o in operands], attrs, n)
     types, data = {}, {}
     for k, operand in enumerate(operands):
         if operand is not None:
             types[f"i{k}"] = type_to_proto(operand.type)
-            if operand.value is not None and operand.value.size <= 4096:
+            if operand.value is not None and operand.value.size <= _SMALL:
                 data[f"i{k}"] = onnx.numpy_helper.from_array(operand.value)
-    domain, _ = split_name(op)
-    opsets = [onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())]
-    if domain:
-        opsets.append(onnx.helper.make_opsetid(domain, newest_version(domain)))
     try:
-        inferred = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opsets)
-    except shape_inference.InferenceError as error:
+        inferred = shape_inference.infer_node_outputs(
+            find_schema(op), node, types, data, opset_imports=opset_imports(op)
+        )
+    except (shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        if not all(isinstance(o.type, TensorType) and o.type.is_static for o in present):
+            return [None] * n  # it may be what is not known yet that does not fit; running will tell
         raise ValueError(str(error).strip()) from None
-    return [type_from_proto(inferred[f"o{k}"]) if f"o{k}" in inferred else None for k in range(n)]
+    return [_type_or_none(inferred.get(f"o{k}")) for k in range(n)]
+
+
+def _complete(type: Type | None) -> bool:
+    """Everything but shapes is known. onnx's inference takes nothing less."""
+    if isinstance(type, (SequenceType, OptionalType)):
+        return _complete(type.elem)
+    return isinstance(type, TensorType) or (isinstance(type, MapType) and _complete(type.value))
+
+
+def _type_or_none(proto: Any) -> Type | None:
+    try:
+        return None if proto is None else type_from_proto(proto)
+    except ValueError:  # a negative dimension: running tells what is wrong
+        return None
 
 
 def type_to_proto(type: Type) -> Any:
@@ -137,7 +211,7 @@ def type_to_proto(type: Type) -> Any:
 
 
 def type_from_proto(proto: Any) -> Type | None:
-    """The type a TypeProto says; None when it says nothing. An unknown element type or negative dim raises ValueError."""
+    """The type a TypeProto says; None when it says nothing. ValueError: unknown element type or negative dimension."""
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(proto, kind)
@@ -152,11 +226,12 @@ def type_from_proto(proto: Any) -> Type | None:
         dims: list[int | str | None] = []
         for d in tensor.shape.dim:
             if d.HasField("dim_value"):
-                if d.dim_value < 0:
+                if d.dim_value < -1:
                     raise ValueError(f"dimension {d.dim_value} is negative")
-                dims.append(d.dim_value)
+                dims.append(None if d.dim_value == -1 else d.dim_value)
             else:
-                dims.append(d.dim_param or None)
+                # Exporters write -1, '?' or '*' for any size; two of them are not the same size.
+                dims.append(d.dim_param if any(c.isalpha() for c in d.dim_param) else None)
         return TensorType(dtype, tuple(dims))
     if kind == "sequence_type":
         return SequenceType(type_from_proto(proto.sequence_type.elem_type))

@@ -1,4 +1,4 @@
-"""If, Loop, Scan, SequenceMap, FlexAttention: bodies are programs of their own, run by the request that runs the node."""
+"""If, Loop, Scan and SequenceMap: bodies are programs of their own, run by the request that runs the node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node
-from ..ir.types import DType, TensorType
+from ..ir.types import TensorType
 from .program import Environment, Program
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Scan(Control):
         axes = attrs.get("scan_input_axes") or [0] * m
         directions = attrs.get("scan_input_directions") or [0] * m
         rows = [
-            np.flip(np.moveaxis(x, a, 0), 0) if d else np.moveaxis(x, a, 0)
+            np.flip(_move(x, a, 0), 0) if d else _move(x, a, 0)
             for x, a, d in zip(scanned, axes, directions, strict=True)
         ]
         lengths = {len(r) for r in rows}
@@ -99,7 +99,7 @@ class Scan(Control):
         scans = []
         for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
             whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
-            scans.append(np.moveaxis(whole, 0, axis))
+            scans.append(_move(whole, 0, axis))
         return [*state, *scans]
 
 
@@ -108,6 +108,10 @@ class SequenceMap(Control):
         formal, captured = self.split(inputs)
         body = self.bodies["body"]
         first = formal[0]
+        if not isinstance(first, list):
+            raise ExecutionError("the first input is not a sequence")
+        if any(isinstance(x, list) and len(x) != len(first) for x in formal):
+            raise ExecutionError("the sequences have different lengths")
         results: list[list[Any]] = [[] for _ in body.graph.outputs]
         for i in range(len(first)):
             row = [x[i] if isinstance(x, list) else x for x in formal]
@@ -116,35 +120,11 @@ class SequenceMap(Control):
         return results
 
 
-class FlexAttention(Control):
-    """Attention whose scores and probabilities may pass through bodies."""
-
-    def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
-        (q, k, v), captured = self.split(inputs)
-        attrs = self.node.attrs
-        if q.shape[1] % k.shape[1]:
-            raise ExecutionError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads")
-        group = q.shape[1] // k.shape[1]
-        k, v = (np.repeat(x, group, axis=1) for x in (k, v))
-        precision = DType.of_onnx(attrs.get("softmax_precision") or (11 if q.dtype == np.float64 else 1)).numpy
-        scale = attrs.get("scale") or 1 / np.sqrt(q.shape[-1])
-        scores = (q.astype(precision) @ np.swapaxes(k.astype(precision), -1, -2) * scale).astype(precision)
-        scores = self.modify(executor, "score_mod", scores, captured)
-        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        probabilities = (powers / powers.sum(axis=-1, keepdims=True)).astype(precision)
-        probabilities = self.modify(executor, "prob_mod", probabilities, captured)
-        return [(probabilities @ v.astype(precision)).astype(q.dtype)]
-
-    def modify(self, executor: Executor, body: str, x: np.ndarray[Any, Any], captured: list[Any]) -> Any:
-        return executor.run(self.bodies[body], [x, *captured])[0] if body in self.bodies else x
-
-
 _KINDS: dict[str, type[Control]] = {
     "If": If,
     "Loop": Loop,
     "Scan": Scan,
     "SequenceMap": SequenceMap,
-    "ai.onnx.preview::FlexAttention": FlexAttention,
 }
 
 
@@ -156,12 +136,24 @@ def make_control(node: Node, env: Environment) -> Control | None:
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
     """Per-iteration results along a new first axis; without any, the body's types tell what is known of the shape."""
     if rows:
+        shapes = {np.shape(row) for row in rows}
+        if len(shapes) > 1 or not all(isinstance(row, np.ndarray) for row in rows):
+            raise ExecutionError(f"the iterations make results of different shapes: {sorted(map(list, shapes))[:4]}")
         return np.stack(rows)
     type = graph.outputs[output].type
     if not isinstance(type, TensorType):
         return np.empty((0,), np.float32)
     dims = [d if isinstance(d, int) else 0 for d in type.shape or ()]
     return np.empty((0, *dims), type.dtype.numpy)
+
+
+def _move(array: Any, source: int, destination: int) -> np.ndarray[Any, Any]:
+    """np.moveaxis for what a model says."""
+    rank = array.ndim if isinstance(array, np.ndarray) else 0
+    for axis in (source, destination):
+        if not -rank <= axis < rank:
+            raise ExecutionError(f"scans along axis {axis} of a value of rank {rank}")
+    return np.moveaxis(array, source, destination)
 
 
 def _goes_on(body: Graph) -> bool:

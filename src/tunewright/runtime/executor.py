@@ -11,6 +11,8 @@ import numpy as np
 from ..devices.base import Device, Queue
 from ..errors import ExecutionError, TunewrightError
 from ..ir.types import TensorType
+from ..ops import lookup
+from ..ops.infer import check_results
 from .counters import Counters
 from .plan import Place, Plan, Slot, Step
 from .program import Program
@@ -43,8 +45,8 @@ class _Frame:
 class Executor:
     """Frames, a queue, and counters when they are wanted."""
 
-    def __init__(self, device: Device, counters: Counters | None = None) -> None:
-        self.device, self.counters = device, counters
+    def __init__(self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0) -> None:
+        self.device, self.counters, self.max_tensor_bytes = device, counters, max_tensor_bytes
         self.queue = device.queue()
         #: of all loops, since the inference began
         self.iterations = 0
@@ -90,6 +92,8 @@ class Executor:
                     made = step.control.run(self, ins)
                 else:
                     assert step.kernel is not None
+                    if any(out is None for out in outs):
+                        self.check(step, ins)
                     made = step.kernel.run(self.queue, ins, outs)
         except ExecutionError as error:
             if error.where:
@@ -108,6 +112,12 @@ class Executor:
                 values[i] = value
         for i in step.release:
             values[i] = None
+
+    def check(self, step: Step, ins: Sequence[Any]) -> None:
+        """Bound the results of a step that allocates them itself."""
+        spec = lookup(step.node.op)
+        if spec is not None:
+            check_results(step.node, spec, ins, self.max_tensor_bytes)
 
 
 def _own(slot: Slot, at: int, value: Any, taken: set[tuple[str, int]]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from ..settings import Settings
@@ -66,7 +66,7 @@ class InferRequest:
     def __init__(self, model: CompiledModel) -> None:
         self.model = model
         self.counters = Counters() if model.settings.perf_count else None
-        self.executor = Executor(model.env.device, self.counters)
+        self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes)
 
     def infer(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
         """Outputs by name for inputs by name (or in order). The arrays returned are yours."""
@@ -74,7 +74,10 @@ class InferRequest:
         if self.counters is not None:
             self.counters.clear()
         self.executor.iterations = 0
-        results = self.executor.run(self.model.program, values)
+        try:
+            results = self.executor.run(self.model.program, values)
+        except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
+            raise ExecutionError("not enough memory for the model's plan") from error
         return dict(zip(self.model.graph.output_names, results, strict=True))
 
     def get_profiling_info(self) -> list[Row]:

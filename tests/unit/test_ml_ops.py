@@ -1,0 +1,208 @@
+"""Operators of ai.onnx.ml against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tunewright import Core
+
+ort = pytest.importorskip("onnxruntime")
+
+RNG = np.random.default_rng(3)
+
+
+def f(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def floats(n: int) -> list[float]:
+    return f(n).tolist()
+
+
+def strings(*values: str) -> np.ndarray:
+    return np.asarray(values, object)
+
+
+def check(op: str, inputs: list[np.ndarray], outputs: int = 1, version: int = 3, **attrs: Any) -> None:
+    names = [f"x{i}" for i in range(len(inputs))]
+    results = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, names, results, domain="ai.onnx.ml", **attrs)
+    kinds = [TensorProto.STRING if x.dtype == object else helper.np_dtype_to_tensor_dtype(x.dtype) for x in inputs]
+    infos = [helper.make_tensor_value_info(n, k, x.shape) for n, k, x in zip(names, kinds, inputs, strict=True)]
+    graph = helper.make_graph([node], "g", infos, [helper.make_empty_tensor_value_info(y) for y in results])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", version)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = dict(zip(names, inputs, strict=True))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for got, want in zip(Core().compile_model(model)(feeds).values(), session.run(None, feeds), strict=True):
+        if isinstance(want, list):
+            assert got == want
+            continue
+        assert got.shape == want.shape and got.dtype == want.dtype
+        if want.dtype == object:
+            assert got.tolist() == want.tolist()
+        else:
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
+
+
+@pytest.mark.parametrize("post", TRANSFORMS)
+def test_linear(post: str) -> None:
+    x = f(5, 3)
+    check("LinearRegressor", [x], coefficients=floats(6), intercepts=floats(2), targets=2, post_transform=post)
+    for classes, labels in ((3, {"classlabels_ints": [4, 5, 6]}), (1, {"classlabels_ints": [4, 5]})):
+        check("LinearClassifier", [x], 2, coefficients=floats(3 * classes), intercepts=floats(classes),
+              post_transform=post, **labels)
+    check("LinearClassifier", [x], 2, coefficients=floats(6), intercepts=floats(2), classlabels_strings=["a", "b"],
+          post_transform=post)
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("counts", [[2, 2], [2, 1, 2]], ids=["two", "three"])
+@pytest.mark.parametrize("probabilities", [False, True], ids=["votes", "probabilities"])
+def test_support_vector_classifier(kernel: str, counts: list[int], probabilities: bool) -> None:
+    classes, vectors = len(counts), sum(counts)
+    pairs = classes * (classes - 1) // 2
+    extra = {"prob_a": floats(pairs), "prob_b": floats(pairs)} if probabilities else {}
+    check("SVMClassifier", [f(6, 3)], 2, kernel_type=kernel, kernel_params=[0.4, 0.2, 3.0], vectors_per_class=counts,
+          support_vectors=floats(3 * vectors), coefficients=floats((classes - 1) * vectors), rho=floats(pairs),
+          classlabels_ints=list(range(10, 10 + classes)), **extra)
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+def test_support_vector_regressor(kernel: str) -> None:
+    check("SVMRegressor", [f(5, 3)], kernel_type=kernel, kernel_params=[0.4, 0.2, 3.0], n_supports=4,
+          support_vectors=floats(12), coefficients=floats(4), rho=[0.3])
+
+
+def forest(trees: int, features: int, mode: str) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
+    """Random trees as attributes, and their leaves as (tree, node)."""
+    keys = ("treeids", "nodeids", "featureids", "values", "truenodeids", "falsenodeids", "modes",
+            "missing_value_tracks_true")
+    columns: dict[str, list[Any]] = {f"nodes_{k}": [] for k in keys}
+    leaves: list[tuple[int, int]] = []
+
+    def grow(tree: int, count: list[int], depth: int) -> int:
+        node, at = count[0], len(columns["nodes_treeids"])
+        count[0] += 1
+        leaf = depth == 0 or RNG.random() < 0.2
+        values = (tree, node, int(RNG.integers(features)), float(RNG.standard_normal()), 0, 0,
+                  "LEAF" if leaf else mode, 0 if leaf else int(RNG.integers(2)))
+        for key, value in zip(keys, values, strict=True):
+            columns[f"nodes_{key}"].append(value)
+        if leaf:
+            leaves.append((tree, node))
+        else:
+            columns["nodes_truenodeids"][at] = grow(tree, count, depth - 1)
+            columns["nodes_falsenodeids"][at] = grow(tree, count, depth - 1)
+        return node
+
+    for tree in range(trees):
+        grow(tree, [0], 4)
+    return columns, leaves
+
+
+def scored(leaves: list[tuple[int, int]], targets: list[list[int]], kind: str, positive: bool) -> dict[str, list[Any]]:
+    entries = [(t, n, c) for (t, n), ids in zip(leaves, targets, strict=True) for c in ids]
+    weights = f(len(entries))
+    return {
+        f"{kind}_treeids": [e[0] for e in entries],
+        f"{kind}_nodeids": [e[1] for e in entries],
+        f"{kind}_ids": [e[2] for e in entries],
+        f"{kind}_weights": (np.abs(weights) if positive else weights).tolist(),
+    }
+
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
+
+def samples() -> np.ndarray:
+    x = f(7, 4)
+    x[0, 1] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
+def test_trees_regress(mode: str, aggregate: str) -> None:
+    columns, leaves = forest(5, 4, mode)
+    some = [[int(RNG.integers(3))] for _ in leaves]
+    for targets, extra in ((some, {}), ([[0, 1, 2]] * len(leaves), {"base_values": floats(3)})):
+        check("TreeEnsembleRegressor", [samples()], n_targets=3, aggregate_function=aggregate, **columns,
+              **scored(leaves, targets, "target", False), **extra)
+    check("TreeEnsembleRegressor", [samples()], n_targets=1, aggregate_function=aggregate, base_values=[0.5], **columns,
+          **scored(leaves, [[0]] * len(leaves), "target", False))
+
+
+@pytest.mark.parametrize("post", TRANSFORMS)
+@pytest.mark.parametrize("positive", [True, False], ids=["positive", "mixed"])
+def test_trees_classify(post: str, positive: bool) -> None:
+    columns, leaves = forest(5, 4, "BRANCH_LEQ")
+    for labels, ids in (
+        ({"classlabels_int64s": [7, 8, 9]}, [[0, 1, 2]] * len(leaves)),
+        ({"classlabels_strings": ["a", "b", "c"]}, [[int(RNG.integers(3))] for _ in leaves]),
+        ({"classlabels_int64s": [7, 8]}, [[0]] * len(leaves)),
+        ({"classlabels_strings": ["n", "y"]}, [[1]] * len(leaves)),
+    ):
+        check("TreeEnsembleClassifier", [samples()], 2, post_transform=post, **columns, **labels,
+              **scored(leaves, ids, "class", positive))
+
+
+def test_two_scored_classes_take_the_larger_score() -> None:
+    """onnxruntime answers 1 whenever the second score is positive here; the standard asks for the best class."""
+    columns, leaves = forest(3, 4, "BRANCH_LEQ")
+    attrs = {**columns, **scored(leaves, [[0, 1]] * len(leaves), "class", True), "classlabels_strings": ["n", "y"]}
+    node = helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "score"], domain="ai.onnx.ml", **attrs)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 1, [7, 4])],
+        [helper.make_empty_tensor_value_info(n) for n in ("label", "score")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
+    result = Core().compile_model(model)({"x": samples()})
+    assert result["label"].tolist() == ["ny"[k] for k in result["score"].argmax(1)]
+
+
+def test_trees_in_double() -> None:
+    columns, leaves = forest(4, 4, "BRANCH_LEQ")
+    values = columns.pop("nodes_values")
+    targets = scored(leaves, [[0]] * len(leaves), "target", False)
+    weights = targets.pop("target_weights")
+    check("TreeEnsembleRegressor", [RNG.standard_normal((6, 4))], n_targets=1, **columns, **targets,
+          nodes_values_as_tensor=onnx.numpy_helper.from_array(np.asarray(values, np.float64)),
+          target_weights_as_tensor=onnx.numpy_helper.from_array(np.asarray(weights, np.float64)))
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer(norm: str) -> None:
+    check("Normalizer", [f(5, 3)], norm=norm)
+    check("Normalizer", [f(4)], norm=norm)
+
+
+def test_features() -> None:
+    check("Scaler", [RNG.integers(0, 9, (4, 3))], offset=[1.0, 2.0, 3.0], scale=[2.0, 0.5, 1.0])
+    check("Scaler", [f(4, 3)], offset=[1.0], scale=[2.0])
+    check("FeatureVectorizer", [RNG.integers(0, 9, (5, 3)), RNG.integers(0, 9, (5, 1))], inputdimensions=[2, 3])
+    check("ArrayFeatureExtractor", [f(5, 3), np.asarray([[0, 2]])])
+    check("Binarizer", [f(5, 3)], threshold=0.2)
+    check("Imputer", [np.asarray([[1, 2], [3, 1]])], imputed_value_int64s=[9], replaced_value_int64=1)
+    check("OneHotEncoder", [np.asarray([1, 2, 7])], cats_int64s=[1, 2, 3], zeros=1)
+
+
+def test_labels() -> None:
+    names = {"cats_strings": ["a", "b"], "cats_int64s": [3, 4]}
+    check("CategoryMapper", [strings("a", "b", "z")], default_int64=-7, **names)
+    check("CategoryMapper", [np.asarray([3, 4, 9])], default_string="no", **names)
+    check("LabelEncoder", [strings("a", "b", "q")], version=2, keys_strings=["a", "b"], values_int64s=[5, 6])
+    check("LabelEncoder", [np.asarray([1, 2, 3])], version=2, keys_int64s=[1, 2], values_floats=[0.5, 0.6])
+
+
+def test_zip_map() -> None:
+    check("ZipMap", [np.abs(f(3, 2))], classlabels_strings=["a", "b"])
+    check("ZipMap", [np.abs(f(3, 2))], classlabels_int64s=[4, 8])

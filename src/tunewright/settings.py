@@ -18,6 +18,19 @@ from .errors import SettingsError
 _TRUE, _FALSE = {"YES", "TRUE", "ON", "1"}, {"NO", "FALSE", "OFF", "0"}
 
 
+def _memory() -> int:
+    """Bytes of memory of the machine, or of the container: more would get the process killed, so that is the limit."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 40
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return min(physical, int(file.read()))
+    except (OSError, ValueError):  # there is none, or it says "max"
+        return physical
+
+
+_MEMORY = _memory()
+
+
 def _setting(default: Any, help: str, least: int | None = None) -> Any:
     return field(default=default, metadata={"help": help, "least": least})
 
@@ -40,8 +53,9 @@ class Settings:
     max_file_bytes: int = _setting(16 << 30, "guard: largest model file", 1)
     max_nodes: int = _setting(500_000, "guard: most nodes, after functions are expanded and loops unrolled", 1)
     max_nesting: int = _setting(64, "guard: deepest nesting of subgraphs and functions", 1)
-    max_tensor_bytes: int = _setting(16 << 30, "guard: largest single tensor", 1)
-    max_memory_bytes: int = _setting(64 << 30, "guard: most memory that one plan may need", 1)
+    max_tensor_bytes: int = _setting(min(16 << 30, _MEMORY), "guard: largest single tensor", 1)
+    max_memory_bytes: int = _setting(min(64 << 30, _MEMORY), "guard: most memory for all weights, or for one plan", 1)
+    max_iterations: int = _setting(1_000_000, "guard: most iterations of all loops in one inference", 1)
 
     @classmethod
     def make(cls, config: Mapping[str, Any] | None = None, base: Settings | None = None) -> Settings:

@@ -155,6 +155,8 @@ def test_requests_of_one_model_run_in_several_threads(core):
         ({"x": np.zeros((3, 4))}, "takes float32, not float64 .*astype"),
         ({"x": np.zeros((3, 5), np.float32)}, r"takes float32\[n,4\], not shape \[3, 5\]"),
         ({"x": np.zeros((3,), np.float32)}, r"not shape \[3\]"),
+        ({"x": object()}, "input 'x': takes .*, and this is no array of it"),
+        ({"x": [[1, 2], [3]]}, "input 'x': takes .*, and this is no array of it"),
     ],
 )
 def test_wrong_inputs_are_named(core, inputs, message):
@@ -270,3 +272,18 @@ def test_model_from_file_bytes_and_proto(core, tmp_path):
         core.compile_model(source)({"x": x})["y"] for source in (path, str(path), proto.SerializeToString(), proto)
     ]
     assert all(np.array_equal(r, results[0]) for r in results)
+
+
+def test_what_is_wrong_in_a_branch_never_taken_does_no_harm(core):
+    text = """g (float[2, 3] x, bool c) => (float[a, b] y)
+    {
+      y = If(c) <
+        then_branch = t () => (float[a, b] p) { p = Relu(x) },
+        else_branch = e () => (float[a, b] q) { w = Constant<value = float[2] {1, 2}>() v = Exp(w) q = MatMul(x, v) }
+      >
+    }"""
+    compiled = core.compile_model(model(text))
+    x = np.ones((2, 3), np.float32)
+    assert (compiled({"x": x, "c": np.asarray(True)})["y"] == x).all()
+    with pytest.raises(tunewright.ModelError, match=r"node 'q' \(MatMul\)"):
+        compiled({"x": x, "c": np.asarray(False)})

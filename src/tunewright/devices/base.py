@@ -69,7 +69,7 @@ class Device(ABC):
 
     def view(self, buffer: np.ndarray[Any, Any], offset: int, type: TensorType) -> np.ndarray[Any, Any]:
         """A tensor inside a buffer."""
-        return np.ndarray(type.dims, type.dtype.numpy, buffer, offset)
+        return np.ndarray(type.physical, type.dtype.numpy, buffer, offset)
 
     def describe(self) -> dict[str, Any]:
         """What `tunewright devices` shows."""

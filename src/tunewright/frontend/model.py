@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..errors import InputError
 from ..ir.graph import Graph
 from ..ir.types import Shape, TensorType, Type
@@ -45,7 +47,7 @@ class Model:
             type = by_name[name].type
             if not isinstance(type, TensorType):
                 raise InputError(f"{type} has no shape", where=f"input {name!r}")
-            shape: Shape = tuple(None if d == -1 else d for d in dims)
+            shape = _shape(dims, name)
             if type.shape is not None and len(type.shape) != len(shape):
                 raise InputError(f"shape {list(shape)} does not fit {type}", where=f"input {name!r}")
             by_name[name].type = type.with_shape(shape)
@@ -54,3 +56,18 @@ class Model:
             for value in node.outputs:
                 value.type = None
         return Model(graph, self.name, self.producer, self.opsets, self.metadata, self.declared)
+
+
+def _shape(dims: Sequence[int | str | None], name: str) -> Shape:
+    """Dimensions as a user gives them: -1 and None are open."""
+    known = isinstance(dims, (list, tuple)) and all(
+        d is None or isinstance(d, str) or (isinstance(d, (int, np.integer)) and not isinstance(d, bool) and d >= -1)
+        for d in dims
+    )
+    if not known:
+        raise InputError(
+            f"{dims!r} is not a shape",
+            where=f"input {name!r}",
+            hint="a list of sizes, names and None (open), such as [1, 3, 'h', None]",
+        )
+    return tuple(d if isinstance(d, str) or d is None else None if d == -1 else int(d) for d in dims)

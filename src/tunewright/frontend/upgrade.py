@@ -23,7 +23,7 @@ _TYPED = 13
 def upgrade(graph: Graph, call: Call, version: int) -> list[Value]:
     """Add a call to the graph in its newest form; its results."""
     if call.op == "Constant":
-        from .onnx import constant_array
+        from .nodes import constant_array
 
         return [graph.constant(constant_array(call.attrs), call.outputs[0])]
     if version < 6 and "consumed_inputs" in call.attrs:

@@ -5,12 +5,14 @@ Three choices keep passes simple:
 * Initializers and ``Constant`` nodes are the same thing: a `Value` with ``const`` set and no producer.
 * Subgraphs capture nothing silently. What a body uses of the outer graph is an extra input of the node (the last
   ``captures`` ones) and an extra input of each body, in the same order.
-* A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results.
+* A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results. The
+  last ``operands`` inputs belong to the epilogue alone; the main operation sees only those before them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +59,7 @@ class Value:
 class Node:
     """An operation. ``op`` is ``Conv`` in ONNX's own domain and ``domain::Name`` in any other."""
 
-    __slots__ = ("attrs", "bodies", "captures", "epilogue", "inputs", "name", "op", "origin", "outputs")
+    __slots__ = ("attrs", "bodies", "captures", "epilogue", "inputs", "name", "op", "operands", "origin", "outputs")
 
     def __init__(self, op: str, name: str, attrs: Mapping[str, Any]) -> None:
         self.op, self.name = op, name
@@ -67,6 +69,7 @@ class Node:
         self.bodies: dict[str, Graph] = {}
         self.captures = 0
         self.epilogue: tuple[Fused, ...] = ()
+        self.operands = 0
         #: names of the model's nodes that this one stands for
         self.origin: tuple[str, ...] = (name,)
 
@@ -74,6 +77,11 @@ class Node:
     def output(self) -> Value:
         """The first output."""
         return self.outputs[0]
+
+    @property
+    def main_inputs(self) -> list[Value | None]:
+        """The inputs of the main operation, without the epilogue's operands."""
+        return self.inputs[: len(self.inputs) - self.operands]
 
     def input(self, i: int) -> Value | None:
         """Input i, or None where it is absent."""
@@ -94,6 +102,7 @@ class Graph:
         self._nodes: dict[Node, None] = {}
         self._names: set[str] = set()
         self._counter: dict[str, int] = {}
+        self._recorders: list[list[Node]] = []
 
     # -- reading ------------------------------------------------------------------------------------------------------
     @property
@@ -167,6 +176,7 @@ class Graph:
         bodies: Mapping[str, Graph] | None = None,
         captures: int = 0,
         epilogue: tuple[Fused, ...] = (),
+        operands: int = 0,
     ) -> Node:
         """A new node at the end. ``outputs``: how many, or their names."""
         node = Node(op, name, attrs or {})
@@ -180,9 +190,22 @@ class Graph:
         for i, v in enumerate(node.inputs):
             if v is not None:
                 v.uses[node, i] = None
-        node.bodies, node.captures, node.epilogue = dict(bodies or {}), captures, epilogue
+        node.bodies, node.captures = dict(bodies or {}), captures
+        node.epilogue, node.operands = epilogue, operands
         self._nodes[node] = None
+        for added in self._recorders:
+            added.append(node)
         return node
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Node]]:
+        """Collects the nodes that are added inside a ``with`` block."""
+        added: list[Node] = []
+        self._recorders.append(added)
+        try:
+            yield added
+        finally:
+            self._recorders.pop()
 
     # -- editing ------------------------------------------------------------------------------------------------------
     def set_input(self, node: Node, i: int, value: Value | None) -> None:
@@ -259,7 +282,8 @@ class Graph:
         copy.inputs = [of(v) for v in self.inputs]
         for node in self._nodes:
             twin = Node(node.op, node.name, node.attrs)
-            twin.origin, twin.captures, twin.epilogue = node.origin, node.captures, node.epilogue
+            twin.origin, twin.captures = node.origin, node.captures
+            twin.epilogue, twin.operands = node.epilogue, node.operands
             twin.bodies = {k: body.clone() for k, body in node.bodies.items()}
             for i, v in enumerate(node.inputs):
                 twin.inputs.append(None if v is None else of(v))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .graph import Fused, Graph, Node, Value
+
+#: a remark about a node, or nothing
+Note: TypeAlias = Callable[[Node], str | None]
 
 
 def format_attr(value: Any) -> str:
@@ -59,8 +62,8 @@ def format_epilogue(node: Node) -> str:
     return "".join(one(step) for step in node.epilogue)
 
 
-def to_text(graph: Graph, indent: str = "") -> str:
-    """Stable text: one line per constant and node, bodies indented below their node."""
+def to_text(graph: Graph, indent: str = "", note: Note | None = None) -> str:
+    """Stable text: a line per constant and node, bodies indented below their node; ``note`` adds a remark to a node."""
     inputs = ", ".join(repr(v) for v in graph.inputs)
     lines = [f"{indent}graph {graph.name}({inputs}) {{"]
     shown: set[Value] = set()
@@ -70,8 +73,10 @@ def to_text(graph: Graph, indent: str = "") -> str:
                 shown.add(value)
                 lines.append(f"{indent}  %{value.name} = const {format_array(value.const)}")
         outputs = ", ".join(repr(v) for v in node.outputs)
-        args = ", ".join(_name(v) for v in node.inputs)
-        lines.append(f"{indent}  {outputs} = {node.op}({args}){format_attrs(node.attrs)}{format_epilogue(node)}")
+        args = ", ".join(_name(v) for v in node.main_inputs)
+        remark = note(node) if note else None
+        tail = f"  # {remark}" if remark else ""
+        lines.append(f"{indent}  {outputs} = {node.op}({args}){format_attrs(node.attrs)}{format_epilogue(node)}{tail}")
         for key, body in node.bodies.items():
             lines.append(f"{indent}    {key}:")
             lines.append(to_text(body, indent + "    "))
@@ -89,27 +94,29 @@ def to_text(graph: Graph, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def to_dot(graph: Graph) -> str:
-    """Graphviz: nodes with their fused steps, edges with their types."""
+def to_dot(graph: Graph, note: Note | None = None) -> str:
+    """Graphviz: nodes with their fused steps, edges with their types; ``note`` adds a line to a node."""
 
     def quote(text: str) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
     ids: dict[Node, str] = {node: f"n{i}" for i, node in enumerate(graph.nodes)}
-    lines = [f"digraph {quote(graph.name)} {{", "  node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=9];"]
-    for i, value in enumerate(graph.inputs):
-        lines.append(f"  in{i} [label={quote(repr(value))}, shape=oval];")
+    style = "  node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=9];"
+    lines = [f"digraph {quote(graph.name)} {{", style]
+    for i, given in enumerate(graph.inputs):
+        lines.append(f"  in{i} [label={quote(repr(given))}, shape=oval];")
     for node, key in ids.items():
         label = "\n+ ".join([node.op, *(step.op for step in node.epilogue)])
-        lines.append(f"  {key} [label={quote(label + chr(10) + node.name)}];")
+        remark = note(node) if note else None
+        lines.append(f"  {key} [label={quote(chr(10).join([label, node.name, *([remark] if remark else [])]))}];")
     sources: dict[Value, str] = {v: f"in{i}" for i, v in enumerate(graph.inputs)}
     sources.update({v: ids[node] for node in ids for v in node.outputs})
     for node, key in ids.items():
         for value in node.inputs:
             if value is not None and value in sources:
                 lines.append(f"  {sources[value]} -> {key} [label={quote(str(value.type or '?'))}];")
-    for i, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+    for i, (name, result) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
         lines.append(f"  out{i} [label={quote(name)}, shape=oval];")
-        if value in sources:
-            lines.append(f"  {sources[value]} -> out{i} [label={quote(str(value.type or '?'))}];")
+        if result in sources:
+            lines.append(f"  {sources[result]} -> out{i} [label={quote(str(result.type or '?'))}];")
     return "\n".join([*lines, "}"])

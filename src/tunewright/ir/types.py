@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import ml_dtypes
@@ -13,6 +14,8 @@ import numpy as np
 #: A dimension: a number, a name (symbolic, equal names are equal sizes), or None (nothing is known).
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
+#: most dimensions of an array that every supported numpy allows
+MAX_RANK = 32
 
 
 class DType(enum.Enum):
@@ -48,7 +51,7 @@ class DType(enum.Enum):
     FLOAT6E3M2 = "float6_e3m2fn"
 
     @property
-    def numpy(self) -> np.dtype:  # type: ignore[type-arg]
+    def numpy(self) -> np.dtype:
         return _NUMPY[self]
 
     @property
@@ -74,11 +77,12 @@ class DType(enum.Enum):
         return _OF_CODE[code]
 
     @staticmethod
-    def of_numpy(dtype: np.dtype) -> DType:  # type: ignore[type-arg]
+    def of_numpy(dtype: np.dtype) -> DType:
         """KeyError when there is no such ONNX type."""
         if dtype.kind in "OUST":
             return DType.STRING
-        return _OF_NUMPY[dtype]
+        found: DType = _OF_NUMPY[dtype]
+        return found
 
     def __str__(self) -> str:
         return self.value
@@ -88,11 +92,12 @@ _CODES = {dtype: code for code, dtype in enumerate(DType, start=1)}
 _OF_CODE = {code: dtype for dtype, code in _CODES.items()}
 
 
-def _numpy_dtype(dtype: DType) -> np.dtype:  # type: ignore[type-arg]
+def _numpy_dtype(dtype: DType) -> np.dtype:
     if dtype is DType.STRING:
         return np.dtype(object)
     try:
-        return np.dtype(getattr(ml_dtypes, dtype.value, dtype.value))
+        found: np.dtype = np.dtype(getattr(ml_dtypes, dtype.value, dtype.value))
+        return found
     except TypeError:  # an older ml_dtypes does not know the narrowest types; the rest works without them
         return np.dtype(np.void)
 
@@ -107,6 +112,20 @@ class Layout:
 
     name: str = "plain"
     block: int = 0  # channels per block, for blocked layouts
+
+    def physical(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the array that holds a tensor of these logical dimensions; a last block is padded."""
+        if self.name == "nhwc":
+            return (dims[0], *dims[2:], dims[1])
+        if self.name == "blocked":
+            return (dims[0], -(-dims[1] // self.block), *dims[2:], self.block)
+        return dims
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """The layout that prints like this."""
+        name = text.rstrip("0123456789")
+        return Layout(name, int(text[len(name) :] or 0))
 
     def __str__(self) -> str:
         return f"{self.name}{self.block or ''}"
@@ -129,7 +148,7 @@ class TensorType:
     shape: Shape | None = None
     layout: Layout = PLAIN
 
-    @property
+    @cached_property
     def is_static(self) -> bool:
         return self.shape is not None and all(isinstance(d, int) for d in self.shape)
 
@@ -137,26 +156,31 @@ class TensorType:
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
 
-    @property
+    @cached_property
     def dims(self) -> tuple[int, ...]:
         """The shape of a static type."""
         assert self.shape is not None and self.is_static, self
         return tuple(d for d in self.shape if isinstance(d, int))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements of a static type."""
         return math.prod(self.dims)
 
     @property
+    def physical(self) -> tuple[int, ...]:
+        """The shape of the array that holds a tensor of this static type: its dimensions as the layout orders them."""
+        return self.layout.physical(self.dims)
+
+    @cached_property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return math.prod(self.physical) * self.dtype.itemsize
 
     def with_shape(self, shape: Shape | None) -> TensorType:
         return replace(self, shape=shape)
 
     @staticmethod
-    def of(array: np.ndarray) -> TensorType:  # type: ignore[type-arg]
+    def of(array: np.ndarray) -> TensorType:
         return TensorType(DType.of_numpy(array.dtype), tuple(array.shape))
 
     def __str__(self) -> str:

@@ -70,6 +70,8 @@ def _links(graph: Graph) -> Iterator[str]:
 def _node(graph: Graph, node: Node) -> Iterator[str]:
     if node.epilogue and len(node.outputs) != 1:
         yield f"{node!r} has an epilogue and {len(node.outputs)} outputs"
+    if node.operands > len(node.inputs) or (node.operands and not node.epilogue):
+        yield f"{node!r} has {node.operands} operands for an epilogue of {len(node.epilogue)} steps"
     for k, step in enumerate(node.epilogue):
         for arg in step.args:
             if not -(k + 1) <= arg < len(node.inputs):

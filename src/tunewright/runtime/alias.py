@@ -112,7 +112,7 @@ def _slice_offset(node: Node) -> list[int]:
     """A slice with step 1 is contiguous when every dimension before the last cut one has a single element left."""
     source = node.inputs[0]
     assert source is not None and source.tensor is not None
-    given = [None if v is None else v.const for v in node.inputs[1:]]
+    given = [None if v is None or v.const is None else v.const.reshape(-1) for v in node.inputs[1:]]
     if any(v is not None and v.const is None for v in node.inputs[1:]) or len(given) < 2:
         return []
     starts, ends = given[0], given[1]

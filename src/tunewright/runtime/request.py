@@ -117,11 +117,11 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         return [_check(item, type.elem, name, {}) for item in given]
     if not isinstance(type, TensorType):
         return given
-    array = (
-        given
-        if isinstance(given, np.ndarray)
-        else np.asarray(given, None if type.dtype is DType.STRING else type.dtype.numpy)
-    )
+    try:
+        wanted = None if type.dtype is DType.STRING else type.dtype.numpy
+        array = given if isinstance(given, np.ndarray) else np.asarray(given, wanted)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"takes {type}, and this is no array of it: {error}", where=where) from None
     if array.dtype.kind in "USTO":
         array = array.astype(object)
     if array.dtype != type.dtype.numpy:

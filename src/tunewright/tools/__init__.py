@@ -1,26 +1,92 @@
-"""The command line. Every module here with a tuple ``COMMANDS`` of functions adds sub-commands."""
+"""The command line. Every module here with a tuple ``COMMANDS`` of functions adds sub-commands.
+
+A command is a typed function: its parameters are the options, its docstring is the help. It prints its result to
+stdout, notes and progress to stderr, and raises `TunewrightError` for a user's mistake. Heavy imports stand inside the
+function, because ``tunewright --help`` imports every module here.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from ..errors import TunewrightError
 
+#: exit codes: the answer is no (outputs differ); the user made a mistake; interrupted
+DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
 
-def main() -> None:
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    raise SystemExit(execute(sys.argv[1:] if arguments is None else arguments))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """The exit code for these arguments."""
+    try:
+        code = _app()(list(arguments) or ["--help"], standalone_mode=False, prog_name="tunewright")
+        return code if isinstance(code, int) else 0
+    except TunewrightError as error:
+        return _fail(str(error))
+    except MemoryError:
+        return _fail("not enough memory")
+    except BrokenPipeError:  # the reader of our output has gone, as in `tunewright graph m.onnx | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (KeyboardInterrupt, EOFError):
+        return _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        # The parser's own errors (click's, which typer may carry inside itself) are known by what they offer.
+        if error.__class__.__name__ == "Abort":
+            return _fail("interrupted", INTERRUPTED)
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        return _fail(f"{error.format_message().rstrip('.')}{hint}")
+
+
+def _fail(text: str, code: int = MISTAKE) -> int:
+    sys.stderr.write(f"tunewright: {' '.join(text.split())}\n")
+    return code
+
+
+def _app() -> Any:
+    """The typer application with every command that discovery finds."""
     import typer
 
     from .. import discovery
 
     app = typer.Typer(
-        name="tunewright", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
-        help="An inference engine for ONNX models that tunes its own kernels.",
+        name="tunewright",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+    @app.callback()
+    def tunewright(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and leave.", callback=_version, is_eager=True
+        ),
+    ) -> None:
+        """An inference engine for ONNX models that tunes its own kernels."""
+
     for name, command in discovery.find("tunewright.commands", key=lambda c: c.__name__.replace("_", "-")).items():
         app.command(name)(command)
-    try:
-        app()
-    except TunewrightError as error:
-        sys.stderr.write(f"tunewright: {error}\n")
-        raise SystemExit(2) from None
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import typer
+
+        from .._version import __version__
+
+        sys.stdout.write(f"tunewright {__version__}\n")
+        raise typer.Exit

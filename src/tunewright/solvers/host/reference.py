@@ -9,8 +9,10 @@ import numpy as np
 
 from ...devices.base import Device, Queue, Target
 from ...errors import ExecutionError, TunewrightError
+from ...ir.types import PLAIN, TensorType
 from ...ops import lookup
 from ...ops.base import OpSpec
+from ...ops.fused import from_plain, to_plain
 from ..base import Config, Kernel, Problem, Solver
 
 
@@ -42,8 +44,11 @@ class HostKernel(Kernel):
         self.spec = _spec(problem.op)
         self.steps = [(_spec(step.op), step) for step in problem.epilogue]
         self.n = len(problem.outputs)
+        self.layouts = any(isinstance(t, TensorType) and t.layout != PLAIN for t in [*problem.inputs, *problem.outputs])
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        if self.layouts:
+            inputs = [to_plain(a, t) for a, t in zip(inputs, self.problem.inputs, strict=True)]
         try:
             with np.errstate(all="ignore"):
                 main = inputs[: len(inputs) - self.problem.operands]
@@ -57,6 +62,10 @@ class HostKernel(Kernel):
             raise
         except Exception as error:  # references are numpy code: any of its exceptions means that the inputs do not fit
             raise ExecutionError(str(error) or repr(error)) from error
+        if len(results) < self.n:
+            raise ExecutionError(f"makes {len(results)} outputs, not {self.n}")
+        if self.layouts:
+            results = [from_plain(a, t) for a, t in zip(results, self.problem.outputs, strict=True)]
         for i, out in enumerate(outputs):
             result = results[i]
             if out is None:

@@ -1,0 +1,60 @@
+# make demo | test | soak | check | bench | wheel | clean. Needs python3 (3.11 or newer) with pip, and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+PY     := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak check bench wheel clean
+
+help:
+	@echo 'make demo    install into $(VENV); a network before and after optimisation, measured and checked'
+	@echo 'make test    all tests, short forms'
+	@echo 'make soak    all tests with full counts'
+	@echo 'make check   ruff, mypy --strict, the layers of the code: what CI runs before the tests'
+	@echo 'make bench   Tunewright and other engines, interleaved'
+	@echo 'make wheel   the wheel, in dist/'
+	@echo 'make clean   remove what the above made'
+
+# Stamps: a target installs again only when pyproject.toml has changed. The package is installed in place, so that the
+# checkout is what runs; that a wheel works outside of it is a test of its own.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tunewright needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install pip; }
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.made pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.base
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[check,test]'
+	@touch $@
+
+demo: $(VENV)/.base
+	$(PY) bench/demo.py
+
+test: $(VENV)/.test
+	$(PY) -m pytest -n $(JOBS) -m 'not soak'
+
+soak: $(VENV)/.test
+	$(PY) -m pytest -n $(JOBS)
+
+check: $(VENV)/.check
+	$(PY) -m ruff check .
+	$(PY) -m mypy --strict src
+	$(PY) -m pytest tests/arch
+
+bench: $(VENV)/.test
+	$(PY) bench/run.py $(ARGS)
+
+wheel: $(VENV)/.base
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,6 @@
+"""``python -m tunewright``: the command line."""
+
+from .tools import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""IR -> ONNX: a graph as a model that other tools can read and run.
+
+An exported model is a legal ONNX model for any engine that knows its opset: a fused node is a call of a model-local
+function in the domain ``tunewright``, whose body is the main operation and its epilogue. A node with notes
+is such a call too, and carries them as attributes, which viewers such as Netron show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..ir.graph import Graph, Node, Value
+from ..ir.text import format_epilogue
+from ..ir.types import MapType, OptionalType, SequenceType, TensorType, Type
+
+DOMAIN = "tunewright"
+#: what to show at a node, by key
+Notes: TypeAlias = Mapping[Node, Mapping[str, str]]
+
+
+def to_model(
+    graph: Graph, notes: Notes | None = None, name: str = "", declared: Mapping[str, Type | None] | None = None
+) -> onnx.ModelProto:
+    """The graph as an ONNX model. ``notes`` are shown as attributes of their nodes.
+
+    ``declared`` has types of outputs for a graph in which none are inferred yet.
+    """
+    return _Exporter(notes or {}, declared or {}).model(graph, name)
+
+
+class _Exporter:
+    def __init__(self, notes: Notes, declared: Mapping[str, Type | None]) -> None:
+        self.notes, self.declared = notes, declared
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set()
+        self.domains: dict[str, int] = {}
+        #: what a function does -> the function
+        self.functions: dict[tuple[Any, ...], onnx.FunctionProto] = {}
+
+    def model(self, graph: Graph, name: str) -> onnx.ModelProto:
+        self.domains = _versions(graph)
+        self.taken.update(graph.output_names)
+        body = self.graph(graph, name or graph.name, graph.output_names)
+        opsets = [helper.make_opsetid(d, v) for d, v in self.domains.items()]
+        model = helper.make_model(
+            body, producer_name="tunewright", functions=list(self.functions.values()), opset_imports=opsets
+        )
+        model.ir_version = max(10, helper.find_min_ir_version_for(opsets, ignore_unknown=True))
+        return model
+
+    def graph(
+        self, graph: Graph, name: str, output_names: Sequence[str] | None = None, captures: int = 0
+    ) -> onnx.GraphProto:
+        """Values keep their names where these are free: a body sees the names of every graph around it."""
+        formal = graph.inputs[: len(graph.inputs) - captures]
+        for value in formal:
+            self.name(value)
+        identities = []
+        if output_names is not None:
+            free = dict.fromkeys(v for v in graph.outputs if v not in self.names)
+            for value, out in zip(graph.outputs, output_names, strict=True):
+                if value in free and value.const is None:
+                    self.names[value] = out
+                    del free[value]
+                else:  # an input, a constant or a second name of one value
+                    identities.append((value, out))
+        nodes = [self.node(node) for node in graph.nodes]
+        nodes += [helper.make_node("Identity", [self.name(v)], [out], name=f"{out}_identity") for v, out in identities]
+        outputs: list[onnx.ValueInfoProto] = []
+        for i, value in enumerate(graph.outputs):
+            out = self.name(value) if output_names is None else output_names[i]
+            if output_names is None and (value.producer is None or any(o.name == out for o in outputs)):
+                again = self.fresh(f"{out}_out")
+                nodes.append(helper.make_node("Identity", [out], [again]))
+                out = again
+            type = value.type
+            if output_names is not None and (type is None or (isinstance(type, TensorType) and type.shape is None)):
+                type = self.declared.get(out) or type  # outputs of a model must have a shape
+            outputs.append(_info(out, type))
+        weights = [_tensor(v.const, self.name(v)) for v in graph.constants() if v.const is not None]
+        return helper.make_graph(
+            nodes,
+            name,
+            [_info(self.name(v), v.type) for v in formal],
+            outputs,
+            weights,
+            value_info=[
+                _info(self.name(v), v.type)
+                for n in graph.nodes
+                for v in n.outputs
+                if isinstance(v.type, TensorType) and v not in graph.outputs
+            ],
+        )
+
+    def name(self, value: Value) -> str:
+        if value not in self.names:
+            self.names[value] = self.fresh(value.name)
+        return self.names[value]
+
+    def fresh(self, name: str) -> str:
+        made, k = name, 0
+        while made in self.taken:
+            k += 1
+            made = f"{name}_{k}"
+        self.taken.add(made)
+        return made
+
+    def node(self, node: Node) -> onnx.NodeProto:
+        inputs = ["" if v is None else self.name(v) for v in node.inputs]
+        outputs = [self.name(v) for v in node.outputs]
+        domain, op = _split(node.op)
+        notes = self.notes.get(node)
+        if node.bodies:
+            formal = inputs[: len(inputs) - node.captures]
+            made = helper.make_node(op, formal, outputs, name=node.name, domain=domain)
+            made.attribute.extend(_attribute(k, v) for k, v in node.attrs.items())
+            captured = node.inputs[len(node.inputs) - node.captures :]
+            for key, body in node.bodies.items():
+                inner = body.clone()  # one body may stand in several nodes; its values get names of their own
+                for mine, outer in zip(inner.inputs[len(inner.inputs) - node.captures :], captured, strict=True):
+                    self.names[mine] = self.name(_known(outer))
+                made.attribute.append(helper.make_attribute(key, self.graph(inner, key, captures=node.captures)))
+            return made
+        if notes is None and not node.epilogue:
+            made = helper.make_node(op, _trim(inputs), outputs, name=node.name, domain=domain)
+            made.attribute.extend(_attribute(k, v) for k, v in node.attrs.items())
+            return made
+        about = dict(notes or {})
+        if node.epilogue:
+            about["epilogue"] = format_epilogue(node).strip(" |")
+        about["from"] = ", ".join(node.origin)
+        function = self.function(node, tuple(about))
+        made = helper.make_node(function.name, [i for i in inputs if i], outputs, name=node.name, domain=DOMAIN)
+        made.attribute.extend(_attribute(k, v) for k, v in {**node.attrs, **about}.items())
+        return made
+
+    def function(self, node: Node, about: tuple[str, ...]) -> onnx.FunctionProto:
+        """What the node computes as a function: attributes of the main operation stay attributes of the call."""
+        epilogue = tuple((s.op, s.args, repr(sorted(s.attrs.items()))) for s in node.epilogue)
+        key = (
+            node.op,
+            tuple(sorted(node.attrs)),
+            tuple(v is None for v in node.inputs),
+            len(node.outputs),
+            node.operands,
+            epilogue,
+            about,
+        )
+        if key in self.functions:
+            return self.functions[key]
+        self.domains.setdefault(DOMAIN, 1)
+        formal = ["" if v is None else f"x{i}" for i, v in enumerate(node.inputs)]
+        results = [f"y{i}" for i in range(len(node.outputs))]
+        main = results if not node.epilogue else ["r0"]
+        domain, op = _split(node.op)
+        body = [helper.make_node(op, _trim(formal[: len(formal) - node.operands]), main, domain=domain)]
+        for k in node.attrs:
+            reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=_attribute(k, node.attrs[k]).type)
+            body[0].attribute.append(reference)
+        used = {"": self.domains[""], domain: self.domains[domain]}
+        for i, step in enumerate(node.epilogue):
+            domain, op = _split(step.op)
+            used[domain] = self.domains[domain]
+            args = [formal[a] if a >= 0 else f"r{~a}" for a in step.args]
+            out = "y0" if i == len(node.epilogue) - 1 else f"r{i + 1}"
+            made = helper.make_node(op, args, [out], domain=domain)
+            made.attribute.extend(_attribute(k, v) for k, v in step.attrs.items())
+            body.append(made)
+        name = "_".join(_split(op)[1] for op in [node.op, *(s.op for s in node.epilogue)])
+        same = sum(f.name.partition("__")[0] == name for f in self.functions.values())
+        function = helper.make_function(
+            DOMAIN,
+            f"{name}__{same + 1}" if same else name,
+            [i for i in formal if i],
+            results,
+            body,
+            [helper.make_opsetid(d, v) for d, v in used.items()],
+            [*sorted(node.attrs), *about],
+        )
+        self.functions[key] = function
+        return function
+
+
+def _versions(graph: Graph) -> dict[str, int]:
+    """The oldest version of each domain that has the newest form of every operator in use: more engines take it."""
+    nodes = [node for g in graph.walk() for node in g.nodes]
+    versions = {"": 13}  # of Identity for every type, which the exporter adds
+    for op in {node.op for node in nodes} | {step.op for node in nodes for step in node.epilogue}:
+        domain, name = _split(op)
+        since = int(onnx.defs.get_schema(name, domain=domain).since_version) if onnx.defs.has(name, domain) else 1
+        versions[domain] = max(versions.get(domain, 1), since)
+    return versions
+
+
+def _known(value: Value | None) -> Value:
+    assert value is not None
+    return value
+
+
+def _split(op: str) -> tuple[str, str]:
+    domain, _, name = op.rpartition("::")
+    return domain, name
+
+
+def _trim(names: list[str]) -> list[str]:
+    """Without absent inputs at the end."""
+    while names and not names[-1]:
+        names = names[:-1]
+    return names
+
+
+def _tensor(array: np.ndarray[Any, Any], name: str = "") -> onnx.TensorProto:
+    if array.dtype == object:
+        return helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, [str(x).encode() for x in array.ravel()])
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def _attribute(key: str, value: Any) -> onnx.AttributeProto:
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(key, _tensor(value))
+    if isinstance(value, (TensorType, SequenceType, OptionalType, MapType)):
+        return helper.make_attribute(key, _type(value))
+    if isinstance(value, tuple) and not value:
+        return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
+    if isinstance(value, tuple) and isinstance(value[0], np.ndarray):
+        return helper.make_attribute(key, [_tensor(v) for v in value])
+    if isinstance(value, (bool, np.bool_, np.integer)):
+        value = int(value)
+    return helper.make_attribute(key, list(value) if isinstance(value, tuple) else value)
+
+
+def _info(name: str, type: Type | None) -> onnx.ValueInfoProto:
+    info = onnx.ValueInfoProto(name=name)
+    if type is not None:
+        info.type.CopyFrom(_type(type))
+    return info
+
+
+def _type(type: Type | None) -> onnx.TypeProto:
+    if isinstance(type, TensorType):
+        return helper.make_tensor_type_proto(type.dtype.onnx_code, type.shape)
+    if isinstance(type, SequenceType) and type.elem is not None:
+        return helper.make_sequence_type_proto(_type(type.elem))
+    if isinstance(type, OptionalType) and type.elem is not None:
+        return helper.make_optional_type_proto(_type(type.elem))
+    if isinstance(type, MapType) and type.value is not None:
+        return helper.make_map_type_proto(type.key.onnx_code, _type(type.value))
+    return onnx.TypeProto()

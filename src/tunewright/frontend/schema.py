@@ -1,0 +1,136 @@
+"""Nodes against ONNX's own schemas: the right kind and number of attributes, inputs, outputs and bodies.
+
+What passes here may be relied on behind the front end: ``axis`` is an int, what is required is there, an `If` has two
+branches with as many outputs as the node. Whether the values make sense is for type inference to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import onnx
+import onnx.defs
+
+from ..errors import LimitError, ModelError
+
+#: attributes that say how often onnx's reference goes round a loop, whatever the size of the inputs
+MOST = {
+    "TfIdfVectorizer": {"min_gram_length": 1024, "max_gram_length": 1024, "max_skip_count": 65536},
+}
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a schema asks of a node."""
+
+    kinds: Mapping[str, int]
+    required: tuple[str, ...]
+    inputs: tuple[int, float]
+    outputs: tuple[int, float]
+    #: names of the inputs that may not be left out, by position
+    single: Mapping[int, str]
+
+
+@cache
+def _rules(op: str, domain: str, version: int) -> _Rules | None:
+    """The rules for an operator; None where onnx defines no such operator."""
+    try:
+        schema = onnx.defs.get_schema(op, version, domain)
+        if schema.deprecated:  # its last living form: exporters use some for a while after they are deprecated
+            schema = onnx.defs.get_schema(op, schema.since_version - 1, domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.deprecated:
+        return None
+    most = 1 << 30  # how a schema says "any number"
+    option = onnx.defs.OpSchema.FormalParameterOption
+    return _Rules(
+        kinds={name: int(a.type.value) for name, a in schema.attributes.items()},
+        required=tuple(name for name, a in schema.attributes.items() if a.required),
+        inputs=(schema.min_input, schema.max_input if schema.max_input < most else float("inf")),
+        outputs=(schema.min_output, schema.max_output if schema.max_output < most else float("inf")),
+        single={i: p.name for i, p in enumerate(schema.inputs) if p.option == option.Single},
+    )
+
+
+def check_node(
+    op: str,
+    domain: str,
+    version: int,
+    inputs: Sequence[Any],
+    outputs: Sequence[str],
+    kinds: Mapping[str, int],
+    where: str,
+) -> None:
+    """Raise a ModelError where a node does not fit its schema. ``kinds``: the type of each attribute given."""
+    rules = _rules(op, domain, version)
+    if rules is None:
+        return
+    for name, kind in kinds.items():
+        want = rules.kinds.get(name, kind)
+        if kind != want:
+            raise ModelError(f"is {_kind(kind)}, but {op} takes {_kind(want)}", where=f"{where}, attribute {name!r}")
+    for name in rules.required:
+        if name not in kinds:
+            raise ModelError(f"attribute {name!r} is missing", where=where)
+    for what, names, (least, most) in (("inputs", inputs, rules.inputs), ("outputs", outputs, rules.outputs)):
+        if not least <= len(names) <= most:
+            wanted = (
+                f"{least}" if least == most else f"at least {least}" if most == float("inf") else f"{least} to {most}"
+            )
+            raise ModelError(f"has {len(names)} {what}, but {op} takes {wanted}", where=where)
+    for i, name in rules.single.items():
+        if i >= len(inputs) or inputs[i] is None:
+            raise ModelError(f"input {i} ({name}) is missing", where=where)
+
+
+def _kind(kind: int) -> str:
+    try:
+        return str(onnx.AttributeProto.AttributeType.Name(kind))
+    except ValueError:
+        return f"of unknown type {kind}"
+
+
+def check_bodies(
+    op: str, formal: int, outputs: int, attrs: Mapping[str, Any], bodies: Mapping[str, tuple[int, int]], where: str
+) -> None:
+    """Raise where the bodies of a control-flow node do not fit it. ``bodies``: inputs and outputs of each."""
+    for name, (takes, makes) in bodies.items():
+        want_in, want_out = takes, makes
+        if op == "If":
+            want_in, want_out = 0, outputs
+        elif op == "Loop":
+            want_in, want_out = max(2, formal), outputs + 1
+            if outputs < formal - 2:
+                raise ModelError(f"carries {formal - 2} values, but has {outputs} outputs", where=where)
+        elif op == "Scan":
+            scanned = attrs["num_scan_inputs"]
+            if not 0 < scanned <= formal or outputs < formal - scanned:
+                raise ModelError(f"scans {scanned} of {formal} inputs into {outputs} outputs", where=where)
+            want_in, want_out = formal, outputs
+            made = outputs - (formal - scanned)
+            for key, length in (
+                ("scan_input_axes", scanned), ("scan_input_directions", scanned),
+                ("scan_output_axes", made), ("scan_output_directions", made),
+            ):  # fmt: skip
+                if len(attrs.get(key) or [0] * length) != length:
+                    raise ModelError(
+                        f"attribute {key!r} has {len(attrs[key])} entries instead of {length}", where=where
+                    )
+        elif op == "SequenceMap":
+            want_in, want_out = formal, outputs
+        if (takes, makes) != (want_in, want_out):
+            raise ModelError(
+                f"takes {takes} inputs and makes {makes} outputs, but the node gives {want_in} and takes {want_out}",
+                where=f"{where}, body {name!r}",
+            )
+
+
+def check_values(op: str, attrs: Mapping[str, Any], where: str) -> None:
+    """Raise where an attribute would keep the reference of an operator busy for ever."""
+    for name, most in MOST.get(op, {}).items():
+        if attrs.get(name, 0) > most:
+            raise LimitError(f"{attrs[name]:,} is more than {most:,}", where=f"{where}, attribute {name!r}")

@@ -1,0 +1,166 @@
+"""What the commands share: options, the console, tables, progress, numbers for people, and the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX file.", show_default=False)]
+DeviceName = Annotated[
+    str, typer.Option("--device", "-d", metavar="NAME", help="Where to run; see `tunewright devices`.")
+]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="KEY=VALUE",
+        help="A setting; see `tunewright settings`. Repeatable.",
+        show_default=False,
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="An input: a .npy, .npz or .pb file, or a number or list. Random where absent. Repeatable.",
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        "-s",
+        metavar="NAME=SHAPE",
+        show_default=False,
+        help="An input's shape, as in x=1x3x224x224, or the size of a symbolic dimension, as in batch=8. Repeatable.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
+
+
+def parse_config(pairs: Sequence[str] | None) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping; `Settings` judges the keys and values."""
+    config = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SettingsError(
+                f"{pair!r} is not KEY=VALUE", where="--config", hint="for example --config PERF_COUNT=YES"
+            )
+        config[key.strip()] = value.strip()
+    return config
+
+
+def console(stderr: bool = False) -> Console:
+    """Where a command prints. In a pipe there are no colours, and 80 columns unless COLUMNS says more."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False)
+
+
+def note(text: str) -> None:
+    """A remark to the user that is not part of the result."""
+    console(stderr=True).print(f"note: {text}", style="dim", markup=False)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """A plain table. A column whose name starts with ``>`` is right-aligned and never wrapped."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
+    )
+    for name in columns:
+        right = name.startswith(">")
+        made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return made
+
+
+@contextlib.contextmanager
+def working(what: str, patience: float = 2.0) -> Iterator[None]:
+    """A spinner on stderr when the block takes longer than ``patience`` seconds and stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def spin() -> None:
+        if not done.wait(patience):
+            with console(stderr=True).status(f"{what} ..."):
+                done.wait()
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def cell(text: Any) -> Any:
+    """A table cell whose brackets are brackets, not markup."""
+    from rich.text import Text
+
+    return Text(str(text))
+
+
+def number(value: float) -> str:
+    """Five significant digits, without an exponent where that is readable."""
+    return f"{value:.5g}"
+
+
+def milliseconds(seconds: float) -> str:
+    """For people: 0.123, 12.3, 1,234 (ms)."""
+    ms = seconds * 1e3
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 100 else f"{ms:.2f}" if ms >= 1 else f"{ms:.4f}"
+
+
+def size(nbytes: float) -> str:
+    """For people: 512 B, 1.5 KiB, 12 MiB, 7.8 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def environment() -> dict[str, Any]:
+    """What a measurement depends on beside the model."""
+    import datetime
+    from importlib import metadata
+
+    from .._version import __version__
+    from ..devices.host import cpu_count, cpu_name
+
+    versions = {}
+    for name in ("numpy", "onnx"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "tunewright": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": cpu_count(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }

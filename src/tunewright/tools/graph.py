@@ -1,0 +1,221 @@
+"""``tunewright graph``: a model as it is read, after the passes, or as it is executed."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import InputError
+from .common import (
+    Configs,
+    DeviceName,
+    Inputs,
+    ModelFile,
+    Seed,
+    Shapes,
+    cell,
+    console,
+    note,
+    parse_config,
+    table,
+    working,
+)
+
+if TYPE_CHECKING:
+    from ..ir.graph import Graph, Node, Value
+    from ..passes.base import Log
+    from ..runtime.plan import Plan, Step
+
+
+class Format(enum.StrEnum):
+    TEXT = "text"
+    DOT = "dot"
+    ONNX = "onnx"
+
+
+class Stage(enum.StrEnum):
+    READ = "read"
+    OPTIMIZED = "optimized"
+    EXECUTED = "executed"
+
+
+def graph(
+    model: ModelFile,
+    stage: Annotated[Stage, typer.Option("--stage", help="Which graph.")] = Stage.OPTIMIZED,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", "-f", help="How to write it.", show_default="by FILE's ending, else text"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.", show_default=False)
+    ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Print what each rewrite did or refused, and the reason.")] = False,
+    input: Inputs = None,
+    shape: Shapes = None,
+    device: DeviceName = "CPU",
+    config: Configs = None,
+    seed: Seed = 0,
+) -> None:
+    """Show a model's graph: as text, for Graphviz, or as an ONNX file for Netron.
+
+    The executed graph names the kernel of every step, where the choice came from, and the model's nodes it stands for.
+
+    Example: tunewright graph model.onnx --stage executed -o executed.onnx
+    """
+    from ..core import Core
+    from ..ir.text import to_dot, to_text
+
+    chosen = format or _by_suffix(output)
+    if chosen is Format.ONNX and output is None and not why:
+        raise InputError(
+            "an ONNX file is not for the terminal", where="--format onnx", hint="name a file: -o graph.onnx"
+        )
+    core = Core(parse_config(config))
+    notes: dict[Node, str] = {}
+    about: dict[Node, dict[str, str]] = {}
+    with working("compiling"):
+        loaded = core.read_model(model)
+        shown, log = loaded.graph, None
+        if stage is Stage.EXECUTED:
+            from .inputs import concrete, make_feed
+
+            feed = make_feed(loaded, input, shape, seed, core.settings)
+            for text in feed.notes:
+                note(text)
+            compiled = core.compile_model(concrete(feed), device)
+            compiled(feed.values)  # segments behind data-dependent shapes are planned now
+            shown, steps = executed_graph(compiled.program.plans[-1], compiled.graph.inputs)
+            shown.output_names = list(compiled.graph.output_names)
+            log = compiled.env.context.log
+            about = {node: describe_step(step) for node, step in steps.items()}
+            notes = {node: ", ".join(texts.values()) for node, texts in about.items()}
+        elif stage is Stage.OPTIMIZED or why:
+            from .inputs import parse_shapes
+
+            wanted, _ = parse_shapes(loaded, shape or ())
+            compiled = core.compile_model(loaded.reshape(wanted) if wanted else loaded, device)
+            shown = compiled.graph if stage is Stage.OPTIMIZED else shown
+            log = compiled.env.context.log
+    if why and log is not None:
+        explain(log)
+        if output is None:
+            return
+    if chosen is Format.ONNX:
+        from ..frontend.export import to_model
+
+        data = to_model(shown, about, loaded.name, loaded.declared).SerializeToString()
+    else:
+        text = to_dot(shown, notes.get) if chosen is Format.DOT else to_text(shown, note=notes.get)
+        data = (text + "\n").encode()
+    if output is None:
+        sys.stdout.write(data.decode())
+        return
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", where=str(output)) from None
+    console().print(cell(f"{stage} graph, {len(shown)} nodes, in {output}"))
+
+
+def _by_suffix(output: Path | None) -> Format:
+    endings = {".onnx": Format.ONNX, ".dot": Format.DOT, ".gv": Format.DOT}
+    return endings.get(output.suffix.lower(), Format.TEXT) if output is not None else Format.TEXT
+
+
+def explain(log: Log) -> None:
+    """The log of the rewrites: what was applied, counted by rule; then what was refused, and why."""
+    from rich.padding import Padding
+
+    out = console()
+    decisions: dict[tuple[str, str], list[str]] = {}
+    for entry in log.entries:
+        decisions.setdefault((entry.rule, entry.reason), []).append(entry.node)
+    applied = sorted((rule, nodes) for (rule, reason), nodes in decisions.items() if not reason)
+    refused = [(rule, reason, nodes) for (rule, reason), nodes in decisions.items() if reason]
+    if applied:
+        made = table("applied", ">times", "to")
+        for rule, nodes in applied:
+            made.add_row(cell(rule), str(len(nodes)), cell(_some(nodes)))
+        out.print(made)
+    else:
+        out.print("no rewrite was applied")
+    if refused:
+        out.print()
+        out.print("refused", style="bold")
+    for rule, reason, nodes in refused:
+        out.print(cell(f"{rule} at {_some(nodes)}"))
+        out.print(Padding(cell(reason), (0, 0, 0, 4)))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Node, Step]]:
+    """One graph with a node per step of a plan and of the segments that follow it, and the step of each node.
+
+    A segment behind data-dependent shapes is planned by the first inference: run one before.
+    """
+    from ..ir.graph import Graph
+
+    graph = Graph("executed")
+    steps: dict[Node, Step] = {}
+
+    def collect(plan: Plan, given: Sequence[Value]) -> list[Value]:
+        values = dict(zip(plan.inputs, given, strict=True))
+        for i, one in enumerate(plan.slots):
+            if one.const is not None:
+                values[i] = graph.constant(one.const, one.name)
+        for step in plan.steps:
+            old = step.node
+            node = graph.add(
+                old.op,
+                [None if i < 0 else values[i] for i in step.ins],
+                old.attrs,
+                outputs=[plan.slots[i].name for i in step.outs],
+                types=[plan.slots[i].type for i in step.outs],
+                name=old.name,
+                origin=old.origin,
+                bodies=old.bodies,
+                captures=old.captures,
+                epilogue=old.epilogue,
+                operands=old.operands,
+            )
+            steps[node] = step
+            for i, value in zip(step.outs, node.outputs, strict=True):
+                values[i] = value
+        rest: list[Value] = []
+        if plan.rest is not None:
+            planned = plan.rest.plans
+            if not planned:
+                raise InputError(
+                    "the plan behind data-dependent shapes is not made yet", hint="run the model once before"
+                )
+            rest = collect(planned[-1], [values[i] for i in plan.rest_inputs])
+        return [values[i] if kind == "slot" else rest[i] for kind, i in plan.outputs]
+
+    given = [graph.add_input(v.name, t) for v, t in zip(inputs, plan.types, strict=True)]
+    for value in collect(plan, given):
+        graph.add_output(value)
+    return graph, steps
+
+
+def describe_step(step: Step) -> dict[str, str]:
+    """Kernel, config and origin of a step."""
+    if step.optimized_out:
+        return {"kernel": "optimized out"}
+    if step.choice is None or step.kernel is None:
+        return {"kernel": "control flow"}
+    about = {"kernel": step.kernel.name, "origin": step.choice.origin.value}
+    if step.choice.config:
+        about["config"] = json.dumps(dict(step.choice.config), sort_keys=True)
+    return about
+
+
+COMMANDS = (graph,)

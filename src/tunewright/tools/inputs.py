@@ -1,0 +1,288 @@
+"""Inputs for a model from the command line: files, literals, or random values that suit each type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..frontend.model import Model
+    from ..ir.types import Dim, TensorType, Type
+    from ..settings import Settings
+
+WORDS = ("apple", "pear", "plum", "fig", "quince", "cherry", "lemon", "grape")
+
+
+@dataclass
+class Sizes:
+    """What symbolic dimensions are; what nothing sets is 1, and noted."""
+
+    settings: Settings
+    symbols: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def static(self, type: TensorType, name: str) -> TensorType:
+        """The type with every dimension set, if a tensor of it may be made at all."""
+        where = f"input {name!r}"
+        if type.shape is None:
+            hint = f"give a shape: --shape {name}=1x3x224x224"
+            raise InputError("not even its rank is known", where=where, hint=hint)
+        dims = tuple(d if isinstance(d, int) else self.symbols.get(d or "", 1) for d in type.shape)
+        opened = [d or "?" for d in type.shape if not isinstance(d, int) and d not in self.symbols]
+        text = f"{name}: {', '.join(opened)} taken as 1; set with --shape {name}={'x'.join(map(str, dims))}"
+        if opened and text not in self.notes:
+            self.notes.append(text)
+        static, limit = type.with_shape(dims), self.settings.max_tensor_bytes
+        if static.nbytes > limit:
+            hint = f"the limit is MAX_TENSOR_BYTES = {limit:,}"
+            raise InputError(f"{static} has {static.nbytes:,} bytes", where=where, hint=hint)
+        return static
+
+    def learn(self, type: Type | None, value: Any) -> None:
+        """Sizes of symbolic dimensions from a value that is given."""
+        shape, sizes = getattr(type, "shape", None), getattr(value, "shape", ())
+        if shape is not None and len(shape) == len(sizes):
+            for dim, size in zip(shape, sizes, strict=True):
+                if isinstance(dim, str):
+                    self.symbols.setdefault(dim, size)
+
+
+@dataclass
+class Feed:
+    """A model with its shapes set, a value per input, and what had to be assumed."""
+
+    model: Model
+    values: dict[str, Any] = field(default_factory=dict)
+    #: input -> where its value comes from
+    origin: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def make_feed(
+    model: Model, given: Sequence[str] | None, shapes: Sequence[str] | None, seed: int, settings: Settings
+) -> Feed:
+    """Values for every input: those given, random ones for the rest. Symbolic dimensions that nothing sets are 1."""
+    import numpy as np
+
+    from ..ir.types import OptionalType
+
+    wanted, symbols = parse_shapes(model, shapes or ())
+    if wanted:
+        model = model.reshape(wanted)
+    sizes = Sizes(settings, symbols)
+    feed = Feed(model, notes=sizes.notes)
+    for name, text in _pairs(given or (), model, "--input"):
+        feed.values[name] = read_value(text, model.inputs[name], name, sizes)
+        feed.origin[name] = text
+        sizes.learn(model.inputs[name], feed.values[name])
+    rng = np.random.default_rng(seed)
+    for name, type in model.inputs.items():
+        if name in feed.values or isinstance(type, OptionalType):  # an optional input may stay away
+            continue
+        feed.values[name] = random_value(rng, type, name, sizes)
+        feed.origin[name] = f"random, seed {seed}"
+    return feed
+
+
+def concrete(feed: Feed) -> Model:
+    """The model with the open dimensions of its inputs set to what the feed gives: compiling then includes planning."""
+    import numpy as np
+
+    from ..ir.types import TensorType
+
+    fixed = {
+        name: np.shape(feed.values[name])
+        for name, type in feed.model.inputs.items()
+        if isinstance(type, TensorType)
+        and not type.is_static
+        and name in feed.values
+        and (type.shape is None or len(type.shape) == np.ndim(feed.values[name]))
+    }
+    return feed.model.reshape(fixed) if fixed else feed.model
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+def parse_shapes(model: Model, texts: Sequence[str]) -> tuple[dict[str, list[Dim]], dict[str, int]]:
+    """Shapes by input, and sizes by symbolic dimension."""
+    names = {d for t in model.inputs.values() for d in getattr(t, "shape", None) or () if isinstance(d, str)}
+    shapes: dict[str, list[Dim]] = {}
+    symbols: dict[str, int] = {}
+    for text in texts:
+        name, equals, dims = text.rpartition("=")
+        if equals and name in names and name not in model.inputs:
+            symbols[name] = _dim(dims, text) or 1
+            continue
+        ((name, dims),) = _pairs([text], model, "--shape", names)
+        sizes: list[Dim] = [
+            _dim(d, text) for d in dims.strip("[]() ").replace(",", "x").lower().split("x") if d.strip()
+        ]
+        old = getattr(model.inputs[name], "shape", None)
+        if old is not None and len(old) == len(sizes):
+            symbols.update({d: n for d, n in zip(old, sizes, strict=True) if isinstance(d, str) and isinstance(n, int)})
+            sizes = [d if n is None else n for d, n in zip(old, sizes, strict=True)]  # what is left open keeps its name
+        shapes[name] = sizes
+    return shapes, symbols
+
+
+def _dim(text: str, where: str) -> int | None:
+    text = text.strip()
+    if text in ("?", "-1"):
+        return None
+    if not text.isdecimal():
+        raise InputError(f"{text!r} is not a size", where=f"--shape {where}", hint="for example x=1x3x224x224")
+    return int(text)
+
+
+def _pairs(texts: Sequence[str], model: Model, option: str, symbols: set[str] | None = None) -> list[tuple[str, str]]:
+    """``NAME=VALUE`` texts; the name may be left out when the model has a single input."""
+    found = []
+    for text in texts:
+        name = next((n for n in model.inputs if text.startswith(f"{n}=")), "")
+        if name:
+            found.append((name, text[len(name) + 1 :]))
+            continue
+        if "=" not in text and len(model.inputs) == 1:
+            found.append((next(iter(model.inputs)), text))
+            continue
+        head, equals, _ = text.partition("=")
+        what = f"there is no input {head!r}" if equals else "is not NAME=VALUE"
+        hint = f"the inputs are {', '.join(model.inputs)}" if model.inputs else "the model has no inputs"
+        if symbols:
+            hint += f"; the symbolic dimensions are {', '.join(sorted(symbols))}"
+        raise InputError(what, where=f"{option} {text}", hint=hint)
+    return found
+
+
+# -- given values -----------------------------------------------------------------------------------------------------
+def read_value(text: str, type: Type | None, name: str, sizes: Sizes) -> Any:
+    """A value from a file or a literal, in the input's element type."""
+    import numpy as np
+
+    from ..ir.types import OptionalType, SequenceType, TensorType
+
+    where = f"input {name!r}"
+    if isinstance(type, OptionalType):
+        return read_value(text, type.elem, name, sizes)
+    if isinstance(type, SequenceType):
+        return [read_value(part, type.elem, name, sizes) for part in text.split(",")]
+    path = Path(text)
+    suffix = path.suffix.lower()
+    if suffix not in (".npy", ".npz", ".pb") and not path.exists():
+        try:
+            literal = json.loads(text)
+        except ValueError:
+            raise InputError(
+                f"{text!r} is neither a file nor a value",
+                where=where,
+                hint="give a .npy, .npz or .pb file, a number or a list",
+            ) from None
+        return _literal(literal, type, name, sizes)
+    try:
+        array = _read_pb(path, where) if suffix == ".pb" else _read_npy(path, name)
+    except OSError as error:
+        raise InputError(f"{text}: {error.strerror or error}", where=where) from None
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{text} cannot be read as an array: {error}", where=where) from None
+    if isinstance(type, TensorType) and _foreign(type) and array.dtype != type.dtype.numpy:
+        return array.astype(np.float32).astype(type.dtype.numpy)  # .npy has no bfloat16 and the like
+    return array
+
+
+def _read_npy(path: Path, name: str) -> np.ndarray[Any, Any]:
+    import zipfile
+
+    import numpy as np
+
+    with path.open("rb") as file:  # opened here, because np.load leaves a broken archive open
+        try:
+            loaded = np.load(file, allow_pickle=False)
+        except zipfile.BadZipFile as error:
+            raise ValueError(str(error)) from None
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded as archive:
+            keys = list(archive.keys())
+            if name not in keys and len(keys) != 1:
+                raise ValueError(f"it holds {', '.join(keys) or 'nothing'}, but no {name!r}")
+            return np.asarray(archive[name if name in keys else keys[0]])
+
+
+def _read_pb(path: Path, where: str) -> np.ndarray[Any, Any]:
+    """A serialized TensorProto, as ONNX's test data has them."""
+    import numpy as np
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        tensor = onnx.TensorProto.FromString(path.read_bytes())
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    except (DecodeError, TypeError, KeyError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarray[Any, Any]:
+    """A number fills the shape; a list is taken as it stands."""
+    import numpy as np
+
+    from ..ir.types import DType, TensorType
+
+    where = f"input {name!r}"
+    if not isinstance(type, TensorType):
+        raise InputError(f"takes {type}, not a plain value", where=where)
+    try:
+        array = np.asarray(value, object if type.dtype is DType.STRING else None)
+        if type.dtype.is_integer and not np.array_equal(array, array.astype(np.int64)):
+            raise ValueError("not a whole number")
+        array = array.astype(type.dtype.numpy)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{value!r} is no {type.dtype} value: {error}", where=where) from None
+    if array.ndim == 0 and type.shape:
+        array = np.full(sizes.static(type, name).dims, array)
+    return array
+
+
+# -- random values ----------------------------------------------------------------------------------------------------
+def random_value(rng: np.random.Generator, type: Type | None, name: str, sizes: Sizes) -> Any:
+    """A random tensor, or a list of two."""
+    from ..ir.types import SequenceType, TensorType
+
+    if isinstance(type, SequenceType) and type.elem is not None:
+        return [random_value(rng, type.elem, name, sizes) for _ in range(2)]
+    if not isinstance(type, TensorType):
+        hint = f"give one: --input {name}=..."
+        raise InputError(f"there are no random values of type {type or '?'}", where=f"input {name!r}", hint=hint)
+    return random_tensor(rng, sizes.static(type, name))
+
+
+def random_tensor(rng: np.random.Generator, type: TensorType) -> np.ndarray[Any, Any]:
+    """Floats from the normal distribution, bytes over their range, other integers small, words for strings."""
+    import numpy as np
+
+    from ..ir.types import DType
+
+    dims, dtype = type.dims, type.dtype
+    if dtype is DType.STRING:
+        return rng.choice(np.asarray(WORDS, object), dims)
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, dims).astype(bool)
+    if dtype is DType.UINT8:
+        return rng.integers(0, 256, dims, np.uint8)
+    if dtype.is_integer:
+        bits = int("".join(c for c in dtype.value if c.isdigit()))
+        top = min(10, 1 << (bits - (not dtype.value.startswith("u"))))
+        return rng.integers(0, top, dims).astype(dtype.numpy)
+    if dtype in (DType.COMPLEX64, DType.COMPLEX128):
+        return (rng.standard_normal(dims) + 1j * rng.standard_normal(dims)).astype(dtype.numpy)
+    return np.asarray(rng.standard_normal(dims, np.float32)).astype(dtype.numpy)
+
+
+def _foreign(type: TensorType) -> bool:
+    """A type that numpy itself, and so the .npy format, does not know."""
+    return type.dtype.numpy.isbuiltin != 1 and type.dtype.numpy.kind != "O"

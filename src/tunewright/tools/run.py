@@ -1,0 +1,156 @@
+"""``tunewright run``: one inference, its outputs saved and summed up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import (
+    Configs,
+    DeviceName,
+    Inputs,
+    ModelFile,
+    Seed,
+    Shapes,
+    cell,
+    console,
+    note,
+    number,
+    parse_config,
+    table,
+    working,
+)
+
+
+def run(
+    model: ModelFile,
+    input: Inputs = None,
+    shape: Shapes = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Where outputs go.", show_default="MODEL.outputs"),
+    ] = None,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Write the outputs as .npy files.")] = True,
+    device: DeviceName = "CPU",
+    config: Configs = None,
+    seed: Seed = 0,
+) -> None:
+    """Run a model once; print what comes out, and save it.
+
+    Inputs that are not given are random, and symbolic dimensions that nothing sets are 1.
+
+    Example: tunewright run model.onnx --input x=image.npy --output-dir out
+    """
+    from ..core import Core
+    from .inputs import make_feed
+
+    core = Core(parse_config(config))
+    with working("running"):
+        feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
+        compiled = core.compile_model(feed.model, device)
+        for text in feed.notes:
+            note(text)
+        outputs = compiled(feed.values)
+
+    made = table("input", "type", "value")
+    for name, value in feed.values.items():
+        made.add_row(cell(name), cell(type_text(value)), cell(feed.origin[name]))
+    out = console()
+    if feed.values:
+        out.print(made)
+        out.print()
+    made = table("output", "type", ">min", ">mean", ">max")
+    for name, value in outputs.items():
+        for label, part in parts(name, value):
+            made.add_row(cell(label), cell(type_text(part)), *summary(part))
+    out.print(made)
+    if save:
+        out.print()
+        folder = output_dir or Path(f"{model.stem}.outputs")
+        count = save_outputs(outputs, folder)
+        out.print(f"{count} {'file' if count == 1 else 'files'} in {folder}", markup=False)
+
+
+def parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A tensor as it is; a sequence element by element."""
+    if not isinstance(value, list):
+        return [(name, value)]
+    return [(f"{name}[{i}]", v) for i, v in enumerate(value)] or [(f"{name} (empty)", None)]
+
+
+def type_text(value: Any) -> str:
+    """The type of a run-time value, as the graph prints it."""
+    import numpy as np
+
+    from ..ir.types import TensorType
+
+    if isinstance(value, np.ndarray):
+        return str(TensorType.of(value))
+    if isinstance(value, list):
+        return f"seq of {len(value)}"
+    return "nothing" if value is None else value.__class__.__name__
+
+
+def summary(value: Any) -> tuple[str, str, str]:
+    """Min, mean, max; a first element where there is no order."""
+    import numpy as np
+
+    if not isinstance(value, np.ndarray) or value.size == 0:
+        return "-", "-", "-"
+    if value.dtype == object or value.dtype.kind == "c":
+        return str(value.ravel()[0])[:16], "-", "-"
+    wide = value.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return number(wide.min()), number(wide.mean()), number(wide.max())
+
+
+def save_outputs(outputs: dict[str, Any], folder: Path) -> int:
+    """Every tensor as an .npy file, maps as .json. Types that the format does not know are widened."""
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    used: set[str] = set()
+    count = 0
+    for name, value in outputs.items():
+        for label, part in parts(name, value):
+            if part is None:
+                continue
+            file = unique(re.sub(r"[^\w.+-]+", "_", label).strip("_.") or "output", used)
+            if isinstance(part, np.ndarray):
+                np.save(folder / f"{file}.npy", portable(part), allow_pickle=False)
+            else:
+                text = json.dumps(part, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x))
+                (folder / f"{file}.json").write_text(text, encoding="utf-8")
+            count += 1
+    return count
+
+
+def unique(name: str, used: set[str]) -> str:
+    """``name``, or the first free variation of it (file systems may fold case)."""
+    made, k = name, 1
+    while made.lower() in used:
+        k += 1
+        made = f"{name}-{k}"
+    used.add(made.lower())
+    return made
+
+
+def portable(array: Any) -> Any:
+    """The array in a type that every .npy reader knows: text as text, bfloat16 and narrower ones as float32 or int8."""
+    import numpy as np
+
+    from ..ir.types import DType
+
+    if array.dtype == object:
+        return np.asarray([str(x) for x in array.ravel()], np.str_).reshape(array.shape)
+    if array.dtype.isbuiltin == 1:
+        return array
+    dtype = DType.of_numpy(array.dtype)
+    return array.astype(np.float32 if dtype.is_float else np.int8)
+
+
+COMMANDS = (run,)

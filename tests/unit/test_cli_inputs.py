@@ -1,0 +1,154 @@
+"""Inputs from the command line: shapes, literals, files, random values."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tunewright import Core, InputError, Settings
+from tunewright.frontend.model import Model
+from tunewright.ir.graph import Graph
+from tunewright.ir.types import DType, OptionalType, SequenceType, TensorType
+from tunewright.tools.inputs import Sizes, concrete, make_feed, parse_shapes, random_tensor, read_value
+
+
+def model_of(**inputs):
+    graph = Graph("g")
+    for name, type in inputs.items():
+        graph.add_input(name, type)
+    return Model(graph)
+
+
+def feed(model, given=(), shapes=(), seed=0):
+    return make_feed(model, list(given), list(shapes), seed, Settings())
+
+
+def test_equal_symbols_get_equal_sizes():
+    model = model_of(a=TensorType(DType.FLOAT32, ("n", 2)), b=TensorType(DType.INT64, (3, "n")))
+    made = feed(model, shapes=["a=5x2"])
+    assert made.values["a"].shape == (5, 2) and made.values["b"].shape == (3, 5)
+    assert made.notes == []
+    made = feed(model, given=["b=[[1, 2], [1, 2], [1, 2]]"])
+    assert made.values["a"].shape == (2, 2)
+    made = feed(model, given=["b=1"], shapes=["n=4"])
+    assert made.values["a"].shape == (4, 2) and made.values["b"].shape == (3, 4)
+
+
+def test_what_is_assumed_is_said():
+    made = feed(model_of(a=TensorType(DType.FLOAT32, ("n", None, 7))))
+    assert made.values["a"].shape == (1, 1, 7)
+    assert made.notes == ["a: n, ? taken as 1; set with --shape a=1x1x7"]
+
+
+def test_a_question_mark_keeps_the_name_of_a_dimension():
+    model = model_of(a=TensorType(DType.FLOAT32, ("n", "m")))
+    shapes, symbols = parse_shapes(model, ["a=?x3", "n=2"])
+    assert shapes == {"a": ["n", 3]} and symbols == {"m": 3, "n": 2}
+
+
+def test_a_scalar_shape():
+    made = feed(model_of(a=TensorType(DType.FLOAT32, ())))
+    assert made.values["a"].shape == () and isinstance(made.values["a"], np.ndarray)
+
+
+def test_names_with_equal_signs_and_colons():
+    made = feed(model_of(**{"a=b:0": TensorType(DType.INT32, (2,))}), given=["a=b:0=[4, 5]"])
+    assert made.values["a=b:0"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.numpy.kind != "V" or d.numpy.itemsize], ids=str)
+def test_random_values_suit_every_type(dtype):
+    value = random_tensor(np.random.default_rng(0), TensorType(dtype, (400,)))
+    assert value.shape == (400,) and value.dtype == dtype.numpy
+    if dtype is DType.STRING:
+        assert all(isinstance(v, str) for v in value)
+    elif dtype is DType.UINT8:
+        assert value.max() > 200
+    elif dtype.is_integer:
+        assert int(value.astype(np.int64).min()) >= 0 and 1 <= int(value.astype(np.int64).max()) <= 9
+    elif dtype.is_float and dtype is not DType.FLOAT8E8M0:  # E8M0 has no sign
+        assert value.astype(np.float32).min() < 0 < value.astype(np.float32).max()
+
+
+def test_sequences_and_optionals():
+    elem = TensorType(DType.FLOAT32, (2,))
+    made = feed(model_of(s=SequenceType(elem), o=OptionalType(elem)))
+    assert [v.shape for v in made.values["s"]] == [(2,), (2,)]
+    assert "o" not in made.values
+
+
+def test_an_unknown_rank_needs_a_shape():
+    with pytest.raises(InputError, match="give a shape: --shape a="):
+        feed(model_of(a=TensorType(DType.FLOAT32, None)))
+    assert feed(model_of(a=TensorType(DType.FLOAT32, None)), shapes=["a=2x2"]).values["a"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "type", "want"),
+    [
+        ("16000", TensorType(DType.INT64, ()), np.asarray(16000)),
+        ("3", TensorType(DType.INT64, (2, "n")), np.full((2, 1), 3)),
+        ("[1, 2.5]", TensorType(DType.FLOAT32, (2,)), np.asarray([1, 2.5], np.float32)),
+        ("true", TensorType(DType.BOOL, (1,)), np.asarray([True])),
+        ('"word"', TensorType(DType.STRING, (2,)), np.asarray(["word", "word"], object)),
+    ],
+)
+def test_literals(text, type, want):
+    value = read_value(text, type, "x", Sizes(Settings()))
+    assert value.dtype == type.dtype.numpy
+    np.testing.assert_array_equal(value, want)
+
+
+@pytest.mark.parametrize("text", ["1.5", "[[1], [2, 3]]", '"a"', "{}"])
+def test_literals_that_do_not_fit(text):
+    with pytest.raises(InputError):
+        read_value(text, TensorType(DType.INT64, (2,)), "x", Sizes(Settings()))
+
+
+def test_files(tmp_path):
+    x = np.asarray([[1, 2]], np.float32)
+    type = TensorType(DType.FLOAT32, (1, 2))
+    np.savez(tmp_path / "many.npz", x=x, other=x + 1)
+    np.savez(tmp_path / "one.npz", other=x + 1)
+    (tmp_path / "t.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())
+    settings = Sizes(Settings())
+    np.testing.assert_array_equal(read_value(str(tmp_path / "many.npz"), type, "x", settings), x)
+    np.testing.assert_array_equal(read_value(str(tmp_path / "one.npz"), type, "x", settings), x + 1)
+    np.testing.assert_array_equal(read_value(str(tmp_path / "t.pb"), type, "x", settings), x)
+    with pytest.raises(InputError, match="no 'y'"):
+        read_value(str(tmp_path / "many.npz"), type, "y", settings)
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    np.save(tmp_path / "evil.npy", np.asarray([{}], object), allow_pickle=True)
+    with pytest.raises(InputError, match="cannot be read as an array"):
+        read_value(str(tmp_path / "evil.npy"), TensorType(DType.FLOAT32, (1,)), "x", Sizes(Settings()))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"PK\x03\x04 broken", b"\xff" * 64])
+@pytest.mark.parametrize("ending", ["npy", "npz", "pb"])
+def test_broken_files(tmp_path, data, ending):
+    path = tmp_path / f"x.{ending}"
+    path.write_bytes(data)
+    try:
+        read_value(str(path), TensorType(DType.FLOAT32, (1,)), "x", Sizes(Settings()))
+    except InputError:
+        return
+    assert ending == "pb" and data == b""  # an empty message is an empty tensor; the request refuses it
+
+
+def test_compiling_the_concrete_model_plans_it():
+    node = helper.make_node("Relu", ["x"], ["y"])
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+    proto: onnx.ModelProto = helper.make_model(
+        helper.make_graph([node], "g", [info], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    core = Core()
+    made = make_feed(core.read_model(proto), None, ["n=2"], 0, core.settings)
+    compiled = core.compile_model(concrete(made))
+    assert len(compiled.program.plans) == 1
+    assert compiled(made.values)["y"].shape == (2, 3)
+    assert len(compiled.program.plans) == 1

@@ -39,10 +39,10 @@ demo: $(VENV)/.base
 	$(PY) bench/demo.py
 
 test: $(VENV)/.test
-	$(PY) -m pytest -n $(JOBS) -m 'not soak'
+	OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m 'not soak'
 
 soak: $(VENV)/.test
-	$(PY) -m pytest -n $(JOBS)
+	OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS)
 
 check: $(VENV)/.check
 	$(PY) -m ruff check .

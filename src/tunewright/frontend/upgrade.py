@@ -9,12 +9,28 @@ added attributes whose defaults say what was the rule before.
 from __future__ import annotations
 
 from ..ir.graph import Graph, Value
-from . import upgrade_attention, upgrade_experimental, upgrade_layers, upgrade_math, upgrade_scan, upgrade_shape
+from . import (
+    upgrade_attention,
+    upgrade_experimental,
+    upgrade_layers,
+    upgrade_math,
+    upgrade_openvino,
+    upgrade_scan,
+    upgrade_shape,
+)
 from .upgrade_base import ADAPTERS, Adapter, Call, adapter, infer
 
 __all__ = ["ADAPTERS", "FAMILIES", "Adapter", "Call", "adapter", "upgrade"]
 
-FAMILIES = (upgrade_math, upgrade_shape, upgrade_layers, upgrade_attention, upgrade_scan, upgrade_experimental)
+FAMILIES = (
+    upgrade_math,
+    upgrade_shape,
+    upgrade_layers,
+    upgrade_attention,
+    upgrade_scan,
+    upgrade_experimental,
+    upgrade_openvino,
+)
 
 #: Below this version adapters ask for ranks and element types, so types are inferred while the graph is built.
 _TYPED = 13

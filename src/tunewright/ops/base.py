@@ -77,6 +77,8 @@ class OpSpec:
     pure: bool = True
     #: worth a kernel chosen for its shape: a plan is split in front of it when the shape depends on data
     heavy: bool = False
+    #: the value of the only output where types alone tell it (Shape of a static tensor), else None
+    value_from_types: Callable[[Operands, Attrs], Array | None] | None = None
 
     def work(self, inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> Work:
         """Arithmetic and traffic for static types."""

@@ -7,19 +7,24 @@ outputs constants too (within a budget), so that shape arithmetic disappears as 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import LimitError, ModelError, TunewrightError
+from ..errors import LimitError, ModelError, TunewrightError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
-from ..ir.types import OptionalType, SequenceType, TensorType, Type, merge_shapes
+from ..ir.types import MAX_RANK, OptionalType, SequenceType, TensorType, Type, merge_shapes
 from . import lookup
 from .base import Operand, OpSpec
 
 #: ops that run bodies: their bodies' types are inferred when they are specialised, at run time
 CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+#: what inference raises on attributes and operands that make no sense
+MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+#: element-wise results of so few elements cannot grow out of bounds by broadcasting
+FEW = 4096
 
 
 @dataclass
@@ -32,16 +37,26 @@ class Budget:
     spent: float = field(default=0.0, init=False)
 
 
-def propagate(graph: Graph, budget: Budget | None = None) -> bool:
-    """Infer types and fold constants in topological order; True when something changed. ``budget`` None: types only."""
+def propagate(
+    graph: Graph, budget: Budget | None = None, tolerant: bool = False, keep: Callable[[Node], bool] | None = None
+) -> bool:
+    """Infer types and fold constants in topological order; True when something changed. ``budget`` None: types only.
+
+    ``tolerant``: a node that is wrong stays as it is, for the time when it runs (in a branch never taken: never).
+    ``keep``: nodes that are not folded although they could be.
+    """
     changed = False
     for node in graph.nodes:
         spec = lookup(node.op)
-        if spec is None or node.op in CONTROL:
+        if spec is None or node.bodies:
             continue
-        changed |= infer_node(node, spec, budget.max_tensor_bytes if budget else 0)
-        if budget is not None and fold_node(graph, node, spec, budget):
-            changed = True
+        try:
+            changed |= infer_node(node, spec, budget.max_tensor_bytes if budget else 0)
+            if budget is not None and not (keep is not None and keep(node)) and fold_node(graph, node, spec, budget):
+                changed = True
+        except ModelError:
+            if not tolerant:
+                raise
     return changed
 
 
@@ -53,10 +68,15 @@ def infer_node(node: Node, spec: OpSpec, max_bytes: int = 0) -> bool:
             return False  # nothing is known of this input yet
         operands.append(None if value is None else Operand(value.type, value.const))  # type: ignore[arg-type]
     try:
-        types = spec.infer(operands, node.attrs, len(node.outputs))
+        main = operands[: len(operands) - node.operands]
+        types = list(spec.infer(main, node.attrs, len(node.outputs)))
+        if node.epilogue:
+            types[:1] = [_epilogue_type(node, types[0], operands)]
     except TunewrightError:
         raise
-    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, RuntimeError, OverflowError) as error:
+    except NotImplementedError as error:
+        raise UnsupportedError(str(error), where=f"node {node.name!r} ({node.op})") from error
+    except MISTAKES as error:
         raise ModelError(str(error) or repr(error), where=f"node {node.name!r} ({node.op})") from error
     changed = False
     for value, inferred in zip(node.outputs, types, strict=False):
@@ -70,9 +90,25 @@ def infer_node(node: Node, spec: OpSpec, max_bytes: int = 0) -> bool:
     return changed
 
 
+def _epilogue_type(node: Node, main: Type | None, operands: Sequence[Operand | None]) -> Type | None:
+    """The type that leaves the last step of an epilogue."""
+    results = [main]
+    for step in node.epilogue:
+        types = [operands[i] if i >= 0 else None if results[~i] is None else Operand(results[~i]) for i in step.args]  # type: ignore[arg-type]
+        spec = lookup(step.op)
+        if spec is None or any(t is None for t, i in zip(types, step.args, strict=True) if i < 0):
+            return None
+        results.append(spec.infer(types, step.attrs, 1)[0])
+    return results[-1]
+
+
 def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
-    """Replace a node over constants by its results."""
-    if not spec.pure or node.epilogue or not all(v is None or v.const is not None for v in node.inputs):
+    """Replace a node over constants, or one whose result its operands' types tell, by its results."""
+    if not spec.pure or node.epilogue:
+        return False
+    if spec.value_from_types is not None and _fold_from_types(graph, node, spec):
+        return True
+    if not all(v is None or v.const is not None for v in node.inputs):
         return False
     nbytes = 0
     for value in node.outputs:
@@ -87,11 +123,43 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
     for value, result in zip(node.outputs, results, strict=False):
         if not isinstance(result, np.ndarray):
             return False
-        if result.base is not None and result.nbytes * 2 < _root(result).nbytes:
-            result = result.copy()  # a small view would keep the large array alive
+        if not result.flags.c_contiguous or (result.base is not None and result.nbytes * 2 < _root(result).nbytes):
+            result = result.copy()  # kernels take plain memory, and a small view would keep the large array alive
         graph.replace(value, graph.constant(result, value.name))
     graph.remove(node)
     return True
+
+
+def _fold_from_types(graph: Graph, node: Node, spec: OpSpec) -> bool:
+    """Shape arithmetic: the operands need not be constant, only their types known well enough."""
+    assert spec.value_from_types is not None
+    if any(v is not None and v.type is None for v in node.inputs):
+        return False
+    operands = [None if v is None else Operand(v.type, v.const) for v in node.inputs]  # type: ignore[arg-type]
+    result = spec.value_from_types(operands, node.attrs)
+    if result is None:
+        return False
+    graph.replace(node.output, graph.constant(result, node.output.name))
+    graph.remove(node)
+    return True
+
+
+def check_results(node: Node, spec: OpSpec, arrays: Sequence[object], max_bytes: int) -> None:
+    """Refuse a node whose results would be too large, before it runs: its shapes depend on the data that is now there."""
+    main = arrays[: len(arrays) - node.operands]
+    if spec.view or not all(a is None or isinstance(a, np.ndarray) for a in main):
+        return
+    tensors = [a for a in main if isinstance(a, np.ndarray)]
+    if spec.elementwise and sum(a.size for a in tensors) <= FEW:
+        return
+    operands = [Operand(TensorType.of(a), a) if isinstance(a, np.ndarray) else None for a in main]
+    try:
+        types = spec.infer(operands, node.attrs, len(node.outputs))
+    except MISTAKES:
+        return  # the node itself says best what is wrong with its inputs
+    for type in types:
+        if isinstance(type, TensorType) and type.is_static:
+            _check_size(node, type, max_bytes)
 
 
 def evaluate(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[object]:
@@ -107,7 +175,7 @@ def evaluate(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[obj
         raise ModelError(f"cannot be computed: {error!r}", where=f"node {node.name!r} ({node.op})") from error
 
 
-def _root(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _root(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -125,17 +193,20 @@ def _merge(node: Node, value: Value, inferred: Type) -> Type:
                 where=f"node {node.name!r} ({node.op})",
             )
         try:
-            return TensorType(inferred.dtype, merge_shapes(inferred.shape, declared.shape), inferred.layout)
+            # References know plain tensors only: where a pass has chosen a layout, it stays.
+            return TensorType(inferred.dtype, merge_shapes(inferred.shape, declared.shape), declared.layout)
         except ValueError:
             return inferred  # models often declare stale shapes; what is computed counts
     if isinstance(declared, (SequenceType, OptionalType)) and type(declared) is type(inferred):
-        return inferred if inferred.elem is not None else declared  # type: ignore[union-attr]
+        return inferred if inferred.elem is not None else declared
     return inferred
 
 
 def _check_size(node: Node, type: TensorType, max_bytes: int) -> None:
     if any(d < 0 for d in type.dims):
         raise ModelError(f"makes a tensor of shape {list(type.dims)}", where=f"node {node.name!r} ({node.op})")
+    if len(type.dims) > MAX_RANK:
+        raise LimitError(f"makes a tensor of {len(type.dims)} dimensions", where=f"node {node.name!r} ({node.op})")
     if max_bytes and type.nbytes > max_bytes:
         raise LimitError(
             f"makes {type}, {type.nbytes:,} bytes", where=f"node {node.name!r} ({node.op})",

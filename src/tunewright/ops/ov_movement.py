@@ -17,7 +17,7 @@ def copy(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     return [inputs[0].copy()]
 
 
-def _crop(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None) -> list[tuple[int, Dim]]:
+def crop_window(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None) -> list[tuple[int, Dim]]:
     """Per axis: first element and length. The lengths come from 'dim', from 'crop_end', or from a second input."""
     rank = len(shape)
     axes = [axis_of(a, rank) for a in ints(attrs, "axis", (2,))]
@@ -49,7 +49,7 @@ def _crop(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None) -> lis
 
 def crop(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     like = inputs[1].shape if len(inputs) > 1 and inputs[1] is not None else None
-    where = tuple(slice(start, start + int(length or 0)) for start, length in _crop(attrs, inputs[0].shape, like))
+    where = tuple(slice(start, start + int(length or 0)) for start, length in crop_window(attrs, inputs[0].shape, like))
     return [np.ascontiguousarray(inputs[0][where])]
 
 
@@ -58,7 +58,7 @@ def _infer_crop(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
     like = tensor(operands, 1) if given(operands, 1) else None
     if data.shape is None or (like is not None and like.shape is None):
         return [data.with_shape(None)]
-    return [data.with_shape(tuple(d for _, d in _crop(attrs, data.shape, like.shape if like is not None else None)))]
+    return [data.with_shape(tuple(d for _, d in crop_window(attrs, data.shape, like.shape if like is not None else None)))]
 
 
 def _repeats(attrs: Attrs, rank: int) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..ir.types import Dim, DType, Shape, TensorType, Type
+from ..ir.types import MAX_RANK, Dim, DType, Shape, TensorType, Type
 from .base import Attrs, Infer, Operands
 
 
@@ -23,8 +24,27 @@ def value(operands: Operands, i: int) -> Any:
     return None if operand is None else operand.value
 
 
+def ints(operands: Operands, i: int) -> list[int] | None:
+    """The constant value of an integer input as a flat list; None when it is absent or not constant."""
+    found = value(operands, i)
+    return None if found is None else [int(v) for v in found.reshape(-1).tolist()]
+
+
 def given(operands: Operands, i: int) -> bool:
     return i < len(operands) and operands[i] is not None
+
+
+def optional(inputs: Sequence[Any], i: int) -> Any:
+    """Input i of a reference; None when it is absent."""
+    return inputs[i] if i < len(inputs) else None
+
+
+def dtype_of(code: Any, what: str) -> DType:
+    """The element type that an attribute names by ONNX's number."""
+    try:
+        return DType.of_onnx(int(code))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{what} = {code!r} names no element type") from None
 
 
 def axis_of(axis: int, rank: int, what: str = "axis") -> int:
@@ -32,6 +52,40 @@ def axis_of(axis: int, rank: int, what: str = "axis") -> int:
     if not -rank <= axis < rank:
         raise ValueError(f"{what} {axis} does not fit rank {rank}")
     return axis % rank if rank else 0
+
+
+def axes_of(axes: Iterable[int], rank: int) -> list[int]:
+    """Non-negative axes, each at most once."""
+    result = [axis_of(int(a), rank) for a in axes]
+    if len(set(result)) != len(result):
+        raise ValueError(f"axes {result} name one axis twice")
+    return result
+
+
+def unknown(rank: int | None) -> Shape | None:
+    """A shape of which only the rank is known."""
+    if rank is not None and rank > MAX_RANK:
+        raise ValueError(f"{rank} dimensions are more than {MAX_RANK}")
+    return None if rank is None else (None,) * rank
+
+
+def length(type: TensorType) -> int | None:
+    """The number of elements of a vector; None when unknown."""
+    if type.shape is None:
+        return None
+    if not type.shape:
+        return 1
+    return type.shape[0] if isinstance(type.shape[0], int) else None
+
+
+def count(shape: Iterable[Dim] | None) -> int | None:
+    """The number of elements; None unless every dimension is a number (or one of them is 0)."""
+    if shape is None:
+        return None
+    dims = list(shape)
+    if 0 in dims:
+        return 0
+    return math.prod(dims) if all(isinstance(d, int) for d in dims) else None  # type: ignore[arg-type]
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
@@ -49,19 +103,36 @@ def broadcast_dim(a: Dim, b: Dim) -> Dim:
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
     """numpy's broadcasting; None when a rank is not known."""
-    if any(s is None for s in shapes):
-        return None
-    known = [s for s in shapes if s is not None]
-    rank = max((len(s) for s in known), default=0)
-    result: list[Dim] = []
-    for k in range(rank):
-        dim: Dim = 1
-        for s in known:
-            at = k - rank + len(s)
-            if at >= 0:
-                dim = broadcast_dim(dim, s[at])
-        result.append(dim)
-    return tuple(result)
+    if not shapes:
+        return ()
+    result = shapes[0]
+    for shape in shapes[1:]:
+        if result is None or shape is None:
+            return None
+        if shape == result and None not in shape:
+            continue
+        if len(result) < len(shape):
+            result, shape = shape, result
+        lead = len(result) - len(shape)
+        tail = tuple(broadcast_dim(a, b) for a, b in zip(result[lead:], shape, strict=True))
+        result = result[:lead] + tail
+    return result
+
+
+def same_dim(a: Dim, b: Dim, what: str) -> Dim:
+    """Two dimensions that must be equal; the one that says more."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ValueError(f"{what}: {a} against {b}")
+    return a if isinstance(a, int) or b is None else b if isinstance(b, int) or a is None else a
+
+
+def need_rank(type: TensorType, rank: int, what: str) -> Shape:
+    """The shape of an operand of fixed rank; unknown dimensions when even the rank is unknown."""
+    if type.shape is None:
+        return (None,) * rank
+    if len(type.shape) != rank:
+        raise ValueError(f"{what} has rank {len(type.shape)} instead of {rank}")
+    return type.shape
 
 
 def same_as(i: int = 0, dtype: DType | None = None) -> Infer:
@@ -74,13 +145,20 @@ def same_as(i: int = 0, dtype: DType | None = None) -> Infer:
     return infer
 
 
-def elementwise(dtype: DType | None = None) -> Infer:
-    """All inputs broadcast together; the type is the first input's unless another is given."""
+def elementwise(dtype: DType | None = None, *, mixed: bool = False) -> Infer:
+    """All inputs broadcast together; the type is the first input's unless another is given.
+
+    Unless ``mixed``, all inputs must be of one type."""
 
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         types = [o.tensor for o in operands if o is not None]
         if not types:
             raise ValueError("has no input")
-        return [TensorType(dtype or types[0].dtype, broadcast(*(t.shape for t in types)))]
+        first = types[0].dtype
+        if not mixed:
+            for t in types:
+                if t.dtype is not first:
+                    raise ValueError(f"inputs differ in type: {first} and {t.dtype}")
+        return [TensorType(dtype or first, broadcast(*[t.shape for t in types]))]
 
     return infer

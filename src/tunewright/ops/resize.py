@@ -1,0 +1,230 @@
+"""Resize in all modes: one axis after the other, each output index a weighted sum of a few input indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir.types import Dim, TensorType, Type
+from . import samples_model, shapes
+from .base import Array, Attrs, Operands, OpSpec
+from .numeric import limits, narrow, wide
+from .samples import with_samples
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+def _axes(attrs: Attrs, rank: int) -> list[int]:
+    axes = attrs.get("axes")
+    return list(range(rank)) if not axes else shapes.axes_of(axes, rank)
+
+
+def _policy(attrs: Attrs) -> str:
+    policy = str(attrs.get("keep_aspect_ratio_policy", "stretch"))
+    if policy not in ("stretch", "not_larger", "not_smaller"):
+        raise ValueError(f"keep_aspect_ratio_policy {policy!r} is unknown")
+    return policy
+
+
+def _scaled(dim: int, scale: float) -> int:
+    """floor(dim * scale) in single precision, as everyone computes it: 10 * 0.7 is 7."""
+    return math.floor(np.float32(dim) * np.float32(scale))
+
+
+def _plan(
+    dims: Sequence[int], scales: Sequence[float] | None, sizes: Sequence[int] | None, attrs: Attrs
+) -> tuple[list[int], list[float]]:
+    """Output size and scale of every axis."""
+    axes = _axes(attrs, len(dims))
+    output, factor = list(dims), [1.0] * len(dims)
+    if (scales is None) == (sizes is None):
+        raise ValueError("exactly one of scales and sizes must be given")
+    chosen: Sequence[float] = sizes if sizes is not None else scales  # type: ignore[assignment]
+    if len(chosen) != len(axes):
+        raise ValueError(f"{len(chosen)} {'sizes' if sizes is not None else 'scales'} for {len(axes)} axes")
+    if sizes is None:
+        for axis, scale in zip(axes, chosen, strict=True):
+            if not scale > 0:
+                raise ValueError(f"scale {scale} is not positive")
+            output[axis], factor[axis] = _scaled(dims[axis], scale), float(scale)
+        return output, factor
+    policy = _policy(attrs)
+    ratios = [size / dims[axis] if dims[axis] else 1.0 for axis, size in zip(axes, sizes, strict=True)]
+    if policy != "stretch":
+        common = min(ratios) if policy == "not_larger" else max(ratios)
+        for axis in axes:
+            output[axis], factor[axis] = int(common * dims[axis] + 0.5), common
+        return output, factor
+    for axis, size, ratio in zip(axes, sizes, ratios, strict=True):
+        output[axis], factor[axis] = int(size), ratio
+    return output, factor
+
+
+# -- one axis ---------------------------------------------------------------------------------------------------------
+def _source(out: int, size: int, scale: float, mode: str, roi: tuple[float, float]) -> Array:
+    """Where each output index lies in the input."""
+    x = np.arange(out, dtype=np.float64)
+    length = scale * size
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return (x + 0.5) / scale - 0.5 if length != 1 else np.full(out, -0.5)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "align_corners":
+        return x * (size - 1) / (length - 1) if length != 1 else np.zeros(out)
+    if mode == "half_pixel_symmetric":
+        return size / 2 * (1 - out / length) + (x + 0.5) / scale - 0.5
+    if mode == "tf_crop_and_resize":
+        begin, end = roi
+        step = x * (end - begin) * (size - 1) / (length - 1) if length != 1 else (end - begin) * (size - 1) / 2
+        return np.asarray(np.broadcast_to(begin * (size - 1) + step, (out,)))
+    raise ValueError(f"coordinate_transformation_mode {mode!r} is unknown")
+
+
+def _nearest(x: Array, mode: str) -> Array:
+    if mode == "round_prefer_floor":
+        return np.ceil(x - 0.5)
+    if mode == "round_prefer_ceil":
+        return np.floor(x + 0.5)
+    if mode == "floor":
+        return np.floor(x)
+    if mode == "ceil":
+        return np.ceil(x)
+    raise ValueError(f"nearest_mode {mode!r} is unknown")
+
+
+def cubic(t: Array, a: float) -> Array:
+    """Keys' kernel of the distance ``t``."""
+    t = np.abs(t)
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _weights(x: Array, scale: float, attrs: Attrs) -> tuple[Array, Array]:
+    """(indices, weights), each [out, taps], before the borders are looked at."""
+    kernel = attrs.get("mode", "nearest")
+    reach = 2 if kernel == "cubic" else 1
+    shrink = min(scale, 1.0) if attrs.get("antialias", 0) else 1.0  # smoothing only matters when it gets smaller
+    start = math.floor(-reach / shrink) + 1
+    base = np.floor(x)
+    exact = x == base
+    base = np.where(exact, base - 1, base)
+    taps = np.arange(start, 2 - start)
+    distance = (taps - (x - base)[:, None]) * shrink
+    if kernel == "cubic":
+        weights = cubic(distance, float(attrs.get("cubic_coeff_a", -0.75)))
+    elif kernel == "linear":
+        weights = np.clip(1 - np.abs(distance), 0, 1)
+    else:
+        raise ValueError(f"mode {kernel!r} is not nearest, linear or cubic")
+    if shrink != 1.0:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return (base[:, None] + taps).astype(np.int64), weights
+
+
+def _along(x: Array, axis: int, out: int, scale: float, roi: tuple[float, float], attrs: Attrs) -> Array:
+    """``x`` resized along one axis."""
+    size = x.shape[axis]
+    if not out or not size:
+        return np.zeros((*x.shape[:axis], out, *x.shape[axis + 1 :]), x.dtype)
+    mode = attrs.get("coordinate_transformation_mode", "half_pixel")
+    where = _source(out, size, scale, mode, roi)
+    column = (-1, *(1 for _ in range(x.ndim - axis - 1)))
+    if attrs.get("mode", "nearest") == "nearest":
+        index = _nearest(where, attrs.get("nearest_mode", "round_prefer_floor"))
+        y = np.take(x, np.clip(index, 0, size - 1).astype(np.int64), axis)
+    else:
+        indices, weights = _weights(where, scale, attrs)
+        if attrs.get("exclude_outside", 0):
+            weights = np.where((indices < 0) | (indices >= size), 0, weights)
+            total = weights.sum(axis=1, keepdims=True)
+            weights = weights / np.where(total == 0, 1, total)
+        indices, weights = np.clip(indices, 0, size - 1), weights.astype(x.dtype)
+        y = np.take(x, indices[:, 0], axis)
+        y *= weights[:, 0].reshape(column)
+        part = np.empty_like(y)  # one buffer: fresh memory costs more than the arithmetic
+        for t in range(1, indices.shape[1]):
+            np.take(x, indices[:, t], axis, out=part, mode="clip")
+            part *= weights[:, t].reshape(column)
+            y += part
+    if mode == "tf_crop_and_resize":
+        outside = ((where < 0) | (where > size - 1)).reshape(column)
+        if outside.any():
+            y = np.where(outside, np.asarray(attrs.get("extrapolation_value", 0.0)).astype(x.dtype), y)
+    return np.asarray(y)
+
+
+def _present(inputs: Sequence[Any], i: int) -> Any:
+    """An input that is there and not empty: older models pass empty tensors for what they leave out."""
+    found = shapes.optional(inputs, i)
+    return found if found is not None and found.size else None
+
+
+def _resize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
+    x, roi, scales, sizes = inputs[0], _present(inputs, 1), _present(inputs, 2), _present(inputs, 3)
+    output, factor = _plan(
+        x.shape, None if scales is None else scales.tolist(), None if sizes is None else sizes.tolist(), attrs
+    )
+    axes = _axes(attrs, x.ndim)
+    crop = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if crop and (roi is None or roi.size != 2 * len(axes)):
+        raise ValueError("tf_crop_and_resize needs a roi with two numbers per axis")
+    nearest = attrs.get("mode", "nearest") == "nearest"
+    y = (
+        x
+        if nearest
+        else wide(x)
+        if x.dtype.kind not in "iu"
+        else x.astype(np.float64 if x.itemsize > 2 else np.float32)
+    )
+    # What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one.
+    for k, axis in sorted(enumerate(axes), key=lambda pair: (factor[pair[1]], -pair[1])):
+        part = (float(roi[k]), float(roi[k + len(axes)])) if crop else (0.0, 1.0)
+        if output[axis] == x.shape[axis] and factor[axis] == 1.0 and part == (0.0, 1.0):
+            continue
+        y = _along(y, axis, output[axis], factor[axis], part, attrs)
+    if y is x:
+        return [x.copy()]
+    if x.dtype.kind in "iu" and y.dtype != x.dtype:
+        low, high = limits(x.dtype)
+        y = np.clip(np.rint(y), low, high)
+    return [narrow(y, x.dtype)]
+
+
+def _infer_resize(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
+    x = shapes.tensor(operands, 0)
+    if x.shape is None:
+        return [TensorType(x.dtype)]
+    scales, sizes = (_known(operands, i) for i in (2, 3))
+    axes = _axes(attrs, len(x.shape))
+    result: list[Dim] = [None if i in axes else d for i, d in enumerate(x.shape)]
+    if scales is None and sizes is None:
+        return [TensorType(x.dtype, tuple(result))]
+    if all(isinstance(x.shape[a], int) for a in axes):
+        dims = [d if isinstance(d, int) else 1 for d in x.shape]
+        output, _ = _plan(dims, scales, None if sizes is None else [int(s) for s in sizes], attrs)
+        return [TensorType(x.dtype, tuple(output[i] if i in axes else d for i, d in enumerate(x.shape)))]
+    for k, axis in enumerate(axes):
+        dim = x.shape[axis]
+        if scales is not None:
+            result[axis] = _scaled(dim, scales[k]) if isinstance(dim, int) else dim if scales[k] == 1 else None
+        elif sizes is not None and _policy(attrs) == "stretch":
+            result[axis] = int(sizes[k])
+    return [TensorType(x.dtype, tuple(result))]
+
+
+def _known(operands: Operands, i: int) -> list[float] | None:
+    found = shapes.value(operands, i)
+    return None if found is None or not found.size else found.reshape(-1).tolist()
+
+
+def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
+    taps = {"nearest": 0, "linear": 4, "cubic": 16}.get(str(attrs.get("mode", "nearest")), 4)
+    return float(2 * taps * outputs[0].size)
+
+
+OPS = with_samples((OpSpec("Resize", _resize, _infer_resize, flops=_flops),), samples_model.RESIZE)

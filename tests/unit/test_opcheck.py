@@ -13,7 +13,8 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.ops import lookup
 from tunewright.ops.base import OpSpec, Sample
 from tunewright.ops.shapes import same_as
-from tunewright.testing.opcheck import TOLERANCES, assert_op, compare, violations
+from tunewright.ops.tolerance import TOLERANCES, compare
+from tunewright.testing.opcheck import assert_op, violations
 
 SAMPLES = [Sample([np.arange(6, dtype=np.float32).reshape(2, 3)], {})]
 

@@ -12,7 +12,7 @@ import pytest
 from tunewright.ops import conv, lookup
 from tunewright.ops.base import Array
 from tunewright.ops.numeric import erf, integer_matmul, product_type
-from tunewright.testing.opcheck import compare
+from tunewright.ops.tolerance import compare
 
 
 def run(op: str, *inputs: Any, n: int = 1, **attrs: Any) -> Array:

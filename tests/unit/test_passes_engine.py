@@ -59,7 +59,9 @@ def test_numbers_are_constants_of_one_element() -> None:
     assert not found(half, graphs.graph(f"{SIMPLE} <float h = {{0.51}}> {{ y = Mul(x, h) }}"))
 
 
-@pytest.mark.parametrize("text", ["a = Mul(x, z) y = Mul(a, h)", "a = Mul(h, z) y = Mul(x, a)", "a = Mul(x, h) y = Mul(z, a)"])
+@pytest.mark.parametrize(
+    "text", ["a = Mul(x, z) y = Mul(a, h)", "a = Mul(h, z) y = Mul(x, a)", "a = Mul(x, h) y = Mul(z, a)"]
+)
 def test_a_product_matches_however_it_is_bracketed(text: str) -> None:
     assert found(product("p", "q", 0.5), graphs.graph(f"{SIMPLE} <float h = {{0.5}}> {{ {text} }}"))
 
@@ -123,7 +125,7 @@ def test_passes_and_rules_are_switched_off_by_name(name: str) -> None:
 def test_rules_that_undo_each_other_end() -> None:
     there = Rule("there", Op("Abs", "x"), lambda graph, match: graph.add("Neg", [match["x"]]).output)
     back = Rule("back", Op("Neg", "x"), lambda graph, match: graph.add("Abs", [match["x"]]).output)
-    with pytest.raises(TunewrightError, match="there|back"):
+    with pytest.raises(TunewrightError, match="undo each other"):
         run_passes(graphs.graph(f"{SIMPLE} {{ y = Abs(x) }}"), [RewritePass("p", [there, back])], context())
 
 
@@ -175,7 +177,9 @@ def test_the_device_cuts_an_epilogue_short() -> None:
     def only_relu(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
         return next((f"no kernel does {s.op}" for s in epilogue if s.op != "Relu"), None)
 
-    graph = graphs.graph("g (float[1,3,4,4] x) => (float[1,5,4,4] y) <float[5,3,1,1] w> { a = Conv(x, w) b = Relu(a) y = Erf(b) }")
+    graph = graphs.graph(
+        "g (float[1,3,4,4] x) => (float[1,5,4,4] y) <float[5,3,1,1] w> { a = Conv(x, w) b = Relu(a) y = Erf(b) }"
+    )
     asked = Context(Settings(), can_fuse=only_relu)
     run_passes(graph, [Fuse()], asked)
     assert [(n.op, [s.op for s in n.epilogue]) for n in graph.nodes] == [("Conv", ["Relu"]), ("Erf", [])]
@@ -184,7 +188,8 @@ def test_the_device_cuts_an_epilogue_short() -> None:
 
 def test_quantised_weights_stay_quantised_until_device_passes_had_a_look() -> None:
     graph = graphs.graph(
-        """g (uint8[2,3] x) => (float[2,4] y) <float s = {0.5}, uint8 z = {128}, int8[3,4] w, float t = {0.25}, int8 u = {0}>
+        """g (uint8[2,3] x) => (float[2,4] y) 
+        <float s = {0.5}, uint8 z = {128}, int8[3,4] w, float t = {0.25}, int8 u = {0}>
         { a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t, u) y = MatMul(a, b) }"""
     )
     arrays = graphs.inputs(graph)

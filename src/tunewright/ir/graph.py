@@ -5,8 +5,8 @@ Three choices keep passes simple:
 * Initializers and ``Constant`` nodes are the same thing: a `Value` with ``const`` set and no producer.
 * Subgraphs capture nothing silently. What a body uses of the outer graph is an extra input of the node (the last
   ``captures`` ones) and an extra input of each body, in the same order.
-* A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results. The
-  last ``operands`` inputs belong to the epilogue alone; the main operation sees only those before them.
+* A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results.
+  The last ``operands`` inputs belong to the epilogue alone; the main operation sees only those before them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .types import TensorType, Type
 
 @dataclass(frozen=True)
 class Fused:
-    """One step of an epilogue. An argument i >= 0 is the node's input i; i < 0 is result ~i (~0: the main operation)."""
+    """One step of an epilogue. An argument i >= 0 is the node's input i; i < 0 is result ~i (~0: the main one's)."""
 
     op: str
     args: tuple[int, ...]
@@ -181,8 +181,9 @@ class Graph:
         """A new node at the end. ``outputs``: how many, or their names."""
         node = Node(op, name, attrs or {})
         node.origin = tuple(dict.fromkeys(origin)) or ((name,) if name else ())
-        names = [f"{name or op.rsplit(':', 1)[-1]}_out" for _ in range(outputs)] if isinstance(outputs, int) else outputs
-        for i, out in enumerate(names):
+        if isinstance(outputs, int):
+            outputs = [f"{name or op.rsplit(':', 1)[-1]}_out"] * outputs
+        for i, out in enumerate(outputs):
             value = self.value(out, types[i] if i < len(types) else None)
             value.producer, value.index = node, i
             node.outputs.append(value)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
 
 import ml_dtypes
 import numpy as np
@@ -147,22 +146,24 @@ class TensorType:
     dtype: DType
     shape: Shape | None = None
     layout: Layout = PLAIN
+    #: every dimension is a number (asked at every turn, so it is found out once)
+    is_static: bool = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def is_static(self) -> bool:
-        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+    def __post_init__(self) -> None:
+        static = self.shape is not None and all(isinstance(d, int) for d in self.shape)
+        object.__setattr__(self, "is_static", static)
 
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
 
-    @cached_property
+    @property
     def dims(self) -> tuple[int, ...]:
         """The shape of a static type."""
-        assert self.shape is not None and self.is_static, self
-        return tuple(d for d in self.shape if isinstance(d, int))
+        assert self.is_static, self
+        return cast("tuple[int, ...]", self.shape)
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Number of elements of a static type."""
         return math.prod(self.dims)
@@ -172,7 +173,7 @@ class TensorType:
         """The shape of the array that holds a tensor of this static type: its dimensions as the layout orders them."""
         return self.layout.physical(self.dims)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         return math.prod(self.physical) * self.dtype.itemsize
 

@@ -216,6 +216,24 @@ def _infer_zip_map(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
     return [SequenceType(MapType(key, TensorType(DType.FLOAT32, ())))]
 
 
+def _dict_vectorizer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    """One row: the values of a dictionary in the order of the vocabulary, and nothing for a key that is not there."""
+    (mapping,) = inputs
+    vocabulary = attrs.get("string_vocabulary") or attrs.get("int64_vocabulary", ())
+    if any(isinstance(item, str) for item in mapping.values()):
+        return [strings([mapping.get(key, "") for key in vocabulary]).reshape(1, -1)]
+    dtype = np.result_type(*mapping.values()) if mapping else np.float32
+    return [np.asarray([[mapping.get(key, 0) for key in vocabulary]], dtype)]
+
+
+def _infer_dict_vectorizer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
+    mapping = operands[0].type if operands[0] is not None else None
+    if not isinstance(mapping, MapType) or not isinstance(mapping.value, TensorType):
+        return [None]
+    width = len(attrs.get("string_vocabulary") or attrs.get("int64_vocabulary", ()))
+    return [TensorType(mapping.value.dtype, (1, width))]
+
+
 def _cast_map(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """The values of a dictionary in the order of its keys: one after the other, or (SPARSE) each at its key."""
     (mapping,) = inputs
@@ -251,5 +269,6 @@ OPS = (
     OpSpec(f"{DOMAIN}FeatureVectorizer", _feature_vectorizer, _infer_feature_vectorizer),
     OpSpec(f"{DOMAIN}CategoryMapper", _category_mapper, _infer_category_mapper),
     OpSpec(f"{DOMAIN}ZipMap", _zip_map, _infer_zip_map),
+    OpSpec(f"{DOMAIN}DictVectorizer", _dict_vectorizer, _infer_dict_vectorizer),
     OpSpec(f"{DOMAIN}CastMap", _cast_map, _infer_cast_map),
 )

@@ -49,7 +49,7 @@ def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 def saturate(x: Array, dtype: np.dtype[Any]) -> Array:
     """``x`` cut to what ``dtype`` can hold, then converted."""
     low, high = limits(dtype)
-    return np.clip(x, low, high).astype(dtype)
+    return np.asarray(np.clip(x, low, high)).astype(dtype)
 
 
 def sigmoid(x: Array) -> Array:

@@ -64,7 +64,7 @@ def mvn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
         variance = np.mean(result * result, axis=axes, keepdims=True)
         inside = choice(attrs, "eps_mode", "inside_sqrt", ("inside_sqrt", "outside_sqrt")) == "inside_sqrt"
         result = result / (np.sqrt(variance + eps) if inside else np.sqrt(variance) + eps)
-    return [result.astype(inputs[0].dtype, copy=False)]
+    return [np.asarray(result).astype(inputs[0].dtype, copy=False)]
 
 
 def group_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:

@@ -39,7 +39,7 @@ def to_integers(x: Array, zero: Array | None, dtype: np.dtype[Any]) -> Array:
     if zero is not None and zero.any():
         x = x + zero.astype(x.dtype)
     low, high = limits(dtype)
-    return np.clip(x, low, high).astype(dtype)
+    return np.asarray(np.clip(x, low, high)).astype(dtype)
 
 
 def _quantize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:

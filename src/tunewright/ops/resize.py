@@ -63,23 +63,25 @@ def _plan(
 
 
 # -- one axis ---------------------------------------------------------------------------------------------------------
-def _source(out: int, size: int, scale: float, mode: str, roi: tuple[float, float]) -> Array:
-    """Where each output index lies in the input."""
-    x = np.arange(out, dtype=np.float64)
-    length = scale * size
+def _source(x: Array, size: int, scale: float, mode: str, roi: tuple[float, float]) -> Array:
+    """Where each output index of ``x`` lies in the input.
+
+    The specification's ``length_resized`` is the length of the result, a whole number, also where a scale was given.
+    """
+    out = len(x)
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if length != 1 else np.full(out, -0.5)
+        return (x + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(x)
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
-        return x * (size - 1) / (length - 1) if length != 1 else np.zeros(out)
+        return x * (size - 1) / (out - 1) if out > 1 else np.zeros_like(x)
     if mode == "half_pixel_symmetric":
-        return size / 2 * (1 - out / length) + (x + 0.5) / scale - 0.5
+        return size / 2 * (1 - out / (scale * size)) + (x + 0.5) / scale - 0.5
     if mode == "tf_crop_and_resize":
         begin, end = roi
-        step = x * (end - begin) * (size - 1) / (length - 1) if length != 1 else (end - begin) * (size - 1) / 2
+        step = x * (end - begin) * (size - 1) / (out - 1) if out > 1 else (end - begin) * (size - 1) / 2
         return np.asarray(np.broadcast_to(begin * (size - 1) + step, (out,)))
     raise ValueError(f"coordinate_transformation_mode {mode!r} is unknown")
 
@@ -132,9 +134,11 @@ def _along(x: Array, axis: int, out: int, scale: float, roi: tuple[float, float]
     if not out or not size:
         return np.zeros((*x.shape[:axis], out, *x.shape[axis + 1 :]), x.dtype)
     mode = attrs.get("coordinate_transformation_mode", "half_pixel")
-    where = _source(out, size, scale, mode, roi)
+    nearest = attrs.get("mode", "nearest") == "nearest"
+    # In single precision 17 / 1.7 is 10, as everyone computes it; a double of the same scale would name pixel 9.
+    where = _source(np.arange(out, dtype=np.float32 if nearest else np.float64), size, scale, mode, roi)
     column = (-1, *(1 for _ in range(x.ndim - axis - 1)))
-    if attrs.get("mode", "nearest") == "nearest":
+    if nearest:
         index = _nearest(where, attrs.get("nearest_mode", "round_prefer_floor"))
         y = np.take(x, np.clip(index, 0, size - 1).astype(np.int64), axis)
     else:

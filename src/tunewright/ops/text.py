@@ -27,7 +27,7 @@ def _concat(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 def _full_match(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     (x,) = inputs
     try:
-        pattern = re.compile(attrs["pattern"])
+        pattern = re.compile(attrs["pattern"], re.ASCII)  # the classes of RE2 are ASCII
     except re.error as error:
         raise ValueError(f"pattern {attrs['pattern']!r} is not a regular expression: {error}") from None
     return [np.asarray([pattern.fullmatch(s) is not None for s in x.ravel()], bool).reshape(x.shape)]

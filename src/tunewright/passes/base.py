@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from ..ir.graph import Fused, Graph, Node, Value
+from ..ir.types import Layout
 from ..ir.verify import verify
 from ..settings import Settings
 
-#: (node, its inputs after fusion, its epilogue after fusion, the value it would then make) -> None for yes, or the reason
-#: why not. Fusion asks, it does not know: the plugin answers from what its solvers accept.
-CanFuse: TypeAlias = Callable[[Node, Sequence[Value | None], tuple[Fused, ...], Value], str | None]
+#: (node, operands its epilogue would take beside the main inputs, its epilogue after fusion, the value it would then
+#: make) -> None for yes, or the reason why not. Fusion asks, it does not know: the plugin answers from what its solvers
+#: accept.
+CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value], str | None]
+
+#: node -> the layout that it would like its first input and its output to have; None: it does not care
+PreferredLayout: TypeAlias = Callable[[Node], Layout | None]
 
 
-def anything(node: Node, inputs: Sequence[Value | None], epilogue: tuple[Fused, ...], output: Value) -> str | None:
+def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
     """The host's answer: the reference runs any epilogue."""
+    return None
+
+
+def indifferent(node: Node) -> Layout | None:
+    """The host's answer: the references work on plain arrays."""
     return None
 
 
@@ -31,15 +42,22 @@ class Entry:
 
 @dataclass
 class Log:
-    """What the passes did and did not do; `tunewright graph --why` and `explain` print it."""
+    """What the passes did and did not do, each decision once; `tunewright graph --why` and `explain` print it."""
 
     entries: list[Entry] = field(default_factory=list)
+    _seen: set[Entry] = field(default_factory=set, repr=False)
 
     def applied(self, rule: str, node: Node) -> None:
-        self.entries.append(Entry(rule, node.name))
+        self._add(Entry(rule, node.name))
 
     def refused(self, rule: str, node: Node, reason: str) -> None:
-        self.entries.append(Entry(rule, node.name, reason))
+        self._add(Entry(rule, node.name, reason))
+
+    def _add(self, entry: Entry) -> None:
+        # A rule meets the same node again in later rounds and for every new shape: say it once.
+        if entry not in self._seen:
+            self._seen.add(entry)
+            self.entries.append(entry)
 
 
 @dataclass
@@ -48,10 +66,18 @@ class Context:
 
     settings: Settings
     can_fuse: CanFuse = anything
+    preferred_layout: PreferredLayout = indifferent
     log: Log = field(default_factory=Log)
+    #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
+    in_body: bool = False
+
+    @cached_property
+    def _disabled(self) -> frozenset[str]:
+        return frozenset(n.strip() for n in self.settings.disabled_passes.split(","))
 
     def enabled(self, name: str) -> bool:
-        return name not in {n.strip() for n in self.settings.disabled_passes.split(",")}
+        """True unless DISABLED_PASSES names this pass or rule."""
+        return name not in self._disabled
 
 
 class Pass(Protocol):
@@ -64,16 +90,44 @@ class Pass(Protocol):
         ...
 
 
-def run_passes(graph: Graph, passes: Iterable[Pass], context: Context) -> bool:
-    """Run passes in order over a graph and its bodies, innermost first."""
-    changed = False
-    for one in passes:
-        if not context.enabled(one.name):
-            continue
-        for g in reversed(list(graph.walk())):
-            if one.run(g, context):
+@dataclass(frozen=True)
+class Repeat:
+    """Passes that feed each other: run in order, again and again until none changes anything."""
+
+    passes: tuple[Pass, ...]
+    rounds: int = 10
+
+
+def run_passes(graph: Graph, passes: Iterable[Pass | Repeat], context: Context) -> bool:
+    """Run passes in order over a graph and its bodies, innermost first; True when one of them changed something."""
+    return _Runner(graph, context).run(passes)
+
+
+class _Runner:
+    """A pass runs to its own fixed point, so it need not run again until another one has changed something."""
+
+    def __init__(self, graph: Graph, context: Context) -> None:
+        self.graph, self.context = graph, context
+        self.inner = context if context.in_body else replace(context, in_body=True)
+        self.changes = 0
+        self.done: dict[int, int] = {}  # pass -> changes at the end of its last run
+
+    def run(self, passes: Iterable[Pass | Repeat]) -> bool:
+        before = self.changes
+        for one in passes:
+            if isinstance(one, Repeat):
+                for _ in range(one.rounds):
+                    if not self.run(one.passes):
+                        break
+            elif self.context.enabled(one.name) and self.done.get(id(one)) != self.changes:
+                self.run_one(one)
+                self.done[id(one)] = self.changes
+        return self.changes != before
+
+    def run_one(self, one: Pass) -> None:
+        for g in reversed(list(self.graph.walk())):
+            if one.run(g, self.context if g is self.graph else self.inner):
                 g.sort()
-                changed = True
-        if context.settings.verify_passes:
-            verify(graph, one.name)
-    return changed
+                self.changes += 1
+        if self.context.settings.verify_passes:
+            verify(self.graph, one.name)

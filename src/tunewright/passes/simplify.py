@@ -1,11 +1,25 @@
-"""Device-neutral clean-up: dead code, constants, shapes."""
+"""Device-neutral clean-up: dead code, constants, shapes, expressions computed twice, denormal weights."""
 
 from __future__ import annotations
 
-from ..ir.graph import Graph
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..ir.graph import Graph, Node, Value
 from ..ops import lookup
 from ..ops.infer import CONTROL, Budget, propagate
 from .base import Context
+from .pattern import remove_dead
+
+#: operations whose constant inputs are weights: read many times, in the innermost loops
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "RNN", "GRU", "LSTM"})
+
+
+#: operations that have integer forms
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
 
 class DeadCode:
@@ -14,23 +28,46 @@ class DeadCode:
     name = "dead-code"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        kept = set(graph.outputs)
-        changed = False
-        for node in reversed(graph.nodes):
-            if not any(v.uses or v in kept for v in node.outputs):
-                graph.remove(node)
-                changed = True
-        return changed
+        before = len(graph)
+        remove_dead(graph, reversed(graph.nodes))
+        return len(graph) != before
 
 
 class Propagate:
-    """Types and constants in one sweep (see `ops.infer`)."""
+    """Types and constants in one sweep (see `ops.infer`).
+
+    ``keep_quantised``: quantised weights stay quantised while their operation may still become an integer one, that is
+    while its other operand is dequantised too. Folding them later gives the same numbers, so this costs nothing: device
+    passes see the quantised form first, and what they leave is folded afterwards.
+    """
 
     name = "propagate"
 
+    def __init__(self, keep_quantised: bool = False) -> None:
+        self.keep = is_quantised_weight if keep_quantised else None
+
     def run(self, graph: Graph, context: Context) -> bool:
         s = context.settings
-        return propagate(graph, Budget(s.fold_bytes, s.fold_seconds, s.max_tensor_bytes))
+        budget = Budget(s.fold_bytes, s.fold_seconds, s.max_tensor_bytes)
+        return propagate(graph, budget, tolerant=context.in_body, keep=self.keep)
+
+
+def is_quantised_weight(node: Node) -> bool:
+    """A DequantizeLinear whose result meets another dequantised value in a product."""
+    if node.op != "DequantizeLinear":
+        return False
+    readers = [n for n in node.output.users if n.op in PRODUCTS]
+    others = (v.producer for n in readers for v in n.inputs[:2] if v is not None and v is not node.output)
+    return any(p is not None and p.op == "DequantizeLinear" for p in others)
+
+
+class FoldQuantised:
+    """Folds the quantised weights that were kept and that no integer operation took."""
+
+    name = "fold-quantised"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        return any(is_quantised_weight(node) for node in graph.nodes) and Propagate().run(graph, context)
 
 
 class UnknownOps:
@@ -39,8 +76,6 @@ class UnknownOps:
     name = "unknown-ops"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        from ..errors import UnsupportedError
-
         unknown = [n for n in graph.nodes if n.op not in CONTROL and lookup(n.op) is None]
         if unknown:
             ops = sorted({n.op for n in unknown})
@@ -49,3 +84,78 @@ class UnknownOps:
                 hint="an extension may add one: an entry point in group tunewright.ops",
             )
         return False
+
+
+class CommonSubexpressions:
+    """Nodes that compute the same from the same inputs become one; so do equal small constants."""
+
+    name = "common-subexpressions"
+    #: larger constants are weights: comparing them costs more than it saves
+    CONSTANT_BYTES = 1 << 12
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        constants: dict[Any, Value] = {}
+        same: dict[Any, Node] = {}
+        changed = False
+        for node in graph.nodes:
+            for i, value in enumerate(node.inputs):
+                if value is not None and value.const is not None and value.const.nbytes <= self.CONSTANT_BYTES:
+                    first = constants.setdefault(freeze(value.const), value)
+                    if first is not value:
+                        graph.set_input(node, i, first)
+            if any(v is not None and v.const is None and len(v.uses) == 1 for v in node.inputs):
+                continue  # nobody else reads this input, so nobody else computes the same
+            spec = lookup(node.op)
+            if node.bodies or spec is None or not spec.pure:
+                continue
+            steps = tuple((s.op, s.args, freeze(s.attrs)) for s in node.epilogue)
+            key = (node.op, freeze(node.attrs), tuple(node.inputs), len(node.outputs), steps)
+            twin = same.setdefault(key, node)
+            if twin is node:
+                continue
+            for mine, kept in zip(node.outputs, twin.outputs, strict=True):
+                kept.type = kept.type or mine.type
+                graph.replace(mine, kept)
+            twin.origin = tuple(dict.fromkeys([*twin.origin, *node.origin]))
+            context.log.applied(self.name, node)
+            graph.remove(node)
+            changed = True
+        return changed
+
+
+def freeze(value: Any) -> Any:
+    """A hashable stand-in for an attribute: equal ones, of one type, are the same."""
+    if isinstance(value, np.ndarray):
+        data = tuple(value.reshape(-1).tolist()) if value.dtype == object else value.tobytes()
+        return (value.dtype.name, value.shape, data)
+    if isinstance(value, Mapping):
+        return tuple((k, freeze(v)) for k, v in sorted(value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    return (type(value).__name__, value)
+
+
+class FlushDenormals:
+    """Weights too small for a normal float become zero: arithmetic on them is many times slower on processors."""
+
+    name = "flush-denormals"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        if not context.settings.flush_denormals:
+            return False
+        changed = False
+        for value in list(graph.constants()):
+            users = [n for n in value.users if n.op in WEIGHTED]
+            array = value.const
+            if not users or array is None or array.dtype not in (np.float32, np.float64):
+                continue
+            tiny = (np.abs(array) < np.finfo(array.dtype).tiny) & (array != 0)
+            if not tiny.any():
+                continue
+            flushed = graph.constant(np.where(tiny, array.dtype.type(0), array), value.name)
+            for node, i in list(value.uses):
+                if node.op in WEIGHTED:
+                    graph.set_input(node, i, flushed)
+            context.log.applied(self.name, users[0])
+            changed = True
+        return changed

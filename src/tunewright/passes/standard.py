@@ -1,14 +1,47 @@
 """THE ordered list of passes: device-neutral first, device-specific last.
 
-``NEUTRAL`` and ``DEVICE`` run once, at compile time, with dimensions possibly symbolic. ``SPECIALISE`` runs for each new set of
-concrete input shapes, so it must stay cheap: types, shape arithmetic, and what only concrete shapes allow.
+``NEUTRAL`` and ``DEVICE`` run once, at compile time, with dimensions possibly symbolic. ``SPECIALISE`` runs for each
+new set of concrete input shapes, so it must stay cheap: types, shape arithmetic, what only concrete shapes allow.
 """
 
 from __future__ import annotations
 
-from .base import Pass
-from .simplify import DeadCode, Propagate, UnknownOps
+from . import fuse_linear, grouping, identities, recognise, shape_values
+from .base import Pass, Repeat
+from .control import InlineBranches, SinkConstants, UnrollLoops
+from .fuse import Fuse
+from .layout import AssignLayouts
+from .pattern import RewritePass
+from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 
-NEUTRAL: tuple[Pass, ...] = (UnknownOps(), DeadCode(), Propagate(), DeadCode())
-DEVICE: tuple[Pass, ...] = ()
-SPECIALISE: tuple[Pass, ...] = (Propagate(), DeadCode())
+CLEAN_UP = Repeat(
+    (
+        SinkConstants(),
+        Propagate(keep_quantised=True),
+        InlineBranches(),
+        UnrollLoops(),
+        RewritePass("shape-values", shape_values.RULES),
+        RewritePass("identities", identities.RULES),
+        CommonSubexpressions(),
+        DeadCode(),
+    )
+)
+
+NEUTRAL: tuple[Pass | Repeat, ...] = (
+    UnknownOps(),
+    DeadCode(),
+    CLEAN_UP,
+    RewritePass("recognise", recognise.RULES),
+    RewritePass("fuse-linear", fuse_linear.RULES),
+    CLEAN_UP,
+    FlushDenormals(),
+)
+
+DEVICE: tuple[Pass | Repeat, ...] = (
+    RewritePass("group-convolutions", grouping.RULES),
+    FoldQuantised(),
+    DeadCode(),
+    Fuse(),
+)
+
+SPECIALISE: tuple[Pass | Repeat, ...] = (Propagate(), DeadCode(), Fuse(), AssignLayouts())

@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..frontend.model import Model
 
-#: the largest error that passes, as a part of the output's scale; other types must be equal
-TOLERANCES = {
-    "float64": 1e-4,
-    "float32": 1e-4,
-    "float16": 1e-2,
-    "bfloat16": 5e-2,
-    "complex64": 1e-4,
-    "complex128": 1e-4,
-}
 #: results of quantisation may differ by one step, on this part of the elements at most
 STEPS, STEPPED = ("int8", "uint8"), 1e-3
 
@@ -234,6 +225,9 @@ def difference(
     """Largest absolute error, the same as a part of the expected output's scale, and the cosine between the two."""
     import numpy as np
 
+    from ..ir.types import DType
+    from ..ops.tolerance import TOLERANCES
+
     type = f"{mine.dtype if mine.dtype != object else 'string'}{list(mine.shape)}".replace(" ", "")
     if mine.shape != theirs.shape:
         return Difference(name, type, math.inf, math.inf, 0.0, f"the other has shape {list(theirs.shape)}")
@@ -260,7 +254,8 @@ def difference(
         if error > 1 or stepped > STEPPED:
             why = f"{stepped:.2%} of the elements differ, by up to {error:.0f} steps"
     else:
-        allowed = TOLERANCES.get(mine.dtype.name, 0.0) if tolerance is None else tolerance
+        limit = TOLERANCES.get(DType.of_numpy(mine.dtype))
+        allowed = tolerance if tolerance is not None else limit.network if limit is not None else 0.0
         if relative > allowed:
             why = f"error {relative:.1e} of the scale is above {allowed:.0e}" if allowed else "not equal"
     return Difference(name, type, error, relative, cosine, why)

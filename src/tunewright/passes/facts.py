@@ -1,0 +1,61 @@
+"""What rules ask of values: shapes that are surely equal, axes, and constants that vary along one axis only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Node, Value
+from ..ir.types import DType, Shape
+
+
+def shape(value: Value | None) -> Shape | None:
+    """The shape as far as it is known; None when not even the rank is."""
+    return None if value is None or value.tensor is None else value.tensor.shape
+
+
+def rank(value: Value | None) -> int | None:
+    known = shape(value)
+    return None if known is None else len(known)
+
+
+def dtype(value: Value | None) -> DType | None:
+    return None if value is None or value.tensor is None else value.tensor.dtype
+
+
+def same_shape(a: Value | None, b: Value | None) -> bool:
+    """True only when the shapes are equal whatever the open dimensions turn out to be."""
+    x, y = shape(a), shape(b)
+    return x is not None and x == y and None not in x
+
+
+def same_type(a: Value | None, b: Value | None) -> bool:
+    return same_shape(a, b) and dtype(a) == dtype(b)
+
+
+def is_scalar(value: Value) -> bool:
+    """One element, whatever its rank."""
+    known = shape(value)
+    return known is not None and all(d == 1 for d in known)
+
+
+def axis(node: Node, default: int, value: Value | None) -> int | None:
+    """The node's ``axis`` as a non-negative number; None when the rank is not known."""
+    n = rank(value)
+    return None if n is None else int(node.attrs.get("axis", default)) % max(n, 1)
+
+
+def int_list(value: Value | None) -> list[int] | None:
+    """The elements of a constant list of integers; None when it is absent or not constant."""
+    return None if value is None or value.const is None else [int(i) for i in value.const.reshape(-1)]
+
+
+def per_axis(array: np.ndarray[Any, Any], n: int, at: int, size: int) -> np.ndarray[Any, Any] | None:
+    """A constant as a float64 vector over axis ``at`` of a rank-n tensor; None when it varies along another axis."""
+    if array.ndim > n:
+        return None
+    dims = (1,) * (n - array.ndim) + array.shape
+    if any(d != 1 for k, d in enumerate(dims) if k != at) or dims[at] not in (1, size):
+        return None
+    return np.broadcast_to(array.astype(np.float64).reshape(-1), (size,))

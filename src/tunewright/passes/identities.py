@@ -1,0 +1,184 @@
+"""Operations that change nothing, or nothing together: removed or merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from . import facts
+from .pattern import Const, Match, OneOf, Op, Rule
+
+VIEWS = "Reshape|Squeeze|Unsqueeze|Flatten"
+
+
+def _x(graph: Graph, match: Match) -> Value:
+    """The rewrite of an identity: its operand."""
+    return match["x"]
+
+
+def _may_keep_shape(node: Node) -> bool:
+    """Nothing says that the shape changes. A Slice must not run backwards."""
+    x, out = facts.shape(node.input(0)), facts.shape(node.output)
+    if x is None or out is None or len(x) != len(out):
+        return False
+    steps = facts.int_list(node.input(4))
+    if node.op == "Slice" and node.input(4) is not None and (steps is None or min(steps, default=1) < 1):
+        return False
+    return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(x, out, strict=True))
+
+
+def _unchanged(match: Match) -> str | None:
+    """The operand already has the result's type, for sure."""
+    x, out = match["x"], match.root.output
+    return None if facts.same_type(x, out) else f"{out!r} may differ from {x!r}"
+
+
+def _all(number: float) -> Callable[[np.ndarray], bool]:
+    def test(array: np.ndarray) -> bool:
+        return array.dtype.kind in "fiu" and array.size > 0 and bool(np.all(array == number))
+
+    return test
+
+
+ZERO, ONE = Const(test=_all(0.0)), Const(test=_all(1.0))
+
+
+def _neutral(match: Match) -> str | None:
+    """x + 0 is x when the constant does not enlarge it, which a scalar cannot do unless x has no axes at all."""
+    if facts.same_type(match["x"], match.root.output):
+        return None
+    n = facts.rank(match["x"])
+    constant = next(v for v in reversed(match.root.inputs) if v is not None and v.const is not None)
+    if n is not None and facts.is_scalar(constant) and (facts.rank(constant) or 0) <= n:
+        return None
+    return f"{constant!r} may enlarge {match['x']!r}"
+
+
+def _dropout(match: Match) -> str | None:
+    training = match.root.input(2)
+    if training is None or (training.const is not None and not training.const.any()):
+        return None
+    return "it may run in training mode"
+
+
+def _same_dtype(node: Node) -> bool:
+    return facts.dtype(node.input(0)) == facts.dtype(node.output)
+
+
+def _known_dtype(match: Match) -> str | None:
+    return None if facts.dtype(match["x"]) is not None else "the operand's type is not known"
+
+
+def _permutation(node: Node) -> list[int] | None:
+    given = node.attrs.get("perm")
+    if given is not None:
+        return [int(p) for p in given]
+    n = facts.rank(node.input(0))
+    return None if n is None else list(range(n))[::-1]
+
+
+def _keeps_order(node: Node) -> bool:
+    perm = _permutation(node)
+    return perm is None or perm == sorted(perm)
+
+
+def _known_rank(match: Match) -> str | None:
+    return None if _permutation(match.root) is not None else "the rank is not known"
+
+
+def _transpose_pair(match: Match) -> str | None:
+    unknown = _permutation(match.root) is None or _permutation(match.node("inner")) is None
+    return "the rank is not known" if unknown else None
+
+
+def _compose(graph: Graph, match: Match) -> Value:
+    outer, inner = _permutation(match.root), _permutation(match.node("inner"))
+    assert outer is not None and inner is not None
+    return graph.add("Transpose", [match["x"]], {"perm": tuple(inner[p] for p in outer)}).output
+
+
+def _moves_only_ones(node: Node) -> bool:
+    perm, dims = _permutation(node), facts.shape(node.input(0))
+    moved = [p for p in perm if dims[p] != 1] if perm is not None and dims is not None else [1, 0]
+    return moved == sorted(moved)
+
+
+def _known_target(match: Match) -> str | None:
+    return None if _target(match.root.output) is not None else "more than one dimension is open"
+
+
+def _target(value: Value) -> list[int] | None:
+    """A shape for Reshape that gives the value's: at most one dimension may be open."""
+    dims = facts.shape(value)
+    if dims is None or sum(not isinstance(d, int) for d in dims) > 1:
+        return None
+    target = [d if isinstance(d, int) else -1 for d in dims]
+    return None if 0 in target else target
+
+
+def _reshape(graph: Graph, match: Match) -> Value:
+    target = _target(match.root.output)
+    if target is None:  # the outer Reshape's own shape says it, without referring to what it replaces
+        return graph.add("Reshape", [match["x"], match.root.inputs[1]], match.root.attrs).output
+    return graph.add("Reshape", [match["x"], graph.constant(np.asarray(target, np.int64), "shape")]).output
+
+
+def _view_chain(match: Match) -> str | None:
+    if _target(match.root.output) is not None:
+        return None
+    if match.root.op == "Reshape":
+        wanted = match.root.inputs[1]
+        dims = facts.int_list(wanted)
+        if dims is not None and 0 not in dims:
+            return None
+    return "the resulting shape has more than one open dimension"
+
+
+def _lossless(match: Match) -> str | None:
+    source, middle = facts.dtype(match["x"]), facts.dtype(match["inner"])
+    if source is None or middle is None:
+        return "the operand's type is not known"
+    if np.can_cast(source.numpy, middle.numpy, "safe") and source.numpy.kind in "fiub" and middle.numpy.kind in "fiu":
+        return None
+    return f"{middle} does not hold every {source}"
+
+
+def _cast_once(graph: Graph, match: Match) -> Value:
+    return graph.add("Cast", [match["x"]], match.root.attrs).output
+
+
+def _min(graph: Graph, match: Match) -> Value:
+    return graph.add("Min", [match["x"], match["high"]]).output
+
+
+def _same_op(match: Match) -> str | None:
+    return None if match.root.op == match.node("inner").op else "the operations differ"
+
+
+IDEMPOTENT = "Relu|Abs|Ceil|Floor|Round|Sign"
+
+RULES = (
+    Rule("identity", Op("Identity", "x"), _x),
+    Rule("dropout", Op("Dropout", "x", rest=True), _x, _dropout),
+    Rule("add-zero", OneOf(Op("Add|Sum", "x", ZERO), Op("Sub", "x", ZERO)), _x, _neutral),
+    Rule("mul-one", OneOf(Op("Mul", "x", ONE), Op("Div|Pow", "x", ONE)), _x, _neutral),
+    Rule("cast-same", Op("Cast", "x", where=_same_dtype), _x, _known_dtype),
+    Rule("cast-cast", Op("Cast", Op("Cast", "x", name="inner", shared=True)), _cast_once, _lossless),
+    Rule("same-shape", Op(f"{VIEWS}|Expand|Slice", "x", rest=True, where=_may_keep_shape), _x, _unchanged),
+    Rule("tile-once", Op("Tile", "x", Const(test=_all(1))), _x),
+    Rule("pad-nothing", Op("Pad", "x", Const(test=_all(0)), rest=True), _x),
+    Rule("single-input", Op("Concat|Sum|Max|Min|Mean", "x"), _x),
+    Rule("clip-nothing", Op("Clip", "x"), _x),
+    Rule("clip-to-min", Op("Clip", "x", None, "high"), _min),
+    Rule("double-inverse", OneOf(Op("Neg", Op("Neg", "x", shared=True)), Op("Not", Op("Not", "x", shared=True))), _x),
+    Rule(
+        "idempotent", Op(IDEMPOTENT, Op(IDEMPOTENT, "x", name="inner", shared=True)),
+        lambda graph, match: match["inner"], _same_op,
+    ),
+    Rule("transpose-identity", Op("Transpose", "x", where=_keeps_order), _x, _known_rank),
+    Rule("transpose-pair", Op("Transpose", Op("Transpose", "x", name="inner", shared=True)), _compose, _transpose_pair),
+    Rule("transpose-to-reshape", Op("Transpose", "x", where=_moves_only_ones), _reshape, _known_target),
+    Rule("view-chain", Op(VIEWS, Op(VIEWS, "x", shared=True, rest=True), rest=True), _reshape, _view_chain),
+)

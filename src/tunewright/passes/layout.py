@@ -1,0 +1,119 @@
+"""Layouts: nodes that prefer one get it, element-wise nodes go along, and a Reorder stands at every border.
+
+One forward sweep. A value with another layout has a plain twin behind a Reorder, which everybody reads at first; a
+later node that wants a layout is connected to the original again, and Reorders that nobody needs are removed at last.
+Shapes stay logical throughout (see `TensorType.physical`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.graph import Graph, Node, Value
+from ..ir.types import PLAIN, Layout, TensorType
+from ..ops import lookup
+from ..ops.fused import REORDER
+from . import facts
+from .base import Context, indifferent
+from .pattern import remove_dead
+
+
+class AssignLayouts:
+    """Runs when shapes are known: preferences depend on them."""
+
+    name = "layout"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        if context.preferred_layout is indifferent or not all(_planned(v) for v in graph.values()):
+            return False
+        sweep = _Sweep(graph)
+        for node in graph.nodes:
+            layout = context.preferred_layout(node) or sweep.inherited(node)
+            if layout is None or layout == PLAIN:
+                continue
+            reason = _why_not(node)
+            if reason is not None:
+                context.log.refused(self.name, node, reason)
+                continue
+            sweep.assign(node, layout)
+            context.log.applied(self.name, node)
+        remove_dead(graph, [n for n in reversed(graph.nodes) if n.op == REORDER])
+        return bool(sweep.original)
+
+
+def _planned(value: Value) -> bool:
+    """What is cut into segments at run time meets plain arrays there: such graphs keep the plain layout."""
+    return value.tensor is not None and value.tensor.is_static
+
+
+def _why_not(node: Node) -> str | None:
+    x = node.input(0)
+    if len(node.outputs) != 1 or node.bodies:
+        return "only nodes with one output and no body have a layout"
+    if (facts.rank(x) or 0) < 3 or (facts.rank(node.output) or 0) < 3:
+        return f"{node.output!r} has no spatial axes"
+    return None
+
+
+class _Sweep:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        #: plain twin -> the value in a layout of its own
+        self.original: dict[Value, Value] = {}
+        self.reordered: dict[tuple[Value, Layout], Value] = {}
+
+    def data(self, node: Node) -> list[int]:
+        """Inputs that follow the node's layout: the first, and whatever has exactly the result's shape."""
+        spec = lookup(node.op)
+        first = [] if spec is not None and spec.elementwise else [0]
+        start = len(node.main_inputs) if first else 0
+        rest = range(start, len(node.inputs))
+        return first + [i for i in rest if facts.same_shape(node.inputs[i], node.output)]
+
+    def inherited(self, node: Node) -> Layout | None:
+        """The layout that all operands of an element-wise node have, where it can work in it."""
+        spec = lookup(node.op)
+        if spec is None or not spec.elementwise or len(node.outputs) != 1:
+            return None
+        found: set[Layout] = set()
+        for i, value in enumerate(node.inputs):
+            if value is None or facts.is_scalar(value):
+                continue
+            twin = self.original.get(value) if i in self.data(node) else None
+            if twin is None or twin.tensor is None:
+                return None
+            found.add(twin.tensor.layout)
+        return found.pop() if len(found) == 1 else None
+
+    def assign(self, node: Node, layout: Layout) -> None:
+        for i in self.data(node):
+            value = node.inputs[i]
+            assert value is not None
+            self.graph.set_input(node, i, self.get(value, layout))
+        out = node.output
+        assert isinstance(out.type, TensorType)
+        plain = self.reorder(out, PLAIN)
+        reader = plain.producer
+        for user, i in list(out.uses):
+            if user is not reader:
+                self.graph.set_input(user, i, plain)
+        self.graph.outputs = [plain if v is out else v for v in self.graph.outputs]
+        out.type = replace(out.type, layout=layout)
+        self.original[plain] = out
+
+    def get(self, value: Value, layout: Layout) -> Value:
+        """The value in a layout: the original, or behind a Reorder that several readers share."""
+        source = self.original.get(value, value)
+        if source.tensor is not None and source.tensor.layout == layout:
+            return source
+        key = (value, layout)
+        if key not in self.reordered:
+            self.reordered[key] = self.reorder(source, layout)
+        return self.reordered[key]
+
+    def reorder(self, value: Value, layout: Layout) -> Value:
+        assert isinstance(value.type, TensorType)
+        return self.graph.add(
+            REORDER, [value], {"layout": str(layout)}, types=[replace(value.type, layout=layout)],
+            outputs=[f"{value.name}@{layout}"], name=f"{value.name}@{layout}",
+        ).output

@@ -1,0 +1,265 @@
+"""Cases of recognition and fusion."""
+
+from __future__ import annotations
+
+from golden.cases import Case, no
+
+_X = "g (float[2,3,8] x) => (float[2,3,8] y)"
+_ERF = "a = Div(x, r) b = Erf(a) c = Add(b, o) d = Mul(x, c) y = Mul(d, h)"
+
+RECOGNISE = [
+    Case("gelu", f"{_X} <float r = {{1.4142135}}, float o = {{1}}, float h = {{0.5}}> {{ {_ERF} }}"),
+    Case(
+        "gelu",
+        f"""{_X} <float[1] r = {{0.70710678}}, float o = {{1}}, float h = {{0.5}}>
+        {{ a = Mul(r, x) b = Erf(a) c = Add(o, b) d = Mul(c, h) y = Mul(d, x) }}""",
+        "other_order",
+    ),
+    no(
+        "gelu",
+        f"g (float[] x) => (float[] y) <float r = {{1.4142135}}, float o = {{1}}, float h = {{0.5}}> {{ {_ERF} }}",
+    ),
+    Case(
+        "gelu-tanh",
+        f"""{_X} <float three = {{3}}, float k = {{0.044715}}, float r = {{0.7978845608}}, float o = {{1}}, float h =
+          {{0.5}}>
+        {{ a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
+          Mul(i, h) }}""",
+    ),
+    no(
+        "gelu-tanh",
+        """g (float[2,3] x) => (float[2,3] y, float[2,3] e)
+        <float three = {3}, float k = {0.044715}, float r = {0.7978845608}, float o = {1}, float h = {0.5}>
+        { a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
+          Mul(i, h) }""",
+    ),
+    Case("swish", f"{_X} {{ a = Sigmoid(x) y = Mul(x, a) }}"),
+    Case("swish", f"{_X} <float k = {{1.702}}> {{ b = Mul(x, k) a = Sigmoid(b) y = Mul(a, x) }}", "quick_gelu"),
+    no("swish", "g (float[2] x) => (float[2] y, float[2] a) { a = Sigmoid(x) y = Mul(x, a) }"),
+    Case(
+        "hard-sigmoid",
+        f"{_X} <float t = {{3}}, float z = {{0}}, float s = {{6}}> {{ a = Add(x, t) b = Clip(a, z, s) y = Div(b, s) }}",
+    ),
+    no(
+        "hard-sigmoid",
+        "g (float[2] x) => (float[2] y, float[2] b) <float t = {3}, float z = {0}, float s = {6}> "
+        "{ a = Add(x, t) b = Clip(a, z, s) y = Div(b, s) }",
+    ),
+    Case("hard-swish", f"{_X} {{ a = HardSigmoid<alpha=0.16666667, beta=0.5>(x) y = Mul(x, a) }}"),
+    Case(
+        "hard-swish",
+        f"""{_X} <float t = {{3}}, float z = {{0}}, float s = {{6}}>
+        {{ a = Add(x, t) b = Clip(a, z, s) c = Mul(x, b) y = Div(c, s) }}""",
+        "decomposed",
+    ),
+    no(
+        "hard-swish",
+        "g (float[2] x) => (float[2] y, float[2] a) { a = HardSigmoid<alpha=0.16666667>(x) y = Mul(x, a) }",
+    ),
+    Case("softplus", f"{_X} <float o = {{1}}> {{ a = Exp(x) b = Add(a, o) y = Log(b) }}"),
+    no(
+        "softplus",
+        "g (float[2] x) => (float[2] y, float[2] a) <float o = {1}> { a = Exp(x) b = Add(a, o) y = Log(b) }",
+    ),
+    Case("mish", f"{_X} {{ a = Softplus(x) b = Tanh(a) y = Mul(x, b) }}"),
+    no("mish", "g (float[2] x) => (float[2] y, float[2] b) { a = Softplus(x) b = Tanh(a) y = Mul(x, b) }"),
+    Case(
+        "layer-norm",
+        f"""{_X} <int64[1] k = {{-1}}, float two = {{2}}, float e = {{1e-5}}>
+        {{ m = ReduceMean(x, k) c = Sub(x, m) p = Pow(c, two) v = ReduceMean(p, k) w = Add(v, e) d = Sqrt(w) y =
+          Div(c, d) }}""",
+    ),
+    Case(
+        "layer-norm",
+        f"""{_X} <int64[2] k = {{1,2}}, float e = {{1e-6}}>
+        {{ m = ReduceMean(x, k) c = Sub(x, m) p = Mul(c, c) v = ReduceMean(p, k) w = Add(v, e) d = Sqrt(w) r =
+          Reciprocal(d)
+           y = Mul(c, r) }}""",
+        "two_axes",
+    ),
+    no(
+        "layer-norm",
+        f"""{_X} <int64[1] k = {{1}}, float two = {{2}}, float e = {{1e-5}}>
+        {{ m = ReduceMean(x, k) c = Sub(x, m) p = Pow(c, two) v = ReduceMean(p, k) w = Add(v, e) d = Sqrt(w) y =
+          Div(c, d) }}""",
+        "inner_axis",
+    ),
+    no(
+        "layer-norm",
+        """g (float[2,D] x) => (float[2,D] y) <int64[1] k = {1}, float two = {2}, float e = {1e-5}>
+        { m = ReduceMean(x, k) c = Sub(x, m) p = Pow(c, two) v = ReduceMean(p, k) w = Add(v, e) d = Sqrt(w) y =
+          Div(c, d) }""",
+        "open_size",
+    ),
+    Case(
+        "rms-norm",
+        f"""{_X} <int64[1] k = {{2}}, float two = {{2}}, float n = {{-0.5}}, float e = {{1e-6}}>
+        {{ p = Pow(x, two) v = ReduceMean(p, k) w = Add(v, e) r = Pow(w, n) y = Mul(x, r) }}""",
+    ),
+    no(
+        "rms-norm",
+        f"""{_X} <int64[1] k = {{0}}, float e = {{1e-6}}>
+        {{ p = Mul(x, x) v = ReduceMean(p, k) w = Add(v, e) r = Sqrt(w) y = Div(x, r) }}""",
+    ),
+    Case(
+        "norm-scale",
+        f"{_X} <float[8] o = {{1,1,1,1,1,1,1,1}}, float[8] s> {{ a = RMSNormalization(x, o) y = Mul(s, a) }}",
+    ),
+    no(
+        "norm-scale",
+        f"{_X} <float[8] o = {{1,1,1,1,1,1,1,1}}, float[3,1] s> {{ a = LayerNormalization(x, o) y = Mul(a, s) }}",
+    ),
+    Case("norm-bias", f"{_X} <float[8] s, float[1,1,8] b> {{ a = LayerNormalization(x, s) y = Add(a, b) }}"),
+    no("norm-bias", f"{_X} <float[8] s, float[2,1,1] b> {{ a = LayerNormalization(x, s) y = Add(a, b) }}"),
+    Case(
+        "group-norm",
+        """g (float[2,6,2,2] x) => (float[2,6,2,2] y)
+        <int64[3] s = {2,3,8}, int64[4] t = {2,6,2,2}, float[3] o = {1,1,1}, float[3] z = {0,0,0}>
+        { a = Reshape(x, s) b = InstanceNormalization(a, o, z) y = Reshape(b, t) }""",
+    ),
+    no(
+        "group-norm",
+        """g (float[2,6,2,2] x) => (float[2,6,2,2] y)
+        <int64[3] s = {2,3,8}, int64[4] t = {2,6,2,2}, float[3] o, float[3] z = {0,0,0}>
+        { a = Reshape(x, s) b = InstanceNormalization(a, o, z) y = Reshape(b, t) }""",
+    ),
+    Case(
+        "group-norm-affine",
+        """g (float[2,4,3] x) => (float[2,4,3] y) <float[4] o = {1,1,1,1}, float[4] z = {0,0,0,0}, float[4,1] s,
+          float[4,1] b>
+        { a = GroupNormalization<num_groups=2>(x, o, z) c = Mul(a, s) y = Add(c, b) }""",
+    ),
+    no(
+        "group-norm-affine",
+        """g (float[2,4,3] x) => (float[2,4,3] y) <float[4] o = {1,1,1,1}, float[4] z = {0,0,0,0}, float[3] s>
+        { a = GroupNormalization<num_groups=2>(x, o, z) y = Mul(a, s) }""",
+    ),
+    Case(
+        "softmax",
+        f"""{_X} <int64[1] k = {{1}}>
+        {{ m = ReduceMax(x, k) c = Sub(x, m) e = Exp(c) s = ReduceSum(e, k) y = Div(e, s) }}""",
+    ),
+    no("softmax", f"{_X} <int64[2] k = {{1,2}}> {{ e = Exp(x) s = ReduceSum(e, k) y = Div(e, s) }}"),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,3] v, float[5,6] mask) => (float[2,4,5,3] y) <float r =
+          {2.5}>
+        { t = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, t) d = Div(s, r) e = Add(d, mask) p = Softmax(e) y =
+          MatMul(p, v) }""",
+    ),
+    Case(
+        "attention",
+        """g (float[6,5,8] q, float[6,8,5] t, float[6,5,8] v) => (float[6,5,8] y) <float r = {0.6}>
+        { a = Mul(q, r) b = Mul(t, r) s = MatMul(a, b) p = Softmax(s) y = MatMul(p, v) }""",
+        "one_head",
+    ),
+    no(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[2,1,5,1] mask) => (float[2,4,5,3] y)
+        { s = MatMul(q, t) e = Add(s, mask) p = Softmax(e) y = MatMul(p, v) }""",
+        "short_mask",
+    ),
+    no(
+        "attention",
+        """g (float[2,4,5,8] q, float[8,6] t, float[2,4,6,3] v) => (float[2,4,5,3] y)
+        { s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
+        "ranks",
+    ),
+]
+
+_FQ = "float il = {-1}, float ih = {1}, float ol = {-2}, float oh = {2}"
+_CONV = "float[1,3,6,6] x) => (float[1,4,4,4] y) <float[4,3,3,3] w"
+
+FUSE = [
+    Case(
+        "convolution-simple",
+        f"""g ({_CONV}, float[4,1,1] s, float[4,1,1] t, float[4,1,1] p, float lo = {{0}}, float hi = {{6}}, {_FQ}>
+        {{ a = Conv(x, w) b = Mul(a, s) c = PRelu(b, p) d = Add(t, c) e = Clip(d, lo, hi) f = Elu<alpha=0.5>(e)
+           y = org.openvinotoolkit.FakeQuantize<levels=16>(f, il, ih, ol, oh) }}""",
+    ),
+    Case("convolution-simple", f"g ({_CONV}> {{ a = Conv(x, w) b = Sigmoid(a) y = Mul(a, b) }}", "diamond"),
+    no("convolution-simple", f"g ({_CONV}, float[4] s> {{ a = Conv(x, w) y = Mul(a, s) }}", "per_column"),
+    no("convolution-simple", f"g ({_CONV}, float[2,1,1,1] s> {{ a = Conv(x, w) b = Mul(a, s) "
+       "c = ReduceSum<keepdims=1>(b) y = Add(a, c) }", "enlarges"),
+    Case(
+        "convolution-sum",
+        """g (float[1,3,6,6] x, float[1,4,4,4] r) => (float[1,4,4,4] y) <float[4,3,3,3] w>
+        { a = Conv(x, w) b = Add(a, r) y = Relu(b) }""",
+    ),
+    Case(
+        "convolution-sum",
+        """g (float[1,3,6,6] x) => (float[1,4,4,4] y) <float[4,3,3,3] w, float[4,3,3,3] v>
+        { a = Conv(x, w) b = Conv(x, v) c = Add(a, b) y = Relu(c) }""",
+        "later_takes_it",
+    ),
+    no(
+        "convolution-sum",
+        """g (float[1,3,6,6] x, float[1,4,1,4] r) => (float[1,4,4,4] y) <float[4,3,3,3] w>
+        { a = Conv(x, w) y = Add(a, r) }""",
+        "broadcast",
+    ),
+    no(
+        "convolution-sum",
+        """g (float[1,3,6,6] x, float[N,4,4,4] r) => (float[N,4,4,4] y) <float[4,3,3,3] w>
+        { a = Conv(x, w) y = Add(a, r) }""",
+        "open_batch",
+    ),
+    Case(
+        "pooling-fakequantize",
+        f"""g (float[1,3,6,6] x) => (float[1,3,3,3] y) <{_FQ}>
+        {{ a = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)
+           y = org.openvinotoolkit.FakeQuantize<levels=256>(a, il, ih, ol, oh) }}""",
+    ),
+    no(
+        "pooling-fakequantize",
+        """g (float[1,3,6,6] x) => (float[1,3,1,6] y) <float[6] il, float ih = {4}, float ol = {-2}, float oh = {2}>
+        { a = AveragePool<kernel_shape=[6,1]>(x) y = org.openvinotoolkit.FakeQuantize<levels=256>(a, il, ih, ol, oh)
+          }""",
+    ),
+    Case(
+        "fully-connected-activation",
+        "g (float[2,3] x) => (float[2,4] y) <float[3,4] w, float[4] b> { a = Gemm(x, w, b) y = Tanh(a) }",
+    ),
+    Case(
+        "fully-connected-activation",
+        """g (float[N,5,3] x, float[N,5,4] r) => (float[N,5,4] y) <float[3,4] w, float[4] b>
+        { a = MatMul(x, w) c = Add(a, b) d = Gelu(c) y = Add(d, r) }""",
+        "matmul_bias_residual",
+    ),
+    no(
+        "fully-connected-activation",
+        "g (float[4,3] x, float[4,1] r) => (float[4,4] y) <float[3,4] w> { a = MatMul(x, w) y = Add(a, r) }",
+    ),
+    Case(
+        "element-wise",
+        """g (float[2,3] x, float[3] z, float[2,3] u) => (float[2,3] y)
+        { a = Add(x, z) b = Exp(a) c = Neg(a) d = Mul(b, c) y = Sub(d, u) }""",
+    ),
+    no(
+        "element-wise",
+        "g (float[3] x, float[2,3] z) => (float[2,3] y) { a = Exp(x) y = Add(a, z) }", "enlarges",
+    ),
+    no(
+        "element-wise",
+        "g (float[4] x) => (float[4] y) { a = Exp(x) b = Neg(a) c = Softmax(a) y = Add(b, c) }", "read_twice",
+    ),
+    no("element-wise", "g (int64[3] x, int64[3] z) => (int64[3] y) { a = Add(x, z) y = Mul(a, z) }", "shapes"),
+    Case(
+        "group-convolutions",
+        """g (float[1,4,5,5] x) => (float[1,6,3,3] y) <float[3,2,3,3] w, float[3,2,3,3] v, float[3] b, float[3] c>
+        { p, q = Split<axis=1, num_outputs=2>(x) r = Conv(p, w, b) s = Conv(q, v, c) y = Concat<axis=1>(r, s) }""",
+    ),
+    no(
+        "group-convolutions",
+        """g (float[1,4,5,5] x) => (float[1,6,5,5] y) <float[3,2,3,3] w, float[3,2,1,1] v>
+        { p, q = Split<axis=1, num_outputs=2>(x) r = Conv<pads=[1,1,1,1]>(p, w) s = Conv(q, v) y = Concat<axis=1>(r,
+          s) }""",
+        "parameters",
+    ),
+    no(
+        "group-convolutions",
+        """g (float[1,4,5,5] x) => (float[1,6,5,5] y) <float[3,2,1,1] w, float[3,2,1,1] v>
+        { p, q = Split<axis=1, num_outputs=2>(x) r = Conv(p, w) s = Conv(q, v) y = Concat<axis=1>(s, r) }""",
+        "order",
+    ),
+]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from golden import cases, cases_fusion, graphs
+from golden import cases, cases_fusion, cases_openvino, graphs
 from tunewright.ir.graph import Graph
 from tunewright.ir.verify import verify
 from tunewright.passes.base import Context, Pass, Repeat, run_passes
@@ -19,7 +19,12 @@ from tunewright.passes.standard import DEVICE, NEUTRAL, SPECIALISE
 from tunewright.settings import Settings
 
 CASES = [
-    *cases.IDENTITIES, *cases.CLEAN_UP, *cases.LINEAR, *cases_fusion.RECOGNISE, *cases_fusion.FUSE,
+    *cases.IDENTITIES,
+    *cases.CLEAN_UP,
+    *cases.LINEAR,
+    *cases_fusion.RECOGNISE,
+    *cases_fusion.FUSE,
+    *cases_openvino.OPENVINO,
 ]
 FOLDER = Path(__file__).parent / "passes"
 

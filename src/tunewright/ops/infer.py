@@ -145,7 +145,7 @@ def _fold_from_types(graph: Graph, node: Node, spec: OpSpec) -> bool:
 
 
 def check_results(node: Node, spec: OpSpec, arrays: Sequence[object], max_bytes: int) -> None:
-    """Refuse a node whose results would be too large, before it runs: its shapes depend on the data that is now there."""
+    """Refuse a node whose results would be too large, before it runs: its shapes depend on data that is here now."""
     main = arrays[: len(arrays) - node.operands]
     if spec.view or not all(a is None or isinstance(a, np.ndarray) for a in main):
         return

@@ -58,7 +58,8 @@ def _infer_crop(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
     like = tensor(operands, 1) if given(operands, 1) else None
     if data.shape is None or (like is not None and like.shape is None):
         return [data.with_shape(None)]
-    return [data.with_shape(tuple(d for _, d in crop_window(attrs, data.shape, like.shape if like is not None else None)))]
+    window = crop_window(attrs, data.shape, like.shape if like is not None else None)
+    return [data.with_shape(tuple(d for _, d in window))]
 
 
 def _repeats(attrs: Attrs, rank: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How far two results may differ: the one table, and the one comparison, that judges kernels, references and networks."""
+"""How far two results may differ: the one table and the one comparison for kernels, references and networks."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 
 import numpy as np
@@ -151,8 +151,10 @@ def _parameters(match: Match) -> str | None:
 
 
 def _sizes(match: Match) -> str | None:
-    open_ = [v for v in [*match.root.inputs, match.root.output] if v is not None and not (v.tensor is not None and v.tensor.is_static)]
-    return f"the shape of {open_[0]!r} is not known" if open_ else None
+    for value in [*match.root.inputs, match.root.output]:
+        if value is not None and not (value.tensor is not None and value.tensor.is_static):
+            return f"the shape of {value!r} is not known"
+    return None
 
 
 def _matrix(match: Match) -> str | None:
@@ -164,22 +166,19 @@ def _simple(match: Match) -> str | None:
     return _known(match) or (None if word in ELTWISE else f"{word} has no operator of its own")
 
 
-def _rule(op: str, build: Build, check: Callable[[Match], str | None] = _known) -> Rule:
-    return Rule(
-        f"openvino-{op.lower()}", Op(DOMAIN + op, rest=True), lambda graph, match: build(graph, match.root), check
-    )
+def _rule(name: str, ops: Iterable[str], build: Build, check: Callable[[Match], str | None] = _known) -> Rule:
+    pattern = Op([DOMAIN + op for op in ops], rest=True)
+    return Rule(f"openvino-{name}", pattern, lambda graph, match: build(graph, match.root), check)
 
 
 RULES = (
-    *(_rule(op, _same) for op in SAME),
-    _rule("ReLU", _relu),
-    _rule("Crop", _crop, _sizes),
-    _rule("ReLU6", _clamp),
-    _rule("Clamp", _clamp),
-    _rule("ScaleShift", _scale_shift, _parameters),
-    _rule("PReLU", _prelu, _parameters),
-    _rule("Power", _power),
-    _rule("Eltwise", _eltwise, _simple),
-    _rule("FullyConnected", _fully_connected, _matrix),
-    _rule("InnerProduct", _fully_connected, _matrix),
+    _rule("activation", SAME, _same),
+    _rule("relu", ["ReLU"], _relu),
+    _rule("clamp", ["ReLU6", "Clamp"], _clamp),
+    _rule("crop", ["Crop"], _crop, _sizes),
+    _rule("scale-shift", ["ScaleShift"], _scale_shift, _parameters),
+    _rule("prelu", ["PReLU"], _prelu, _parameters),
+    _rule("power", ["Power"], _power),
+    _rule("eltwise", ["Eltwise"], _eltwise, _simple),
+    _rule("fully-connected", ["FullyConnected", "InnerProduct"], _fully_connected, _matrix),
 )

@@ -6,7 +6,7 @@ new set of concrete input shapes, so it must stay cheap: types, shape arithmetic
 
 from __future__ import annotations
 
-from . import fuse_linear, grouping, identities, recognise, shape_values
+from . import fuse_linear, grouping, identities, openvino, recognise, shape_values
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .fuse import Fuse
@@ -20,6 +20,7 @@ CLEAN_UP = Repeat(
         Propagate(keep_quantised=True),
         InlineBranches(),
         UnrollLoops(),
+        RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
         RewritePass("identities", identities.RULES),
         CommonSubexpressions(),

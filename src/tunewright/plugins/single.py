@@ -18,7 +18,7 @@ from ..runtime.program import Environment
 from ..runtime.request import CompiledModel
 from ..settings import Settings
 from ..solvers.base import Problem
-from ..tuning.tuner import Tuner
+from ..tuning.tuner import Tuner, reasons
 from .base import Plugin
 
 
@@ -78,24 +78,16 @@ class SingleDevice(Plugin):
         propagate(whole)
         for graph in whole.walk():
             for node in graph.nodes:
-                answer[node.name] = None if node.bodies else self.why_not(Problem.of(node), tuner)
+                accepting, rejected = ([], {}) if node.bodies else tuner.ask(Problem.of(node), self.device)
+                answer[node.name] = None if node.bodies or accepting else reasons(rejected)
         return answer
-
-    def why_not(self, problem: Problem, tuner: Tuner) -> str | None:
-        """None when some solver takes the problem; else what each said."""
-        reasons = {}
-        for solver in tuner.candidates:
-            reason = tuner.why_not(solver, problem, self.device)
-            if reason is None:
-                return None
-            reasons[solver.id] = reason
-        return "; ".join(f"{k}: {v}" for k, v in reasons.items()) or "there are no solvers"
 
     def compile(self, model: Model, settings: Settings) -> CompiledModel:
         tuner = Tuner(settings)
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
-            return self.why_not(Problem.of(node, operands, epilogue, output), tuner)
+            fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())
+            return tuner.why_not_fused(fused, plain, self.device)
 
         context = Context(settings, can_fuse)
         graph = prepare(model, context)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
-from ..ir.types import DType, OptionalType, SequenceType, TensorType, Type
+from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from ..settings import Settings
 from .counters import Counters, Row
 from .executor import Executor
@@ -115,6 +115,8 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         if not isinstance(given, (list, tuple)):
             raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
         return [_check(item, type.elem, name, {}) for item in given]
+    if isinstance(type, MapType):
+        return _check_map(given, type, where)
     if not isinstance(type, TensorType):
         return given
     try:
@@ -131,6 +133,18 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if type.shape is not None:
         _check_shape(array.shape, type, where, symbols)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _check_map(given: Any, type: MapType, where: str) -> dict[Any, Any]:
+    """A dictionary whose values are of the declared element type: what reads it has nothing else to tell it."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"takes a dictionary ({type}), not {given.__class__.__name__}", where=where)
+    if not isinstance(type.value, TensorType) or type.value.dtype is DType.STRING:
+        return dict(given)
+    try:
+        return {key: type.value.dtype.numpy.type(item) for key, item in given.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"takes {type}, and this is none: {error}", where=where) from None
 
 
 def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:

@@ -41,21 +41,38 @@ class Tuner:
 
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
-        rejected: dict[str, str] = {}
-        chosen: Solver | None = None
-        for solver in self.candidates:
-            reason = self.why_not(solver, problem, device)
-            if reason is not None:
-                rejected[solver.id] = reason
-            elif chosen is None:
-                chosen = solver
-        if chosen is None:
-            reasons = "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"
-            raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons}")
+        accepting, rejected = self.ask(problem, device)
+        if not accepting:
+            raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
+        chosen = accepting[0]
         return Choice(chosen, chosen.default(problem, device.target), Origin.DEFAULT, rejected)
+
+    def ask(self, problem: Problem, device: Device) -> tuple[list[Solver], dict[str, str]]:
+        """The solvers that accept a problem, the default first, and what each of the others said."""
+        answers = {solver: self.why_not(solver, problem, device) for solver in self.candidates}
+        accepting = [solver for solver, reason in answers.items() if reason is None]
+        return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
+
+    def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
+        """None when fusing loses nothing: somebody runs the fused problem, and the device where it ran the plain one."""
+        accepting, rejected = self.ask(fused, device)
+        if not accepting:
+            return reasons(rejected)
+        if (
+            device.family != "host"
+            and all(s.host for s in accepting)
+            and not all(s.host for s in self.ask(plain, device)[0])
+        ):
+            return f"fused, only the host could run it: {reasons(rejected)}"
+        return None
 
     def why_not(self, solver: Solver, problem: Problem, device: Device) -> str | None:
         """None when the solver may be used for the problem on the device; else the reason."""
         if solver.host and device.family != "host" and not self.settings.host_fallback:
             return "HOST_FALLBACK is NO"
         return solver.why_not(problem, device.target)
+
+
+def reasons(rejected: Mapping[str, str]) -> str:
+    """What every solver said, in one line."""
+    return "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"

@@ -64,5 +64,5 @@ def test_fusion_must_not_drive_work_from_the_device_to_the_host():
 
 def test_keys_tell_problems_apart():
     assert problem().key() == "Relu(float32[2,3]) -> float32[2,3]"
-    assert problem("Neg").key() == "Relu(float32[2,3]) -> float32[2,3]  | Neg(-1)"
+    assert problem("Neg").key() == "Relu(float32[2,3]) -> float32[2,3] | Neg(-1)"
     assert len({problem(), problem(), problem("Neg")}) == 2

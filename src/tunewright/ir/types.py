@@ -18,7 +18,7 @@ MAX_RANK = 32
 
 
 class DType(enum.Enum):
-    """Element types. `onnx_code` is ONNX's number; `numpy` how an element is held in memory (sub-byte types unpacked)."""
+    """Element types. `onnx_code` is ONNX's number; `numpy` how an element is held (sub-byte types unpacked)."""
 
     FLOAT32 = "float32"
     UINT8 = "uint8"

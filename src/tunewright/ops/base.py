@@ -37,8 +37,8 @@ Operands: TypeAlias = Sequence[Operand | None]
 #: (inputs, attrs, number of outputs) -> outputs. Inputs are read-only. A tensor is an ndarray (rank 0 too, never a
 #: numpy scalar), a sequence a list, an absent optional None. May return more outputs than asked for; never fewer.
 Reference: TypeAlias = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
-#: (operands, attrs, number of outputs) -> a type per output, None where nothing is known. Raises ValueError on a mistake
-#: in the model, saying which input or attribute is wrong.
+#: (operands, attrs, number of outputs) -> a type per output, None where nothing is known. Raises ValueError on a
+#: mistake in the model, saying which input or attribute is wrong.
 Infer: TypeAlias = Callable[[Operands, Attrs, int], Sequence[Type | None]]
 
 

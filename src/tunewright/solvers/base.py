@@ -17,7 +17,7 @@ from ..ir.types import Type
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """One operation with its types: everything that may decide which kernel is best for it."""
 
@@ -38,7 +38,11 @@ class Problem:
         )
         outputs = ", ".join("_" if t is None else str(t) for t in self.outputs)
         tail = "".join(f" | {s.op}({', '.join(map(str, s.args))}){format_attrs(s.attrs)}" for s in self.epilogue)
-        return f"{self.op}({inputs}) -> {outputs} {format_attrs(self.attrs)}{tail}".rstrip()
+        attrs = f" {format_attrs(self.attrs)}" if self.attrs else ""
+        return f"{self.op}({inputs}) -> {outputs}{attrs}{tail}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and self.key() == other.key()
 
     def __hash__(self) -> int:
         return hash(self.key())

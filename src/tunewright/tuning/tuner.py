@@ -54,7 +54,7 @@ class Tuner:
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """None when fusing loses nothing: somebody runs the fused problem, and the device where it ran the plain one."""
+        """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
         accepting, rejected = self.ask(fused, device)
         if not accepting:
             return reasons(rejected)

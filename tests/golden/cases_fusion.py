@@ -7,6 +7,19 @@ from golden.cases import Case, no
 _X = "g (float[2,3,8] x) => (float[2,3,8] y)"
 _ERF = "a = Div(x, r) b = Erf(a) c = Add(b, o) d = Mul(x, c) y = Mul(d, h)"
 
+_LSTM = "g (float[2,5] x, float[2,3] h, float[2,3] c) => (float[2,3] k, float[2,3] d)"
+_LSTM_WEIGHTS = "<float[12,5] w, float[12] wb, float[12,3] r, float[12] rb>"
+_LSTM_STEPS = """{ p = Gemm<transB=1>(x, w, wb) q = Gemm<transB=1>(h, r, rb) s = Add(p, q)
+      i, f, g, o = Split<axis=1, num_outputs=4>(s)
+      i1 = Sigmoid(i) f1 = Sigmoid(f) g1 = Tanh(g) o1 = Sigmoid(o)
+      a = Mul(f1, c) b = Mul(i1, g1) d = Add(a, b) t = Tanh(d) k = Mul(o1, t) }"""
+_GRU = "g (float[2,5] x, float[2,3] h) => (float[2,3] k)"
+_GRU_STEPS = """<float[9,5] w, float[9] wb, float[9,3] r, float[9] rb, float one = {1}>
+    { p = Gemm<transB=1>(x, w, wb) q = Gemm<transB=1>(h, r, rb)
+      pr, pz, pn = Split<axis=1, num_outputs=3>(p) qr, qz, qn = Split<axis=-1, num_outputs=3>(q)
+      sr = Add(pr, qr) rr = Sigmoid(sr) sz = Add(qz, pz) z = Sigmoid(sz)
+      m = Mul(rr, qn) sn = Add(pn, m) n = Tanh(sn)"""
+
 RECOGNISE = [
     Case("gelu", f"{_X} <float r = {{1.4142135}}, float o = {{1}}, float h = {{0.5}}> {{ {_ERF} }}"),
     Case(
@@ -165,6 +178,11 @@ RECOGNISE = [
         { s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
         "ranks",
     ),
+    Case("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS} {_LSTM_STEPS}"),
+    no("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS.replace('[12] wb', '[1] wb')} {_LSTM_STEPS}"),
+    Case("gru-cell", f"{_GRU} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}"),
+    Case("gru-cell", f"{_GRU} {_GRU_STEPS} d = Sub(one, z) e = Mul(d, n) f = Mul(z, h) k = Add(e, f) }}", "two_products"),
+    no("gru-cell", f"{_GRU.replace('k)', 'k, float[2,3] n)')} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}"),
 ]
 
 _FQ = "float il = {-1}, float ih = {1}, float ol = {-2}, float oh = {2}"

@@ -5,11 +5,17 @@ import pytest
 from onnx import parser
 
 import tunewright
+from tunewright.devices.host import HostDevice
 from tunewright.devices.null import NullDevice
-from tunewright.plugins.single import SingleDevice
+from tunewright.ir.types import blocked
+from tunewright.passes.base import Context
+from tunewright.plugins.single import SingleDevice, prepare
 from tunewright.runtime.counters import Status
 from tunewright.runtime.plan import format_plan
+from tunewright.runtime.program import Environment
+from tunewright.runtime.request import CompiledModel
 from tunewright.settings import Settings
+from tunewright.tuning.tuner import Tuner
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[1, 3, 8, 8] x) => (float[1, 4] y)
@@ -73,3 +79,21 @@ def test_query_tells_per_node():
     answer = tunewright.Core().query_model(read(), "NULL")
     assert answer["c"] is None
     assert set(answer) == {"c", "p", "y"}
+
+
+@pytest.mark.parametrize("device", [NullDevice(), HostDevice()], ids=["null", "host"])
+def test_inserted_reorders_are_rows_too(device):
+    settings = Settings.make({"PERF_COUNT": "YES"}, Settings())
+    context = Context(settings, preferred_layout=lambda node: blocked(4) if node.op == "Conv" else None)
+    model = read()
+    nodes = [(node.name, node.op) for node in model.graph.nodes]
+    compiled = CompiledModel(prepare(model, context), Environment(device, Tuner(settings), settings, context), nodes)
+    request = compiled.create_infer_request()
+    x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    out = request.infer({"x": x})["y"]
+    rows = request.get_profiling_info()
+    reorders = [row for row in rows if row.type == "tunewright::Reorder"]
+    assert [row.name for row in rows[:3]] == ["c", "p", "y"]
+    assert reorders and all(row.status is Status.EXECUTED and row.calls == 1 for row in reorders)
+    if device.family == "host":
+        np.testing.assert_allclose(out, tunewright.Core().compile_model(model)({"x": x})["y"], rtol=1e-6)

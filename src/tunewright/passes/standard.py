@@ -6,7 +6,7 @@ new set of concrete input shapes, so it must stay cheap: types, shape arithmetic
 
 from __future__ import annotations
 
-from . import fuse_linear, grouping, identities, openvino, recognise, shape_values
+from . import fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .fuse import Fuse
@@ -32,7 +32,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),
     DeadCode(),
     CLEAN_UP,
-    RewritePass("recognise", recognise.RULES),
+    RewritePass("recognise", (*recognise.RULES, *recurrent.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
     FlushDenormals(),

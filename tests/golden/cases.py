@@ -31,6 +31,24 @@ IDENTITIES = [
     no("dropout", "g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout(x) }", "mask"),
     Case("add-zero", "g (float[2,3] x) => (float[2,3] y) <float z = {0}> { a = Add(z, x) y = Sub(a, z) }"),
     no("add-zero", "g (float[1,3] x) => (float[2,3] y) <float[2,1] z = {0,0}> { y = Add(x, z) }"),
+    Case("cast-like", "g (float[2,3] x, int32[1] t) => (int32[2,3] y) { y = CastLike(x, t) }"),
+    no(
+        "cast-like",
+        """g (float[2,3] x, bool c) => (float[2,3] y)
+        { t = If(c) <then_branch = a () => (float[1] p) { p = Constant<value = float[1] {1}>() },
+                     else_branch = b () => (float[1] q) { q = Constant<value = float[1] {2}>() }>
+          y = CastLike(x, t) }""",
+    ),
+    Case(
+        "resize-nothing",
+        "g (float[1,2,3,3] x) => (float[1,2,3,3] y) <float[4] s = {1,1,1,1}> { a = Resize(x, , s) y = Relu(a) }",
+    ),
+    Case(
+        "resize-nothing",
+        """g (float[1,2,3,3] x) => (float[1,2,3,3] y) <int64[4] s = {1,2,3,3}>
+        { y = Resize<mode="cubic">(x, , , s) }""",
+        "sizes",
+    ),
     Case("mul-one", "g (float[2,3] x) => (float[2,3] y) <float[1,3] o = {1,1,1}> { a = Mul(x, o) y = Div(a, o) }"),
     no("mul-one", "g (float[N] x) => (float[M] y) <float[3] o = {1,1,1}> { y = Mul(x, o) }"),
     Case("cast-same", "g (float[2] x) => (float[2] y) { a = Cast<to=1>(x) y = Relu(a) }"),

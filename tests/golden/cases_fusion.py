@@ -181,8 +181,15 @@ RECOGNISE = [
     Case("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS} {_LSTM_STEPS}"),
     no("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS.replace('[12] wb', '[1] wb')} {_LSTM_STEPS}"),
     Case("gru-cell", f"{_GRU} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}"),
-    Case("gru-cell", f"{_GRU} {_GRU_STEPS} d = Sub(one, z) e = Mul(d, n) f = Mul(z, h) k = Add(e, f) }}", "two_products"),
-    no("gru-cell", f"{_GRU.replace('k)', 'k, float[2,3] n)')} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}"),
+    Case(
+        "gru-cell",
+        f"{_GRU} {_GRU_STEPS} d = Sub(one, z) e = Mul(d, n) f = Mul(z, h) k = Add(e, f) }}",
+        "two_products",
+    ),
+    no(
+        "gru-cell",
+        f"{_GRU.replace('k)', 'k, float[2,3] n)')} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}",
+    ),
 ]
 
 _FQ = "float il = {-1}, float ih = {1}, float ol = {-2}, float oh = {2}"

@@ -149,6 +149,26 @@ def _cast_once(graph: Graph, match: Match) -> Value:
     return graph.add("Cast", [match["x"]], match.root.attrs).output
 
 
+def _cast_to(graph: Graph, match: Match) -> Value:
+    dtype = facts.dtype(match["like"])
+    assert dtype is not None
+    return graph.add("Cast", [match["x"]], {**match.root.attrs, "to": dtype.onnx_code}).output
+
+
+def _known_like(match: Match) -> str | None:
+    return None if facts.dtype(match["like"]) is not None else "the type to cast to is not known"
+
+
+def _resizes_nothing(node: Node) -> bool:
+    """Every scale is one, or every size the input's; and the whole input is meant, not a region of it."""
+    if node.attrs.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        return False
+    scales, sizes = node.input(2), node.input(3)
+    if scales is not None and scales.const is not None and scales.const.size:
+        return bool(np.all(scales.const == 1))
+    return sizes is not None and facts.same_type(node.input(0), node.output)
+
+
 def _min(graph: Graph, match: Match) -> Value:
     return graph.add("Min", [match["x"], match["high"]]).output
 
@@ -165,8 +185,10 @@ RULES = (
     Rule("add-zero", OneOf(Op("Add|Sum", "x", ZERO), Op("Sub", "x", ZERO)), _x, _neutral),
     Rule("mul-one", OneOf(Op("Mul", "x", ONE), Op("Div|Pow", "x", ONE)), _x, _neutral),
     Rule("cast-same", Op("Cast", "x", where=_same_dtype), _x, _known_dtype),
+    Rule("cast-like", Op("CastLike", "x", "like"), _cast_to, _known_like),
     Rule("cast-cast", Op("Cast", Op("Cast", "x", name="inner", shared=True)), _cast_once, _lossless),
     Rule("same-shape", Op(f"{VIEWS}|Expand|Slice", "x", rest=True, where=_may_keep_shape), _x, _unchanged),
+    Rule("resize-nothing", Op("Resize", "x", rest=True, where=_resizes_nothing), _x),
     Rule("tile-once", Op("Tile", "x", Const(test=_all(1))), _x),
     Rule("pad-nothing", Op("Pad", "x", Const(test=_all(0)), rest=True), _x),
     Rule("single-input", Op("Concat|Sum|Max|Min|Mean", "x"), _x),

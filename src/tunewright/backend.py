@@ -10,6 +10,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from .core import Core
 from .errors import DeviceError
+from .plugins.single import open_device
 from .runtime.request import CompiledModel
 
 
@@ -63,8 +64,6 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """True for a device that can be opened here."""
-        from .plugins.single import open_device
-
         try:
             open_device(_device(device))
         except DeviceError:

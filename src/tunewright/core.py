@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import SettingsError
 from .frontend.model import Model
+from .plugins.base import Plugin
+from .plugins.single import SingleDevice, open_device, visible
 from .runtime.request import CompiledModel
 from .settings import Settings
 
 if TYPE_CHECKING:
     import onnx
-
-    from .plugins.base import Plugin
 
 
 class Core:
@@ -31,8 +31,6 @@ class Core:
 
     @property
     def available_devices(self) -> list[str]:
-        from .plugins.single import visible
-
         return visible()
 
     def set_property(self, config: Mapping[str, Any]) -> None:
@@ -41,8 +39,6 @@ class Core:
 
     def get_property(self, device: str, name: str) -> Any:
         """A device's property or the value of a setting."""
-        from .plugins.single import open_device
-
         opened = open_device(device)
         key = name.upper()
         if key == "FULL_DEVICE_NAME":
@@ -55,7 +51,7 @@ class Core:
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
         """A model from a file, from bytes or from a ModelProto."""
-        from .frontend.onnx import load
+        from .frontend.onnx import load  # onnx takes long to import, and a process may only ask for devices
 
         return load(model, self.settings)
 
@@ -82,8 +78,6 @@ class Core:
         return self._plugin(device).query(loaded, settings)
 
     def _plugin(self, device: str) -> Plugin:
-        from .plugins.single import SingleDevice, open_device
-
         if not isinstance(device, str) or not device:
             raise SettingsError(
                 f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"

@@ -24,7 +24,6 @@ GROUPS: dict[str, tuple[str, str]] = {
     "tunewright.solvers": ("tunewright.solvers", "SOLVERS"),
     "tunewright.strategies": ("tunewright.search", "STRATEGIES"),
     "tunewright.devices": ("tunewright.devices", "DEVICES"),
-    "tunewright.plugins": ("tunewright.plugins", "PLUGINS"),
     "tunewright.commands": ("tunewright.tools", "COMMANDS"),
 }
 

@@ -92,7 +92,7 @@ def _field(key: str, where: str) -> dataclasses.Field[Any]:
     name = key.upper().removeprefix("KEY_").lower()
     if name not in _FIELDS:
         close = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0].upper()}?" if close else "Settings.describe() lists the keys"
+        hint = f"did you mean {close[0].upper()}?" if close else "`tunewright settings` lists the keys"
         raise SettingsError(f"unknown setting {key}", where=where, hint=hint)
     return _FIELDS[name]
 
@@ -116,7 +116,8 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
         try:
             number = int(str(value)) if f.type == "int" else float(str(value))
         except ValueError:
-            raise SettingsError(f"{key} = {value!r} is not a number", where=where) from None
+            kind = "a whole number" if f.type == "int" else "a number"
+            raise SettingsError(f"{key} = {value!r} is not {kind}", where=where) from None
         least = f.metadata["least"]
         if not (least is None or number >= least):
             raise SettingsError(f"{key} = {value!r} is below {least}", where=where)

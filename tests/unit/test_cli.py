@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -140,17 +141,27 @@ MISTAKES = [
     (["run", "{model}", "--config", "PREF_COUNT=YES"], "did you mean PERF_COUNT?"),
     (["run", "{model}", "--config", "PERF_COUNT"], "is not KEY=VALUE"),
     (["run", "{model}", "--config", "PERF_COUNT=maybe"], "is not YES or NO"),
+    (["run", "{model}", "--config", "MAX_NODES=1e6"], "is not a whole number"),
+    (["run", "{model}", "--config", "QQQ=1"], "`tunewright settings` lists the keys"),
+    (["run", "{model}", "--config", "DISABLED_PASSES=dead-cod"], "'dead-cod' (did you mean dead-code?)"),
+    (["run", "{model}", "--config", "DISABLED_PASSES=fuse,qqq"], "no pass or rule 'qqq' (`tunewright graph"),
+    (["run", "{model}", "--input", "x="], "no value is given"),
+    (["run", "{model}", "--input", "x={junk}"], "neither an .npy nor an .npz file"),
+    (["run", "{model}", "--output-dir", "{text}"], "is not a folder"),
+    (["run", "{model}", "--output-dir", "{text}/below"], "is not a folder"),
     (["run", "{model}", "--seed", "-1"], "--seed"),
     (["run"], "Missing argument"),
     (["run", "{model}", "--nonsense"], "nonsense"),
     (["nonsense"], "No such command"),
     (["benchmark", "{model}", "-t", "0.01", "--device", "TPU"], "there is no device 'TPU'"),
     (["benchmark", "{model}", "-n", "1", "--json", "{folder}/absent/x.json"], "cannot be written"),
+    (["benchmark", "{model}", "--json", "{folder}"], "it is a folder"),
     (["benchmark", "{model}", "-n", "0"], "--count"),
     (["compare", "absent.onnx"], "absent.onnx"),
     (["compare", "{model}", "--against", "nobody"], "nobody"),
     (["graph", "{model}", "--format", "onnx"], "name a file"),
-    (["graph", "{model}", "--stage", "later"], "later"),
+    (["graph", "{model}", "--stage", "later"], "'--stage': 'later' is not one of"),
+    (["graph", "{model}", "-o", "{folder}/g.png"], ".png says nothing about the format"),
     (["graph", "{model}", "-o", "{folder}/absent/g.dot"], "cannot be written"),
 ]
 
@@ -161,13 +172,38 @@ def test_a_mistake_is_one_line_and_exit_code_2(call, model, tmp_path, arguments,
     text.write_text("this is not a model")
     wrong = tmp_path / "wrong.npy"
     np.save(wrong, np.zeros((1, 3)))
-    names = {"model": model, "text": text, "wrong": wrong, "folder": tmp_path}
+    junk = tmp_path / "junk.npy"
+    junk.write_bytes(b"junk")
+    names = {"model": model, "text": text, "wrong": wrong, "junk": junk, "folder": tmp_path}
     code, out, err = call(*(a.format(**names) for a in arguments))
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]
     assert code == 2
     assert len(lines) == 1 and lines[0].startswith("tunewright: "), err
     assert any(part in lines[0] for part in message.split("|")), lines[0]
     assert "Traceback" not in out + err
+    assert out == ""  # what can be known before the work is said before it
+
+
+def test_an_empty_batch(call, model):
+    code, out, err = call("run", model, "--shape", "batch=0", "--no-save")
+    assert code == 0 and "float32[0,2]" in out and err == ""
+    code, out, err = call("run", model, "--shape", "batch=?", "--no-save")
+    assert code == 0 and "float32[1,2]" in out and "batch taken as 1" in err
+
+
+def test_a_path_is_not_broken_into_lines(call, model, tmp_path):
+    folder = tmp_path / ("a long name with spaces " * 5).strip()
+    folder.mkdir()
+    long = folder / "model.onnx"
+    long.write_bytes(model.read_bytes())
+    for arguments in (
+        ["run", long, "-o", folder / "out"],
+        ["benchmark", long, "-n", "1"],
+        ["compare", long, "--against", "reference"],
+        ["graph", long, "-o", folder / "g.dot"],
+    ):
+        code, out, _ = call(*arguments)
+        assert code == 0 and str(folder) in out
 
 
 def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_path):
@@ -189,6 +225,28 @@ def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_p
     assert {r["name"] for r in report["counters"]} >= {"matmul", "relu"}
     assert all(isinstance(r["host_ms"], float) for r in report["counters"])
     assert "median" in out and "matmul" in out and "share" in out
+
+
+def test_counters_of_control_flow_and_long_names(call, tmp_path):
+    """A branch's node contains its body: it has no share of its own. A name is shown by its end."""
+    long = "/".join(["a_module_of_an_exporter"] * 8) + "/the_end"
+    out = helper.make_tensor_value_info("p", TensorProto.FLOAT, [64, 64])
+    bodies = [
+        helper.make_graph([helper.make_node(op, ["x"], ["p"], name=f"{long}/{op}")], op, [], [out])
+        for op in ("Softmax", "Exp")
+    ]
+    node = helper.make_node("If", ["c"], ["y"], name="choice", then_branch=bodies[0], else_branch=bodies[1])
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
+    path = save(tmp_path, [node], inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])])
+    code, out, _ = call("benchmark", path, "-i", "c=true", "-n", "3", "--pc")
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert rows["choice"][-1] == "-"
+    assert "100.0%" in out and "the_end/Softmax" in "".join(out.split()) and "device ms" not in out
+    assert "2 nodes executed, 0 optimized out, 1 not run" in out
 
 
 def test_benchmark_on_stdout_is_nothing_but_json(call, model):
@@ -253,15 +311,36 @@ def test_version_and_no_arguments(call):
     assert code == 0 and "Usage" in out
 
 
-def test_python_dash_m_and_a_closed_pipe(model):
+@pytest.mark.parametrize("arguments", ["graph {model}", "graph {model} --why", "run --help", "--version", "settings"])
+def test_python_dash_m_and_a_closed_pipe(model, arguments):
+    """The reader may go before the first byte, whatever wrote it: typer, rich or we."""
+    command = f"{sys.executable} -m tunewright {arguments.format(model=model)}"
     done = subprocess.run(
-        f"{sys.executable} -m tunewright graph {model} | head -c 1",
-        shell=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0 and done.stderr == "" and done.stdout == "g"
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_a_full_disk(model):
+    command = f"{sys.executable} -m tunewright graph {model} > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr == "tunewright: No space left on device\n"
+
+
+def test_closed_streams(model):
+    for redirection, code in ((">&-", 0), ("2>&-", 0), ("--device TPU 2>&-", 2)):
+        command = f"{sys.executable} -m tunewright graph {model} {redirection}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and done.stderr == ""
+
+
+def test_an_interrupt_is_one_line(model):
+    command = [sys.executable, "-m", "tunewright", "benchmark", str(model), "-t", "60", "--shape", "batch=?"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline().startswith("note: ")  # it has read the model
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "tunewright: interrupted\n")
 
 
 HEAVY = ("pyopencl", "torch", "onnx", "onnx.reference", "onnxruntime", "openvino")

@@ -49,7 +49,7 @@ def test_function_bomb_is_refused_without_expanding() -> None:
     begin = time.perf_counter()
     with pytest.raises(LimitError, match="function 'f"):
         guard.check(bomb, Settings())
-    assert time.perf_counter() - begin < 0.2
+    assert time.perf_counter() - begin < 10  # expanding it would take hours
 
 
 def test_unused_function_that_calls_itself_is_refused_too() -> None:

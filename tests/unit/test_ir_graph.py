@@ -117,6 +117,19 @@ def test_a_clone_shares_nothing_but_arrays() -> None:
     assert len(g) == 3 and not list(violations(g))
 
 
+def test_a_value_may_be_several_outputs() -> None:
+    g = small()
+    x, y = g.inputs[0], g.outputs[0]
+    g.add_output(y, "again")
+    g.add_output(x, "x")
+    assert g.is_output(y) and g.is_output(x)
+    g.replace(y, x)
+    assert g.outputs == [x] * 3 and not g.is_output(y) and g.is_read(x) and not g.is_read(y)
+    z = g.value("z", FLOAT)
+    g.replace(x, z)
+    assert g.outputs == [z] * 3 and not g.is_output(x)
+
+
 def test_recording_collects_what_is_added() -> None:
     g = small()
     with g.recording() as added:

@@ -13,7 +13,7 @@ from tunewright.errors import TunewrightError
 from tunewright.frontend.onnx import load
 from tunewright.ir.graph import Fused, Graph, Node, Value
 from tunewright.ir.verify import verify
-from tunewright.passes.base import Context, Repeat, run_passes
+from tunewright.passes.base import Context, Log, Repeat, run_passes
 from tunewright.passes.fuse import Fuse
 from tunewright.passes.pattern import Const, Each, Match, OneOf, Op, RewritePass, Rule, matches, product
 from tunewright.passes.simplify import DeadCode, FlushDenormals, Propagate
@@ -156,6 +156,35 @@ def test_long_chains() -> None:
     verify(elementwise, "the passes")
     assert len(elementwise) < 400
     assert sum(1 + len(n.epilogue) for n in elementwise.nodes) == 20_000
+
+
+@pytest.mark.parametrize("op", ["Identity", "Relu"])
+def test_very_many_outputs_and_readers(op: str) -> None:
+    """Work per rewrite must not grow with the number of outputs, of readers, or of nodes that became one."""
+    count = 20_000
+    nodes = [onnx.helper.make_node(op, ["x"], [f"y{i}"]) for i in range(count)]
+    infos = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("x", *(f"y{i}" for i in range(count)))]
+    graph = load(onnx.helper.make_model(onnx.helper.make_graph(nodes, "fan", infos[:1], infos[1:])), Settings()).graph
+    run_passes(graph, [*NEUTRAL, *DEVICE], context())
+    verify(graph, "the passes")
+    assert len(graph) == (op != "Identity") and len(set(graph.outputs)) == 1 and len(graph.outputs) == count
+
+
+def test_all_passes_share_one_budget_for_folding() -> None:
+    text = "g (float[2] x) => (float[2] y) <float[2] w> { a = Exp(w) b = Neg(a) c = Sin(b) y = Add(x, c) }"
+    graph = graphs.graph(text)
+    run_passes(graph, NEUTRAL, context(FOLD_SECONDS="0"))
+    assert ops(graph) == ["Neg", "Sin", "Add"], "the first used it up"
+    run_passes(graph, NEUTRAL, context())
+    assert ops(graph) == ["Add"]
+
+
+def test_the_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "MOST", 3)
+    log, node = Log(), Node("Relu", "r", {})
+    for k in range(9):
+        log.refused("rule", node, f"shape {k // 2}")
+    assert [e.reason for e in log.entries] == ["shape 0", "shape 1", "shape 2"]
 
 
 def test_what_open_shapes_blocked_is_fused_once_they_are_known() -> None:

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import tunewright
+from tunewright.plugins.single import open_device
 from tunewright.runtime.counters import Status
 from tunewright.runtime.plan import Place
 
@@ -52,6 +53,13 @@ def test_reshape_fixes_symbolic_dimensions(core):
     with pytest.raises(tunewright.InputError, match=r"takes float32\[7,4\]"):
         compiled({"x": np.zeros((6, 4), np.float32)})
     assert read.inputs["x"].shape == ("n", 4)
+    assert read.reshape([2, 4]).inputs["x"].shape == (2, 4), "one input needs no name"
+
+
+def test_reshape_of_several_inputs_needs_names(core):
+    read = core.read_model(model("g (float[n] x, float[n] y) => (float[n] z) { z = Add(x, y) }"))
+    with pytest.raises(tunewright.InputError, match=r"the model has 2 inputs \(name them: \{'x'"):
+        read.reshape([3])
 
 
 DATA_DEPENDENT = """
@@ -151,6 +159,7 @@ def test_requests_of_one_model_run_in_several_threads(core):
     ("inputs", "message"),
     [
         ({}, "input 'x': is missing"),
+        ({"x": None}, "input 'x': is missing"),
         ({"q": 1}, "there is no input 'q' .*the inputs are x"),
         ({"x": np.zeros((3, 4))}, "takes float32, not float64 .*astype"),
         ({"x": np.zeros((3, 5), np.float32)}, r"takes float32\[n,4\], not shape \[3, 5\]"),
@@ -194,6 +203,7 @@ def test_counters_have_a_row_for_every_node(core):
                 inner.name = inner.output[0]
     compiled = core.compile_model(proto, config={"PERF_COUNT": "YES"})
     request = compiled.create_infer_request()
+    assert {row.status for row in request.get_profiling_info()} == {Status.NOT_RUN}, "no inference yet"
     request.infer({"x": np.ones((2, 8), np.float32), "c": np.asarray(True)})
     rows = {row.name: row for row in request.get_profiling_info()}
     status = {name: row.status for name, row in rows.items()}
@@ -220,6 +230,24 @@ def test_the_arena_is_shared_and_concatenation_writes_in_place(core):
     assert plan.arena_bytes == 2 * size, "the concatenation and one more buffer"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = Sin(x) s = Slice(a, zero, one, zero) y = Add(a, s)",  # row 0 is added to all, itself included
+        "a = Sin(x) s = Reshape(a, back) m = MatMul(s, w) y = Add(m, a)",  # the product reads what the sum is added to
+    ],
+)
+def test_nothing_is_overwritten_that_a_view_still_reads(core, text):
+    """References compute first and write then; a kernel need not, so the plan must not ask for it."""
+    weights = "<int64[1] zero = {0}, int64[1] one = {1}, int64[2] back = {4, 4}, float[4, 4] w>"
+    proto = model(f"g (float[4, 4] x) => (float[4, 4] z) {weights} {{ {text} z = Softmax(y) }}")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    plan = core.compile_model(proto, config={"DISABLED_PASSES": "same-shape"}).program.plans[0]
+    storage = {slot.name: slot.storage for slot in plan.slots}
+    assert storage["a"] == storage["s"] >= 0
+    assert storage["y"] != storage["a"]
+
+
 def test_loop_scan_and_nested_capture(core):
     text = """g (int64 n, float[3] x) => (float[3] total, float[m, 3] rows)
     {
@@ -242,6 +270,36 @@ def test_loop_scan_and_nested_capture(core):
         assert out["rows"].shape == (n, 3)
 
 
+@pytest.mark.parametrize("trips", [0, 1, 2])
+def test_what_a_loop_without_iterations_returns_has_memory_of_its_own(core, trips):
+    """Where the loop does nothing its results are its inputs, whose place in the arena the next steps take over."""
+    compiled = core.compile_model(
+        model(
+            """g (float[4] x, int64 n) => (float[4] z, float[4] u, float[4] w) {
+                q = Sin(x)
+                y = Loop(n, , q) <body = one (int64 i, bool c, float[4] a) => (bool d, float[4] e) {
+                    d = Identity(c) e = Neg(a) }>
+                w = Loop(n, , x) <body = two (int64 i, bool c, float[4] a) => (bool d, float[4] e) {
+                    d = Identity(c) e = Neg(a) }>
+                r = Cos(x) s = Softmax(r) u = Exp(s) z = Softmax(y) }"""
+        )
+    )
+    x = np.arange(4, dtype=np.float32)
+    got = compiled({"x": x, "n": np.array(trips)})
+    e = np.exp(np.sin(x) * (-1) ** trips)
+    np.testing.assert_allclose(got["z"], e / e.sum(), rtol=1e-6)
+    np.testing.assert_array_equal(got["w"], x * (-1) ** trips)
+    assert not np.shares_memory(got["w"], x)
+
+
+def test_a_list_that_comes_back_is_the_callers(core):
+    compiled = core.compile_model(model("g (seq(float[2]) s) => (seq(float[2]) t) { t = Identity(s) }"))
+    given = [np.ones(2, np.float32), np.zeros(2, np.float32)]
+    for a, b in zip(compiled({"s": given})["t"], given, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.shares_memory(a, b)
+
+
 def test_sequences_and_optionals_go_in_and_out(core):
     seq = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
     out = helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None)
@@ -261,6 +319,18 @@ def test_an_error_while_running_names_the_node(core):
     compiled = core.compile_model(model("g (float[n] x, int64[k] s) => (float[a] y) { y = Reshape(x, s) }"))
     with pytest.raises(tunewright.TunewrightError, match=r"node 'y' \(Reshape\)"):
         compiled({"x": np.zeros(3, np.float32), "s": np.array([4])})
+
+
+def test_properties_are_those_of_the_device_or_settings():
+    core = tunewright.Core({"PLAN_CACHE_SIZE": 3})
+    assert core.get_property("cpu", "PLAN_CACHE_SIZE") == 3
+    core.set_property({"PLAN_CACHE_SIZE": 4})
+    assert core.get_property("CPU", "plan_cache_size") == 4
+    assert core.get_property("CPU", "AVAILABLE_DEVICES") == core.available_devices
+    assert all(core.get_property("CPU", key) is not None for key in core.get_property("CPU", "SUPPORTED_PROPERTIES"))
+    assert open_device("cpu") is open_device("CPU")
+    with pytest.raises(tunewright.SettingsError, match="did you mean PLAN_CACHE_SIZE"):
+        core.get_property("CPU", "PLAN_CACHE")
 
 
 def test_model_from_file_bytes_and_proto(core, tmp_path):

@@ -1,5 +1,7 @@
 """The choice of a solver: origin, refusals, and what fusion is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from tunewright.devices.host import HostDevice
@@ -66,3 +68,6 @@ def test_keys_tell_problems_apart():
     assert problem().key() == "Relu(float32[2,3]) -> float32[2,3]"
     assert problem("Neg").key() == "Relu(float32[2,3]) -> float32[2,3] | Neg(-1)"
     assert len({problem(), problem(), problem("Neg")}) == 2
+    three = replace(problem(), op="Sum", inputs=problem().inputs * 3, constant=(False, False, True))
+    assert three.key() == "Sum(float32[2,3], float32[2,3], float32[2,3]!) -> float32[2,3]"
+    assert replace(three, operands=1).key() == "Sum(float32[2,3], float32[2,3]; float32[2,3]!) -> float32[2,3]"

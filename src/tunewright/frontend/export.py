@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.text import format_epilogue
-from ..ir.types import MapType, OptionalType, SequenceType, TensorType, Type
+from ..ir.types import TensorType, Type
+from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
 
 DOMAIN = "tunewright"
 #: what to show at a node, by key
@@ -82,7 +82,7 @@ class _Exporter:
             if output_names is not None and (type is None or (isinstance(type, TensorType) and type.shape is None)):
                 type = self.declared.get(out) or type  # outputs of a model must have a shape
             outputs.append(_info(out, type))
-        weights = [_tensor(v.const, self.name(v)) for v in graph.constants() if v.const is not None]
+        weights = [numpy_helper.from_array(v.const, self.name(v)) for v in graph.constants() if v.const is not None]
         return helper.make_graph(
             nodes,
             name,
@@ -93,7 +93,7 @@ class _Exporter:
                 _info(self.name(v), v.type)
                 for n in graph.nodes
                 for v in n.outputs
-                if isinstance(v.type, TensorType) and v not in graph.outputs
+                if isinstance(v.type, TensorType) and not graph.is_output(v)
             ],
         )
 
@@ -113,12 +113,12 @@ class _Exporter:
     def node(self, node: Node) -> onnx.NodeProto:
         inputs = ["" if v is None else self.name(v) for v in node.inputs]
         outputs = [self.name(v) for v in node.outputs]
-        domain, op = _split(node.op)
+        domain, op = split_name(node.op)
         notes = self.notes.get(node)
         if node.bodies:
             formal = inputs[: len(inputs) - node.captures]
             made = helper.make_node(op, formal, outputs, name=node.name, domain=domain)
-            made.attribute.extend(_attribute(k, v) for k, v in node.attrs.items())
+            made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
             captured = node.inputs[len(node.inputs) - node.captures :]
             for key, body in node.bodies.items():
                 inner = body.clone()  # one body may stand in several nodes; its values get names of their own
@@ -128,7 +128,7 @@ class _Exporter:
             return made
         if notes is None and not node.epilogue:
             made = helper.make_node(op, _trim(inputs), outputs, name=node.name, domain=domain)
-            made.attribute.extend(_attribute(k, v) for k, v in node.attrs.items())
+            made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
             return made
         about = dict(notes or {})
         if node.epilogue:
@@ -136,7 +136,7 @@ class _Exporter:
         about["from"] = ", ".join(node.origin)
         function = self.function(node, tuple(about))
         made = helper.make_node(function.name, [i for i in inputs if i], outputs, name=node.name, domain=DOMAIN)
-        made.attribute.extend(_attribute(k, v) for k, v in {**node.attrs, **about}.items())
+        made.attribute.extend(make_attribute(k, v) for k, v in {**node.attrs, **about}.items())
         return made
 
     def function(self, node: Node, about: tuple[str, ...]) -> onnx.FunctionProto:
@@ -157,21 +157,21 @@ class _Exporter:
         formal = ["" if v is None else f"x{i}" for i, v in enumerate(node.inputs)]
         results = [f"y{i}" for i in range(len(node.outputs))]
         main = results if not node.epilogue else ["r0"]
-        domain, op = _split(node.op)
+        domain, op = split_name(node.op)
         body = [helper.make_node(op, _trim(formal[: len(formal) - node.operands]), main, domain=domain)]
         for k in node.attrs:
-            reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=_attribute(k, node.attrs[k]).type)
+            reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=make_attribute(k, node.attrs[k]).type)
             body[0].attribute.append(reference)
         used = {"": self.domains[""], domain: self.domains[domain]}
         for i, step in enumerate(node.epilogue):
-            domain, op = _split(step.op)
+            domain, op = split_name(step.op)
             used[domain] = self.domains[domain]
             args = [formal[a] if a >= 0 else f"r{~a}" for a in step.args]
             out = "y0" if i == len(node.epilogue) - 1 else f"r{i + 1}"
             made = helper.make_node(op, args, [out], domain=domain)
-            made.attribute.extend(_attribute(k, v) for k, v in step.attrs.items())
+            made.attribute.extend(make_attribute(k, v) for k, v in step.attrs.items())
             body.append(made)
-        name = "_".join(_split(op)[1] for op in [node.op, *(s.op for s in node.epilogue)])
+        name = "_".join(split_name(op)[1] for op in [node.op, *(s.op for s in node.epilogue)])
         same = sum(f.name.partition("__")[0] == name for f in self.functions.values())
         function = helper.make_function(
             DOMAIN,
@@ -191,7 +191,7 @@ def _versions(graph: Graph) -> dict[str, int]:
     nodes = [node for g in graph.walk() for node in g.nodes]
     versions = {"": 13}  # of Identity for every type, which the exporter adds
     for op in {node.op for node in nodes} | {step.op for node in nodes for step in node.epilogue}:
-        domain, name = _split(op)
+        domain, name = split_name(op)
         since = int(onnx.defs.get_schema(name, domain=domain).since_version) if onnx.defs.has(name, domain) else 1
         versions[domain] = max(versions.get(domain, 1), since)
     return versions
@@ -202,11 +202,6 @@ def _known(value: Value | None) -> Value:
     return value
 
 
-def _split(op: str) -> tuple[str, str]:
-    domain, _, name = op.rpartition("::")
-    return domain, name
-
-
 def _trim(names: list[str]) -> list[str]:
     """Without absent inputs at the end."""
     while names and not names[-1]:
@@ -214,40 +209,8 @@ def _trim(names: list[str]) -> list[str]:
     return names
 
 
-def _tensor(array: np.ndarray[Any, Any], name: str = "") -> onnx.TensorProto:
-    if array.dtype == object:
-        return helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, [str(x).encode() for x in array.ravel()])
-    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-
-
-def _attribute(key: str, value: Any) -> onnx.AttributeProto:
-    if isinstance(value, np.ndarray):
-        return helper.make_attribute(key, _tensor(value))
-    if isinstance(value, (TensorType, SequenceType, OptionalType, MapType)):
-        return helper.make_attribute(key, _type(value))
-    if isinstance(value, tuple) and not value:
-        return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
-    if isinstance(value, tuple) and isinstance(value[0], np.ndarray):
-        return helper.make_attribute(key, [_tensor(v) for v in value])
-    if isinstance(value, (bool, np.bool_, np.integer)):
-        value = int(value)
-    return helper.make_attribute(key, list(value) if isinstance(value, tuple) else value)
-
-
 def _info(name: str, type: Type | None) -> onnx.ValueInfoProto:
     info = onnx.ValueInfoProto(name=name)
-    if type is not None:
-        info.type.CopyFrom(_type(type))
+    if type is not None and is_complete(type):
+        info.type.CopyFrom(type_to_proto(type))
     return info
-
-
-def _type(type: Type | None) -> onnx.TypeProto:
-    if isinstance(type, TensorType):
-        return helper.make_tensor_type_proto(type.dtype.onnx_code, type.shape)
-    if isinstance(type, SequenceType) and type.elem is not None:
-        return helper.make_sequence_type_proto(_type(type.elem))
-    if isinstance(type, OptionalType) and type.elem is not None:
-        return helper.make_optional_type_proto(_type(type.elem))
-    if isinstance(type, MapType) and type.value is not None:
-        return helper.make_map_type_proto(type.key.onnx_code, _type(type.value))
-    return onnx.TypeProto()

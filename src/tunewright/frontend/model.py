@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..ir.graph import Graph
-from ..ir.types import Shape, TensorType, Type
+from ..ir.types import Shape, TensorType, Type, signature
 
 
 @dataclass
@@ -37,10 +37,22 @@ class Model:
             for name, value in zip(self.graph.output_names, self.graph.outputs, strict=True)
         }
 
-    def reshape(self, shapes: Mapping[str, Sequence[int | str | None]]) -> Model:
-        """A model with other input shapes (numbers fix a dimension; a name or None leaves it open)."""
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r}: {signature(self.inputs, self.outputs)}>"
+
+    def reshape(self, shapes: Mapping[str, Sequence[int | str | None]] | Sequence[int | str | None]) -> Model:
+        """A model with other input shapes (numbers fix a dimension; a name or None leaves it open).
+
+        By input name; the shape alone will do where there is one input.
+        """
         graph = self.graph.clone()
         by_name = {v.name: v for v in graph.inputs}
+        if not isinstance(shapes, Mapping):
+            if len(by_name) != 1:
+                raise InputError(
+                    f"the model has {len(by_name)} inputs", hint=f"name them: {{{next(iter(by_name), 'x')!r}: [...]}}"
+                )
+            shapes = {next(iter(by_name)): shapes}
         for name, dims in shapes.items():
             if name not in by_name:
                 raise InputError(f"there is no input {name!r}", hint=f"the inputs are {', '.join(by_name)}")

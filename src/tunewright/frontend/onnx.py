@@ -26,7 +26,8 @@ from .external import ExternalFiles, check_file_size, read_file
 from .guard import call_key, domain_of, function_key, kind_of
 from .model import Model
 from .nodes import Attributes, ordered, resolve, without
-from .upgrade import Call, upgrade
+from .upgrade import upgrade
+from .upgrade_base import Call
 
 
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Settings) -> Model:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import onnx
@@ -34,7 +34,7 @@ class _Rules:
     single: Mapping[int, str]
 
 
-@cache
+@lru_cache(maxsize=1 << 12)  # bounded: names and versions are whatever models say
 def _rules(op: str, domain: str, version: int) -> _Rules | None:
     """The rules for an operator; None where onnx defines no such operator."""
     try:

@@ -18,10 +18,10 @@ from . import (
     upgrade_scan,
     upgrade_shape,
 )
-from .upgrade_base import ADAPTERS, Adapter, Call, adapter, infer
+from .nodes import constant_array
+from .upgrade_base import ADAPTERS, Call, infer
 
-__all__ = ["ADAPTERS", "FAMILIES", "Adapter", "Call", "adapter", "upgrade"]
-
+#: importing these registers their adapters
 FAMILIES = (
     upgrade_math,
     upgrade_shape,
@@ -39,8 +39,6 @@ _TYPED = 13
 def upgrade(graph: Graph, call: Call, version: int) -> list[Value]:
     """Add a call to the graph in its newest form; its results."""
     if call.op == "Constant":
-        from .nodes import constant_array
-
         return [graph.constant(constant_array(call.attrs), call.outputs[0])]
     if version < 6 and "consumed_inputs" in call.attrs:
         call = call.without("consumed_inputs")

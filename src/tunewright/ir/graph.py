@@ -30,6 +30,20 @@ class Fused:
     attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+def freeze(value: Any) -> Any:
+    """A hashable stand-in for an attribute, or a mapping of them: equal only where type and value are."""
+    if isinstance(value, np.ndarray):
+        content = tuple(value.reshape(-1).tolist()) if value.dtype == object else value.tobytes()
+        return (value.dtype.name, value.shape, content)
+    if isinstance(value, Mapping):
+        return tuple((key, freeze(value[key])) for key in sorted(value))
+    if isinstance(value, tuple) and value and not isinstance(value[0], np.ndarray):
+        return (type(value[0]), value)  # the elements of a list are of one type
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    return (type(value), value)
+
+
 class Value:
     """A named, typed edge: a graph input, a constant, or an output of a node."""
 
@@ -97,8 +111,9 @@ class Graph:
     def __init__(self, name: str = "main") -> None:
         self.name = name
         self.inputs: list[Value] = []
-        self.outputs: list[Value] = []
         self.output_names: list[str] = []
+        self._outputs: list[Value] = []
+        self._places: dict[Value, list[int]] = {}  # of each output among the outputs
         self._nodes: dict[Node, None] = {}
         self._names: set[str] = set()
         self._counter: dict[str, int] = {}
@@ -110,6 +125,24 @@ class Graph:
         """The nodes in order (a copy: safe to edit the graph while iterating)."""
         return list(self._nodes)
 
+    @property
+    def outputs(self) -> list[Value]:
+        """The results in order (a copy; `is_output` asks for one)."""
+        return list(self._outputs)
+
+    @outputs.setter
+    def outputs(self, values: Iterable[Value]) -> None:
+        self._outputs, self._places = list(values), {}
+        for i, value in enumerate(self._outputs):
+            self._places.setdefault(value, []).append(i)
+
+    def is_output(self, value: Value) -> bool:
+        return value in self._places
+
+    def is_read(self, value: Value) -> bool:
+        """Some node reads the value, or it is an output."""
+        return bool(value.uses) or value in self._places
+
     def __len__(self) -> int:
         return len(self._nodes)
 
@@ -119,7 +152,7 @@ class Graph:
     def values(self) -> Iterator[Value]:
         """Every value, each once: inputs, then constants and results in order of appearance."""
         seen: set[Value] = set()
-        for value in [*self.inputs, *(v for n in self._nodes for v in [*n.inputs, *n.outputs]), *self.outputs]:
+        for value in [*self.inputs, *(v for n in self._nodes for v in [*n.inputs, *n.outputs]), *self._outputs]:
             if value is not None and value not in seen:
                 seen.add(value)
                 yield value
@@ -160,7 +193,8 @@ class Graph:
         return value
 
     def add_output(self, value: Value, name: str | None = None) -> None:
-        self.outputs.append(value)
+        self._places.setdefault(value, []).append(len(self._outputs))
+        self._outputs.append(value)
         self.output_names.append(value.name if name is None else name)
 
     def add(
@@ -198,6 +232,16 @@ class Graph:
             added.append(node)
         return node
 
+    def add_copy(
+        self, node: Node, inputs: Sequence[Value | None], types: Sequence[Type | None] = (), name: str = ""
+    ) -> Node:
+        """A new node that does over ``inputs`` what ``node``, of whatever graph, does over its own."""
+        return self.add(
+            node.op, inputs, node.attrs, outputs=[v.name for v in node.outputs], types=types, name=name or node.name,
+            origin=node.origin, bodies={k: body.clone() for k, body in node.bodies.items()}, captures=node.captures,
+            epilogue=node.epilogue, operands=node.operands,
+        )
+
     @contextmanager
     def recording(self) -> Iterator[list[Node]]:
         """Collects the nodes that are added inside a ``with`` block."""
@@ -233,7 +277,11 @@ class Graph:
             return
         for node, i in list(old.uses):
             self.set_input(node, i, new)
-        self.outputs = [new if v is old else v for v in self.outputs]
+        places = self._places.pop(old, [])
+        for i in places:
+            self._outputs[i] = new
+        if places:
+            self._places.setdefault(new, []).extend(places)
 
     def remove(self, node: Node) -> None:
         """Take a node out. Its outputs must be unused."""
@@ -295,7 +343,7 @@ class Graph:
                 out.producer, out.index = twin, i
                 twin.outputs.append(out)
             copy._nodes[twin] = None
-        copy.outputs = [of(v) for v in self.outputs]
+        copy.outputs = [of(v) for v in self._outputs]
         copy.output_names = list(self.output_names)
         return copy
 

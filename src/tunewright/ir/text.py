@@ -12,15 +12,19 @@ from .graph import Fused, Graph, Node, Value
 
 #: a remark about a node, or nothing
 Note: TypeAlias = Callable[[Node], str | None]
+#: most elements of a list that is written in full
+LONG = 64
 
 
 def format_attr(value: Any) -> str:
-    """One attribute: short values in full, arrays by type and digest."""
+    """One attribute: short values in full, arrays and long lists by type and digest."""
     if isinstance(value, np.ndarray):
         return format_array(value)
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, (list, tuple)):
+        if len(value) > LONG and isinstance(value[0], (int, float, str)):  # an ensemble of trees has millions
+            return f"list of {format_array(np.asarray(value, object if isinstance(value[0], str) else None))}"
         return "[" + ", ".join(format_attr(v) for v in value) + "]"
     return repr(value) if isinstance(value, (str, bytes)) else str(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
@@ -188,6 +189,9 @@ class TensorType:
         shape = "[*]" if self.shape is None else "[" + ",".join("?" if d is None else str(d) for d in self.shape) + "]"
         return f"{self.dtype}{shape}" + ("" if self.layout == PLAIN else f"@{self.layout}")
 
+    def __repr__(self) -> str:
+        return f"TensorType({self})"  # people print a model's inputs
+
 
 @dataclass(frozen=True)
 class SequenceType:
@@ -224,6 +228,12 @@ class MapType:
 
 
 Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
+
+
+def signature(inputs: Mapping[str, Type | None], outputs: Mapping[str, Type | None]) -> str:
+    """For people: x: float32[n,3] -> y: float32[n,2]."""
+    left, right = (", ".join(f"{name}: {type or '?'}" for name, type in side.items()) for side in (inputs, outputs))
+    return f"{left} -> {right}"
 
 
 def merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:

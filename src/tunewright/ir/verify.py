@@ -15,7 +15,7 @@ def violations(graph: Graph) -> Iterator[str]:
         yield from _values(g)
         yield from _links(g)
         for node in g.nodes:
-            yield from _node(g, node)
+            yield from _node(node)
 
 
 def verify(graph: Graph, after: str) -> None:
@@ -67,7 +67,7 @@ def _links(graph: Graph) -> Iterator[str]:
             yield f"output {value!r} is not made in this graph"
 
 
-def _node(graph: Graph, node: Node) -> Iterator[str]:
+def _node(node: Node) -> Iterator[str]:
     if node.epilogue and len(node.outputs) != 1:
         yield f"{node!r} has an epilogue and {len(node.outputs)} outputs"
     if node.operands > len(node.inputs) or (node.operands and not node.epilogue):

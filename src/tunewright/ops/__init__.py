@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 from .. import discovery
 from .base import OpSpec
@@ -15,7 +15,7 @@ def _known() -> dict[str, OpSpec]:
     return discovery.find("tunewright.ops", key=lambda spec: spec.name)
 
 
-@cache
+@lru_cache(maxsize=1 << 12)  # bounded: a name is whatever a model says
 def lookup(op: str) -> OpSpec | None:
     """The definition of ``Conv`` or ``domain::Name``; None when nobody defines it."""
     spec = _known().get(op)

@@ -22,7 +22,7 @@ def split_heads(x: Array, heads: int) -> Array:
         return x
     if x.ndim != 3 or not heads or x.shape[2] % heads:
         raise ValueError(f"shape {list(x.shape)} does not split into {heads} heads")
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def _bias(
@@ -108,9 +108,11 @@ def _attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         kind = DType.of_onnx(int(precision)).numpy
         weights = narrow(_softmax(wide(scores.astype(kind)), bias), kind).astype(scores.dtype)
     shown = weights if mode == 3 else shown
-    y = np.matmul(weights.reshape(batch, groups, -1, keys), wv).reshape(batch, heads, queries, -1)
+    width = v.shape[3]
+    rows = weights.reshape(batch, groups, heads // groups * queries, keys)
+    y = np.matmul(rows, wv).reshape(batch, heads, queries, width)
     if inputs[0].ndim == 3:
-        y = y.transpose(0, 2, 1, 3).reshape(batch, queries, -1)
+        y = y.transpose(0, 2, 1, 3).reshape(batch, queries, heads * width)
     results = [narrow(y, dtype), narrow(k, dtype), narrow(v, value_dtype)]
     return [*results, narrow(shown, dtype)] if n > 3 else results
 

@@ -41,6 +41,9 @@ Reference: TypeAlias = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
 #: mistake in the model, saying which input or attribute is wrong.
 Infer: TypeAlias = Callable[[Operands, Attrs, int], Sequence[Type | None]]
 
+#: (operand types, result types, attrs) -> flops of one execution, for static types
+Flops: TypeAlias = Callable[[Sequence[TensorType | None], Sequence[TensorType], Attrs], float]
+
 
 @dataclass(frozen=True)
 class Work:
@@ -66,8 +69,8 @@ class OpSpec:
     name: str
     reference: Reference
     infer: Infer
-    #: flops of one execution from operand and result types; None: one per output element
-    flops: Callable[[Sequence[TensorType | None], Sequence[TensorType], Attrs], float] | None = None
+    #: None: one per output element
+    flops: Flops | None = None
     samples: Callable[[np.random.Generator], Iterable[Sample]] | None = None
     #: numpy broadcasting, one output element from one element of each input: may run in place and as an epilogue
     elementwise: bool = False

@@ -18,9 +18,6 @@ from ..ir.types import MAX_RANK, OptionalType, SequenceType, TensorType, Type, m
 from . import lookup
 from .base import Operand, OpSpec
 
-#: ops that run bodies: their bodies' types are inferred when they are specialised, at run time
-CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
 #: what inference raises on attributes and operands that make no sense
 MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 #: element-wise results of so few elements cannot grow out of bounds by broadcasting
@@ -48,7 +45,7 @@ def propagate(
     changed = False
     for node in graph.nodes:
         spec = lookup(node.op)
-        if spec is None or node.bodies:
+        if spec is None or node.bodies:  # the types of a body are inferred when it is specialised, at run time
             continue
         try:
             changed |= infer_node(node, spec, budget.max_tensor_bytes if budget else 0)

@@ -151,6 +151,21 @@ def _infer_svm_classifier(operands: Operands, attrs: Attrs, n: int) -> Sequence[
     return classified(operands, attrs, columns)
 
 
+def _svm_regressor(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    """Without support vectors the model is linear. With one_class the result is which side a sample is on: 1 or -1."""
+    if (post := attrs.get("post_transform", "NONE")) != "NONE":
+        raise ValueError(f"post_transform {post!r} of one value is not defined")
+    x, count = matrix(inputs[0]).astype(np.float64), int(attrs.get("n_supports", 0))
+    weights = np.asarray(attrs["coefficients"], np.float64)
+    kernel = _kernel(x, np.asarray(attrs["support_vectors"], np.float64).reshape(count, -1), attrs) if count else x
+    scores = kernel @ weights.reshape(-1, 1) + attrs["rho"][0]
+    return [(np.where(scores > 0, 1, -1) if attrs.get("one_class", 0) else scores).astype(np.float32)]
+
+
+def _infer_svm_regressor(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
+    return [TensorType(DType.FLOAT32, (rows(operands), 1))]
+
+
 # -- features ----------------------------------------------------------------------------------------------------------
 def _normalizer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     (x,) = inputs
@@ -264,6 +279,7 @@ OPS = (
     OpSpec(f"{DOMAIN}LinearRegressor", _regressor, _infer_regressor),
     OpSpec(f"{DOMAIN}LinearClassifier", _linear_classifier, _infer_linear_classifier),
     OpSpec(f"{DOMAIN}SVMClassifier", _svm_classifier, _infer_svm_classifier),
+    OpSpec(f"{DOMAIN}SVMRegressor", _svm_regressor, _infer_svm_regressor),
     OpSpec(f"{DOMAIN}Normalizer", _normalizer, same_as(0, DType.FLOAT32)),
     OpSpec(f"{DOMAIN}Scaler", _scaler, same_as(0, DType.FLOAT32)),
     OpSpec(f"{DOMAIN}FeatureVectorizer", _feature_vectorizer, _infer_feature_vectorizer),

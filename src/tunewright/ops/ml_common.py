@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def rows(operands: Operands) -> Dim:
 
 def matrix(x: Array) -> Array:
     """[N, C] in floating point; a vector is one sample."""
-    flat = x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)
+    flat = x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,11 @@ class Forest:
     scored: Array
     members: dict[int, Array]
 
+    @cached_property
+    def kinds(self) -> Array:
+        """The kinds of comparison that occur."""
+        return np.unique(self.mode)
+
     def leaves(self, x: Array) -> Array:
         """[samples, trees]: the leaf in which each sample ends."""
         at = np.broadcast_to(self.roots, (len(x), len(self.roots))).copy()
@@ -53,7 +58,7 @@ class Forest:
     def _goes_true(self, at: Array, value: Array) -> Array:
         mode, threshold = self.mode[at], self.threshold[at]
         result = np.zeros(at.shape, bool)
-        for kind in np.unique(self.mode):
+        for kind in self.kinds:
             if kind == _MEMBER:
                 for node in np.unique(at[mode == _MEMBER]):
                     here = at == node

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..ir.types import Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, at, fast_gelu, gelu, part, softmax
+from .ms_common import MS, fast_gelu, gelu, part
 from .numeric import sigmoid, wide
-from .shapes import axis_of, elementwise, same_as, tensor
+from .reduction import softmax
+from .shapes import axis_of, elementwise, optional, same_as, tensor
 
 
 def _pointwise(name: str, function: Callable[..., Any]) -> OpSpec:
@@ -38,7 +39,7 @@ def _quick_gelu(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 def _scaled_silu(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """Every step is rounded to the type of x."""
-    x, scale = inputs[0], at(inputs, 1)
+    x, scale = inputs[0], optional(inputs, 1)
     factor = attrs.get("alpha", 1.0) if scale is None else float(scale.reshape(-1)[0])
     z = np.asarray(wide(x) * np.float32(factor)).astype(x.dtype)
     gate = sigmoid(wide(z)).astype(x.dtype)

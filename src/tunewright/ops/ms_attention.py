@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..ir.types import Dim, Shape, TensorType, Type
-from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, along, at, dims, part, plus, softmax, times
+from .base import Array, Attrs, Infer, Operands
+from .ms_common import along, dims, heavy, part, plus
 from .numeric import integer_matmul, wide
-from .shapes import given, tensor
+from .reduction import softmax
+from .shapes import given, optional, tensor, times
 
 
 def heads(x: Array, n: int) -> Array:
@@ -98,13 +99,13 @@ def _self_attention(
 def _attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     x = inputs[0]
     qkv = np.matmul(wide(x), wide(inputs[1]))
-    if at(inputs, 2) is not None:
+    if optional(inputs, 2) is not None:
         qkv = qkv + wide(inputs[2])
-    y, present = _self_attention(qkv, attrs, at(inputs, 3), at(inputs, 4), at(inputs, 5))
+    y, present = _self_attention(qkv, attrs, optional(inputs, 3), optional(inputs, 4), optional(inputs, 5))
     return [y.astype(x.dtype, copy=False), present.astype(x.dtype, copy=False)]
 
 
-def _infer_projected(past_at: int, bias_at: int) -> Any:
+def _infer_projected(past_at: int, bias_at: int) -> Infer:
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         _refuse(attrs, "do_rotary", "past_present_share_buffer")
         batch, length, _ = dims(operands, 0, 3)
@@ -121,12 +122,12 @@ def _infer_projected(past_at: int, bias_at: int) -> Any:
 def _q_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """The projection in integers, the rest in float32."""
     x, w, bias, x_scale, w_scale = inputs[:5]
-    x_zero, w_zero = at(inputs, 6), at(inputs, 7)
+    x_zero, w_zero = optional(inputs, 6), optional(inputs, 7)
     a = x.astype(np.int32) - (0 if x_zero is None else x_zero.astype(np.int32).reshape(()))
     b = w.astype(np.int32) - (0 if w_zero is None else along(w_zero.astype(np.int32), 2, 1))
     scale = x_scale.reshape(()) * along(w_scale, 2, 1)
     qkv = integer_matmul(a, b).astype(np.float32) * scale + bias
-    return list(_self_attention(np.asarray(qkv, np.float32), attrs, at(inputs, 5), at(inputs, 8), None))
+    return list(_self_attention(np.asarray(qkv, np.float32), attrs, optional(inputs, 5), optional(inputs, 8), None))
 
 
 def _packed_rows(offsets: Array, count: Array) -> tuple[Array, Array]:
@@ -157,7 +158,7 @@ def _packed_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
     qkv = np.matmul(wide(x), wide(w)) + wide(bias)
     sizes = _sizes(qkv.shape[-1], attrs)
     q, k, v = np.split(qkv, [sizes[0], sizes[0] + sizes[1]], axis=-1)
-    return [_packed(q, k, v, offsets, count, at(inputs, 5), attrs).astype(x.dtype, copy=False)]
+    return [_packed(q, k, v, offsets, count, optional(inputs, 5), attrs).astype(x.dtype, copy=False)]
 
 
 def _infer_packed_attention(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -175,7 +176,7 @@ def _packed_multi_head(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[
     if bias is not None:
         parts = np.split(wide(bias), [q.shape[1], 2 * q.shape[1]])
         q, k, v = q + parts[0], k + parts[1], v + parts[2]
-    return [_packed(q, k, v, offsets, count, at(inputs, 6), attrs).astype(x.dtype, copy=False)]
+    return [_packed(q, k, v, offsets, count, optional(inputs, 6), attrs).astype(x.dtype, copy=False)]
 
 
 def _infer_packed_multi_head(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -261,17 +262,19 @@ def _multi_head(
 
 
 def _multi_head_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    query, key, value, bias, index, extra, past_key, past_value, length, beams = (at(inputs, i) for i in range(10))
+    found = [optional(inputs, i) for i in range(10)]
+    query, key, value, bias, index, extra, past_key, past_value, length, beams = found
     return _multi_head(query, key, value, bias, index, extra, (past_key, past_value), length, beams, attrs)
 
 
 def _decoder_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    query, key, value, index, extra, past_key, past_value, length, _, beams, bias = (at(inputs, i) for i in range(11))
+    found = [optional(inputs, i) for i in range(11)]
+    query, key, value, index, extra, past_key, past_value, length, _, beams, bias = found
     shared = length if attrs.get("past_present_share_buffer", 0) else None
     return _multi_head(query, key, value, bias, index, extra, (past_key, past_value), shared, beams, attrs)
 
 
-def _infer_multi_head(past_at: int, length_at: int, share_key: str | None) -> Any:
+def _infer_multi_head(past_at: int, length_at: int, share_key: str | None) -> Infer:
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         t, count = tensor(operands, 0), attrs["num_heads"]
         query = t.shape
@@ -309,7 +312,7 @@ def _infer_multi_head(past_at: int, length_at: int, share_key: str | None) -> An
     return infer
 
 
-def _attention_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
+def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
     """Projection (where the second input is a matrix) and both products, for keys as long as the queries."""
     x, w = inputs[0], inputs[1]
     assert x is not None
@@ -318,15 +321,14 @@ def _attention_flops(inputs: Sequence[TensorType | None], outputs: Sequence[Tens
     return products + (2.0 * x.size * w.dims[1] if w is not None and len(w.dims) == 2 else 0.0)
 
 
-def _heavy(name: str, reference: Any, infer: Any) -> OpSpec:
-    return OpSpec(MS + name, reference, infer, flops=_attention_flops, heavy=True)
-
-
 OPS = (
-    _heavy("Attention", _attention, _infer_projected(past_at=4, bias_at=2)),
-    _heavy("QAttention", _q_attention, _infer_projected(past_at=8, bias_at=2)),
-    _heavy("PackedAttention", _packed_attention, _infer_packed_attention),
-    _heavy("MultiHeadAttention", _multi_head_attention, _infer_multi_head(6, 8, None)),
-    _heavy("DecoderMaskedMultiHeadAttention", _decoder_attention, _infer_multi_head(5, 7, "past_present_share_buffer")),
-    _heavy("PackedMultiHeadAttention", _packed_multi_head, _infer_packed_multi_head),
+    heavy("Attention", _attention, _infer_projected(past_at=4, bias_at=2), _flops),
+    heavy("QAttention", _q_attention, _infer_projected(past_at=8, bias_at=2), _flops),
+    heavy("PackedAttention", _packed_attention, _infer_packed_attention, _flops),
+    heavy("MultiHeadAttention", _multi_head_attention, _infer_multi_head(6, 8, None), _flops),
+    heavy(
+        "DecoderMaskedMultiHeadAttention", _decoder_attention, _infer_multi_head(5, 7, "past_present_share_buffer"),
+        _flops,
+    ),
+    heavy("PackedMultiHeadAttention", _packed_multi_head, _infer_packed_multi_head, _flops),
 )

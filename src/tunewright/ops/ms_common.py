@@ -7,15 +7,15 @@ definition does the work, found when it is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from ..ir.types import Dim, Shape, TensorType, Type
 from . import lookup
-from .base import Array, Attrs, Operand, Operands, OpSpec
+from .base import Array, Attrs, Flops, Infer, Operand, Operands, OpSpec, Reference
 from .numeric import erf, limits, sigmoid
-from .shapes import tensor
+from .shapes import need_rank, tensor
 
 MS = "com.microsoft::"
 
@@ -44,11 +44,6 @@ def without(attrs: Attrs, *keys: str) -> dict[str, Any]:
     return {k: v for k, v in attrs.items() if k not in keys}
 
 
-def at(inputs: Sequence[Any], i: int) -> Any:
-    """Input i; None when it is absent."""
-    return inputs[i] if i < len(inputs) else None
-
-
 def gelu(x: Array) -> Array:
     """The exact form."""
     return np.asarray(0.5 * x * (1 + erf(np.asarray(x * x.dtype.type(np.sqrt(0.5))))), x.dtype)
@@ -57,12 +52,6 @@ def gelu(x: Array) -> Array:
 def fast_gelu(x: Array) -> Array:
     """The tanh form."""
     return np.asarray(0.5 * x * (1 + np.tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x))), x.dtype)
-
-
-def softmax(x: Array, axis: int = -1) -> Array:
-    """In x's type; a row without any finite entry gives NaN as ONNX Runtime does."""
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return np.asarray(e / e.sum(axis, keepdims=True), x.dtype)
 
 
 #: activations whose parameters ONNX Runtime keeps in a list -> names of the operator's attributes
@@ -93,7 +82,9 @@ def activate(name: str, x: Array, params: Sequence[float] = (), attrs: Attrs | N
     return run(name, [x], given).astype(x.dtype, copy=False)
 
 
-Flops: TypeAlias = Callable[[Sequence[TensorType | None], Sequence[TensorType], Attrs], float]
+def heavy(name: str, reference: Reference, infer: Infer, flops: Flops) -> OpSpec:
+    """An operator that is worth a kernel of its own."""
+    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True)
 
 
 def product_flops(k_input: int, k_axis: int) -> Flops:
@@ -170,16 +161,8 @@ def retyped(operands: Operands, i: int, t: Type) -> list[Operand | None]:
 
 def dims(operands: Operands, i: int, rank: int | None = None) -> Shape:
     """The shape of input i, all unknown when its rank is; a wrong rank is the model's mistake."""
-    shape = tensor(operands, i).shape
-    if shape is None:
-        return (None,) * (rank or 0)
-    if rank is not None and len(shape) != rank:
-        raise ValueError(f"input {i} has {len(shape)} dimensions instead of {rank}")
-    return shape
-
-
-def times(a: Dim, b: Dim) -> Dim:
-    return a * b if isinstance(a, int) and isinstance(b, int) else None
+    t = tensor(operands, i)
+    return need_rank(t, rank, f"input {i}") if rank is not None else t.shape or ()
 
 
 def plus(a: Dim, b: Dim) -> Dim:

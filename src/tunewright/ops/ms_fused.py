@@ -13,8 +13,8 @@ from .matmul import matmul_shape
 from .ms_common import (
     MS,
     activate,
-    at,
     fast_gelu,
+    heavy,
     infer,
     permuted,
     product_flops,
@@ -25,19 +25,19 @@ from .ms_common import (
     without,
 )
 from .numeric import wide
-from .shapes import given, tensor, value
+from .shapes import given, optional, tensor, value
 
 FUSION = ("activation", "activation_params")
 
 
 def _conv(inputs: Sequence[Any], attrs: Attrs, last: bool = False, last_weights: bool = False) -> Array:
     """activation(conv(x, w) + bias + residual), channels first or last."""
-    x, w, residual = inputs[0], inputs[1], at(inputs, 3)
+    x, w, residual = inputs[0], inputs[1], optional(inputs, 3)
     if last:
         x = x.transpose(to_first(x.ndim))
     if last_weights:
         w = w.transpose(to_first(w.ndim))
-    y = run("Conv", [x, w, at(inputs, 2)], without(attrs, *FUSION))
+    y = run("Conv", [x, w, optional(inputs, 2)], without(attrs, *FUSION))
     if last:
         y = np.ascontiguousarray(y.transpose(to_last(y.ndim)))
     if residual is not None:
@@ -125,7 +125,7 @@ def _gemm_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
 
 def _gemm_fast_gelu(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     y = np.matmul(wide(inputs[0]), wide(inputs[1]))
-    if at(inputs, 2) is not None:
+    if optional(inputs, 2) is not None:
         y = y + wide(inputs[2])
     return [fast_gelu(np.asarray(y)).astype(inputs[0].dtype, copy=False)]
 
@@ -146,7 +146,7 @@ def _with_pads(attrs: Attrs, pads: Array | None) -> dict[str, Any]:
 
 
 def _conv_transpose(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    return [run("ConvTranspose", [inputs[0], inputs[1], at(inputs, 3)], _with_pads(attrs, at(inputs, 2)))]
+    return [run("ConvTranspose", [inputs[0], inputs[1], optional(inputs, 3)], _with_pads(attrs, optional(inputs, 2)))]
 
 
 def _infer_conv_transpose(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -162,10 +162,6 @@ def _infer_conv_transpose(operands: Operands, attrs: Attrs, n: int) -> Sequence[
     return [infer("ConvTranspose", taken, _with_pads(attrs, pads))]
 
 
-def _heavy(name: str, reference: Any, infer: Any, flops: Any) -> OpSpec:
-    return OpSpec(MS + name, reference, infer, flops=flops, heavy=True)
-
-
 def _conv_spec(name: str, last: bool, last_weights: bool) -> OpSpec:
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         return [_conv(inputs, attrs, last, last_weights)]
@@ -173,7 +169,7 @@ def _conv_spec(name: str, last: bool, last_weights: bool) -> OpSpec:
     def infer_types(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         return [_infer_conv(operands, attrs, last, last_weights)]
 
-    return _heavy(name, reference, infer_types, _conv_flops)
+    return heavy(name, reference, infer_types, _conv_flops)
 
 
 def _conv_transpose_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
@@ -191,11 +187,11 @@ OPS = (
     _conv_spec("FusedConv", last=False, last_weights=False),
     _conv_spec("NhwcConv", last=True, last_weights=True),
     _conv_spec("NhwcFusedConv", last=True, last_weights=False),
-    _heavy("FusedMatMul", _matmul, _infer_matmul, _matmul_flops),
-    _heavy("FusedMatMulActivation", _matmul, _infer_matmul, _matmul_flops),
-    _heavy("TransposeMatMul", _matmul, _infer_matmul, _matmul_flops),
-    _heavy("FusedGemm", _gemm, _infer_gemm, _gemm_flops),
-    _heavy("GemmFastGelu", _gemm_fast_gelu, _infer_product, product_flops(0, -1)),
-    _heavy("ConvTransposeWithDynamicPads", _conv_transpose, _infer_conv_transpose, _conv_transpose_flops),
+    heavy("FusedMatMul", _matmul, _infer_matmul, _matmul_flops),
+    heavy("FusedMatMulActivation", _matmul, _infer_matmul, _matmul_flops),
+    heavy("TransposeMatMul", _matmul, _infer_matmul, _matmul_flops),
+    heavy("FusedGemm", _gemm, _infer_gemm, _gemm_flops),
+    heavy("GemmFastGelu", _gemm_fast_gelu, _infer_product, product_flops(0, -1)),
+    heavy("ConvTransposeWithDynamicPads", _conv_transpose, _infer_conv_transpose, _conv_transpose_flops),
     OpSpec(MS + "NhwcMaxPool", _nhwc_max_pool, _infer_nhwc_max_pool),
 )

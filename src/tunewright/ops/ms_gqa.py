@@ -10,10 +10,11 @@ import numpy as np
 from ..ir.types import Dim, Shape, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_attention import heads
-from .ms_common import MS, at, dims, part, softmax
+from .ms_common import MS, dims, part
 from .ms_position import rotate, spread
 from .numeric import wide
-from .shapes import given, tensor, value
+from .reduction import softmax
+from .shapes import given, optional, tensor, value
 
 
 def _visible(total: int, past: int, length: int, attrs: Attrs) -> Array:
@@ -41,8 +42,8 @@ def _rms(x: Array, weight: Array, epsilon: float) -> Array:
 
 
 def _group_query_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    query, key, val, past_key, past_value, ends, total = (at(inputs, i) for i in range(7))
-    cos, sin, positions, bias, sink = (at(inputs, i) for i in range(7, 12))
+    query, key, val, past_key, past_value, ends, total = (optional(inputs, i) for i in range(7))
+    cos, sin, positions, bias, sink = (optional(inputs, i) for i in range(7, 12))
     count, kv_count = attrs["num_heads"], attrs["kv_num_heads"]
     if key is None:
         size = query.shape[-1] // (count + 2 * kv_count)
@@ -55,7 +56,7 @@ def _group_query_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Seque
     whole = int(np.asarray(total).reshape(-1)[0])
     prompt = length == whole
     past = np.zeros(batch, np.int64) if prompt or past_key is None else lengths - length
-    if at(inputs, 14) is not None:
+    if optional(inputs, 14) is not None:
         epsilon = attrs.get("qk_norm_epsilon", 1e-6)
         q, k = _rms(q, inputs[14], epsilon), _rms(k, inputs[15], epsilon)
     if attrs.get("do_rotary", 0):

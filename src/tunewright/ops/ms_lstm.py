@@ -9,9 +9,9 @@ import numpy as np
 
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, activate, at, dims, dynamic_quantize
+from .ms_common import MS, activate, dims, dynamic_quantize
 from .numeric import integer_matmul, sigmoid
-from .shapes import tensor
+from .shapes import optional, tensor
 
 #: defaults of (alpha, beta) for activations that have them
 DEFAULTS = {
@@ -106,7 +106,7 @@ def _one_direction(
 
 def _lstm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     x, w, r = inputs[:3]
-    bias, lengths, h0, c0, peepholes = (at(inputs, i) for i in range(3, 8))
+    bias, lengths, h0, c0, peepholes = (optional(inputs, i) for i in range(3, 8))
     w_scale, w_zero, r_scale, r_zero = inputs[8:12]
     length, batch, _ = x.shape
     directions, size = r.shape[:2]

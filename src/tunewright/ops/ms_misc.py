@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..ir.types import Dim, DType, TensorType, Type
-from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, at, dims, infer, plus, run
+from .base import Array, Attrs, Operands, OpSpec, Reference
+from .ms_common import MS, dims, infer, plus, run
 from .numeric import wide
-from .shapes import axis_of, broadcast, given, same_as, tensor, value
+from .shapes import axis_of, broadcast, given, optional, same_as, tensor, value
 
 
 def _inverse(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
@@ -39,7 +39,7 @@ def _like(name: str, standard: str) -> OpSpec:
 
 
 def _pad(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    data, pads, fill = inputs[0], inputs[1], at(inputs, 2)
+    data, pads, fill = inputs[0], inputs[1], optional(inputs, 2)
     return [run("Pad", [data, pads.reshape(-1), None if fill is None else fill.reshape(())], attrs)]
 
 
@@ -102,7 +102,7 @@ def _infer_unique(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 def _range(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     start, limit = (x.reshape(-1)[0] for x in inputs[:2])
-    step = start.dtype.type(1) if at(inputs, 2) is None else inputs[2].reshape(-1)[0]
+    step = start.dtype.type(1) if optional(inputs, 2) is None else inputs[2].reshape(-1)[0]
     if step == 0:
         raise ValueError("the step is zero")
     count = max(int(np.ceil((float(limit) - float(start)) / float(step))), 0)
@@ -244,7 +244,7 @@ def _infer_irfft(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     return [t.with_shape((*t.shape[:-2], 2 * (last - 1) if isinstance(last, int) else None))]
 
 
-def _complex_mul(conjugate: bool) -> Any:
+def _complex_mul(conjugate: bool) -> Reference:
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         a, b = (wide(x)[..., 0] + 1j * wide(x)[..., 1] for x in inputs)
         y = a * (np.conj(b) if conjugate else b)

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, at, fast_gelu, softmax
+from .ms_common import MS, fast_gelu
 from .numeric import sigmoid, wide
-from .shapes import given, tensor
+from .reduction import softmax
+from .shapes import given, optional, tensor
 
 
 def _swiglu(gate: Array, linear: Array, attrs: Attrs) -> Array:
@@ -35,7 +36,7 @@ def _activate(x: Array, attrs: Attrs) -> Array:
 
 
 def _moe(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    x, router, w1, b1, w2, b2, w3, b3 = (at(inputs, i) for i in range(8))
+    x, router, w1, b1, w2, b2, w3, b3 = (optional(inputs, i) for i in range(8))
     tokens = wide(x).reshape(-1, x.shape[-1])
     shares = softmax(wide(router))
     chosen = np.argsort(-shares, axis=1, kind="stable")[:, : attrs.get("k", 1)]
@@ -74,7 +75,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
 def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
     x = inputs[0]
     assert x is not None
-    each = sum(w.size / max(w.dims[0], 1) for w in (at(inputs, i) for i in (2, 4, 6)) if w is not None)
+    each = sum(w.size / max(w.dims[0], 1) for w in (optional(inputs, i) for i in (2, 4, 6)) if w is not None)
     return float(2.0 * (x.size / max(x.dims[-1], 1)) * attrs.get("k", 1) * each)
 
 

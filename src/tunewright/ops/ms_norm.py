@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..ir.types import DType, Shape, TensorType, Type
-from .base import Array, Attrs, Operands, OpSpec
-from .ms_common import MS, at, dequantize, dims
+from .base import Array, Attrs, Infer, Operands, OpSpec
+from .ms_common import MS, dequantize, dims
 from .numeric import sigmoid, wide
-from .shapes import axis_of, given, tensor
+from .shapes import axis_of, given, optional, tensor
 
 
 def _normalize(x: Array, epsilon: float, axes: Any = -1, centre: bool = True) -> tuple[Array, Array, Array]:
@@ -29,8 +29,8 @@ def _rows(shape: Shape | None, axis: int = -1) -> Shape | None:
 
 def _skip_layer_norm(inputs: Sequence[Any], attrs: Attrs, centre: bool) -> Sequence[Any]:
     x, skip, gamma = inputs[:3]
-    beta = at(inputs, 3) if centre else None
-    bias = at(inputs, 4 if centre else 3)
+    beta = optional(inputs, 3) if centre else None
+    bias = optional(inputs, 4 if centre else 3)
     total = wide(x) + wide(skip)  # a skip of lower rank or one batch is the same for all
     if bias is not None:
         total = total + wide(bias)
@@ -100,22 +100,22 @@ def _embed(
 
 def _embed_layer_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     ids, segments, word, position, segment, gamma, beta = inputs[:7]
-    return _embed(
-        ids, segments, (word, position, segment), gamma, beta, at(inputs, 7), at(inputs, 8), attrs.get("epsilon", 1e-12)
-    )
+    mask, positions = optional(inputs, 7), optional(inputs, 8)
+    tables = (word, position, segment)
+    return _embed(ids, segments, tables, gamma, beta, mask, positions, attrs.get("epsilon", 1e-12))
 
 
 def _q_embed_layer_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """Tables and parameters are held in 8 bits: inputs 2 to 6, their scales from 8 on, their zero points from 13 on."""
-    parts = [(at(inputs, k), at(inputs, k + 6), at(inputs, k + 11)) for k in range(2, 7)]
+    parts = [(optional(inputs, k), optional(inputs, k + 6), optional(inputs, k + 11)) for k in range(2, 7)]
     floats = [None if x is None else dequantize(x, scale, zero) for x, scale, zero in parts]
     assert floats[3] is not None and floats[4] is not None
     return _embed(
-        inputs[0], inputs[1], floats[:3], floats[3], floats[4], at(inputs, 7), None, attrs.get("epsilon", 1e-12)
+        inputs[0], inputs[1], floats[:3], floats[3], floats[4], optional(inputs, 7), None, attrs.get("epsilon", 1e-12)
     )
 
 
-def _infer_embed(dtype: DType | None) -> Any:
+def _infer_embed(dtype: DType | None) -> Infer:
     def infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         batch, length = dims(operands, 0, 2)
         word = tensor(operands, 2)
@@ -140,7 +140,7 @@ def _group_norm(inputs: Sequence[Any], attrs: Attrs, skip: bool) -> Sequence[Any
         elif not last:
             residual = residual.transpose(0, 2, 3, 1)
         total = total + residual
-        if at(inputs, 4) is not None:
+        if optional(inputs, 4) is not None:
             total = total + wide(inputs[4])
     batch, channels = total.shape[0], total.shape[-1]
     groups = attrs["groups"]

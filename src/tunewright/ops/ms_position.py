@@ -10,9 +10,9 @@ import numpy as np
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_attention import heads
-from .ms_common import MS, at, dims
+from .ms_common import MS, dims
 from .numeric import sigmoid, wide
-from .shapes import tensor, value
+from .shapes import optional, tensor, value
 
 
 def rotate(x: Array, positions: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
@@ -103,7 +103,7 @@ def _infer_relative_position_bias(operands: Operands, attrs: Attrs, n: int) -> S
 
 def _gated_relative_position_bias(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     query, query_bias, relative, weight, bias, eco = inputs[:6]
-    if at(inputs, 6) is not None:
+    if optional(inputs, 6) is not None:
         raise ValueError("token_offset (packed sequences) is not supported")
     q = heads(np.asarray(wide(query) + wide(query_bias)), attrs["num_heads"])
     gates = np.matmul(q, wide(weight)) + wide(bias)

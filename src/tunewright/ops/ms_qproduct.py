@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..ir.types import Dim, DType, TensorType, Type
-from .base import Array, Attrs, Operands, OpSpec
+from .base import Array, Attrs, Infer, Operands, OpSpec
 from .matmul import matmul_shape
 from .ms_common import (
     MS,
     along,
-    at,
     dims,
     dynamic_quantize,
+    heavy,
     infer,
     permuted,
     product_flops,
@@ -27,7 +27,7 @@ from .ms_common import (
     without,
 )
 from .numeric import integer_matmul, wide
-from .shapes import axis_of, given, tensor
+from .shapes import axis_of, given, optional, tensor
 
 # ---- convolution ----
 
@@ -71,18 +71,18 @@ def _scaled(product: Array, scale: Array, bias: Array | None) -> Array:
 
 def _to_float(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     a, b, a_scale, b_scale = inputs[:4]
-    product = integer_matmul(_shifted(a, at(inputs, 4)), _shifted(b, at(inputs, 5)))
-    return [_scaled(product, np.asarray(_columns(a_scale) * _columns(b_scale)), at(inputs, 6))]
+    product = integer_matmul(_shifted(a, optional(inputs, 4)), _shifted(b, optional(inputs, 5)))
+    return [_scaled(product, np.asarray(_columns(a_scale) * _columns(b_scale)), optional(inputs, 6))]
 
 
 def _dynamic_matmul(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     a, b, b_scale = inputs[:3]
     quantised, a_scale, a_zero = dynamic_quantize(a)
-    product = integer_matmul(_shifted(quantised, np.asarray(a_zero)), _shifted(b, at(inputs, 3)))
-    return [_scaled(product, np.asarray(a_scale * _columns(b_scale)), at(inputs, 4))]
+    product = integer_matmul(_shifted(quantised, np.asarray(a_zero)), _shifted(b, optional(inputs, 3)))
+    return [_scaled(product, np.asarray(a_scale * _columns(b_scale)), optional(inputs, 4))]
 
 
-def _infer_matmul(dtype: DType) -> Any:
+def _infer_matmul(dtype: DType) -> Infer:
     def infer_types(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         return [TensorType(dtype, matmul_shape(tensor(operands, 0).shape, tensor(operands, 1).shape))]
 
@@ -96,7 +96,7 @@ def _integer16(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
 
 def _gemm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     a, a_scale, a_zero, b, b_scale, b_zero = inputs[:6]
-    c, y_scale, y_zero = at(inputs, 6), at(inputs, 7), at(inputs, 8)
+    c, y_scale, y_zero = optional(inputs, 6), optional(inputs, 7), optional(inputs, 8)
     left = _shifted(a, a_zero)
     right = _shifted(b.T if attrs.get("transB", 0) else b, b_zero)
     product = integer_matmul(left.T if attrs.get("transA", 0) else left, right)
@@ -143,7 +143,7 @@ def unpack_bits(packed: Array, bits: int) -> Array:
 
 def _n_bits_weights(inputs: Sequence[Any], attrs: Attrs) -> Array:
     """The matrix (N, K) in float32."""
-    packed, scales, zeros, groups = inputs[1], inputs[2], at(inputs, 3), at(inputs, 4)
+    packed, scales, zeros, groups = inputs[1], inputs[2], optional(inputs, 3), optional(inputs, 4)
     rows, depth, block, bits = attrs["N"], attrs["K"], attrs["block_size"], attrs.get("bits", 4)
     blocks = -(-depth // block)
     numbers = unpack_bits(np.ascontiguousarray(packed).reshape(rows, blocks, -1), bits)[..., :block]
@@ -161,7 +161,7 @@ def _n_bits_weights(inputs: Sequence[Any], attrs: Attrs) -> Array:
 
 def _matmul_n_bits(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """In float32 whatever ``accuracy_level`` allows: it is a permission to be less exact."""
-    a, bias = inputs[0], at(inputs, 5)
+    a, bias = inputs[0], optional(inputs, 5)
     y = np.matmul(wide(a), _n_bits_weights(inputs, attrs).T)
     return [np.asarray(y if bias is None else y + wide(bias)).astype(a.dtype, copy=False)]
 
@@ -231,7 +231,7 @@ def _gather_axes(rank: int, attrs: Attrs) -> tuple[int, int]:
 
 def _gather_block_quantized(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     """Rows that exist are gathered and then dequantised; others are zero."""
-    data, indices, scales, zeros = inputs[0], inputs[1], inputs[2], at(inputs, 3)
+    data, indices, scales, zeros = inputs[0], inputs[1], inputs[2], optional(inputs, 3)
     gather, block_axis = _gather_axes(data.ndim, attrs)
     bits = attrs.get("bits", 4)
     shift: Any = 0
@@ -271,17 +271,13 @@ def _infer_gather_block_quantized(operands: Operands, attrs: Attrs, n: int) -> S
     return [TensorType(scales.dtype, (*shape[:gather], *indices.shape, *shape[gather + 1 :]))]
 
 
-def _heavy(name: str, reference: Any, infer_types: Any, flops: Any) -> OpSpec:
-    return OpSpec(MS + name, reference, infer_types, flops=flops, heavy=True)
-
-
 OPS = (
-    _heavy("QLinearConv", _conv, _infer_conv, _conv_flops),
-    _heavy("QGemm", _gemm, _infer_gemm, _gemm_flops),
-    _heavy("MatMulIntegerToFloat", _to_float, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
-    _heavy("DynamicQuantizeMatMul", _dynamic_matmul, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
-    _heavy("MatMulInteger16", _integer16, _infer_matmul(DType.INT32), product_flops(0, -1)),
-    _heavy("MatMulNBits", _matmul_n_bits, _infer_matmul_n_bits, product_flops(0, -1)),
-    _heavy("MatMulBnb4", _matmul_bnb4, _infer_matmul_bnb4, product_flops(0, -1)),
+    heavy("QLinearConv", _conv, _infer_conv, _conv_flops),
+    heavy("QGemm", _gemm, _infer_gemm, _gemm_flops),
+    heavy("MatMulIntegerToFloat", _to_float, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
+    heavy("DynamicQuantizeMatMul", _dynamic_matmul, _infer_matmul(DType.FLOAT32), product_flops(0, -1)),
+    heavy("MatMulInteger16", _integer16, _infer_matmul(DType.INT32), product_flops(0, -1)),
+    heavy("MatMulNBits", _matmul_n_bits, _infer_matmul_n_bits, product_flops(0, -1)),
+    heavy("MatMulBnb4", _matmul_bnb4, _infer_matmul_bnb4, product_flops(0, -1)),
     OpSpec(MS + "GatherBlockQuantized", _gather_block_quantized, _infer_gather_block_quantized),
 )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..ir.types import DType, Shape, TensorType, Type
-from .base import Array, Attrs, Operand, Operands, OpSpec
-from .ms_common import MS, at, dequantize, infer, permuted, quantize, run, saturate, softmax, to_first, to_last, without
+from .base import Array, Attrs, Infer, Operand, Operands, OpSpec
+from .ms_common import MS, dequantize, infer, permuted, quantize, run, saturate, to_first, to_last, without
 from .numeric import sigmoid
-from .shapes import axis_of, broadcast, given, same_as, tensor
+from .reduction import softmax
+from .shapes import axis_of, broadcast, given, optional, same_as, tensor
 
 
 def _number(x: Array | None, default: float = 0) -> Any:
@@ -26,7 +27,7 @@ def _fma(x: Array, factor: Any, addend: Any) -> Array:
 
 def _add(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     a, a_scale, a_zero, b, b_scale, b_zero, c_scale = inputs[:7]
-    c_zero, scale = at(inputs, 7), _number(c_scale)
+    c_zero, scale = optional(inputs, 7), _number(c_scale)
     left, right = _number(a_scale) / scale, _number(b_scale) / scale
     fixed = _number(c_zero) - (left * _number(a_zero) + right * _number(b_zero))
     return [saturate(np.rint(_fma(a, left, _fma(b, right, fixed))), None, a.dtype)]
@@ -36,7 +37,7 @@ def _mul(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     a, a_scale, a_zero, b, b_scale, b_zero, c_scale = inputs[:7]
     product = (a.astype(np.float32) - _number(a_zero)) * (b.astype(np.float32) - _number(b_zero))
     ratio = _number(a_scale) * _number(b_scale) / _number(c_scale)
-    return [saturate(np.rint(product * ratio + _number(at(inputs, 7))), None, a.dtype)]
+    return [saturate(np.rint(product * ratio + _number(optional(inputs, 7))), None, a.dtype)]
 
 
 def _infer_binary(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -52,7 +53,7 @@ def _table(name: str, function: Callable[[Array, Attrs], Array]) -> OpSpec:
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
         x = inputs[0]
         y = function(dequantize(x, inputs[1], inputs[2]), attrs)
-        return [quantize(y, inputs[3], at(inputs, 4), x.dtype)]
+        return [quantize(y, inputs[3], optional(inputs, 4), x.dtype)]
 
     return OpSpec(MS + name, reference, same_as())
 
@@ -103,7 +104,7 @@ def _pooled(inputs: Sequence[Any], attrs: Attrs, pool: Callable[[Array], Array])
     last = attrs.get("channels_last", 0)
     floats = dequantize(x.transpose(to_first(x.ndim)) if last else x, inputs[1], inputs[2])
     y = pool(floats)
-    y = quantize(y.transpose(to_last(y.ndim)) if last else y, inputs[3], at(inputs, 4), x.dtype)
+    y = quantize(y.transpose(to_last(y.ndim)) if last else y, inputs[3], optional(inputs, 4), x.dtype)
     return [np.ascontiguousarray(y)]
 
 
@@ -121,7 +122,7 @@ def _global_average_pool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequenc
     return [saturate(np.rint(sums.astype(np.float32) * ratio), np.asarray(_number(y_zero)), x.dtype)]
 
 
-def _infer_pool(op: str) -> Any:
+def _infer_pool(op: str) -> Infer:
     def infer_types(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         x = tensor(operands, 0)
         last = attrs.get("channels_last", 0)
@@ -135,7 +136,7 @@ def _infer_pool(op: str) -> Any:
 def _reduce_mean(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     x = inputs[0]
     y = dequantize(x, inputs[1], inputs[2]).mean(_axes(attrs, x.ndim), keepdims=bool(attrs.get("keepdims", 1)))
-    return [quantize(np.asarray(y), inputs[3], at(inputs, 4), x.dtype)]
+    return [quantize(np.asarray(y), inputs[3], optional(inputs, 4), x.dtype)]
 
 
 def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -167,7 +168,7 @@ def _infer_reduce_sum_integer(operands: Operands, attrs: Attrs, n: int) -> Seque
 
 
 def _mul_integer(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    a, a_zero, b, b_zero = inputs[0], inputs[1], inputs[2], at(inputs, 3)
+    a, a_zero, b, b_zero = inputs[0], inputs[1], inputs[2], optional(inputs, 3)
     left = a.astype(np.int32) - (0 if a_zero is None else a_zero.astype(np.int32).reshape(()))
     return [np.asarray(left * (b.astype(np.int32) - (0 if b_zero is None else b_zero.astype(np.int32).reshape(()))))]
 
@@ -198,7 +199,7 @@ def _axis(attrs: Attrs, parameter: Array, rank: int) -> int | None:
 
 
 def _quantize_linear(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    x, scale, zero = inputs[0], inputs[1], at(inputs, 2)
+    x, scale, zero = inputs[0], inputs[1], optional(inputs, 2)
     wide = x.astype(np.float32, copy=False)
     return [quantize(wide, scale.astype(np.float32), zero, np.uint8, _axis(attrs, scale, x.ndim))]
 
@@ -210,7 +211,7 @@ def _infer_quantize_linear(operands: Operands, attrs: Attrs, n: int) -> Sequence
 
 def _dequantize_linear(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     x, scale = inputs[0], inputs[1]
-    return [dequantize(x, scale, at(inputs, 2), _axis(attrs, scale, x.ndim)).astype(scale.dtype, copy=False)]
+    return [dequantize(x, scale, optional(inputs, 2), _axis(attrs, scale, x.ndim)).astype(scale.dtype, copy=False)]
 
 
 def _infer_dequantize_linear(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..ir.types import DType, TensorType, Type
 from . import samples_dense, shapes
-from .base import Array, Attrs, Operands, OpSpec
+from .base import Array, Attrs, Flops, Operands, OpSpec
 from .numeric import narrow, wide
 from .samples import with_samples
 
@@ -74,7 +75,8 @@ def _instance_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Arra
 
 def _group_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, groups = wide(inputs[0]), int(attrs["num_groups"])
-    y, _, _ = standardize(x.reshape(x.shape[0], groups, -1), (2,), attrs.get("epsilon", 1e-5))
+    rows = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
+    y, _, _ = standardize(rows, (2,), attrs.get("epsilon", 1e-5))
     y = y.reshape(x.shape)
     y *= _per_channel(inputs[1], x)
     y += _per_channel(inputs[2], x)
@@ -179,7 +181,7 @@ def _lp_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     return [narrow(np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)), inputs[0].dtype)]
 
 
-def _flops(per_element: int) -> Any:
+def _flops(per_element: int) -> Flops:
     def flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
         return float(per_element * outputs[0].size)
 

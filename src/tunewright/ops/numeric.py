@@ -30,11 +30,6 @@ def narrow(x: Any, dtype: np.dtype[Any]) -> Array:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that `wide` makes of a dtype."""
-    return np.dtype(np.float32) if dtype in _NARROW else dtype
-
-
 @cache
 def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     """Smallest and largest finite value of any numeric type, as Python numbers."""

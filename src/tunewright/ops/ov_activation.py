@@ -11,7 +11,8 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import choice, flag, floats, name, required, widen
+from .numeric import wide
+from .ov_common import choice, flag, floats, name, required
 from .shapes import broadcast, elementwise, given, same_as, tensor
 
 
@@ -77,7 +78,7 @@ _TYPES = {
 
 def _unary(function: Callable[[Array, Attrs], Array]) -> Callable[[Sequence[Any], Attrs, int], list[Array]]:
     def reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-        return [np.asarray(function(widen(inputs[0]), attrs), inputs[0].dtype)]
+        return [np.asarray(function(wide(inputs[0]), attrs), inputs[0].dtype)]
 
     return reference
 
@@ -104,16 +105,16 @@ def _infer_clamp(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
 
 
 def swish(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
-    beta = widen(inputs[1]).reshape(()) if len(inputs) > 1 and inputs[1] is not None else x.dtype.type(1)
+    x = wide(inputs[0])
+    beta = wide(inputs[1]).reshape(()) if len(inputs) > 1 and inputs[1] is not None else x.dtype.type(1)
     return [np.asarray(x * _sigmoid(beta * x), inputs[0].dtype)]
 
 
 def hard_sigmoid(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     """The slope and the shift are scalars in inputs, as in the operation set, or attributes."""
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     alpha, beta = (
-        widen(inputs[i]).reshape(())
+        wide(inputs[i]).reshape(())
         if len(inputs) > i and inputs[i] is not None
         else x.dtype.type(attrs.get(key, default))
         for i, key, default in ((1, "alpha", 0.2), (2, "beta", 0.5))
@@ -139,18 +140,18 @@ def _channels(parameter: Array, x: Array) -> Array:
 
 
 def scale_shift(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     result = x
     if len(inputs) > 1 and inputs[1] is not None:
-        result = result * _channels(widen(inputs[1]), x)
+        result = result * _channels(wide(inputs[1]), x)
     if len(inputs) > 2 and inputs[2] is not None:
-        result = result + _channels(widen(inputs[2]), x)
+        result = result + _channels(wide(inputs[2]), x)
     return [np.array(result, inputs[0].dtype)]
 
 
 def prelu(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
-    return [np.where(x > 0, x, x * _channels(widen(inputs[1]), x)).astype(inputs[0].dtype, copy=False)]
+    x = wide(inputs[0])
+    return [np.where(x > 0, x, x * _channels(wide(inputs[1]), x)).astype(inputs[0].dtype, copy=False)]
 
 
 def _infer_per_channel(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -183,7 +184,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def eltwise(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    operation, values = _operation(attrs), [widen(v) for v in inputs]
+    operation, values = _operation(attrs), [wide(v) for v in inputs]
     if "coeff" in attrs and operation in ("sum", "add"):
         values = [v * v.dtype.type(c) for v, c in zip(values, floats(attrs, "coeff"), strict=True)]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -202,12 +203,12 @@ def _infer_eltwise(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def fully_connected(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x, weights = widen(inputs[0]), widen(inputs[1])
+    x, weights = wide(inputs[0]), wide(inputs[1])
     x = x.reshape(x.shape[0], -1)
     weights = weights.reshape(-1, x.shape[1]).T if not flag(attrs, "transpose") else weights.reshape(x.shape[1], -1)
     result = x @ weights
     if len(inputs) > 2 and inputs[2] is not None:
-        result = result + widen(inputs[2]).reshape(-1)
+        result = result + wide(inputs[2]).reshape(-1)
     return [result.astype(inputs[0].dtype, copy=False)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType
 from .base import Array, Attrs, Operands
-from .shapes import tensor
+from .shapes import need_rank, tensor
 
 DOMAIN = "org.openvinotoolkit"
 
@@ -60,24 +60,10 @@ def choice(attrs: Attrs, key: str, default: str, allowed: tuple[str, ...]) -> st
     return word
 
 
-def widen(x: Array) -> Array:
-    """The array in the precision that it is computed in: halves in float32."""
-    return x if x.dtype.itemsize >= 4 or x.dtype.kind in "iub" else x.astype(np.float32)
-
-
 def ranked(operands: Operands, i: int, rank: int, what: str) -> tuple[TensorType, tuple[Dim, ...]]:
     """The type of input i and its dims, ``rank`` of them (unknown ones when not even the rank is known)."""
     t = tensor(operands, i)
-    if t.shape is None:
-        return t, (None,) * rank
-    if len(t.shape) != rank:
-        raise ValueError(f"{what} (input {i}) has rank {len(t.shape)}, not {rank}")
-    return t, t.shape
-
-
-def times(*dims: Dim) -> Dim:
-    """A product of dims, where all are numbers."""
-    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
+    return t, need_rank(t, rank, f"{what} (input {i})")
 
 
 def descending(scores: Array) -> Array:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import choice, ints, name, ranked, widen
+from .numeric import wide
+from .ov_common import choice, ints, name, ranked
 from .shapes import given
 
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -41,8 +42,8 @@ def _geometry(attrs: Attrs, size: Sequence[Dim], kernel: Sequence[Dim]) -> list[
 
 
 def deformable_conv(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x, offsets, weights = (widen(v) for v in inputs[:3])
-    mask = widen(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
+    x, offsets, weights = (wide(v) for v in inputs[:3])
+    mask = wide(inputs[3]) if len(inputs) > 3 and inputs[3] is not None else None
     groups, shared = int(attrs.get("group", 1)), int(attrs.get("deformable_groups", 1))
     batch, channels, height, width = x.shape
     outputs, _, kernel_h, kernel_w = weights.shape

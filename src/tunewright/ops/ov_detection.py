@@ -14,8 +14,8 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import descending, flag, ints, name, ranked, required, single, suppress, times
-from .shapes import given
+from .ov_common import descending, flag, ints, name, ranked, required, single, suppress
+from .shapes import given, times
 
 _CODES = ("CORNER", "CENTER_SIZE")
 

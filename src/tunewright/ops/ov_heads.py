@@ -9,8 +9,9 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import flag, ints, name, ranked, required, times, widen
-from .shapes import axis_of
+from .numeric import wide
+from .ov_common import flag, ints, name, ranked, required
+from .shapes import axis_of, times
 
 
 def _regions(attrs: Attrs) -> tuple[int, int, int, bool]:
@@ -23,7 +24,7 @@ def _regions(attrs: Attrs) -> tuple[int, int, int, bool]:
 def region_yolo(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     regions, coords, classes, softmax = _regions(attrs)
     batch, _, height, width = inputs[0].shape
-    x = widen(inputs[0])[:, : regions * (coords + classes + 1)].reshape(batch, regions, -1, height, width)
+    x = wide(inputs[0])[:, : regions * (coords + classes + 1)].reshape(batch, regions, -1, height, width)
     result = x.copy()
     with np.errstate(over="ignore"):
         for part in (slice(0, 2), slice(coords, coords + 1 if softmax else coords + 1 + classes)):

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import choice, flag, ints, name, ranked, single, widen
+from .numeric import wide
+from .ov_common import choice, flag, ints, name, ranked, single
 from .shapes import axis_of, given, tensor, value
 
 _MODES = ("nearest", "linear", "linear_onnx", "cubic")
@@ -125,7 +126,7 @@ def _split(inputs: Sequence[Any], floating: bool) -> tuple[Any, Any, Any]:
 
 
 def interpolate(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     four = len(inputs) > 2 and inputs[2] is not None and inputs[2].dtype.kind == "f"
     axes, sizes, scales, padded = _plan(attrs, x.shape, *_split(inputs, four))
     if tuple(padded) != x.shape:
@@ -178,7 +179,7 @@ def _interp_size(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None)
 
 
 def interp(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     like = inputs[1].shape if len(inputs) > 1 and inputs[1] is not None else None
     sizes = [int(d or 0) for d in _interp_size(attrs, x.shape, like)]
     scales = [np.float32(s / d) for s, d in zip(sizes, x.shape[2:], strict=True)]

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import ints, name, ranked, required, times
-from .shapes import axis_of, given, same_as, tensor, value
+from .ov_common import ints, name, ranked, required
+from .shapes import axis_of, given, same_as, tensor, times, value
 
 
 def copy(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..ir.types import Type
 from .base import Array, Attrs, Operands, OpSpec
-from .ov_common import choice, flag, name, required, widen
+from .numeric import wide
+from .ov_common import choice, flag, name, required
 from .shapes import same_as, tensor
 
 
@@ -24,7 +25,7 @@ def _l2(x: Array, axes: tuple[int, ...], eps: float, mode: str) -> Array:
 
 
 def normalize(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x, weights = widen(inputs[0]), widen(inputs[1])
+    x, weights = wide(inputs[0]), wide(inputs[1])
     axes = tuple(range(1, x.ndim)) if flag(attrs, "across_spatial") else (1,)
     if not flag(attrs, "channel_shared"):
         weights = weights.reshape(-1, *(1,) * (x.ndim - 2))
@@ -41,19 +42,19 @@ def _infer_normalize(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type 
 
 
 def normalize_l2(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     axes = tuple(int(a) % x.ndim for a in np.atleast_1d(inputs[1]))
     mode = choice(attrs, "eps_mode", "add", ("add", "max"))
     return [_l2(x, axes, float(attrs.get("eps", 0.0)), mode).astype(inputs[0].dtype, copy=False)]
 
 
 def grn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    return [_l2(widen(inputs[0]), (1,), float(required(attrs, "bias")), "add").astype(inputs[0].dtype, copy=False)]
+    return [_l2(wide(inputs[0]), (1,), float(required(attrs, "bias")), "add").astype(inputs[0].dtype, copy=False)]
 
 
 def mvn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     """With axes as second input (MVN-6), else over the spatial axes and, where asked, the channels (MVN-1)."""
-    x = widen(inputs[0])
+    x = wide(inputs[0])
     if len(inputs) > 1 and inputs[1] is not None:
         axes = tuple(int(a) % x.ndim for a in np.atleast_1d(inputs[1]))
     else:
@@ -68,15 +69,15 @@ def mvn(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 
 def group_norm(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x, scale, bias = (widen(v) for v in inputs[:3])
+    x, scale, bias = (wide(v) for v in inputs[:3])
     groups = int(required(attrs, "num_groups"))
-    wide = x.reshape(x.shape[0], groups, -1)
-    wide = wide - wide.mean(axis=2, keepdims=True)
+    rows = x.reshape(x.shape[0], groups, -1)
+    rows = rows - rows.mean(axis=2, keepdims=True)
     eps = x.dtype.type(attrs.get("eps", 1e-6))
-    wide = wide / np.sqrt(np.mean(wide * wide, axis=2, keepdims=True) + eps)
+    rows = rows / np.sqrt(np.mean(rows * rows, axis=2, keepdims=True) + eps)
     channel = (-1, *(1,) * (x.ndim - 2))
     return [
-        (wide.reshape(x.shape) * scale.reshape(channel) + bias.reshape(channel)).astype(inputs[0].dtype, copy=False)
+        (rows.reshape(x.shape) * scale.reshape(channel) + bias.reshape(channel)).astype(inputs[0].dtype, copy=False)
     ]
 
 

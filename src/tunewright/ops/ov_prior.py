@@ -14,8 +14,8 @@ import numpy as np
 
 from ..ir.types import Dim, DType, TensorType, Type
 from .base import Array, Attrs, Infer, Operands, OpSpec, Reference
-from .ov_common import flag, floats, name, ranked, required, single, times
-from .shapes import tensor, value
+from .ov_common import flag, floats, name, ranked, required, single
+from .shapes import tensor, times, value
 
 #: (shift x, shift y, half width, half height, is it clipped to the image)
 _Box: TypeAlias = tuple[Any, Any, Any, Any, bool]

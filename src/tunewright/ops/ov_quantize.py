@@ -9,7 +9,8 @@ import numpy as np
 
 from ..ir.types import Type
 from .base import Array, Attrs, Operands, OpSpec, Sample
-from .ov_common import name, required, widen
+from .numeric import wide
+from .ov_common import name, required
 from .shapes import broadcast, tensor
 
 
@@ -21,7 +22,7 @@ def _levels(attrs: Attrs) -> int:
 
 
 def fake_quantize(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
-    x, low, high, out_low, out_high = (widen(v) for v in inputs)
+    x, low, high, out_low, out_high = (wide(v) for v in inputs)
     steps = x.dtype.type(_levels(attrs) - 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inner = np.rint((x - low) / (high - low) * steps) / steps * (out_high - out_low) + out_low

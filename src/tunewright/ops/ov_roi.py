@@ -67,6 +67,7 @@ def _max_roi(maps: Array, roi: Array, scale: np.float32, out: Array) -> None:
 
 
 def _bilinear_roi(maps: Array, roi: Array, scale: np.float32, out: Array) -> None:
+    """The corners of the region are parts of the map's size already, so ``scale`` plays no role."""
     points = []
     for start, end, bins, size in (
         (roi[1], roi[3], out.shape[1], maps.shape[1]),

@@ -85,7 +85,7 @@ def _run(
         ends = np.full((1, batch), steps) if lengths is None else lengths.reshape(1, -1)
         order = (np.where(times < ends, ends - 1 - times, times), np.arange(batch)[None])
         x = x[order]
-    gates = np.matmul(x.reshape(steps * batch, -1), w.T).reshape(steps, batch, -1) + bias
+    gates = np.matmul(x.reshape(steps * batch, x.shape[-1]), w.T).reshape(steps, batch, len(w)) + bias
     y = np.zeros((steps, batch, state[0].shape[-1]), x.dtype)
     for t in range(steps):
         new = cell(gates[t], state)

@@ -88,6 +88,11 @@ def count(shape: Iterable[Dim] | None) -> int | None:
     return math.prod(dims) if all(isinstance(d, int) for d in dims) else None  # type: ignore[arg-type]
 
 
+def times(*dims: Dim) -> Dim:
+    """A product of dimensions; None unless all are numbers."""
+    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
+
+
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
     if a == b:
         return a

@@ -68,11 +68,7 @@ def _infer_identity(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type |
 
 def _reshape(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, wanted = inputs[0], inputs[1].reshape(-1).tolist()
-    if not attrs.get("allowzero", 0):
-        if any(d == 0 and i >= x.ndim for i, d in enumerate(wanted)):
-            raise ValueError(f"shape {wanted} copies a dimension that the input of rank {x.ndim} does not have")
-        wanted = [x.shape[i] if d == 0 else d for i, d in enumerate(wanted)]
-    return [x.reshape(wanted)]
+    return [x.reshape(reshaped(x.shape, wanted, bool(attrs.get("allowzero", 0))))]
 
 
 def _infer_reshape(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -84,7 +80,10 @@ def _infer_reshape(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
 
 
 def reshaped(shape: Shape | None, wanted: Sequence[int], allow_zero: bool = False) -> Shape:
-    """The shape that Reshape makes; what -1 stands for is found where everything else cancels."""
+    """The shape that Reshape makes; what -1 stands for is found where everything else cancels.
+
+    A copied dimension cancels too, so that -1 has a meaning also in an empty batch.
+    """
     result: list[Dim] = []
     left: list[Dim] = list(shape or ())  # dimensions of the input that the result has not taken over yet
     copied: list[int] = []
@@ -114,8 +113,12 @@ def reshaped(shape: Shape | None, wanted: Sequence[int], allow_zero: bool = Fals
             raise ValueError(f"shape {list(shape)} cannot become {list(wanted)}")
         return tuple(result)
     at = list(wanted).index(-1)
-    if 0 in [shape[i] for i in copied]:
-        return tuple(result)
+    if allow_zero and 0 in wanted:  # exporters write both: the empty dimensions cancel
+        if names:
+            return tuple(result)
+        number, fixed = math.prod(d for d in left if isinstance(d, int) and d), math.prod(d for d in wanted if d > 0)
+        if 0 not in shape:
+            raise ValueError(f"shape {list(shape)} cannot become {list(wanted)}")
     if not names:
         if fixed == 0 or number % fixed:
             raise ValueError(f"shape {list(shape)} cannot become {list(wanted)}")

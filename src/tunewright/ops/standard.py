@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.graph import freeze
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from .base import Attrs, Operands, OpSpec
 
@@ -36,7 +37,7 @@ def define(op: str) -> OpSpec | None:
     return OpSpec(op, reference, infer)
 
 
-@cache
+@lru_cache(maxsize=1 << 12)  # bounded: a name is whatever a model says
 def find_schema(op: str) -> Any:
     """The newest definition of an operator that is not a notice of its removal; None when onnx does not know it."""
     import onnx.defs
@@ -92,6 +93,10 @@ def make_attribute(key: str, value: Any, empty: int = 7) -> Any:
         return onnx.helper.make_attribute(key, type_to_proto(value))
     if isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(key, [], attr_type=empty)
+    if isinstance(value, (list, tuple)) and isinstance(value[0], np.ndarray):
+        return onnx.helper.make_attribute(key, [onnx.numpy_helper.from_array(v) for v in value])
+    if isinstance(value, (bool, np.bool_, np.integer)):
+        value = int(value)
     return onnx.helper.make_attribute(key, value)
 
 
@@ -104,16 +109,6 @@ class _Recipe:
     n: int
     key: tuple[Any, ...]
     attrs: Attrs = field(compare=False)
-
-
-def _freeze(value: Any) -> Any:
-    """A hashable twin of an attribute, equal only to that of an equal attribute of the same type."""
-    if isinstance(value, np.ndarray):
-        content = tuple(value.ravel().tolist()) if value.dtype == object else value.tobytes()
-        return (value.dtype.str, value.shape, content)
-    if isinstance(value, tuple) and value:  # the elements of a list attribute are of one type
-        return tuple(_freeze(v) for v in value) if isinstance(value[0], np.ndarray) else (type(value[0]), value)
-    return (type(value), value)
 
 
 @lru_cache(maxsize=256)
@@ -140,8 +135,7 @@ def run_reference(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Seque
     types = tuple(
         False if a is None else DType.of_numpy(a.dtype) if isinstance(a, np.ndarray) else None for a in arrays
     )
-    key = tuple((k, _freeze(attrs[k])) for k in sorted(attrs))
-    evaluator = _evaluator(_Recipe(op, types, n, key, attrs))
+    evaluator = _evaluator(_Recipe(op, types, n, freeze(attrs), attrs))
     return [to_value(v) for v in evaluator.run(None, {f"i{k}": a for k, a in enumerate(arrays) if a is not None})]
 
 
@@ -161,7 +155,7 @@ def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequen
     from onnx import shape_inference
 
     present = [o for o in operands if o is not None]
-    if not all(_complete(o.type) for o in present):
+    if not all(is_complete(o.type) for o in present):
         return [None] * n
     node = make_node(op, [o is not None for o in operands], attrs, n)
     types, data = {}, {}
@@ -181,11 +175,11 @@ def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequen
     return [_type_or_none(inferred.get(f"o{k}")) for k in range(n)]
 
 
-def _complete(type: Type | None) -> bool:
+def is_complete(type: Type | None) -> bool:
     """Everything but shapes is known. onnx's inference takes nothing less."""
     if isinstance(type, (SequenceType, OptionalType)):
-        return _complete(type.elem)
-    return isinstance(type, TensorType) or (isinstance(type, MapType) and _complete(type.value))
+        return is_complete(type.elem)
+    return isinstance(type, TensorType) or (isinstance(type, MapType) and is_complete(type.value))
 
 
 def _type_or_none(proto: Any) -> Type | None:

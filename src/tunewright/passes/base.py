@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from ..ir.graph import Fused, Graph, Node, Value
 from ..ir.types import Layout
 from ..ir.verify import verify
+from ..ops.infer import Budget
 from ..settings import Settings
 
 #: (node, operands its epilogue would take beside the main inputs, its epilogue after fusion, the value it would then
@@ -42,7 +43,13 @@ class Entry:
 
 @dataclass
 class Log:
-    """What the passes did and did not do, each decision once; `tunewright graph --why` and `explain` print it."""
+    """What the passes did and did not do, each decision once; `tunewright graph --why` prints it.
+
+    Compiling and every new set of shapes add to it, from whichever thread meets them first. It ends at ``MOST``: a
+    model that is served for long, with ever new shapes, must not fill the memory with reasons.
+    """
+
+    MOST: ClassVar[int] = 100_000
 
     entries: list[Entry] = field(default_factory=list)
     _seen: set[Entry] = field(default_factory=set, repr=False)
@@ -55,7 +62,7 @@ class Log:
 
     def _add(self, entry: Entry) -> None:
         # A rule meets the same node again in later rounds and for every new shape: say it once.
-        if entry not in self._seen:
+        if entry not in self._seen and len(self.entries) < self.MOST:
             self._seen.add(entry)
             self.entries.append(entry)
 
@@ -70,6 +77,12 @@ class Context:
     log: Log = field(default_factory=Log)
     #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
     in_body: bool = False
+    #: what constant folding may still take
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.budget = Budget(s.fold_bytes, s.fold_seconds, s.max_tensor_bytes)
 
     @cached_property
     def _disabled(self) -> frozenset[str]:
@@ -107,8 +120,9 @@ class _Runner:
     """A pass runs to its own fixed point, so it need not run again until another one has changed something."""
 
     def __init__(self, graph: Graph, context: Context) -> None:
-        self.graph, self.context = graph, context
-        self.inner = context if context.in_body else replace(context, in_body=True)
+        self.graph, self.context = graph, replace(context)  # with a budget of its own, for all passes and bodies
+        self.inner = replace(context, in_body=True)
+        self.inner.budget = self.context.budget
         self.changes = 0
         self.done: dict[int, int] = {}  # pass -> changes at the end of its last run
 

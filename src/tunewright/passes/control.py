@@ -25,12 +25,8 @@ def inline(graph: Graph, body: Graph, arguments: Sequence[Value | None], prefix:
         return bound[value]
 
     for node in body.nodes:
-        twin = graph.add(
-            node.op, [None if v is None else of(v) for v in node.inputs], node.attrs,
-            outputs=[v.name for v in node.outputs], name=f"{prefix}{node.name}", origin=node.origin,
-            bodies={k: b.clone() for k, b in node.bodies.items()}, captures=node.captures,
-            epilogue=node.epilogue, operands=node.operands,
-        )
+        inputs = [None if v is None else of(v) for v in node.inputs]
+        twin = graph.add_copy(node, inputs, name=f"{prefix}{node.name}")
         bound.update(zip(node.outputs, twin.outputs, strict=True))
     results = [of(v) for v in body.outputs]
     return [v for v in results if v is not None]
@@ -53,7 +49,7 @@ class SinkConstants:
                 if outer is not None and outer.const is not None:
                     for body, formal in zip(node.bodies.values(), formals, strict=True):
                         body.replace(formal, body.constant(outer.const, formal.name))
-                elif any(v.uses or v in body.outputs for body, v in zip(node.bodies.values(), formals, strict=True)):
+                elif any(body.is_read(v) for body, v in zip(node.bodies.values(), formals, strict=True)):
                     kept.append(k)
             if len(kept) == node.captures:
                 continue
@@ -126,7 +122,7 @@ class UnrollLoops:
         if trips * size > UNROLLED_NODES or trips * size + len(graph) > s.max_nodes:
             return f"{trips} times {size} nodes are too many"
         scans = len(node.outputs) - _states(node)
-        if trips == 0 and any(v.uses or v in graph.outputs for v in node.outputs[len(node.outputs) - scans :]):
+        if trips == 0 and any(graph.is_read(v) for v in node.outputs[len(node.outputs) - scans :]):
             return "it never runs, and the shape of what it would have collected is not known"
         return None
 
@@ -154,15 +150,17 @@ def _loop_trips(node: Node) -> tuple[int, str]:
         return 0, "the condition is not constant"
     if start is not None and not bool(start.const.reshape(())):  # type: ignore[union-attr]
         return 0, ""
-    body = node.bodies["body"]
-    again = body.outputs[0]
-    while again.producer is not None and again.producer.op == "Identity":
-        operand = again.producer.inputs[0]
-        assert operand is not None
-        again = operand
-    if again is not body.inputs[1] and (again.const is None or not again.const.all()):
+    if not goes_on(node.bodies["body"]):
         return 0, "the body decides when to stop"
     return max(0, int(count.const.reshape(()))), ""
+
+
+def goes_on(body: Graph) -> bool:
+    """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
+    value = body.outputs[0]
+    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value is body.inputs[1] or (value.const is not None and bool(value.const.all()))
 
 
 def _scan_trips(node: Node) -> tuple[int, str]:

@@ -6,15 +6,14 @@ done in float64 and rounded once. A shift in front of a padded convolution stays
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Rule
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 LINEAR = "Conv|ConvTranspose|Gemm|MatMul"
 

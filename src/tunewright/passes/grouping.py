@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir.graph import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value, freeze
 from . import facts
 from .pattern import Const, Each, Match, Op, Rule
-from .simplify import freeze
 
 
 def _convolutions(match: Match) -> list[Node]:

@@ -93,11 +93,9 @@ class _Sweep:
         out = node.output
         assert isinstance(out.type, TensorType)
         plain = self.reorder(out, PLAIN)
-        reader = plain.producer
-        for user, i in list(out.uses):
-            if user is not reader:
-                self.graph.set_input(user, i, plain)
-        self.graph.outputs = [plain if v is out else v for v in self.graph.outputs]
+        self.graph.replace(out, plain)
+        assert plain.producer is not None
+        self.graph.set_input(plain.producer, 0, out)
         out.type = replace(out.type, layout=layout)
         self.original[plain] = out
 

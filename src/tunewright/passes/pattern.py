@@ -16,18 +16,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
-from typing import Any, TypeAlias
-
-import numpy as np
+from itertools import islice, permutations
+from typing import TypeAlias
 
 from ..errors import TunewrightError
 from ..ir.graph import Graph, Node, Value
 from ..ops import lookup
+from ..ops.base import Array
 from ..ops.infer import infer_node
 from .base import Context
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 #: names that one node keeps of those it stands for; only a chain of thousands that collapses into one node has more
 ORIGINS = 256
@@ -157,12 +154,11 @@ class Match:
 
     def leak(self) -> str | None:
         """Why the nodes inside cannot go away: somebody else reads one of them."""
-        outputs = set(self.graph.outputs)
         for node, shared in self.nodes.items():
             if node is self.root or shared:
                 continue
             for value in node.outputs:
-                if value in outputs:
+                if self.graph.is_output(value):
                     return f"%{value.name} is an output of the graph"
                 other = next((user for user, _ in value.uses if user not in self.nodes), None)
                 if other is not None:
@@ -295,9 +291,10 @@ class RewritePass:
                         f"rule {rule.name} and others undo each other", where=f"node {node.name!r} ({node.op})",
                         hint=f"this is a defect of {self.name}; DISABLED_PASSES={rule.name} works around it",
                     )
+                readers = dict.fromkeys(n for n, _ in islice(node.output.uses, 16))
                 new = rewrite(rule, graph, match)
                 context.log.applied(rule.name, node)
-                near = [*([new.producer] if new.producer is not None else []), *new.users[:16]]
+                near = [*([new.producer] if new.producer is not None else []), *readers]
                 queue.extendleft(n for n in reversed(near) if n.op in index)
                 break
         return applied
@@ -306,11 +303,8 @@ class RewritePass:
 def find(rule: Rule, graph: Graph, node: Node, context: Context) -> Match | None:
     """The first match at a node that nothing forbids; a refusal is logged."""
     reason: str | None = None
-    outputs: set[Value] | None = None
     for match in matches(rule.pattern, node.output, Match(graph, node)):
-        if outputs is None:
-            outputs = set(graph.outputs)
-        extra = next((v for v in node.outputs[1:] if v.uses or v in outputs), None)
+        extra = next((v for v in node.outputs[1:] if graph.is_read(v)), None)
         if extra is not None:
             refusal: str | None = f"its output %{extra.name} is used too"
         else:
@@ -345,7 +339,6 @@ def rewrite(rule: Rule, graph: Graph, match: Match) -> Value:
 
 def remove_dead(graph: Graph, nodes: Iterable[Node]) -> None:
     """Remove those of the nodes that nobody reads; users come before their operands."""
-    outputs = set(graph.outputs)
     for node in nodes:
-        if node in graph and not any(v.uses or v in outputs for v in node.outputs):
+        if node in graph and not any(graph.is_read(v) for v in node.outputs):
             graph.remove(node)

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Pattern, Rule, product
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Build: TypeAlias = Callable[[Graph, Match], Value]
 
 

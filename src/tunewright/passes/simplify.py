@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..ir.graph import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value, freeze
 from ..ops import lookup
-from ..ops.infer import CONTROL, Budget, propagate
+from ..ops.infer import propagate
 from .base import Context
-from .pattern import remove_dead
+from .pattern import ORIGINS, remove_dead
 
 #: operations whose constant inputs are weights: read many times, in the innermost loops
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "RNN", "GRU", "LSTM"})
-
-
 #: operations that have integer forms
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
@@ -47,9 +44,7 @@ class Propagate:
         self.keep = is_quantised_weight if keep_quantised else None
 
     def run(self, graph: Graph, context: Context) -> bool:
-        s = context.settings
-        budget = Budget(s.fold_bytes, s.fold_seconds, s.max_tensor_bytes)
-        return propagate(graph, budget, tolerant=context.in_body, keep=self.keep)
+        return propagate(graph, context.budget, tolerant=context.in_body, keep=self.keep)
 
 
 def is_quantised_weight(node: Node) -> bool:
@@ -76,7 +71,7 @@ class UnknownOps:
     name = "unknown-ops"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        unknown = [n for n in graph.nodes if n.op not in CONTROL and lookup(n.op) is None]
+        unknown = [n for n in graph.nodes if lookup(n.op) is None]
         if unknown:
             ops = sorted({n.op for n in unknown})
             raise UnsupportedError(
@@ -116,23 +111,11 @@ class CommonSubexpressions:
             for mine, kept in zip(node.outputs, twin.outputs, strict=True):
                 kept.type = kept.type or mine.type
                 graph.replace(mine, kept)
-            twin.origin = tuple(dict.fromkeys([*twin.origin, *node.origin]))
+            twin.origin = tuple(dict.fromkeys([*twin.origin, *node.origin]))[:ORIGINS]
             context.log.applied(self.name, node)
             graph.remove(node)
             changed = True
         return changed
-
-
-def freeze(value: Any) -> Any:
-    """A hashable stand-in for an attribute: equal ones, of one type, are the same."""
-    if isinstance(value, np.ndarray):
-        data = tuple(value.reshape(-1).tolist()) if value.dtype == object else value.tobytes()
-        return (value.dtype.name, value.shape, data)
-    if isinstance(value, Mapping):
-        return tuple((k, freeze(v)) for k, v in sorted(value.items()))
-    if isinstance(value, (list, tuple)):
-        return tuple(freeze(v) for v in value)
-    return (type(value).__name__, value)
 
 
 class FlushDenormals:

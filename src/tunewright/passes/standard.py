@@ -6,6 +6,11 @@ new set of concrete input shapes, so it must stay cheap: types, shape arithmetic
 
 from __future__ import annotations
 
+import difflib
+from functools import cache
+
+from ..errors import SettingsError
+from ..settings import Settings
 from . import fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
@@ -46,3 +51,23 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (Propagate(), DeadCode(), Fuse(), AssignLayouts())
+
+
+@cache
+def names() -> frozenset[str]:
+    """Of every pass, rule and fusion: what DISABLED_PASSES may hold."""
+    found = set()
+    for one in (*NEUTRAL, *DEVICE, *SPECIALISE):
+        for single in one.passes if isinstance(one, Repeat) else (one,):
+            parts = getattr(single, "rules", ()) or getattr(single, "fusions", ())
+            found |= {single.name, *(part.name for part in parts)}
+    return frozenset(found)
+
+
+def check_disabled(settings: Settings) -> None:
+    """Raise when DISABLED_PASSES names what does not exist: it would switch nothing off, and nobody would know."""
+    for name in filter(None, map(str.strip, settings.disabled_passes.split(","))):
+        if name not in names():
+            close = difflib.get_close_matches(name, names(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "`tunewright graph MODEL --why` names those at work"
+            raise SettingsError(f"there is no pass or rule {name!r}", where="DISABLED_PASSES", hint=hint)

@@ -13,7 +13,7 @@ from ..ir.graph import Fused, Graph, Node, Value
 from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
-from ..passes.standard import DEVICE, NEUTRAL
+from ..passes.standard import DEVICE, NEUTRAL, check_disabled
 from ..runtime.program import Environment
 from ..runtime.request import CompiledModel
 from ..settings import Settings
@@ -44,7 +44,6 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
     return names, reasons
 
 
-@cache
 def open_device(name: str) -> Device:
     """The device of that name, opened once per process."""
     names, reasons = available()
@@ -56,7 +55,12 @@ def open_device(name: str) -> Device:
             f"there is no device {name!r}" + (f" ({why})" if why else ""),
             hint=f"the devices are {', '.join(visible())}",
         )
-    return names[key](key)
+    return _opened(key)
+
+
+@cache
+def _opened(key: str) -> Device:
+    return available()[0][key](key)
 
 
 def visible() -> list[str]:
@@ -83,6 +87,7 @@ class SingleDevice(Plugin):
         return answer
 
     def compile(self, model: Model, settings: Settings) -> CompiledModel:
+        check_disabled(settings)
         tuner = Tuner(settings)
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
@@ -102,5 +107,3 @@ def prepare(model: Model, context: Context) -> Graph:
     verify(graph, "the passes")
     return graph
 
-
-__all__ = ["SingleDevice", "available", "families", "open_device", "prepare", "visible"]

@@ -191,6 +191,9 @@ def _in_place(
         storage = sharing.place[victim][0]
         if sharing.sizes[storage] != _nbytes(victim):
             continue
+        # A view of the same bytes may be read in another order than the result is written.
+        if any(v is not None and v is not victim and sharing.place.get(v, (-1,))[0] == storage for v in node.inputs):
+            continue
         if all(v not in kept and last.get(v, at) <= at for v in sharing.members[storage]):
             sharing.members[storage].clear()  # all of them are dead; the list stays short in long chains
             return victim

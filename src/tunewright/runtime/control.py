@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node
 from ..ir.types import TensorType
+from ..passes.control import goes_on
 from .program import Environment, Program
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Loop(Control):
         limit = None if trips is None else _count(trips)
         go = condition is None or _truth(condition, "the condition")
         body = self.bodies["body"]
-        if go and _goes_on(body.graph) and (limit is None or limit > self.max_iterations):
+        if go and goes_on(body.graph) and (limit is None or limit > self.max_iterations):
             raise self.too_long("never ends" if limit is None else f"runs {limit:,} times")
         collected: list[list[Any]] = [[] for _ in body.graph.outputs[1 + len(carried) :]]
         iteration = 0
@@ -64,7 +65,7 @@ class Loop(Control):
                 rows.append(value)
             iteration += 1
         scans = [stack(rows, body.graph, 1 + len(carried) + k) for k, rows in enumerate(collected)]
-        return [*carried, *scans]
+        return [*(carried if iteration else _detached(carried)), *scans]
 
     def too_long(self, what: str) -> LimitError:
         return LimitError(
@@ -89,7 +90,8 @@ class Scan(Control):
         if len(lengths) != 1:
             raise ExecutionError(f"the scanned inputs have different lengths: {sorted(lengths)}")
         collected: list[list[Any]] = [[] for _ in range(n_out)]
-        for t in range(lengths.pop()):
+        (length,) = lengths
+        for t in range(length):
             results = executor.run(body, [*state, *(np.array(r[t], order="C") for r in rows), *captured])
             state = list(results[: len(state)])
             for made, value in zip(collected, results[len(state) :], strict=True):
@@ -100,7 +102,7 @@ class Scan(Control):
         for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
             whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
             scans.append(_move(whole, 0, axis))
-        return [*state, *scans]
+        return [*(state if length else _detached(state)), *scans]
 
 
 class SequenceMap(Control):
@@ -147,6 +149,11 @@ def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
     return np.empty((0, *dims), type.dtype.numpy)
 
 
+def _detached(values: Sequence[Any]) -> list[Any]:
+    """What a loop without iterations returns: its inputs, whose bytes may be reused as soon as the step is over."""
+    return [value.copy() if isinstance(value, np.ndarray) else value for value in values]
+
+
 def _move(array: Any, source: int, destination: int) -> np.ndarray[Any, Any]:
     """np.moveaxis for what a model says."""
     rank = array.ndim if isinstance(array, np.ndarray) else 0
@@ -154,14 +161,6 @@ def _move(array: Any, source: int, destination: int) -> np.ndarray[Any, Any]:
         if not -rank <= axis < rank:
             raise ExecutionError(f"scans along axis {axis} of a value of rank {rank}")
     return np.moveaxis(array, source, destination)
-
-
-def _goes_on(body: Graph) -> bool:
-    """The body says "go on" whatever it computes: its condition is the one that it is given, or a constant."""
-    value = body.outputs[0]
-    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
-        value = value.producer.inputs[0]
-    return value is body.inputs[1] or (value.const is not None and bool(np.all(value.const)))
 
 
 def _count(value: Any) -> int:

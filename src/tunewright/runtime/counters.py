@@ -15,7 +15,7 @@ class Status(enum.Enum):
 
     EXECUTED = "EXECUTED"
     OPTIMIZED_OUT = "OPTIMIZED_OUT"  # folded, fused into another node, or nothing had to move
-    NOT_RUN = "NOT_RUN"  # in a branch that was not taken, or a loop without iterations
+    NOT_RUN = "NOT_RUN"  # in a branch that was not taken, or a loop without iterations, or there was no inference yet
 
 
 @dataclass
@@ -79,7 +79,8 @@ class Counters:
             row = self._rows.get(name)
             if row is None:
                 host = fused.get(name, "")
-                status = Status.NOT_RUN if name in idle and not host else Status.OPTIMIZED_OUT
+                unrun = not self._seen or (name in idle and not host)
+                status = Status.NOT_RUN if unrun else Status.OPTIMIZED_OUT
                 row = Row(name, op, status, origin=f"fused into {host}" if host and host != name else "")
             rows[name] = row
         rows.update({name: row for name, row in self._rows.items() if name not in rows})

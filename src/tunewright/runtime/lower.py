@@ -18,7 +18,7 @@ from ..solvers.base import Problem
 from . import alias
 from .control import make_control
 from .memory import Lifetime, pack
-from .plan import Place, Plan, Slot, Step, static_tensor
+from .plan import Place, Plan, Slot, Step
 from .program import Environment, Program
 
 
@@ -72,19 +72,8 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
 
     made: set[Value] = set()
     for node in nodes:
-        twin = part.add(
-            node.op,
-            [None if v is None else of(v) for v in node.inputs],
-            node.attrs,
-            outputs=[v.name for v in node.outputs],
-            types=[v.type for v in node.outputs],
-            name=node.name,
-            origin=node.origin,
-            bodies={k: b.clone() for k, b in node.bodies.items()},
-            captures=node.captures,
-            epilogue=node.epilogue,
-            operands=node.operands,
-        )
+        inputs = [None if v is None else of(v) for v in node.inputs]
+        twin = part.add_copy(node, inputs, [v.type for v in node.outputs])
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
     for value in dict.fromkeys(graph.outputs):
@@ -192,8 +181,9 @@ class _Lowering:
             for i in [*step.ins, *step.outs]:
                 if i >= 0 and self.slots[i].place is Place.DYNAMIC and i not in kept:
                     last[i] = step
+        dying: dict[Step, list[int]] = {}
         for i, step in last.items():
-            step.release = (*step.release, i)
+            dying.setdefault(step, []).append(i)
+        for step, slots in dying.items():
+            step.release = tuple(slots)
 
-
-__all__ = ["extract", "lower", "split", "static_tensor"]

@@ -61,15 +61,6 @@ class Step:
         return self.choice is None or self.choice.solver.host
 
 
-@dataclass(frozen=True)
-class Eliminated:
-    """A node of the model without a step of its own, and what became of it."""
-
-    name: str
-    op: str
-    why: str
-
-
 @dataclass(eq=False)
 class Plan:
     """Everything that one set of input types needs. Immutable once made; requests bring their own memory."""
@@ -78,7 +69,7 @@ class Plan:
     inputs: tuple[int, ...]
     slots: list[Slot]
     steps: list[Step]
-    #: (offset) of each arena storage, and sizes of the result storages
+    #: offset of each storage in the arena, and bytes of each result storage
     arena_offsets: dict[int, int]
     arena_bytes: int
     results: dict[int, int]
@@ -87,10 +78,6 @@ class Plan:
     #: what runs after this segment, when shapes depended on data, and the slots that it takes
     rest: Program | None = None
     rest_inputs: tuple[int, ...] = ()
-
-    @property
-    def output_types(self) -> list[Type | None]:
-        return [self.slots[i].type if kind == "slot" else None for kind, i in self.outputs]
 
 
 def static_tensor(type: Type | None) -> TensorType | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
-from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, signature
 from ..settings import Settings
 from .counters import Counters, Row
 from .executor import Executor
@@ -41,6 +41,9 @@ class CompiledModel:
     @property
     def outputs(self) -> dict[str, Type | None]:
         return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel on {self.env.device.name}: {signature(self.inputs, self.outputs)}>"
 
     def create_infer_request(self) -> InferRequest:
         """A request with memory of its own."""
@@ -114,11 +117,14 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if isinstance(type, SequenceType):
         if not isinstance(given, (list, tuple)):
             raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
-        return [_check(item, type.elem, name, {}) for item in given]
+        # A list may come back as a whole, so what it holds must be ours; a tensor is copied when it comes back itself.
+        return [_copy(_check(item, type.elem, name, {})) for item in given]
     if isinstance(type, MapType):
         return _check_map(given, type, where)
     if not isinstance(type, TensorType):
         return given
+    if given is None:
+        raise InputError("is missing", where=where, hint=f"it takes {type}")
     try:
         wanted = None if type.dtype is DType.STRING else type.dtype.numpy
         array = given if isinstance(given, np.ndarray) else np.asarray(given, wanted)
@@ -133,6 +139,10 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if type.shape is not None:
         _check_shape(array.shape, type, where, symbols)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _check_map(given: Any, type: MapType, where: str) -> dict[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from .. import discovery
@@ -32,10 +32,16 @@ class Problem:
     constant: tuple[bool, ...] = ()
 
     def key(self) -> str:
-        """Canonical text, compared in full, never by hash alone."""
-        inputs = ", ".join(
+        """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
+        given = [
             ("_" if t is None else str(t)) + ("!" if c else "") for t, c in zip(self.inputs, self.constant, strict=True)
-        )
+        ]
+        first = len(given) - self.operands
+        inputs = ", ".join(given[:first]) + ("; " if self.operands else "") + ", ".join(given[first:])
         outputs = ", ".join("_" if t is None else str(t) for t in self.outputs)
         tail = "".join(f" | {s.op}({', '.join(map(str, s.args))}){format_attrs(s.attrs)}" for s in self.epilogue)
         attrs = f" {format_attrs(self.attrs)}" if self.attrs else ""
@@ -113,10 +119,6 @@ class Solver(ABC):
     def default(self, problem: Problem, target: Target) -> Config:
         """The config used when nothing was measured."""
         return {}
-
-    def workspace(self, problem: Problem, config: Config) -> int:
-        """Scratch bytes that a kernel needs."""
-        return 0
 
     @abstractmethod
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel: ...

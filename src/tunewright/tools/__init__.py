@@ -20,6 +20,9 @@ DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as in `tunewright ... 2>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  it stays open
     raise SystemExit(execute(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -27,16 +30,22 @@ def execute(arguments: Sequence[str]) -> int:
     """The exit code for these arguments."""
     try:
         code = _app()(list(arguments) or ["--help"], standalone_mode=False, prog_name="tunewright")
+        if code == INTERRUPTED:  # typer makes it of a KeyboardInterrupt
+            return _fail("interrupted", INTERRUPTED)
+        sys.stdout.flush()  # while an error can still be told
         return code if isinstance(code, int) else 0
     except TunewrightError as error:
         return _fail(str(error))
     except MemoryError:
         return _fail("not enough memory")
-    except BrokenPipeError:  # the reader of our output has gone, as in `tunewright graph m.onnx | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _unread()
+    except SystemExit as error:  # typer and rich make it of a broken pipe
+        if isinstance(error.__context__, BrokenPipeError):
+            return _unread()
+        raise
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except (KeyboardInterrupt, EOFError):
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
@@ -47,12 +56,18 @@ def execute(arguments: Sequence[str]) -> int:
             raise
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        return _fail(f"{error.format_message().rstrip('.')}{hint}")
+        return _fail(f"{error.format_message().removesuffix('.').replace('Value error, ', '')}{hint}")
 
 
 def _fail(text: str, code: int = MISTAKE) -> int:
     sys.stderr.write(f"tunewright: {' '.join(text.split())}\n")
     return code
+
+
+def _unread() -> int:
+    """The reader of our output has gone, as in `tunewright graph m.onnx | head`: it has what it wanted."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _app() -> Any:

@@ -23,6 +23,7 @@ from .common import (
     Seed,
     Shapes,
     cell,
+    check_writable,
     console,
     environment,
     milliseconds,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 SCHEMA = "tunewright.benchmark/1"
 #: rows of counters that are shown; JSON has all
 SHOWN = 25
+#: characters of a node's name that are shown; JSON has all
+LONGEST = 64
 
 
 def benchmark(
@@ -71,16 +74,18 @@ def benchmark(
 
     Example: tunewright benchmark model.onnx -t 5 --pc --json report.json
     """
-    import onnx  # noqa: F401  imported here, so that loading is measured and importing is not
-
     from ..core import Core
+    from ..plugins.single import open_device
     from .inputs import concrete, make_feed
 
     settings = parse_config(config)
     if counters:
         settings["PERF_COUNT"] = "YES"
     core = Core(settings)
-    core._plugin(device)  # a wrong name fails before the work
+    open_device(device)  # a wrong name fails before the work
+    if json_file not in (None, "-"):
+        check_writable(Path(json_file))
+    import_everything(device)
     begin = time.perf_counter()
     with working("loading"):
         loaded = core.read_model(model)
@@ -122,6 +127,22 @@ def benchmark(
             show_counters(result.rows, result.counted)
     if json_file is not None:
         write_json(report, json_file)
+
+
+def import_everything(device: str) -> None:
+    """Compile and run the smallest model, so that what a process imports and discovers once is not measured."""
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    from ..core import Core
+    from ..settings import Settings
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    core = Core()
+    core.settings = Settings()  # the user's limits are meant for the user's model
+    core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
 
 
 @dataclass
@@ -274,7 +295,8 @@ def show(report: dict[str, Any]) -> None:
     """The figures for people."""
     out = console()
     about = report["environment"]
-    out.print(cell(f"{report['model']} on {report['device']}: {about['cpu']}, {about['cores']} cores"), style="bold")
+    title = f"{report['model']} on {report['device']}: {about['cpu']}, {about['cores']} cores"
+    out.print(cell(title), style="bold", soft_wrap=True)
     out.print()
     made = table("phase", ">ms")
     for key in ("load", "compile", "first_inference"):
@@ -298,33 +320,36 @@ def show_counters(rows: Sequence[Row], counted: int) -> None:
 
     n = max(1, counted)
     spent = {row.name: (row.device_seconds + row.host_seconds) / n for row in rows}
-    # A control-flow node contains the time of its body, so the share is of what the leaves took.
-    leaves = [row for row in rows if row.kernel != "control flow"]
-    total = sum(spent[row.name] for row in leaves) or 1.0
+    # A control-flow node contains the time of its body: only what the leaves took has a share.
+    leaves = {row.name: spent[row.name] for row in rows if row.kernel != "control flow"}
+    total = sum(leaves.values()) or 1.0
     ran = sorted((row for row in rows if row.status is Status.EXECUTED), key=lambda row: -spent[row.name])
-    made = table("node", "type", "kernel", ">device ms", ">host ms", ">share")
-    for row in ran[:SHOWN]:
-        made.add_row(
-            cell(row.name),
-            cell(row.type),
-            cell(row.kernel),
-            _spent(row.device_seconds / n),
-            _spent(row.host_seconds / n),
-            f"{spent[row.name] / total:.1%}",
-        )
+    # Where one of the two has all the time, the other's column would only take room from the names.
+    clocks = {"device": [row.device_seconds for row in ran], "host": [row.host_seconds for row in ran]}
+    clocks = {name: times for name, times in clocks.items() if any(times)}
+    made = table("node", "type", "kernel", *(f">{name} ms" for name in clocks), ">share")
+    for i, row in enumerate(ran[:SHOWN]):
+        share = f"{leaves[row.name] / total:.1%}" if row.name in leaves else "-"
+        times = [_spent(seconds[i] / n) for seconds in clocks.values()]
+        made.add_row(cell(_short(row.name)), cell(row.type), cell(row.kernel), *times, share)
     out = console()
     out.print()
     out.print(made)
     out.print()
     rest = ran[SHOWN:]
     if rest:
-        share = sum(spent[row.name] for row in rest) / total
-        out.print(f"and {len(rest)} more nodes with {share:.1%} together (--json has all)", markup=False)
+        together = sum(leaves.get(row.name, 0.0) for row in rest) / total
+        out.print(f"and {len(rest)} more nodes with {together:.1%} together (--json has all)", markup=False)
     gone = sum(row.status is Status.OPTIMIZED_OUT for row in rows)
     idle = sum(row.status is Status.NOT_RUN for row in rows)
     out.print(
         f"{len(ran)} nodes executed, {gone} optimized out, {idle} not run; mean of {counted} inferences", markup=False
     )
+
+
+def _short(name: str) -> str:
+    """The end of a long name: exporters put the path to the node in front of what tells it from others."""
+    return name if len(name) <= LONGEST else f"...{name[3 - LONGEST :]}"
 
 
 def _spent(seconds: float) -> str:

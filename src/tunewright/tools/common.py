@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SettingsError
+from ..errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +69,22 @@ def parse_config(pairs: Sequence[str] | None) -> dict[str, str]:
     return config
 
 
+def check_writable(path: Path, folder: bool = False) -> None:
+    """Raise when no file (or folder) can be made at ``path``: users should learn that before the work, not after."""
+    there = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
+    if path.is_dir() and not folder:
+        why, hint = "it is a folder", "name a file in it"
+    elif not folder and not path.parent.is_dir():
+        why, hint = f"there is no folder {path.parent}", "make it first"
+    elif folder and not there.is_dir():
+        why, hint = f"{there} is not a folder", "name another one"
+    elif not os.access(there, os.W_OK):
+        why, hint = "permission denied", "name another place"
+    else:
+        return
+    raise InputError(f"cannot be written: {why}", where=str(path), hint=hint)
+
+
 def console(stderr: bool = False) -> Console:
     """Where a command prints. In a pipe there are no colours, and 80 columns unless COLUMNS says more."""
     from rich.console import Console
@@ -77,11 +94,11 @@ def console(stderr: bool = False) -> Console:
 
 def note(text: str) -> None:
     """A remark to the user that is not part of the result."""
-    console(stderr=True).print(f"note: {text}", style="dim", markup=False)
+    console(stderr=True).print(f"note: {text}", style="dim", markup=False, soft_wrap=True)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. A column whose name starts with ``>`` is right-aligned and never wrapped."""
+    """A plain table. A column whose name starts with ``>`` is right-aligned and, as types are, never wrapped."""
     from rich import box
     from rich.table import Table
 
@@ -90,7 +107,9 @@ def table(*columns: str, title: str | None = None) -> Table:
     )
     for name in columns:
         right = name.startswith(">")
-        made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        made.add_column(
+            name.lstrip(">"), justify="right" if right else "left", no_wrap=right or name == "type", overflow="fold"
+        )
     return made
 
 

@@ -65,7 +65,10 @@ def compare(
     input: Inputs = None,
     shape: Shapes = None,
     against: Annotated[
-        Against, typer.Option("--against", help="The oracle; auto: ONNX Runtime where installed.")
+        Against,
+        typer.Option(
+            "--against", metavar="ENGINE", help="onnxruntime, reference, or auto: ONNX Runtime where installed."
+        ),
     ] = Against.AUTO,
     tolerance: Annotated[
         float | None,
@@ -100,12 +103,12 @@ def compare(
         mine = core.compile_model(feed.model, device)(feed.values)
         theirs = oracle(proto, model, feed.values)
     results = [d for key, value in mine.items() for d in differences(key, value, theirs.get(key), tolerance)]
-    out.print(cell(f"{model} on {device} against {name}"), style="bold")
+    out.print(cell(f"{model} on {device} against {name}"), style="bold", soft_wrap=True)
     out.print()
     show(results)
     bad = [d for d in results if d.why]
     out.print()
-    out.print("[red]the outputs differ[/red]" if bad else f"all {len(results)} outputs agree")
+    out.print("[red]the outputs differ[/red]" if bad else _agree(len(results), "output"))
     if layers:
         with working("comparing layers"):
             found = compare_layers(core, proto, model, feed.values, device, oracle, tolerance)
@@ -278,6 +281,10 @@ def show(results: Sequence[Difference]) -> None:
     console().print(made)
 
 
+def _agree(count: int, what: str) -> str:
+    return f"the {what} agrees" if count == 1 else f"all {count} {what}s agree"
+
+
 # -- layers -----------------------------------------------------------------------------------------------------------
 def compare_layers(
     core: Core,
@@ -334,7 +341,7 @@ def show_layers(found: Sequence[Difference], proto: onnx.ModelProto, differ: boo
         raise InputError("there is no layer to compare", where="--layers")
     wrong = [i for i, d in enumerate(found) if d.why]
     if not wrong:
-        out.print(f"all {len(found)} layers agree, each computed by itself")
+        out.print(f"{_agree(len(found), 'layer')}, each computed by itself")
         if differ:
             out.print("so a fusion or a fold makes the difference: switch passes off with --config DISABLED_PASSES=...")
         return

@@ -20,6 +20,7 @@ from .common import (
     Seed,
     Shapes,
     cell,
+    check_writable,
     console,
     note,
     parse_config,
@@ -76,6 +77,8 @@ def graph(
         raise InputError(
             "an ONNX file is not for the terminal", where="--format onnx", hint="name a file: -o graph.onnx"
         )
+    if output is not None:
+        check_writable(output)
     core = Core(parse_config(config))
     notes: dict[Node, str] = {}
     about: dict[Node, dict[str, str]] = {}
@@ -120,12 +123,16 @@ def graph(
         output.write_bytes(data)
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", where=str(output)) from None
-    console().print(cell(f"{stage} graph, {len(shown)} nodes, in {output}"))
+    console().print(cell(f"{stage} graph, {len(shown)} nodes, in {output}"), soft_wrap=True)
 
 
 def _by_suffix(output: Path | None) -> Format:
-    endings = {".onnx": Format.ONNX, ".dot": Format.DOT, ".gv": Format.DOT}
-    return endings.get(output.suffix.lower(), Format.TEXT) if output is not None else Format.TEXT
+    endings = {"": Format.TEXT, ".txt": Format.TEXT, ".onnx": Format.ONNX, ".dot": Format.DOT, ".gv": Format.DOT}
+    suffix = output.suffix.lower() if output is not None else ""
+    if suffix not in endings:
+        hint = "end it with .txt, .dot or .onnx, or choose with --format; Graphviz draws: dot -Tsvg graph.dot"
+        raise InputError(f"{suffix} says nothing about the format", where=f"--output {output}", hint=hint)
+    return endings[suffix]
 
 
 def explain(log: Log) -> None:
@@ -173,20 +180,8 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
             if one.const is not None:
                 values[i] = graph.constant(one.const, one.name)
         for step in plan.steps:
-            old = step.node
-            node = graph.add(
-                old.op,
-                [None if i < 0 else values[i] for i in step.ins],
-                old.attrs,
-                outputs=[plan.slots[i].name for i in step.outs],
-                types=[plan.slots[i].type for i in step.outs],
-                name=old.name,
-                origin=old.origin,
-                bodies=old.bodies,
-                captures=old.captures,
-                epilogue=old.epilogue,
-                operands=old.operands,
-            )
+            ins = [None if i < 0 else values[i] for i in step.ins]
+            node = graph.add_copy(step.node, ins, [plan.slots[i].type for i in step.outs])
             steps[node] = step
             for i, value in zip(step.outs, node.outputs, strict=True):
                 values[i] = value

@@ -117,7 +117,9 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> tuple[dict[str, list[Dim
     for text in texts:
         name, equals, dims = text.rpartition("=")
         if equals and name in names and name not in model.inputs:
-            symbols[name] = _dim(dims, text) or 1
+            size = _dim(dims, text)
+            if size is not None:
+                symbols[name] = size
             continue
         ((name, dims),) = _pairs([text], model, "--shape", names)
         sizes: list[Dim] = [
@@ -172,6 +174,9 @@ def read_value(text: str, type: Type | None, name: str, sizes: Sizes) -> Any:
         return read_value(text, type.elem, name, sizes)
     if isinstance(type, SequenceType):
         return [read_value(part, type.elem, name, sizes) for part in text.split(",")]
+    if not text:
+        hint = "give a .npy, .npz or .pb file, a number or a list"
+        raise InputError("no value is given", where=f"--input {name}=", hint=hint)
     path = Path(text)
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz", ".pb") and not path.exists():
@@ -201,6 +206,10 @@ def _read_npy(path: Path, name: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
     with path.open("rb") as file:  # opened here, because np.load leaves a broken archive open
+        start = file.read(6)
+        if start != b"\x93NUMPY" and not start.startswith(b"PK"):  # np.load would take it for a pickle, and say so
+            raise ValueError("it is neither an .npy nor an .npz file")
+        file.seek(0)
         try:
             loaded = np.load(file, allow_pickle=False)
         except zipfile.BadZipFile as error:

@@ -17,6 +17,7 @@ from .common import (
     Seed,
     Shapes,
     cell,
+    check_writable,
     console,
     note,
     number,
@@ -49,6 +50,9 @@ def run(
     from .inputs import make_feed
 
     core = Core(parse_config(config))
+    folder = output_dir or Path(f"{model.stem}.outputs")
+    if save:
+        check_writable(folder, folder=True)
     with working("running"):
         feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
         compiled = core.compile_model(feed.model, device)
@@ -70,9 +74,8 @@ def run(
     out.print(made)
     if save:
         out.print()
-        folder = output_dir or Path(f"{model.stem}.outputs")
         count = save_outputs(outputs, folder)
-        out.print(f"{count} {'file' if count == 1 else 'files'} in {folder}", markup=False)
+        out.print(f"{count} {'file' if count == 1 else 'files'} in {folder}", markup=False, soft_wrap=True)
 
 
 def parts(name: str, value: Any) -> list[tuple[str, Any]]:

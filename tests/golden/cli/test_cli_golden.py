@@ -68,3 +68,10 @@ def test_output(case, model, capsys):
     if os.environ.get("ACCEPT"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8"), "run with ACCEPT=1 if the change is meant"
+
+
+@pytest.mark.parametrize("case", ["run_saved", "graph_executed"])
+def test_the_page_shows_what_is_printed(case):
+    page = FOLDER.parents[2] / "docs" / "cli.md"
+    text = (FOLDER / f"{case}.txt").read_text(encoding="utf-8").rpartition("exit code")[0]
+    assert text in page.read_text(encoding="utf-8")

@@ -85,8 +85,9 @@ class HostKernel(Kernel):
 
 def _detached(result: Any, inputs: Sequence[Any]) -> Any:
     """The result in memory of its own: the bytes of an input may be reused as soon as this step is over."""
-    if isinstance(result, list):
-        return [_detached(item, inputs) for item in result]
+    if isinstance(result, list):  # what an input list held already has its own memory: a list that grows stays cheap
+        held = {id(item) for x in inputs if isinstance(x, list) for item in x}
+        return [item if id(item) in held else _detached(item, inputs) for item in result]
     if isinstance(result, np.ndarray) and any(
         isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs
     ):

@@ -1,0 +1,14 @@
+"""Strategies without hardware: recorded tables and the replayer, for those who write a strategy.
+
+>>> from tunewright.testing.replay import load, replay
+>>> run = replay(load(Path("A100.json.gz")), "mine", seed=1, budget=200)    # doctest: +SKIP
+>>> run.at(100), run.evaluations_to(0.95), run.repeats                     # doctest: +SKIP
+
+The code stands in `tunewright.search.replay`, where the command line and the tuner can use it too.
+"""
+
+from __future__ import annotations
+
+from ..search.replay import Run, Summary, Table, load, replay
+
+__all__ = ["Run", "Summary", "Table", "load", "replay"]

@@ -84,7 +84,7 @@ def test_query_tells_per_node():
 @pytest.mark.parametrize("device", [NullDevice(), HostDevice()], ids=["null", "host"])
 def test_inserted_reorders_are_rows_too(device):
     settings = Settings.make({"PERF_COUNT": "YES"}, Settings())
-    context = Context(settings, preferred_layout=lambda node: blocked(4) if node.op == "Conv" else None)
+    context = Context(settings, preferred_layout=lambda node: (blocked(4),) * 2 if node.op == "Conv" else None)
     model = read()
     nodes = [(node.name, node.op) for node in model.graph.nodes]
     compiled = CompiledModel(prepare(model, context), Environment(device, Tuner(settings), settings, context), nodes)

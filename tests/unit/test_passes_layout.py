@@ -27,11 +27,14 @@ NET = """g (float[2,3,6,6] x) => (float[2,5,6,6] y, float[2,5] z)
   y = Conv<pads=[1,1,1,1]>(f, u) z = ReduceMean<keepdims=0>(f, k) }"""
 
 
-def convolutions(layout: Layout) -> Callable[[Node], Layout | None]:
-    return lambda node: layout if node.op == "Conv" else None
+Prefers = Callable[[Node], tuple[Layout, Layout] | None]
 
 
-def run(graph: Graph, arrays: list[np.ndarray], prefers: Callable[[Node], Layout | None]) -> list[np.ndarray]:
+def convolutions(layout: Layout) -> Prefers:
+    return lambda node: (layout, layout) if node.op == "Conv" else None
+
+
+def run(graph: Graph, arrays: list[np.ndarray], prefers: Prefers) -> list[np.ndarray]:
     settings = Settings.make({"VERIFY_PASSES": "YES"}, Settings())
     device = HostDevice()
     context = Context(settings, preferred_layout=prefers)
@@ -65,8 +68,9 @@ def test_two_layouts_are_joined_by_one_reorder() -> None:
     arrays = graphs.inputs(graph)
     want = graphs.run(graph, arrays)
 
-    def mixed(node: Node) -> Layout | None:
-        return {"a": NHWC, "c": blocked(4), "y": blocked(4)}.get(node.name)
+    def mixed(node: Node) -> tuple[Layout, Layout] | None:
+        wishes = {"a": (PLAIN, NHWC), "c": (blocked(4), blocked(4)), "y": (blocked(4), blocked(4))}
+        return wishes.get(node.name)
 
     graphs.assert_close(run(graph.clone(), arrays, mixed), want, 1e-6)
     run_passes(graph, [AssignLayouts()], Context(Settings(), preferred_layout=mixed))
@@ -90,7 +94,7 @@ def test_open_shapes_stay_plain() -> None:
 
 def test_a_refusal_has_a_reason() -> None:
     graph = graphs.graph("g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
-    context = Context(Settings(), preferred_layout=lambda node: NHWC)
+    context = Context(Settings(), preferred_layout=lambda node: (NHWC, NHWC))
     assert not run_passes(graph, [AssignLayouts()], context)
     assert [e.reason for e in context.log.entries] == ["%y: float32[2,3] has no spatial axes"]
 

@@ -20,6 +20,10 @@ class Target:
     arch: str
     units: int
     software: tuple[tuple[str, str], ...] = ()  # drivers, runtimes, compilers with their versions
+    language: str = ""  # of the kernels that it compiles: "c", or none
+    options: str = ""  # given to its compiler
+    vector_bytes: int = 16  # of a vector register
+    registers: int = 16  # number of vector registers
 
     def __str__(self) -> str:
         software = ", ".join(f"{k} {v}" for k, v in self.software)

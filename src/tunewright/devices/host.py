@@ -27,7 +27,7 @@ class HostDevice(Device):
 
     @classmethod
     def available(cls) -> list[str] | str:
-        return ["CPU"]
+        return ["CPU", "CPU.HOST"]
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
@@ -51,17 +51,26 @@ def memory_bytes() -> int | None:
         return None
 
 
-@cache
 def cpu_name() -> str:
     """The processor's own name."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """What instructions the processor has, as Linux names them."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+@cache
+def _cpuinfo(field: str) -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
-                if line.startswith("model name"):
+                if line.startswith(field):
                     return line.partition(":")[2].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""
 
 
 DEVICES = (HostDevice,)

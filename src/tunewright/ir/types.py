@@ -181,6 +181,9 @@ class TensorType:
     def with_shape(self, shape: Shape | None) -> TensorType:
         return replace(self, shape=shape)
 
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return replace(self, dtype=dtype)
+
     @staticmethod
     def of(array: np.ndarray) -> TensorType:
         return TensorType(DType.of_numpy(array.dtype), tuple(array.shape))

@@ -18,8 +18,12 @@ from ..settings import Settings
 #: accept.
 CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value], str | None]
 
-#: node -> the layout that it would like its first input and its output to have; None: it does not care
-PreferredLayout: TypeAlias = Callable[[Node], Layout | None]
+#: node -> the layouts of first input and output that the device would rather have; None: it does not care
+PreferredLayout: TypeAlias = Callable[[Node], tuple[Layout, Layout] | None]
+
+#: (node, layout, inputs that would have it) -> None when the device can work with them and the output in that layout,
+#: or the reason why not
+WorksIn: TypeAlias = Callable[[Node, Layout, Sequence[int]], str | None]
 
 
 def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
@@ -27,8 +31,13 @@ def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...],
     return None
 
 
-def indifferent(node: Node) -> Layout | None:
+def indifferent(node: Node) -> tuple[Layout, Layout] | None:
     """The host's answer: the references work on plain arrays."""
+    return None
+
+
+def any_layout(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
+    """The host's answer: it takes arrays out of their layout and puts results back."""
     return None
 
 
@@ -74,6 +83,7 @@ class Context:
     settings: Settings
     can_fuse: CanFuse = anything
     preferred_layout: PreferredLayout = indifferent
+    works_in: WorksIn = any_layout
     log: Log = field(default_factory=Log)
     #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
     in_body: bool = False

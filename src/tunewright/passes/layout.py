@@ -1,4 +1,4 @@
-"""Layouts: nodes that prefer one get it, element-wise nodes go along, and a Reorder stands at every border.
+"""Layouts: nodes that prefer one get it, others go along where they can, and a Reorder stands at every border.
 
 One forward sweep. A value with another layout has a plain twin behind a Reorder, which everybody reads at first; a
 later node that wants a layout is connected to the original again, and Reorders that nobody needs are removed at last.
@@ -28,14 +28,17 @@ class AssignLayouts:
             return False
         sweep = _Sweep(graph)
         for node in graph.nodes:
-            layout = context.preferred_layout(node) or sweep.inherited(node)
-            if layout is None or layout == PLAIN:
-                continue
-            reason = _why_not(node)
+            layouts, reason = context.preferred_layout(node), None
+            if layouts is None:
+                inherited = sweep.inherited(node)
+                if inherited is None or inherited == PLAIN:
+                    continue
+                layouts, reason = (inherited, inherited), context.works_in(node, inherited, sweep.data(node))
+            reason = reason or _why_not(node)
             if reason is not None:
                 context.log.refused(self.name, node, reason)
                 continue
-            sweep.assign(node, layout)
+            sweep.assign(node, *layouts)
             context.log.applied(self.name, node)
         remove_dead(graph, [n for n in reversed(graph.nodes) if n.op == REORDER])
         return bool(sweep.original)
@@ -55,6 +58,12 @@ def _why_not(node: Node) -> str | None:
     return None
 
 
+def _alongside(value: Value | None, result: Value) -> bool:
+    """Of the result's rank and channels, so that both broadcast in a layout as they do when plain."""
+    mine, whole = facts.shape(value), facts.shape(result)
+    return mine is not None and whole is not None and len(mine) == len(whole) > 2 and mine[1] == whole[1]
+
+
 class _Sweep:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -63,33 +72,36 @@ class _Sweep:
         self.reordered: dict[tuple[Value, Layout], Value] = {}
 
     def data(self, node: Node) -> list[int]:
-        """Inputs that follow the node's layout: the first, and whatever has exactly the result's shape."""
+        """Inputs that follow the node's layout: the data, and whatever its element-wise part reads along with it."""
         spec = lookup(node.op)
-        first = [] if spec is not None and spec.elementwise else [0]
-        start = len(node.main_inputs) if first else 0
-        rest = range(start, len(node.inputs))
-        return first + [i for i in rest if facts.same_shape(node.inputs[i], node.output)]
+        if node.op == "Concat":
+            return list(range(len(node.inputs)))
+        if spec is not None and spec.elementwise:
+            return [i for i in range(len(node.inputs)) if _alongside(node.inputs[i], node.output)]
+        rest = range(len(node.main_inputs), len(node.inputs))
+        return [0, *(i for i in rest if facts.same_shape(node.inputs[i], node.output))]
 
     def inherited(self, node: Node) -> Layout | None:
-        """The layout that all operands of an element-wise node have, where it can work in it."""
-        spec = lookup(node.op)
-        if spec is None or not spec.elementwise or len(node.outputs) != 1:
+        """The layout in which all data comes, whatever it reads along (a constant can be brought into it)."""
+        if len(node.outputs) != 1 or node.bodies or node.op == REORDER:
             return None
-        found: set[Layout] = set()
+        data, found = self.data(node), set[Layout]()
+        spec = lookup(node.op)
         for i, value in enumerate(node.inputs):
-            if value is None or facts.is_scalar(value):
+            if value is None or value.const is not None or facts.is_scalar(value):
                 continue
-            twin = self.original.get(value) if i in self.data(node) else None
-            if twin is None or twin.tensor is None:
+            twin = self.original.get(value) if i in data else None
+            if twin is not None and twin.tensor is not None:
+                found.add(twin.tensor.layout)
+            elif i in data or (spec is not None and spec.elementwise):
                 return None
-            found.add(twin.tensor.layout)
         return found.pop() if len(found) == 1 else None
 
-    def assign(self, node: Node, layout: Layout) -> None:
+    def assign(self, node: Node, first: Layout, layout: Layout) -> None:
         for i in self.data(node):
             value = node.inputs[i]
             assert value is not None
-            self.graph.set_input(node, i, self.get(value, layout))
+            self.graph.set_input(node, i, self.get(value, first if i == 0 else layout))
         out = node.output
         assert isinstance(out.type, TensorType)
         plain = self.reorder(out, PLAIN)

@@ -10,6 +10,7 @@ from ..devices.base import Device
 from ..errors import DeviceError
 from ..frontend.model import Model
 from ..ir.graph import Fused, Graph, Node, Value
+from ..ir.types import Layout
 from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
@@ -94,7 +95,15 @@ class SingleDevice(Plugin):
             fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())
             return tuner.why_not_fused(fused, plain, self.device)
 
+        def preferred_layout(node: Node) -> tuple[Layout, Layout] | None:
+            return tuner.layouts(Problem.of(node), self.device)
+
+        def works_in(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
+            return tuner.why_not_layout(Problem.of(node).in_layout(layout, inputs), self.device)
+
         context = Context(settings, can_fuse)
+        if self.device.family != "host":
+            context.preferred_layout, context.works_in = preferred_layout, works_in
         graph = prepare(model, context)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes)

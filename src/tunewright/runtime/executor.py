@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from .program import Program
 
 
 class _Frame:
-    """A request's memory for one plan: the arena, and every slot that does not change between inferences."""
+    """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
     def __init__(self, plan: Plan, device: Device, queue: Queue) -> None:
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
@@ -33,13 +34,28 @@ class _Frame:
                 self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
             elif slot.place is Place.RESULT:
                 self.results.append((i, slot))
-        #: kernels whose arguments never change in this frame, with their arguments bound
-        self.bound: dict[Step, Callable[[], Sequence[Any]]] = {}
         lasting = {i for i, slot in enumerate(plan.slots) if slot.place in (Place.CONST, Place.ARENA)} | {-1}
+        #: each step with what runs it: without arguments where they never change in this frame
+        self.actions: list[_Action] = []
         for step in plan.steps:
-            if step.kernel is not None and not step.optimized_out and lasting.issuperset((*step.ins, *step.outs)):
+            if step.optimized_out:
+                continue
+            action = _Action(step, [plan.slots[i].storage >= 0 for i in step.outs])
+            if step.kernel is not None and lasting.issuperset((*step.ins, *step.outs)):
                 ins = [None if i < 0 else self.values[i] for i in step.ins]
-                self.bound[step] = step.kernel.bind(queue, ins, [self.values[i] for i in step.outs])
+                action.bound = step.kernel.bind(queue, ins, [self.values[i] for i in step.outs])
+            elif step.kernel is not None:
+                action.launch = step.kernel.launcher(queue)
+            self.actions.append(action)
+
+
+@dataclass(eq=False)
+class _Action:
+    step: Step
+    #: of each output: its memory is planned
+    planned: list[bool]
+    bound: Callable[[], object] | None = None
+    launch: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
 
 
 class Executor:
@@ -67,9 +83,8 @@ class Executor:
         for i, slot in frame.results:
             assert isinstance(slot.type, TensorType)
             values[i] = self.device.view(buffers[slot.storage], slot.offset, slot.type)
-        for step in plan.steps:
-            if not step.optimized_out:
-                self.step(step, plan, values, frame.bound.get(step))
+        for action in frame.actions:
+            self.step(action, values)
         self.queue.finish()
         rest = self.run(plan.rest, [values[i] for i in plan.rest_inputs]) if plan.rest is not None else []
         taken: set[tuple[str, int]] = set()
@@ -78,23 +93,16 @@ class Executor:
             outputs.append(_own(plan.slots[i], i, values[i], taken) if kind == "slot" else rest[i])
         return outputs
 
-    def step(self, step: Step, plan: Plan, values: list[Any], bound: Callable[[], Sequence[Any]] | None) -> None:
-        outs = [values[i] if plan.slots[i].storage >= 0 else None for i in step.outs]
+    def step(self, action: _Action, values: list[Any]) -> None:
+        step = action.step
         begin = self.queue.now() if self.counters is not None else 0.0
-        if step.on_host:
-            self.queue.finish()
         try:
-            if bound is not None:
-                made: Sequence[Any] = bound()
+            if step.on_host:
+                self.queue.finish()
+            if action.bound is not None:
+                action.bound()
             else:
-                ins = [None if i < 0 else values[i] for i in step.ins]
-                if step.control is not None:
-                    made = step.control.run(self, ins)
-                else:
-                    assert step.kernel is not None
-                    if any(out is None for out in outs):
-                        self.check(step, ins)
-                    made = step.kernel.run(self.queue, ins, outs)
+                self.launch(action, values)
         except ExecutionError as error:
             if error.where:
                 raise
@@ -107,8 +115,21 @@ class Executor:
             raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
         if self.counters is not None:
             self.counters.record(step, self.queue.now() - begin)
-        for i, out, value in zip(step.outs, outs, made, strict=False):
-            if out is None:
+
+    def launch(self, action: _Action, values: list[Any]) -> None:
+        """A step whose arguments are this inference's own."""
+        step = action.step
+        ins = [None if i < 0 else values[i] for i in step.ins]
+        if step.control is not None:
+            made = step.control.run(self, ins)
+        else:
+            assert action.launch is not None
+            if not all(action.planned):
+                self.check(step, ins)
+            outs = [values[i] if planned else None for i, planned in zip(step.outs, action.planned, strict=True)]
+            made = action.launch(ins, outs)
+        for i, planned, value in zip(step.outs, action.planned, made, strict=False):
+            if not planned:
                 values[i] = value
         for i in step.release:
             values[i] = None

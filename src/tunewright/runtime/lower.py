@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import LimitError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
-from ..solvers.base import Problem
+from ..solvers.base import Kernel, Problem
 from . import alias
 from .control import make_control
 from .memory import Lifetime, pack
@@ -90,6 +91,7 @@ class _Lowering:
     env: Environment
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
+    packed: dict[Any, int] = field(default_factory=dict)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
@@ -170,8 +172,23 @@ class _Lowering:
             return Step(node, ins, outs, control=control)
         problem = Problem.of(node)
         choice = self.env.tuner.choose(problem, self.env.device)
+        if node in sharing.free:
+            return Step(node, ins, outs, choice=choice, optimized_out=True)
         kernel = self.env.compile(choice, problem)
-        return Step(node, ins, outs, kernel, choice=choice, optimized_out=node in sharing.free)
+        return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
+
+    def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:
+        """The step's inputs, with constants that the kernel wants rearranged replaced."""
+        found = list(ins)
+        for i, packing in kernel.packings.items():
+            value = node.inputs[i]
+            assert value is not None and value.const is not None
+            packed = self.env.pack(packing, value.const)
+            if packed not in self.packed:
+                self.packed[packed] = len(self.slots)
+                self.slots.append(Slot(f"{value.name}@{packing.key}", Place.CONST, value.type, packed.array, keep=packed))
+            found[i] = self.packed[packed]
+        return tuple(found)
 
     def release(self, steps: list[Step]) -> None:
         """Dynamic values die with their last reader."""

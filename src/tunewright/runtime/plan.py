@@ -38,6 +38,8 @@ class Slot:
     const: np.ndarray[Any, Any] | None = field(default=None, compare=False)
     storage: int = -1
     offset: int = 0
+    #: what must live as long as the slot
+    keep: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(eq=False)

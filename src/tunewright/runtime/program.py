@@ -18,7 +18,7 @@ from ..ir.types import SequenceType, TensorType, Type
 from ..passes.base import Context, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
-from ..solvers.base import Kernel, Problem
+from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .plan import Plan
 
@@ -33,14 +33,33 @@ class Environment:
     context: Context
     #: kernels that some plan still uses
     kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
+    #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
+    _packed: WeakValueDictionary[tuple[int, str], _Packed] = field(default_factory=WeakValueDictionary)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
         """The kernel for a choice; equal problems share one."""
         key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
-        kernel = self.kernels.get(key)
-        if kernel is None:
-            kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
-        return kernel
+        with self._lock:
+            kernel = self.kernels.get(key)
+            if kernel is None:
+                kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
+            return kernel
+
+    def pack(self, packing: Packing, constant: Array) -> _Packed:
+        """A constant rearranged for a kernel; equal wishes share one."""
+        key = (id(constant), packing.key)
+        with self._lock:
+            packed = self._packed.get(key)
+            if packed is None or packed.source is not constant:
+                packed = self._packed[key] = _Packed(constant, packing.pack(constant))
+            return packed
+
+
+@dataclass(eq=False)
+class _Packed:
+    source: Array  # kept, so that its id stays its own
+    array: Array
 
 
 class Program:

@@ -179,7 +179,7 @@ class Space:
         if self.combinations > ENUMERATE:
             return None
         if self.allow is None:
-            return np.indices(self.sizes, dtype=np.int16).reshape(len(self.sizes), -1).T.copy()
+            return np.indices(self.sizes, dtype=np.int16).reshape(len(self.sizes), self.combinations).T.copy()
         names, allow = self.names, self.allow
         indices = product(*map(range, self.sizes))
         found = [

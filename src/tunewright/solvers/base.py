@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from .. import discovery
 from ..devices.base import Device, Queue, Target
 from ..ir.graph import Fused, Node, Value
 from ..ir.text import format_attrs
-from ..ir.types import Type
+from ..ir.types import Layout, TensorType, Type
+from ..search.space import Space
 
 Config = Mapping[str, Any]
+Array = np.ndarray[Any, Any]
+
+#: Constant integers up to this many are part of a problem: axes, shapes, starts, pads. A kernel is made for them.
+MOST_VALUES = 64
+#: float constants that say what an operation does, not what it works on
+_FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +40,8 @@ class Problem:
     operands: int = 0
     #: which inputs are constant (weights may be packed once)
     constant: tuple[bool, ...] = ()
+    #: (input, value) of the constants that say what to do (see `MOST_VALUES`)
+    values: tuple[tuple[int, Array], ...] = ()
 
     def key(self) -> str:
         """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
@@ -37,8 +49,10 @@ class Problem:
 
     @cached_property
     def _key(self) -> str:
+        values = {i: f"={v.tolist()}" for i, v in self.values}
         given = [
-            ("_" if t is None else str(t)) + ("!" if c else "") for t, c in zip(self.inputs, self.constant, strict=True)
+            ("_" if t is None else str(t)) + ("!" if c else "") + values.get(i, "")
+            for i, (t, c) in enumerate(zip(self.inputs, self.constant, strict=True))
         ]
         first = len(given) - self.operands
         inputs = ", ".join(given[:first]) + ("; " if self.operands else "") + ", ".join(given[first:])
@@ -53,9 +67,26 @@ class Problem:
     def __hash__(self) -> int:
         return hash(self.key())
 
+    def input(self, i: int) -> Type | None:
+        """Type of main input i, None where it is absent."""
+        return self.inputs[i] if i < len(self.inputs) - self.operands else None
+
+    def value(self, i: int) -> Array | None:
+        """The value of input i, where it is a constant that says what to do (axes, shapes, pads, ...)."""
+        return next((v for k, v in self.values if k == i), None)
+
     @property
     def is_static(self) -> bool:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
+
+    def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
+        """The same with some inputs and the output in a layout."""
+
+        def there(type: Type | None) -> Type | None:
+            return replace(type, layout=layout) if isinstance(type, TensorType) else type
+
+        types = tuple(there(t) if i in inputs else t for i, t in enumerate(self.inputs))
+        return replace(self, inputs=types, outputs=tuple(there(t) for t in self.outputs))
 
     @property
     def main_inputs(self) -> tuple[Type | None, ...]:
@@ -82,13 +113,34 @@ class Problem:
             epilogue,
             count,
             tuple(v is not None and v.const is not None for v in values),
+            tuple(
+                (i, v.const)
+                for i, v in enumerate(values)
+                if v is not None and v.const is not None and is_value(node.op, i, v.const)
+            ),
         )
+
+
+def is_value(op: str, i: int, array: Array) -> bool:
+    """A constant input of this kind is part of the problem, not of the data."""
+    kinds = array.dtype.kind in "iub" or i in _FLOAT_VALUES.get(op, ())
+    return kinds and array.ndim <= 2 and array.size <= MOST_VALUES
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a constant is rearranged before a kernel sees it. Equal keys mean the same arrangement."""
+
+    key: str
+    pack: Callable[[Array], Array]
 
 
 class Kernel(ABC):
     """A compiled solution of one problem. Stateless: several requests may run it at the same time."""
 
     name: str
+    #: constant inputs that it wants rearranged; who runs it does so once
+    packings: Mapping[int, Packing] = MappingProxyType({})
 
     @abstractmethod
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -97,9 +149,13 @@ class Kernel(ABC):
         Returns the outputs. A device kernel may return before it has finished; `Queue.finish` waits for it.
         """
 
-    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         """`run` for arguments that stay the same: a request asks once and then calls the result at each inference."""
         return partial(self.run, queue, inputs, outputs)
+
+    def launcher(self, queue: Queue) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
+        """`run` on a queue that stays the same: a request asks once, for steps whose arguments change."""
+        return partial(self.run, queue)
 
 
 class Solver(ABC):
@@ -119,6 +175,14 @@ class Solver(ABC):
     def default(self, problem: Problem, target: Target) -> Config:
         """The config used when nothing was measured."""
         return {}
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        """The configs among which tuning may choose; the default is one of them."""
+        return Space({})
+
+    def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
+        """The layouts of first input and output in which it would rather solve a problem that is plain."""
+        return None
 
     @abstractmethod
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel: ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..devices.base import Device
 from ..errors import UnsupportedError
+from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Problem, Solver, solvers
 
@@ -42,6 +43,9 @@ class Tuner:
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
         accepting, rejected = self.ask(problem, device)
+        if not problem.is_static:
+            rejected.update({s.id: "shapes are not known before it runs" for s in accepting if not s.host})
+            accepting = [s for s in accepting if s.host]
         if not accepting:
             raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
         chosen = accepting[0]
@@ -71,6 +75,19 @@ class Tuner:
         if solver.host and device.family != "host" and not self.settings.host_fallback:
             return "HOST_FALLBACK is NO"
         return solver.why_not(problem, device.target)
+
+    def why_not_layout(self, problem: Problem, device: Device) -> str | None:
+        """None when a kernel of the device's own solves a problem that is in some layout."""
+        accepting, rejected = self.ask(problem, device)
+        return None if any(not s.host for s in accepting) else f"the device cannot work in it: {reasons(rejected)}"
+
+    def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
+        """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""
+        for solver in self.candidates:
+            found = solver.preferred(problem, device.target)
+            if found is not None:
+                return found
+        return None
 
 
 def reasons(rejected: Mapping[str, str]) -> str:

@@ -1,0 +1,1 @@
+"""Kernels in C for devices that compile it at run time: today OpenCL."""

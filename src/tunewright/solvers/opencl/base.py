@@ -1,0 +1,170 @@
+"""What the solvers of this package share: `CSolver`, and `CKernel`, the kernel that launches what they emitted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...devices.base import Device, Queue, Target
+from ...devices.opencl import Launch, OpenCLDevice
+from ...ir.types import PLAIN, DType, Layout, TensorType, Type
+from ..base import Config, Kernel, Packing, Problem, Solver
+from .emit import STORAGE, Call, In, Out, Scratch
+
+#: indices are 32 bits wide
+MOST_ELEMENTS = 2**31 - 1
+
+
+class CSolver(Solver):
+    """A solver whose kernels are emitted as C.
+
+    A family is one class with two instances: ``specialise`` False takes shapes as arguments (the default: a new shape
+    compiles nothing), True has them as literals (for tuning).
+    """
+
+    #: of the operations that it solves
+    ops: ClassVar[frozenset[str]]
+    #: element types of inputs and outputs
+    dtypes: ClassVar[frozenset[DType]] = frozenset(STORAGE)
+    #: layouts of inputs and outputs
+    layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
+    family: ClassVar[str]
+
+    def __init__(self, specialise: bool = False) -> None:
+        self.specialise = specialise
+        self.id = f"opencl.{self.family}" + (".shape" if specialise else "")
+        self.rank = self.rank + 1 if specialise else self.rank
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        if problem.op not in self.ops:
+            return f"does not solve {problem.op}"
+        if target.language != "c":
+            return f"{target.name} does not compile C"
+        for type in [*problem.inputs, *problem.outputs]:
+            reason = self._type(type)
+            if reason is not None:
+                return reason
+        return self.refuse(problem, target)
+
+    def _type(self, type: Type | None) -> str | None:
+        if type is None:
+            return None
+        if not isinstance(type, TensorType):
+            return f"{type} is no tensor"
+        if type.dtype not in self.dtypes:
+            return f"does not take {type.dtype}"
+        if type.layout.name not in self.layouts:
+            return f"does not take the layout {type.layout}"
+        if type.is_static and type.size > MOST_ELEMENTS:
+            return f"{type} has more than {MOST_ELEMENTS} elements"
+        return None
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        """What else speaks against it. Types may be open: then the answer is for when shapes are known."""
+        return None
+
+    @abstractmethod
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        """The launches, in order, for a static problem."""
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        """How constant inputs are to be rearranged, once, before the kernel sees them."""
+        return {}
+
+    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
+        assert isinstance(device, OpenCLDevice)
+        calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
+        return CKernel(self.id, problem, device, calls, self.packings(problem, config, device.target))
+
+
+class CKernel(Kernel):
+    """Launches of compiled programs. Immutable; a request's argument lists are in what `launcher` returns."""
+
+    def __init__(
+        self, name: str, problem: Problem, device: OpenCLDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
+    ) -> None:
+        self.name, self.problem, self.device, self.calls = name, problem, device, calls
+        self.packings = packings
+        self.programs = [device.build(call.text) for call in calls]
+
+    def launcher(self, queue: Queue) -> Bound:
+        return Bound(self, queue)
+
+    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
+        return Bound(self, queue).fix(inputs, outputs)
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        return self.launcher(queue)(inputs, outputs)
+
+
+class Bound:
+    """A kernel's launches for one request."""
+
+    def __init__(self, kernel: CKernel, queue: Queue) -> None:
+        self.kernel = kernel
+        self.launches: list[Launch] = []
+        self.pointers: list[tuple[Launch, int, In | Out]] = []
+        self.scratch: dict[str, np.ndarray[Any, Any]] = {}
+        self.kept: Sequence[Any] = ()
+        for program, call in zip(kernel.programs, kernel.calls, strict=True):
+            launch = kernel.device.launch(queue, program, call.name, call.grid)
+            for at, arg in enumerate(call.args):
+                if isinstance(arg, In | Out):
+                    self.pointers.append((launch, at, arg))
+                elif isinstance(arg, Scratch):
+                    launch.set(at, self._scratch(arg))
+                else:
+                    launch.set(at, arg)
+            self.launches.append(launch)
+
+    def _scratch(self, arg: Scratch) -> np.ndarray[Any, Any]:
+        if arg.name not in self.scratch:
+            self.scratch[arg.name] = self.kernel.device.alloc(arg.nbytes)
+        return self.scratch[arg.name]
+
+    def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
+        """With these arguments for good."""
+        self._set(inputs, outputs)
+        if len(self.launches) == 1:
+            return self.launches[0]
+        return self._go
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        """With these arguments now; outputs that are None are made."""
+        outputs = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
+        self._set(inputs, outputs)
+        self._go()
+        return outputs
+
+    def _new(self, i: int) -> np.ndarray[Any, Any]:
+        type = self.kernel.problem.outputs[i]
+        assert isinstance(type, TensorType)
+        return self.kernel.device.view(self.kernel.device.alloc(type.nbytes), 0, type)
+
+    def _set(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for launch, at, arg in self.pointers:
+            launch.set(at, inputs[arg.index] if isinstance(arg, In) else outputs[arg.index])
+        self.kept = (inputs, outputs)  # a launch is asynchronous: the bytes must live until it is over
+
+    def _go(self) -> Sequence[Any]:
+        for launch in self.launches:
+            launch()
+        return ()
+
+
+def tensor(type: Type | None) -> TensorType:
+    """A type that `why_not` has checked to be a tensor."""
+    assert isinstance(type, TensorType)
+    return type
+
+
+def both(solver: type[CSolver]) -> tuple[CSolver, CSolver]:
+    """The generic and the specialised solver of a family."""
+    return solver(False), solver(True)
+
+
+def layout_of(type: Type | None) -> Layout:
+    return type.layout if isinstance(type, TensorType) else PLAIN

@@ -1,16 +1,11 @@
-"""Engines under one interface, and interleaved measurement: what the demo and the benchmarks share.
-
-Engines take turns, inference by inference, in one process: noise of the machine then hits all of them alike. The
-garbage collector rests meanwhile, and what is reported is the median with the quartiles around it.
-"""
+"""Engines under one interface: what a worker runs (see `turns`)."""
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,39 +30,21 @@ class Engine:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Latencies in seconds, one per round."""
-
-    all: Sequence[float]
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.all))
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        low, high = np.percentile(self.all, [25, 75])
-        return float(low), float(high)
-
-    def ratio(self, other: Times) -> Times:
-        """Our time over the other's, round by round: both saw the same noise, so it varies less than either."""
-        return Times([mine / theirs for mine, theirs in zip(self.all, other.all, strict=True)])
-
-
-def tunewright(model: onnx.ModelProto, name: str = "Tunewright", config: Mapping[str, Any] | None = None) -> Engine:
+def tunewright(
+    model: onnx.ModelProto, name: str = "Tunewright", config: Mapping[str, Any] | None = None, device: str = "CPU"
+) -> Engine:
     """Our engine."""
     from tunewright import Core, __version__
 
     core = Core(config)
     begin = time.perf_counter()
-    compiled = core.compile_model(core.read_model(model), "CPU")
+    compiled = core.compile_model(core.read_model(model), device)
     took = time.perf_counter() - begin
     plans = compiled.program.plans
     facts = {
         "steps": sum(not s.optimized_out for p in plans for s in p.steps),
         "memory": sum(p.arena_bytes for p in plans),
-        "log": compiled.env.context.log,
+        "rewrites": Counter(e.rule for e in compiled.env.context.log.entries if not e.reason),
     }
     return Engine(name, __version__, took, compiled, facts)
 
@@ -116,41 +93,20 @@ def openvino(model: onnx.ModelProto) -> Engine:
     return Engine("OpenVINO", version("openvino").partition("-")[0], took, run)
 
 
-def peers(model: onnx.ModelProto, inputs: Arrays) -> Iterator[Engine]:
-    """The other engines that are installed here and can run the model."""
-    for package, make in (("onnxruntime", onnxruntime), ("openvino", openvino)):
-        if find_spec(package) is None:
-            continue
-        try:
-            engine = make(model)
-            engine.run(inputs)
-        except Exception as error:  # somebody else's native code: it raises what it likes
-            print(f"{package} cannot run {model.graph.name}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
-            continue
-        yield engine
+PEERS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
-def interleave(engines: Sequence[Engine], inputs: Arrays, rounds: int, seconds: float = float("inf")) -> list[Times]:
-    """``rounds`` inferences of each engine in turn, after one that does not count; fewer when the time is over."""
-    for engine in engines:
-        engine.run(inputs)
-    times: list[list[float]] = [[] for _ in engines]
-    deadline = time.perf_counter() + seconds
-    gc.collect()
-    gc.disable()
-    try:
-        for done in range(rounds):
-            if done >= 3 and time.perf_counter() > deadline:
-                break
-            # A different engine begins each round: nobody always runs right after the same neighbour.
-            for k in range(len(engines)):
-                i = (k + done) % len(engines)
-                begin = time.perf_counter()
-                engines[i].run(inputs)
-                times[i].append(time.perf_counter() - begin)
-    finally:
-        gc.enable()
-    return [Times(t) for t in times]
+def installed() -> list[str]:
+    """Packages of other engines that are here."""
+    return [name for name in PEERS if find_spec(name) is not None]
+
+
+def make(name: str, model: onnx.ModelProto, config: Mapping[str, Any]) -> Engine:
+    """An engine by the name of its package."""
+    if name == "tunewright":
+        settings = {key: value for key, value in config.items() if key != "device"}
+        return tunewright(model, config=settings, device=str(config.get("device", "CPU")))
+    return {"onnxruntime": onnxruntime, "openvino": openvino}[name](model)
 
 
 def error(mine: Arrays, theirs: Arrays) -> float:

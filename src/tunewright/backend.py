@@ -30,7 +30,7 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        return all(reason is None for reason in Core().query_model(model, _device(device)).values())
+        return all(Core().query_model(model, _device(device)).values())
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> TunewrightRep:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import SettingsError
 from .frontend.model import Model
-from .plugins.base import Plugin
+from .plugins.base import Plugin, Support
 from .plugins.single import SingleDevice, open_device, visible
 from .runtime.request import CompiledModel
 from .settings import Settings
@@ -71,8 +71,11 @@ class Core:
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
         device: str = "CPU",
         config: Mapping[str, Any] | None = None,
-    ) -> dict[str, str | None]:
-        """Per node: None when the device can run it, else the reason why not."""
+    ) -> dict[str, Support]:
+        """Per node, by name: the solver that would run it on the device, or why there is none.
+
+        Of the model as it is read: `compile_model` may fold, fuse or drop a node first.
+        """
         settings = Settings.make(config, self.settings)
         loaded = model if isinstance(model, Model) else self.read_model(model)
         return self._plugin(device).query(loaded, settings)

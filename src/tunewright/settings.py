@@ -41,6 +41,7 @@ class Settings:
 
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
+    cpu_bind_threads: bool = _setting(True, "keep threads of the CPU device on their cores; read when it is first used")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
     plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)
@@ -83,6 +84,11 @@ class Settings:
     def get(self, key: str) -> Any:
         """The value of a key; an unknown key names the closest one."""
         return getattr(self, _field(key, "property").name)
+
+
+def export(name: str, value: str) -> None:
+    """A variable that a library reads when it is loaded, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}

@@ -55,7 +55,7 @@ def graph(text: str, opset: int = 28) -> Graph:
 
 def disabled(passes: Sequence[Pass | Repeat] = SPECIALISE, keep: Sequence[str] = ("propagate",)) -> Settings:
     """Settings under which the passes that run per shape do nothing but infer types."""
-    names = {p.name for p in passes if not isinstance(p, Repeat)} - set(keep)
+    names = {one.name for p in passes for one in (p.passes if isinstance(p, Repeat) else (p,))} - set(keep)
     return Settings.make({"DISABLED_PASSES": ",".join(sorted(names))}, Settings())
 
 

@@ -241,7 +241,7 @@ def test_counters_of_control_flow_and_long_names(call, tmp_path):
         helper.make_tensor_value_info("c", TensorProto.BOOL, []),
     ]
     path = save(tmp_path, [node], inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])])
-    code, out, _ = call("benchmark", path, "-i", "c=true", "-n", "3", "--pc")
+    code, out, _ = call("benchmark", path, "-i", "c=true", "-n", "3", "--pc", "--device", "CPU.HOST")
     assert code == 0
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["choice"][-1] == "-"
@@ -261,8 +261,9 @@ def test_devices_and_settings_as_text_and_json(call):
     code, out, _ = call("devices")
     assert code == 0 and "CPU" in out and "numpy" in out
     _, out, _ = call("devices", "--json")
-    cpu = next(d for d in json.loads(out)["devices"] if d["name"] == "CPU")
-    assert cpu["units"] >= 1 and cpu["full_name"]
+    found = {d["name"]: d for d in json.loads(out)["devices"]}
+    assert found["CPU"]["units"] >= 1 and found["CPU"]["full_name"] and found["CPU"]["family"] == "opencl"
+    assert found["CPU.HOST"]["family"] == "host"
     _, out, _ = call("settings", "--json")
     described = {row["key"]: row for row in json.loads(out)}
     assert described["PERF_COUNT"]["default"] is False
@@ -283,7 +284,7 @@ def test_graph_in_every_form(call, model, tmp_path):
     executed = onnx.load(tmp_path / "executed.onnx")
     attributes = {a.name: helper.get_attribute_value(a) for a in executed.graph.node[0].attribute}
     assert (
-        attributes["kernel"] == b"host.reference"
+        attributes["kernel"].startswith(b"opencl.")
         and attributes["origin"] == b"default"
         and b"matmul" in attributes["from"]
     )

@@ -33,6 +33,9 @@ class Target:
 class Queue(ABC):
     """In-order execution for one request, with a clock in seconds."""
 
+    #: kernels launched so far
+    launches: int = 0
+
     @abstractmethod
     def now(self) -> float:
         """The device's time once everything queued so far has finished."""

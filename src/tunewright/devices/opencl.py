@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -12,42 +13,73 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, ExecutionError
+from ..settings import Settings, export
+from . import icd
 from .base import Device, Queue, Target
 from .host import cpu_flags, cpu_name, memory_bytes
 
 #: Results are compared with references of their own arithmetic, so nothing that changes values but denormals as zero
 #: (they cost 30 to 50 times). Kernels ask for reassociation where they sum.
-OPTIONS = "-cl-denorms-are-zero"
+OPTIONS = "-cl-denorms-are-zero -w"
 
 #: processors that LLVM compiles AVX-512 for by name
 _AVX512 = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake", "tigerlake", "rocketlake",
            "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5")  # fmt: skip
 
 
+class _Shared:
+    """A kernel object of one queue. Launches of the same program share it: making one takes longer than running it."""
+
+    __slots__ = ("kernel", "owner")
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        #: whose arguments are set
+        self.owner: Launch | None = None
+
+
 class Launch:
     """A kernel with its arguments: calling it enqueues. It belongs to one queue and is not shared between threads."""
 
-    __slots__ = ("_enqueue", "_grid", "_kernel", "_queue", "_svm")
+    __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_pointers", "_queue", "_shared", "_svm")
 
-    def __init__(self, queue: OpenCLQueue, program: Any, name: str, grid: tuple[int, ...]) -> None:
+    def __init__(self, queue: OpenCLQueue, shared: _Shared, grid: tuple[int, ...]) -> None:
         import pyopencl as cl
 
-        self._kernel = cl.Kernel(program, name)
-        self._queue, self._grid = queue, grid
+        self._queue, self._shared, self._grid, self._local = queue, shared, grid, _ONE[: len(grid)]
         self._svm, self._enqueue = cl.SVM, cl.enqueue_nd_range_kernel
+        self._pointers: dict[int, Any] = {}
+        self._numbers: tuple[Any, ...] = ()
 
     def set(self, at: int, value: Any) -> None:
         """An array (the kernel reads and writes its bytes) or a number."""
         if isinstance(value, np.ndarray):
-            self._kernel.set_arg(at, self._svm(value if value.size else _NOTHING))
+            self._pointers[at] = self._svm(_bytes(value))
         else:
-            self._kernel.set_arg(at, value)
+            self._numbers += (at, value.dtype.char.encode(), value.item())
+        if self._shared.owner is self:
+            self._shared.owner = None
 
     def __call__(self) -> None:
-        queue = self._queue
+        queue, shared = self._queue, self._shared
+        if shared.owner is not self:
+            # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
+            shared.kernel._set_arg_buf_pack_multi(self._numbers)
+            for at, pointer in self._pointers.items():
+                shared.kernel.set_arg(at, pointer)
+            shared.owner = self
         queue.launches += 1
         queue.pending = True
-        self._enqueue(queue.raw, self._kernel, self._grid, _ONE[: len(self._grid)])
+        self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array that pyopencl takes a pointer from: it asks for a writable one, though kernels do not write to inputs."""
+    if not array.size:
+        return _NOTHING
+    if array.flags.writeable:
+        return array
+    return np.frombuffer((ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data), np.uint8)
 
 
 _ONE = (1, 1, 1)
@@ -62,6 +94,21 @@ class OpenCLQueue(Queue):
         self.raw = raw
         self.pending = False
         self.launches = 0
+        self.kept: list[Any] = []
+        self._kernels: dict[tuple[int, str], tuple[Any, _Shared]] = {}
+
+    def kernel(self, program: Any, name: str) -> _Shared:
+        """The queue's own kernel object of a program."""
+        key = (id(program), name)
+        if key not in self._kernels:
+            import pyopencl as cl
+
+            self._kernels[key] = program, _Shared(cl.Kernel(program, name))  # kept, so that its id stays its own
+        return self._kernels[key][1]
+
+    def keep(self, owner: object) -> None:
+        """Let something live until everything queued so far has finished."""
+        self.kept.append(owner)
 
     def now(self) -> float:
         self.finish()
@@ -71,6 +118,7 @@ class OpenCLQueue(Queue):
         if self.pending:
             self.raw.finish()
             self.pending = False
+            self.kept.clear()
 
 
 class OpenCLDevice(Device):
@@ -119,7 +167,7 @@ class OpenCLDevice(Device):
     def launch(self, queue: Queue, program: Any, name: str, grid: Sequence[int]) -> Launch:
         """A kernel of a program over a grid of work-items, ready for its arguments."""
         assert isinstance(queue, OpenCLQueue)
-        return Launch(queue, program, name, tuple(grid))
+        return Launch(queue, queue.kernel(program, name), tuple(grid))
 
 
 def _target(device: Any) -> Target:
@@ -158,27 +206,39 @@ def _is_cpu(device: Any) -> bool:
 @cache
 def _found() -> dict[str, Any] | str:
     """OpenCL devices by our name, or why there are none."""
-    _prepare_environment()
+    # It would keep pickles in the user's cache folder: code to whoever reads them, and slower than making them anew.
+    export("PYOPENCL_NO_CACHE", "1")
     try:
         import pyopencl as cl
-
-        platforms = cl.get_platforms()
     except ImportError as error:
         return f"pyopencl cannot be imported ({error})"
-    except Exception as error:  # the loader's own error class cannot be named when the import fails half-way
+    try:
+        with icd.runtimes(Settings.from_environment().cpu_bind_threads):
+            platforms = cl.get_platforms()
+        devices = {(p.name, p.version, d.name, d.version): d for p in platforms for d in p.get_devices()}
+    except cl.Error as error:
         return f"no OpenCL platform ({error})"
     found: dict[str, Any] = {}
-    for platform in platforms:
-        for device in platform.get_devices():
-            if _is_cpu(device):
-                found.setdefault("CPU", device)
+    for device in sorted(filter(_is_cpu, devices.values()), key=_preference):
+        found.setdefault("CPU", device)
+        found.setdefault(f"CPU.{_runtime(device)}", device)
+    gpus = [d for d in devices.values() if d.type & cl.device_type.GPU]
+    for number, device in enumerate(sorted(gpus, key=lambda d: not d.host_unified_memory)):  # integrated ones first
+        found[f"GPU.{number}"] = device
     return found or "the OpenCL platforms offer no device"
 
 
-def _prepare_environment() -> None:
-    """What PoCL reads when it is loaded: threads stay on their cores (two on one core halve the speed)."""
-    if hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0) == set(range(os.cpu_count() or 1)):
-        os.environ.setdefault("POCL_AFFINITY", "1")
+def _runtime(device: Any) -> str:
+    """Short name of the runtime that offers a device."""
+    name = device.platform.name.upper()
+    return next((short for text, short in (("PORTABLE", "POCL"), ("POCL", "POCL"), ("INTEL", "INTEL")) if text in name),
+                name.split()[0])  # fmt: skip
+
+
+def _preference(device: Any) -> tuple[int, list[int]]:
+    """Intel's runtime, then PoCL, the newest first (the wheel's is of 2022)."""
+    numbers = [-int(n) for n in re.findall(r"\d+", device.driver_version)]
+    return {"INTEL": 0, "POCL": 1}.get(_runtime(device), 2), numbers
 
 
 DEVICES = (OpenCLDevice,)

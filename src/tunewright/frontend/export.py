@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from ..ir.graph import Graph, Node, Value
 from ..ir.text import format_epilogue
 from ..ir.types import TensorType, Type
+from ..ops.fused import REORDER
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
 
 DOMAIN = "tunewright"
@@ -115,6 +116,8 @@ class _Exporter:
         outputs = [self.name(v) for v in node.outputs]
         domain, op = split_name(node.op)
         notes = self.notes.get(node)
+        if node.op == REORDER:  # shapes are logical: for others nothing changes
+            return helper.make_node("Identity", inputs, outputs, name=node.name)
         if node.bodies:
             formal = inputs[: len(inputs) - node.captures]
             made = helper.make_node(op, formal, outputs, name=node.name, domain=domain)

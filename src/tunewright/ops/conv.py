@@ -194,7 +194,7 @@ def conv_flops(
 
 
 # -- transposed -------------------------------------------------------------------------------------------------------
-def _transposed_size(size: int, kernel: int, attrs: Attrs, rank: int, k: int) -> tuple[int, int]:
+def transposed_size(size: int, kernel: int, attrs: Attrs, rank: int, k: int) -> tuple[int, int]:
     """(output size, elements cut at the beginning) along one axis."""
     stride, dilation = spread(attrs, "strides", rank)[k], spread(attrs, "dilations", rank)[k]
     extra = spread(attrs, "output_padding", rank, least=0)[k]
@@ -220,7 +220,7 @@ def _conv_transpose(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Arr
         raise ValueError(f"input of shape {list(x.shape)} and weights of shape {list(w.shape)} in {group} groups")
     kernel, per_group = w.shape[2:], w.shape[1]
     strides, dilations = spread(attrs, "strides", rank), spread(attrs, "dilations", rank)
-    sizes = [_transposed_size(x.shape[k + 2], kernel[k], attrs, rank, k) for k in range(rank)]
+    sizes = [transposed_size(x.shape[k + 2], kernel[k], attrs, rank, k) for k in range(rank)]
     # What each input element adds to the output, tap by tap; the rest is adding it up at the right place.
     weights = w.reshape(group, w.shape[0] // group, -1).swapaxes(1, 2)
     extent = tuple(
@@ -260,7 +260,7 @@ def _infer_conv_transpose(operands: Operands, attrs: Attrs, n: int) -> Sequence[
     for k in range(spatial):
         size, taps_ = xs[k + 2], kernel[k]
         if isinstance(size, int) and isinstance(taps_, int):
-            dims.append(_transposed_size(size, taps_, attrs, spatial, k)[0])
+            dims.append(transposed_size(size, taps_, attrs, spatial, k)[0])
         else:
             wanted = attrs.get("output_shape")
             dims.append(wanted[len(wanted) - spatial + k] if wanted else None)

@@ -105,7 +105,8 @@ def _infer_col2im(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 # -- MaxUnpool --------------------------------------------------------------------------------------------------------
-def _unpooled(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
+def unpooled(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
+    """The spatial dimensions of the smallest input that the pooling can have had."""
     kernel, rank = attrs["kernel_shape"], len(dims)
     if len(kernel) != rank:
         raise ValueError(f"kernel_shape {list(kernel)} does not fit {rank} spatial axes")
@@ -118,7 +119,7 @@ def _unpooled(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
 
 def _max_unpool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, indices, wanted = inputs[0], inputs[1], shapes.optional(inputs, 2)
-    dims = [d for d in (*x.shape[:2], *_unpooled(x.shape[2:], attrs)) if d is not None]
+    dims = [d for d in (*x.shape[:2], *unpooled(x.shape[2:], attrs)) if d is not None]
     y = np.zeros(math.prod(int(d) for d in dims), x.dtype)
     y[indices.reshape(-1)] = x.reshape(-1)
     y = y.reshape([int(d) for d in dims])
@@ -134,7 +135,7 @@ def _infer_max_unpool(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type
         return [TensorType(x.dtype, tuple(wanted))]
     if x.shape is None or shapes.given(operands, 2):
         return [TensorType(x.dtype, shapes.unknown(x.rank))]
-    return [TensorType(x.dtype, (*x.shape[:2], *_unpooled(x.shape[2:], attrs)))]
+    return [TensorType(x.dtype, (*x.shape[:2], *unpooled(x.shape[2:], attrs)))]
 
 
 OPS = with_samples(

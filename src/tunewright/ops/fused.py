@@ -26,7 +26,7 @@ def to_plain(array: Any, type: Type | None) -> Any:
         return np.ascontiguousarray(np.moveaxis(array, -1, 1))
     # N, C/b, spatial..., b -> N, C/b, b, spatial...; the padding of the last block is dropped
     channels = np.moveaxis(array, -1, 2)
-    whole = channels.reshape(array.shape[0], -1, *array.shape[2:-1])
+    whole = channels.reshape(array.shape[0], array.shape[1] * array.shape[-1], *array.shape[2:-1])
     return np.ascontiguousarray(whole[:, : type.dims[1]])
 
 
@@ -38,7 +38,8 @@ def from_plain(array: Any, type: Type | None) -> Any:
         return np.ascontiguousarray(np.moveaxis(array, 1, -1))
     block = type.layout.block
     padding = [(0, 0), (0, -array.shape[1] % block), *[(0, 0)] * (array.ndim - 2)]
-    split = np.pad(array, padding).reshape(array.shape[0], -1, block, *array.shape[2:])
+    blocks = -(-array.shape[1] // block)  # named, not -1: a tensor may be empty
+    split = np.pad(array, padding).reshape(array.shape[0], blocks, block, *array.shape[2:])
     return np.ascontiguousarray(np.moveaxis(split, 2, -1))
 
 

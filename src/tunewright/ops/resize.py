@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -128,69 +129,111 @@ def _weights(x: Array, scale: float, attrs: Attrs) -> tuple[Array, Array]:
     return (base[:, None] + taps).astype(np.int64), weights
 
 
-def _along(x: Array, axis: int, out: int, scale: float, roi: tuple[float, float], attrs: Attrs) -> Array:
-    """``x`` resized along one axis."""
-    size = x.shape[axis]
-    if not out or not size:
-        return np.zeros((*x.shape[:axis], out, *x.shape[axis + 1 :]), x.dtype)
+@dataclass(frozen=True)
+class Step:
+    """An axis that is resized: its new length, the factor, and the part of the input that is taken."""
+
+    axis: int
+    out: int
+    scale: float
+    roi: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What each index of a new axis is made of: ``indices`` and ``weights`` [out, taps]; None: the element itself.
+
+    ``outside`` [out]: where a value is the extrapolation's instead; None: nowhere.
+    """
+
+    indices: Array
+    weights: Array | None
+    outside: Array | None
+
+
+def taps(size: int, step: Step, attrs: Attrs) -> Taps:
+    """Those of an axis of ``size`` (not 0)."""
     mode = attrs.get("coordinate_transformation_mode", "half_pixel")
     nearest = attrs.get("mode", "nearest") == "nearest"
     # In single precision 17 / 1.7 is 10, as everyone computes it; a double of the same scale would name pixel 9.
-    where = _source(np.arange(out, dtype=np.float32 if nearest else np.float64), size, scale, mode, roi)
-    column = (-1, *(1 for _ in range(x.ndim - axis - 1)))
+    where = _source(np.arange(step.out, dtype=np.float32 if nearest else np.float64), size, step.scale, mode, step.roi)
+    weights: Array | None = None
     if nearest:
-        index = _nearest(where, attrs.get("nearest_mode", "round_prefer_floor"))
-        y = np.take(x, np.clip(index, 0, size - 1).astype(np.int64), axis)
+        indices = _nearest(where, attrs.get("nearest_mode", "round_prefer_floor"))[:, None]
     else:
-        indices, weights = _weights(where, scale, attrs)
+        indices, weights = _weights(where, step.scale, attrs)
         if attrs.get("exclude_outside", 0):
             weights = np.where((indices < 0) | (indices >= size), 0, weights)
             total = weights.sum(axis=1, keepdims=True)
             weights = weights / np.where(total == 0, 1, total)
-        indices, weights = np.clip(indices, 0, size - 1), weights.astype(x.dtype)
-        y = np.take(x, indices[:, 0], axis)
+    outside = (where < 0) | (where > size - 1) if mode == "tf_crop_and_resize" else None
+    return Taps(np.clip(indices, 0, size - 1).astype(np.int64), weights, outside)
+
+
+def _along(x: Array, step: Step, attrs: Attrs) -> Array:
+    """``x`` resized along one axis."""
+    axis = step.axis
+    size = x.shape[axis]
+    if not step.out or not size:
+        return np.zeros((*x.shape[:axis], step.out, *x.shape[axis + 1 :]), x.dtype)
+    found = taps(size, step, attrs)
+    column = (-1, *(1 for _ in range(x.ndim - axis - 1)))
+    y = np.take(x, found.indices[:, 0], axis)
+    if found.weights is not None:
+        weights = found.weights.astype(x.dtype)
         y *= weights[:, 0].reshape(column)
         part = np.empty_like(y)  # one buffer: fresh memory costs more than the arithmetic
-        for t in range(1, indices.shape[1]):
-            np.take(x, indices[:, t], axis, out=part, mode="clip")
+        for t in range(1, weights.shape[1]):
+            np.take(x, found.indices[:, t], axis, out=part, mode="clip")
             part *= weights[:, t].reshape(column)
             y += part
-    if mode == "tf_crop_and_resize":
-        outside = ((where < 0) | (where > size - 1)).reshape(column)
-        if outside.any():
-            y = np.where(outside, np.asarray(attrs.get("extrapolation_value", 0.0)).astype(x.dtype), y)
+    if found.outside is not None and found.outside.any():
+        y = np.where(found.outside.reshape(column), extrapolation(attrs, x.dtype), y)
     return np.asarray(y)
 
 
-def _present(inputs: Sequence[Any], i: int) -> Any:
-    """An input that is there and not empty: older models pass empty tensors for what they leave out."""
-    found = shapes.optional(inputs, i)
-    return found if found is not None and found.size else None
+def extrapolation(attrs: Attrs, dtype: np.dtype[Any]) -> Array:
+    """The value of elements that lie outside."""
+    return np.asarray(attrs.get("extrapolation_value", 0.0)).astype(dtype)
 
 
-def _resize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
-    x, roi, scales, sizes = inputs[0], _present(inputs, 1), _present(inputs, 2), _present(inputs, 3)
+def steps(
+    dims: Sequence[int], roi: Array | None, scales: Array | None, sizes: Array | None, attrs: Attrs
+) -> list[Step]:
+    """The axes that are resized, in the order in which it is done; inputs that are empty count as absent.
+
+    What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one.
+    """
+    roi, scales, sizes = (None if a is None or not a.size else a.reshape(-1) for a in (roi, scales, sizes))
     output, factor = _plan(
-        x.shape, None if scales is None else scales.tolist(), None if sizes is None else sizes.tolist(), attrs
+        dims, None if scales is None else scales.tolist(), None if sizes is None else sizes.tolist(), attrs
     )
-    axes = _axes(attrs, x.ndim)
+    axes = _axes(attrs, len(dims))
     crop = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError("tf_crop_and_resize needs a roi with two numbers per axis")
-    nearest = attrs.get("mode", "nearest") == "nearest"
-    y = (
-        x
-        if nearest
-        else wide(x)
-        if x.dtype.kind not in "iu"
-        else x.astype(np.float64 if x.itemsize > 2 else np.float32)
-    )
-    # What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one.
+    found = []
     for k, axis in sorted(enumerate(axes), key=lambda pair: (factor[pair[1]], -pair[1])):
-        part = (float(roi[k]), float(roi[k + len(axes)])) if crop else (0.0, 1.0)
-        if output[axis] == x.shape[axis] and factor[axis] == 1.0 and part == (0.0, 1.0):
-            continue
-        y = _along(y, axis, output[axis], factor[axis], part, attrs)
+        part = (float(roi[k]), float(roi[k + len(axes)])) if crop and roi is not None else (0.0, 1.0)
+        if output[axis] != dims[axis] or factor[axis] != 1.0 or part != (0.0, 1.0):
+            found.append(Step(axis, output[axis], factor[axis], part))
+    return found
+
+
+def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """In which weighted sums of elements are taken."""
+    if dtype.kind in "iu":
+        return np.dtype(np.float64 if dtype.itemsize > 2 else np.float32)
+    return np.dtype(wide(np.empty(0, dtype)).dtype)
+
+
+def _resize(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
+    x = inputs[0]
+    nearest = attrs.get("mode", "nearest") == "nearest"
+    y = x if nearest else x.astype(working_type(x.dtype), copy=False)
+    roi, scales, sizes = (shapes.optional(inputs, i) for i in (1, 2, 3))
+    for step in steps(x.shape, roi, scales, sizes, attrs):
+        y = _along(y, step, attrs)
     if y is x:
         return [x.copy()]
     if x.dtype.kind in "iu" and y.dtype != x.dtype:
@@ -227,8 +270,8 @@ def _known(operands: Operands, i: int) -> list[float] | None:
 
 
 def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
-    taps = {"nearest": 0, "linear": 4, "cubic": 16}.get(str(attrs.get("mode", "nearest")), 4)
-    return float(2 * taps * outputs[0].size)
+    count = {"nearest": 0, "linear": 4, "cubic": 16}.get(str(attrs.get("mode", "nearest")), 4)
+    return float(2 * count * outputs[0].size)
 
 
 OPS = with_samples((OpSpec("Resize", _resize, _infer_resize, flops=_flops),), samples_model.RESIZE)

@@ -109,7 +109,8 @@ def _infer_grid_sample(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 # -- RoiAlign ---------------------------------------------------------------------------------------------------------
-_MOST_SAMPLES = 1 << 26  # per box: beyond it the box is no box of this image
+#: per box: beyond it the box is no box of this image
+MOST_SAMPLES = 1 << 26
 
 
 def _line(begin: float, length: float, bins: int, samples: int, size: int) -> tuple[Array, Array, Array, Array, Array]:
@@ -142,7 +143,7 @@ def _roi_align(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         rows, columns = ratio or math.ceil(tall / height), ratio or math.ceil(wide_ / width)
         if rows < 1 or columns < 1:
             continue  # nothing is sampled: zero
-        if rows * height * columns * width > _MOST_SAMPLES:
+        if rows * height * columns * width > MOST_SAMPLES:
             raise ValueError(f"roi {r} is {wide_:.4g} x {tall:.4g} pixels")
         yl, yh, wyl, wyh, _ = _line(y1, tall, height, rows, x.shape[2])
         xl, xh, wxl, wxh, _ = _line(x1, wide_, width, columns, x.shape[3])
@@ -173,16 +174,18 @@ def _infer_roi_align(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type 
 
 
 # -- AffineGrid -------------------------------------------------------------------------------------------------------
+def axis_points(size: int, corners: bool) -> Array:
+    """Coordinates of the pixels of an axis; its ends, or those of its outer pixels, are -1 and 1."""
+    if corners:
+        return np.linspace(-1, 1, size) if size > 1 else np.full(size, -1.0)
+    return np.asarray((2 * np.arange(size) + 1) / size - 1)
+
+
 def _affine_grid(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     theta, size = inputs[0], inputs[1].reshape(-1).tolist()
     spatial = size[2:]
     rank = len(spatial)
-    lines = []
-    for d in spatial:
-        if attrs.get("align_corners", 0):
-            lines.append(np.linspace(-1, 1, d) if d > 1 else np.full(d, -1.0))
-        else:
-            lines.append((2 * np.arange(d) + 1) / d - 1)
+    lines = [axis_points(d, bool(attrs.get("align_corners", 0))) for d in spatial]
     points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(spatial)], -1).reshape(-1, rank + 1)
     grid = np.matmul(points, wide(theta).astype(np.float64).swapaxes(-1, -2))
     return [narrow(grid.reshape(theta.shape[0], *spatial, rank), theta.dtype)]

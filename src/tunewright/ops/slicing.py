@@ -163,7 +163,7 @@ def _infer_concat(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
 
 
 # -- Pad --------------------------------------------------------------------------------------------------------------
-def _pad_pairs(pads: Sequence[int], axes: Sequence[int] | None, rank: int) -> list[tuple[int, int]]:
+def pad_pairs(pads: Sequence[int], axes: Sequence[int] | None, rank: int) -> list[tuple[int, int]]:
     """(before, after) for every axis."""
     chosen = list(range(rank)) if axes is None else shapes.axes_of(axes, rank)
     if len(pads) != 2 * len(chosen):
@@ -198,7 +198,7 @@ _MODES = ("constant", "reflect", "edge", "wrap")
 
 def _pad(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, fill, axes = inputs[0], shapes.optional(inputs, 2), shapes.optional(inputs, 3)
-    pairs = _pad_pairs(inputs[1].reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist(), x.ndim)
+    pairs = pad_pairs(inputs[1].reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist(), x.ndim)
     default: Any = "" if x.dtype == object else 0
     mode = attrs.get("mode", "constant")
     if mode not in _MODES:
@@ -215,7 +215,7 @@ def _infer_pad(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None
     if pads is None:
         moved = range(len(x.shape)) if axes is None else shapes.axes_of(axes, len(x.shape))
         return [TensorType(x.dtype, tuple(None if i in moved else d for i, d in enumerate(x.shape)))]
-    pairs = _pad_pairs(pads, axes, len(x.shape))
+    pairs = pad_pairs(pads, axes, len(x.shape))
     return [TensorType(x.dtype, tuple(_padded(d, a + b) for d, (a, b) in zip(x.shape, pairs, strict=True)))]
 
 

@@ -50,7 +50,12 @@ DEVICE: tuple[Pass | Repeat, ...] = (
     Fuse(),
 )
 
-SPECIALISE: tuple[Pass | Repeat, ...] = (Propagate(), DeadCode(), Fuse(), AssignLayouts())
+SPECIALISE: tuple[Pass | Repeat, ...] = (
+    Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
+    DeadCode(),
+    Fuse(),
+    AssignLayouts(),
+)
 
 
 @cache

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..frontend.model import Model
 from ..runtime.request import CompiledModel
 from ..settings import Settings
+
+
+@dataclass(frozen=True)
+class Support:
+    """Who would run a node: the solver, or why nobody; a solver on the host is marked. True when somebody does."""
+
+    solver: str | None
+    on_host: bool = False
+    #: what every other solver of the operation said
+    rejected: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.solver is not None
 
 
 class Plugin(ABC):
@@ -15,8 +30,8 @@ class Plugin(ABC):
     name: str
 
     @abstractmethod
-    def query(self, model: Model, settings: Settings) -> dict[str, str | None]:
-        """Per node of the model: None when it can run here, else the reason why not."""
+    def query(self, model: Model, settings: Settings) -> dict[str, Support]:
+        """Per node of the model, by name: who runs it here, or why nobody."""
 
     @abstractmethod
     def compile(self, model: Model, settings: Settings) -> CompiledModel: ...

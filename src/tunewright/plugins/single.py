@@ -19,8 +19,8 @@ from ..runtime.program import Environment
 from ..runtime.request import CompiledModel
 from ..settings import Settings
 from ..solvers.base import Problem
-from ..tuning.tuner import Tuner, reasons
-from .base import Plugin
+from ..tuning.tuner import Tuner
+from .base import Plugin, Support
 
 
 @cache
@@ -64,9 +64,10 @@ def _opened(key: str) -> Device:
     return available()[0][key](key)
 
 
-def visible() -> list[str]:
-    """Devices that a user would choose (the Null device is for tests)."""
-    return sorted(n for n in available()[0] if n != "NULL")
+def visible(alternatives: bool = False) -> list[str]:
+    """Devices that a user would choose (the Null device is for tests); also other ways to run on the processor."""
+    names = (n for n in available()[0] if n != "NULL")
+    return sorted(n for n in names if alternatives or not n.startswith("CPU."))
 
 
 class SingleDevice(Plugin):
@@ -76,15 +77,20 @@ class SingleDevice(Plugin):
         self.device = device
         self.name = device.name
 
-    def query(self, model: Model, settings: Settings) -> dict[str, str | None]:
+    def query(self, model: Model, settings: Settings) -> dict[str, Support]:
         tuner = Tuner(settings)
-        answer: dict[str, str | None] = {}
+        answer: dict[str, Support] = {}
         whole = model.graph.clone()
         propagate(whole)
         for graph in whole.walk():
             for node in graph.nodes:
-                accepting, rejected = ([], {}) if node.bodies else tuner.ask(Problem.of(node), self.device)
-                answer[node.name] = None if node.bodies or accepting else reasons(rejected)
+                if node.bodies:
+                    answer[node.name] = Support("control flow", on_host=True)
+                    continue
+                accepting, rejected = tuner.ask(Problem.of(node), self.device)
+                first = accepting[0] if accepting else None
+                on_host = first is not None and first.host and self.device.family != "host"
+                answer[node.name] = Support(None if first is None else first.id, on_host, rejected)
         return answer
 
     def compile(self, model: Model, settings: Settings) -> CompiledModel:

@@ -128,6 +128,10 @@ def _slice_offset(node: Node) -> list[int]:
         if stride != 1 or hi <= lo:
             return []
         begin[axis], size[axis] = lo, hi - lo
+    block = source.tensor.layout.block
+    if block:  # in memory there are blocks where the channels are, and lanes at the end; a slice begins with a block
+        dims, begin, size = source.tensor.physical, [*begin, 0], [*size, block]
+        begin[1], size[1] = begin[1] // block, -(-size[1] // block)
     cut = [a for a in range(len(dims)) if size[a] != dims[a]]
     if cut and math.prod(size[: max(cut)]) != 1:
         return []

@@ -29,6 +29,8 @@ class Row:
     device_seconds: float = 0.0
     host_seconds: float = 0.0
     calls: int = 0
+    #: kernels launched on the device, over all calls
+    launches: int = 0
     #: where the choice of the kernel came from; for a node without one, what it was fused into
     origin: str = ""
 
@@ -48,16 +50,19 @@ class Counters:
         """A plan is about to run."""
         self._seen[plan] = None
 
-    def record(self, step: Step, seconds: float) -> None:
-        """A step took so long on the device's clock. A control-flow step contains the time of its body's steps."""
+    def record(self, step: Step, seconds: float, launches: int = 0) -> None:
+        """A step took so long on the device's clock. A control-flow step contains what its body's steps took."""
         key = step.node.name or step.node.output.name
         row = self._rows.get(key)
         if row is None:
             kernel, origin = "control flow", ""
-            if step.kernel is not None and step.choice is not None:
-                kernel, origin = step.kernel.name, step.choice.origin.value
+            if step.kernel is not None:
+                kernel = step.kernel.name
+            if step.choice is not None:
+                origin = step.choice.origin.value
             row = self._rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel, origin=origin)
         row.calls += 1
+        row.launches += launches
         if step.on_host:
             row.host_seconds += seconds
         else:

@@ -96,6 +96,7 @@ class Executor:
     def step(self, action: _Action, values: list[Any]) -> None:
         step = action.step
         begin = self.queue.now() if self.counters is not None else 0.0
+        launches = self.queue.launches
         try:
             if step.on_host:
                 self.queue.finish()
@@ -114,7 +115,7 @@ class Executor:
         except MemoryError as error:
             raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
         if self.counters is not None:
-            self.counters.record(step, self.queue.now() - begin)
+            self.counters.record(step, self.queue.now() - begin, self.queue.launches - launches)
 
     def launch(self, action: _Action, values: list[Any]) -> None:
         """A step whose arguments are this inference's own."""
@@ -125,6 +126,7 @@ class Executor:
         else:
             assert action.launch is not None
             if not all(action.planned):
+                self.queue.finish()  # how large its results are may depend on values that are being computed
                 self.check(step, ins)
             outs = [values[i] if planned else None for i, planned in zip(step.outs, action.planned, strict=True)]
             made = action.launch(ins, outs)

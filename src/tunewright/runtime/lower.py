@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..errors import LimitError
+from ..errors import LimitError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..solvers.base import Kernel, Problem
 from . import alias
 from .control import make_control
+from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
 from .plan import Place, Plan, Slot, Step
-from .program import Environment, Program
+from .program import Environment, Packed, Program
+
+#: nodes that an error names
+MOST_NAMED = 10
 
 
 def lower(graph: Graph, env: Environment) -> Plan:
@@ -91,7 +94,7 @@ class _Lowering:
     env: Environment
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
-    packed: dict[Any, int] = field(default_factory=dict)
+    packed: dict[Packed, int] = field(default_factory=dict)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
@@ -106,7 +109,7 @@ class _Lowering:
                 self.slot(v, self.output_slot(v, sharing, results))
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
-        steps = [self.step(node, sharing) for node in self.nodes]
+        steps = self.steps(sharing)
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(
@@ -164,16 +167,34 @@ class _Lowering:
         if value is not None and value.const is not None and value not in self.index:
             self.slot(value, Slot(value.name, Place.CONST, value.type, value.const))
 
+    def steps(self, sharing: alias.Sharing) -> list[Step]:
+        """A step per node; what nobody can run is told all at once."""
+        steps, refused = [], list[str]()
+        for node in self.nodes:
+            try:
+                steps.append(self.step(node, sharing))
+            except UnsupportedError as error:
+                refused.append(f"node {node.name!r} ({node.op}): {error.what}")
+        if refused:
+            more = f"; and {len(refused) - MOST_NAMED} more" if len(refused) > MOST_NAMED else ""
+            hint = "" if self.env.settings.host_fallback else "HOST_FALLBACK = YES runs them on the host"
+            raise UnsupportedError("; ".join(refused[:MOST_NAMED]) + more, hint=hint)
+        return steps
+
     def step(self, node: Node, sharing: alias.Sharing) -> Step:
         ins = tuple(-1 if v is None else self.index[v] for v in node.inputs)
         outs = tuple(self.index[v] for v in node.outputs)
         control = make_control(node, self.env)
         if control is not None:
             return Step(node, ins, outs, control=control)
-        problem = Problem.of(node)
-        choice = self.env.tuner.choose(problem, self.env.device)
         if node in sharing.free:
-            return Step(node, ins, outs, choice=choice, optimized_out=True)
+            return Step(node, ins, outs, optimized_out=True)
+        if not self.env.settings.host_fallback and follows_from_shapes(node):
+            return Step(node, ins, outs, ShapeKernel(node))
+        problem = Problem.of(node)
+        if self.env.tuner.is_late(problem, self.env.device):
+            return Step(node, ins, outs, LateKernel(node, self.env))
+        choice = self.env.tuner.choose(problem, self.env.device)
         kernel = self.env.compile(choice, problem)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 
@@ -186,7 +207,8 @@ class _Lowering:
             packed = self.env.pack(packing, value.const)
             if packed not in self.packed:
                 self.packed[packed] = len(self.slots)
-                self.slots.append(Slot(f"{value.name}@{packing.key}", Place.CONST, value.type, packed.array, keep=packed))
+                name = f"{value.name}@{packing.key}"
+                self.slots.append(Slot(name, Place.CONST, value.type, packed.array, packed=packed))
             found[i] = self.packed[packed]
         return tuple(found)
 

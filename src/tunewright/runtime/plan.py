@@ -15,7 +15,7 @@ from ..tuning.tuner import Choice
 
 if TYPE_CHECKING:
     from .control import Control
-    from .program import Program
+    from .program import Packed, Program
 
 
 class Place(enum.Enum):
@@ -38,8 +38,8 @@ class Slot:
     const: np.ndarray[Any, Any] | None = field(default=None, compare=False)
     storage: int = -1
     offset: int = 0
-    #: what must live as long as the slot
-    keep: object = field(default=None, compare=False, repr=False)
+    #: of a constant that was rearranged for a kernel: what it was
+    packed: Packed | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class Step:
     @property
     def on_host(self) -> bool:
         """It runs on the host, whatever the device is."""
-        return self.choice is None or self.choice.solver.host
+        return self.control is not None or (self.choice is not None and self.choice.solver.host)
 
 
 @dataclass(eq=False)

@@ -34,7 +34,7 @@ class Environment:
     #: kernels that some plan still uses
     kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
-    _packed: WeakValueDictionary[tuple[int, str], _Packed] = field(default_factory=WeakValueDictionary)
+    _packed: WeakValueDictionary[tuple[int, str], Packed] = field(default_factory=WeakValueDictionary)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
@@ -46,19 +46,21 @@ class Environment:
                 kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
 
-    def pack(self, packing: Packing, constant: Array) -> _Packed:
+    def pack(self, packing: Packing, constant: Array) -> Packed:
         """A constant rearranged for a kernel; equal wishes share one."""
         key = (id(constant), packing.key)
         with self._lock:
             packed = self._packed.get(key)
             if packed is None or packed.source is not constant:
-                packed = self._packed[key] = _Packed(constant, packing.pack(constant))
+                packed = self._packed[key] = Packed(constant, packing.pack(constant))
             return packed
 
 
 @dataclass(eq=False)
-class _Packed:
-    source: Array  # kept, so that its id stays its own
+class Packed:
+    """A constant as it was, kept so that its id stays its own, and as a kernel wants it."""
+
+    source: Array
     array: Array
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,8 @@ class Problem:
     constant: tuple[bool, ...] = ()
     #: (input, value) of the constants that say what to do (see `MOST_VALUES`)
     values: tuple[tuple[int, Array], ...] = ()
+    #: what solvers found out about it and would find out again
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def key(self) -> str:
         """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
@@ -127,6 +129,12 @@ def is_value(op: str, i: int, array: Array) -> bool:
     return kinds and array.ndim <= 2 and array.size <= MOST_VALUES
 
 
+class Missing(str):
+    """A refusal for want of an operand's value (axes, starts, pads, ...): once it is there, ask again."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Packing:
     """How a constant is rearranged before a kernel sees it. Equal keys mean the same arrangement."""
@@ -167,6 +175,10 @@ class Solver(ABC):
     rank: int = 100
     #: its kernels run on the host whatever the device is
     host: bool = False
+    #: operations that it may be asked about; None: any
+    ops: frozenset[str] | None = None
+    #: families of devices that it may be asked about; None: any
+    devices: frozenset[str] | None = None
 
     @abstractmethod
     def why_not(self, problem: Problem, target: Target) -> str | None:

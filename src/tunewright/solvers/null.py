@@ -17,10 +17,9 @@ class NullSolver(Solver):
 
     id = "null.any"
     rank = 500
+    devices = frozenset({"null"})
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        if target.device != "null":
-            return f"runs on the Null device only, not on {target.device}"
         return None if problem.is_static else "shapes are not known"
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:

@@ -89,10 +89,13 @@ def _shape_operands(case: Case) -> frozenset[int]:
     return frozenset(i for i, a in enumerate(case.inputs) if a is not None and a.dtype.kind in "iub" and i > 0)
 
 
-def check(case: Case, only: str | None = None, configs: int = 2, device: Device | None = None) -> list[str]:
+def check(
+    case: Case, only: str | None = None, configs: int = 2, device: Device | None = None, specialised: bool = True
+) -> list[str]:
     """What is wrong, in words: one entry for each solver and config that fails. Empty: all of them agree.
 
-    ``only``: the prefix of the ids of solvers to check; the case fails when none of them accepts it.
+    ``only``: the prefix of the ids of solvers to check; the case fails when none of them accepts it. ``specialised``
+    False leaves out solvers that compile for every shape anew: a test of many shapes would spend its time there.
     """
     device = device or open_device("CPU")
     problem = case.problem()
@@ -100,6 +103,10 @@ def check(case: Case, only: str | None = None, configs: int = 2, device: Device 
     failures, tried, refusals = [], 0, []
     for solver in solvers():
         if solver.host or (only is not None and not solver.id.startswith(only)):
+            continue
+        if not specialised and getattr(solver, "specialise", False):
+            continue
+        if not specialised and solver.id.endswith(".shape"):
             continue
         reason = solver.why_not(problem, device.target)
         if reason is not None:

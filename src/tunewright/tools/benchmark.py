@@ -249,6 +249,7 @@ def _accumulate(result: Result, rows: Sequence[Row]) -> None:
         mine.device_seconds += row.device_seconds
         mine.host_seconds += row.host_seconds
         mine.calls += row.calls
+        mine.launches += row.launches
 
 
 def _row(row: Row, counted: int) -> dict[str, Any]:
@@ -263,6 +264,7 @@ def _row(row: Row, counted: int) -> dict[str, Any]:
         "device_ms": row.device_seconds * 1e3 / n,
         "host_ms": row.host_seconds * 1e3 / n,
         "calls": row.calls / n,
+        "launches": row.launches / n,
     }
 
 
@@ -345,6 +347,10 @@ def show_counters(rows: Sequence[Row], counted: int) -> None:
     out.print(
         f"{len(ran)} nodes executed, {gone} optimized out, {idle} not run; mean of {counted} inferences", markup=False
     )
+    kernels = [row for row in ran if row.name in leaves]
+    launches, host = sum(row.launches for row in kernels) / n, sum(row.host_seconds for row in kernels) / n
+    if launches:
+        out.print(f"{launches:.0f} kernels launched; {host / total:.1%} of the time in operations on the host")
 
 
 def _short(name: str) -> str:

@@ -12,7 +12,8 @@ from .common import cell, console, size
 
 
 def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the devices: what each is, or why it is unusable.
+    """List the devices: what each is, or why it is unusable. CPU is the best of the ways to run on the processor
+    that are listed as CPU.*.
 
     Example: tunewright devices
     """
@@ -22,7 +23,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     from ..plugins.single import available, open_device, visible
 
     found: dict[str, dict[str, Any]] = {}
-    for name in visible():
+    for name in visible(alternatives=True):
         try:
             found[name] = open_device(name).describe()
         except DeviceError as error:

@@ -178,7 +178,7 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
         values = dict(zip(plan.inputs, given, strict=True))
         for i, one in enumerate(plan.slots):
             if one.const is not None:
-                values[i] = graph.constant(one.const, one.name)
+                values[i] = graph.constant(one.packed.source if one.packed else one.const, one.name)
         for step in plan.steps:
             ins = [None if i < 0 else values[i] for i in step.ins]
             node = graph.add_copy(step.node, ins, [plan.slots[i].type for i in step.outs])
@@ -205,8 +205,10 @@ def describe_step(step: Step) -> dict[str, str]:
     """Kernel, config and origin of a step."""
     if step.optimized_out:
         return {"kernel": "optimized out"}
-    if step.choice is None or step.kernel is None:
+    if step.kernel is None:
         return {"kernel": "control flow"}
+    if step.choice is None:
+        return {"kernel": step.kernel.name}
     about = {"kernel": step.kernel.name, "origin": step.choice.origin.value}
     if step.choice.config:
         about["config"] = json.dumps(dict(step.choice.config), sort_keys=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 
 from ..devices.base import Device
 from ..errors import UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
-from ..solvers.base import Config, Problem, Solver, solvers
+from ..solvers.base import Config, Missing, Problem, Solver, solvers
 
 
 class Origin(enum.Enum):
@@ -25,12 +26,18 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen solver and config, why, and what every other solver said."""
+    """The chosen solver and config, and why."""
 
     solver: Solver
     config: Config
     origin: Origin
-    rejected: Mapping[str, str]
+    #: asks everybody; see `rejected`
+    ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
+
+    @cached_property
+    def rejected(self) -> Mapping[str, str]:
+        """What every solver said that refused. Found out when it is wanted: plans are made while somebody waits."""
+        return self.ask()
 
 
 class Tuner:
@@ -39,34 +46,47 @@ class Tuner:
     def __init__(self, settings: Settings, candidates: Sequence[Solver] | None = None) -> None:
         self.settings = settings
         self.candidates = solvers() if candidates is None else tuple(candidates)
+        self._candidates = cache(self._asked)
+
+    def _asked(self, op: str, family: str) -> list[Solver]:
+        """The solvers that have a say, in order of rank."""
+        asked = [s for s in self.candidates if s.ops is None or op in s.ops]
+        return [s for s in asked if s.devices is None or family in s.devices]
 
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
+        for solver in self._candidates(problem.op, device.family):
+            # On the host a kernel finds out shapes as it runs; others are made for those that are known.
+            if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:
+                config = solver.default(problem, device.target)
+                return Choice(solver, config, Origin.DEFAULT, lambda: self.ask(problem, device)[1])
         accepting, rejected = self.ask(problem, device)
-        if not problem.is_static:
-            rejected.update({s.id: "shapes are not known before it runs" for s in accepting if not s.host})
-            accepting = [s for s in accepting if s.host]
-        if not accepting:
-            raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
-        chosen = accepting[0]
-        return Choice(chosen, chosen.default(problem, device.target), Origin.DEFAULT, rejected)
+        rejected |= {s.id: "shapes are not known before it runs" for s in accepting}
+        raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
+
+    def is_late(self, problem: Problem, device: Device) -> bool:
+        """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
+        if self.settings.host_fallback or device.family == "host":
+            return False
+        answers = [s.why_not(problem, device.target) for s in self._candidates(problem.op, device.family) if not s.host]
+        if None in answers:
+            return not problem.is_static
+        return any(isinstance(answer, Missing) for answer in answers)
 
     def ask(self, problem: Problem, device: Device) -> tuple[list[Solver], dict[str, str]]:
         """The solvers that accept a problem, the default first, and what each of the others said."""
-        answers = {solver: self.why_not(solver, problem, device) for solver in self.candidates}
+        answers = {s: self.why_not(s, problem, device) for s in self._candidates(problem.op, device.family)}
         accepting = [solver for solver, reason in answers.items() if reason is None]
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
         """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
+        if self._on_device(fused, device):
+            return None
         accepting, rejected = self.ask(fused, device)
         if not accepting:
             return reasons(rejected)
-        if (
-            device.family != "host"
-            and all(s.host for s in accepting)
-            and not all(s.host for s in self.ask(plain, device)[0])
-        ):
+        if device.family != "host" and all(s.host for s in accepting) and self._on_device(plain, device):
             return f"fused, only the host could run it: {reasons(rejected)}"
         return None
 
@@ -78,12 +98,18 @@ class Tuner:
 
     def why_not_layout(self, problem: Problem, device: Device) -> str | None:
         """None when a kernel of the device's own solves a problem that is in some layout."""
-        accepting, rejected = self.ask(problem, device)
-        return None if any(not s.host for s in accepting) else f"the device cannot work in it: {reasons(rejected)}"
+        if self._on_device(problem, device):
+            return None
+        return f"the device cannot work in it: {reasons(self.ask(problem, device)[1])}"
+
+    def _on_device(self, problem: Problem, device: Device) -> bool:
+        """Some kernel of the device's own solves it."""
+        asked = self._candidates(problem.op, device.family)
+        return any(not s.host and s.why_not(problem, device.target) is None for s in asked)
 
     def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
         """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""
-        for solver in self.candidates:
+        for solver in self._candidates(problem.op, device.family):
             found = solver.preferred(problem, device.target)
             if found is not None:
                 return found

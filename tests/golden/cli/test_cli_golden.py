@@ -19,7 +19,7 @@ CASES = {
     "compare": ["compare", "model.onnx", "--input", "x=2", "--shape", "4x2x4x4", "--layers", "--against", "reference"],
     "graph_read": ["graph", "model.onnx", "--stage", "read"],
     "graph_optimized": ["graph", "model.onnx"],
-    "graph_executed": ["graph", "model.onnx", "--stage", "executed", "--shape", "n=3"],
+    "graph_executed": ["graph", "model.onnx", "--stage", "executed", "--shape", "n=3", "--device", "CPU.HOST"],
     "graph_dot": ["graph", "model.onnx", "--format", "dot"],
     "graph_why": ["graph", "model.onnx", "--why"],
     "no_file": ["run", "absent.onnx"],

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...devices.base import Device, Queue, Target
-from ...devices.opencl import Launch, OpenCLDevice
+from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ..base import Config, Kernel, Packing, Problem, Solver
-from .emit import STORAGE, Call, In, Out, Scratch
+from .emit import STORAGE, Call, In, Out, Scratch, Table
 
 #: indices are 32 bits wide
 MOST_ELEMENTS = 2**31 - 1
@@ -25,8 +25,8 @@ class CSolver(Solver):
     compiles nothing), True has them as literals (for tuning).
     """
 
-    #: of the operations that it solves
-    ops: ClassVar[frozenset[str]]
+    #: operations that it solves
+    ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
     dtypes: ClassVar[frozenset[DType]] = frozenset(STORAGE)
     #: layouts of inputs and outputs
@@ -40,9 +40,13 @@ class CSolver(Solver):
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         if problem.op not in self.ops:
-            return f"does not solve {problem.op}"
+            return f"solves {', '.join(sorted(self.ops))}"
         if target.language != "c":
             return f"{target.name} does not compile C"
+        if None in (*problem.inputs[:1], *problem.outputs[:1]):
+            return "nothing is known of its input or its result"
+        if problem.outputs[0] is None:
+            return "the type of its result is not known"
         for type in [*problem.inputs, *problem.outputs]:
             reason = self._type(type)
             if reason is not None:
@@ -97,7 +101,10 @@ class CKernel(Kernel):
         return Bound(self, queue).fix(inputs, outputs)
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        return self.launcher(queue)(inputs, outputs)
+        assert isinstance(queue, OpenCLQueue)
+        bound = self.launcher(queue)
+        queue.keep(bound)
+        return bound(inputs, outputs)
 
 
 class Bound:
@@ -116,6 +123,8 @@ class Bound:
                     self.pointers.append((launch, at, arg))
                 elif isinstance(arg, Scratch):
                     launch.set(at, self._scratch(arg))
+                elif isinstance(arg, Table):
+                    launch.set(at, arg.array)
                 else:
                     launch.set(at, arg)
             self.launches.append(launch)
@@ -123,6 +132,7 @@ class Bound:
     def _scratch(self, arg: Scratch) -> np.ndarray[Any, Any]:
         if arg.name not in self.scratch:
             self.scratch[arg.name] = self.kernel.device.alloc(arg.nbytes)
+        assert len(self.scratch[arg.name]) >= arg.nbytes, f"{arg.name} is of two sizes"
         return self.scratch[arg.name]
 
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:

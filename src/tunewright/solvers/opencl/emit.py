@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,14 @@ class Scratch:
     nbytes: int
 
 
-Arg: TypeAlias = In | Out | Scratch | np.generic
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A constant that the kernel brings along."""
+
+    array: np.ndarray[Any, Any]
+
+
+Arg: TypeAlias = In | Out | Scratch | Table | np.generic
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Source:
     _functions: list[str] = field(default_factory=list)
     _body: list[str] = field(default_factory=list)
 
-    def buffer(self, name: str, dtype: DType, arg: In | Out | Scratch) -> None:
+    def buffer(self, name: str, dtype: DType, arg: In | Out | Scratch | Table) -> None:
         """A pointer argument."""
         self._buffers[name] = (dtype, arg)
 
@@ -117,7 +124,7 @@ class Source:
         """The finished kernel over a grid of at most three dimensions."""
         params, args = [], []
         for name, (dtype, arg) in self._buffers.items():
-            const = "const " if isinstance(arg, In) else ""
+            const = "const " if isinstance(arg, In | Table) else ""
             params.append(f"GLOBAL {const}{STORAGE[dtype]}* restrict {name}")
             args.append(arg)
         defines = dict(self._fixed)

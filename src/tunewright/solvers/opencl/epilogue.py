@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...ir.types import DType, TensorType, Type
 from ...ops import lookup
@@ -10,6 +10,9 @@ from ...ops.base import Operand
 from ..base import Problem
 from . import expr
 from .emit import COMPUTE, In, Source
+
+#: floats that are computed in f32
+NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def main_type(problem: Problem) -> TensorType:
@@ -31,6 +34,13 @@ def main_type(problem: Problem) -> TensorType:
 
 def step_dtypes(problem: Problem) -> list[DType] | str:
     """Element type of the main result and of each step of the epilogue; or which step has none."""
+    if "step_dtypes" not in problem.memo:
+        problem.memo["step_dtypes"] = _step_dtypes(problem)
+    found: list[DType] | str = problem.memo["step_dtypes"]
+    return found
+
+
+def _step_dtypes(problem: Problem) -> list[DType] | str:
     main = main_type(problem)
     made = [main]
     for step in problem.epilogue:
@@ -49,7 +59,7 @@ def step_dtypes(problem: Problem) -> list[DType] | str:
 
 
 def kind(problem: Problem, i: int, axis: int) -> str | None:
-    """How operand i lies in the result: "scalar", "channel" (it varies along ``axis`` alone), "full"; None: otherwise."""
+    """How operand i lies in the result: "scalar", "channel" (varies along ``axis`` alone), "full"; None: otherwise."""
     type, out = problem.inputs[i], problem.outputs[0]
     if not isinstance(type, TensorType) or not isinstance(out, TensorType) or type.shape is None or out.shape is None:
         return None
@@ -59,8 +69,10 @@ def kind(problem: Problem, i: int, axis: int) -> str | None:
         return "full" if type.layout == out.layout else None
     axis %= len(out.shape)
     padded = (1,) * (len(out.shape) - len(type.shape)) + tuple(type.shape)
-    if len(padded) == len(out.shape) and padded[axis] == out.shape[axis] and all(
-        d == 1 for k, d in enumerate(padded) if k != axis
+    if (
+        len(padded) == len(out.shape)
+        and padded[axis] == out.shape[axis]
+        and all(d == 1 for k, d in enumerate(padded) if k != axis)
     ):
         return "channel"
     return None
@@ -68,14 +80,19 @@ def kind(problem: Problem, i: int, axis: int) -> str | None:
 
 def why_not(problem: Problem, axis: int = 1) -> str | None:
     """None when an `Epilogue` can be written for the problem; ``axis`` is that of the channels."""
+    for i in range(len(problem.main_inputs), len(problem.inputs)):
+        if kind(problem, i, axis) is None:
+            return f"operand {problem.inputs[i]} is neither one value, one per channel nor of the result's shape"
+    return why_not_steps(problem)
+
+
+def why_not_steps(problem: Problem) -> str | None:
+    """None when `chain` can write the epilogue's steps, wherever their operands lie."""
     if not problem.epilogue:
         return None
     dtypes = step_dtypes(problem)
     if isinstance(dtypes, str):
         return dtypes
-    for i in range(len(problem.main_inputs), len(problem.inputs)):
-        if kind(problem, i, axis) is None:
-            return f"operand {problem.inputs[i]} is neither one value, one per channel nor of the result's shape"
     for step, out in zip(problem.epilogue, dtypes[1:], strict=True):
         reason = expr.why_not(step.op, _types(problem, step.args, dtypes), out, step.attrs)
         if reason is not None:
@@ -89,6 +106,38 @@ def _types(problem: Problem, args: Sequence[int], dtypes: Sequence[DType]) -> li
         type = problem.inputs[i] if i >= 0 else None
         found.append(type.dtype if isinstance(type, TensorType) else dtypes[~i])
     return found
+
+
+def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[[int], str]) -> tuple[str, str]:
+    """Statements of all steps, and the name of the last result, for one element.
+
+    ``dtypes``: those of `step_dtypes`; ``value``: a variable with the main result; ``load``: the expression of an
+    operand's element. Between steps narrow floats are rounded as if they had been stored: a comparison sees the same.
+    """
+    lines: list[str] = []
+    loaded: dict[int, str] = {}
+    results = [value]
+    last = len(problem.epilogue)
+    if last and dtypes[0] in NARROW:
+        results = [f"{value}_0"]
+        lines.append(f"f32 {value}_0 = {expr.rounded(value, dtypes[0])};")
+    for number, step in enumerate(problem.epilogue, start=1):
+        args = []
+        for i in expr.used(step.op, step.args):
+            if i >= 0 and i not in loaded:
+                type = problem.inputs[i]
+                assert isinstance(type, TensorType)
+                loaded[i] = f"{value}_e{i}"
+                lines.append(f"{COMPUTE[type.dtype]} {loaded[i]} = {load(i)};")
+            args.append(loaded[i] if i >= 0 else results[~i])
+        out = dtypes[number]
+        text = expr.expression(step.op, args, _types(problem, step.args, dtypes), out, step.attrs)
+        if number < last and step.op not in expr.EXACT:
+            text = expr.rounded(text, out)
+        name = f"{value}_{number}"
+        lines.append(f"{COMPUTE[out]} {name} = {text};")
+        results.append(name)
+    return "\n".join(lines), results[-1]
 
 
 class Epilogue:
@@ -106,25 +155,14 @@ class Epilogue:
         self.dtypes = dtypes
 
     def apply(self, value: str, channel: str, offset: str) -> tuple[str, str]:
-        """Statements, and the name of the result, for one element.
+        """Statements, and the name of the result, for one element; a loop over lanes that holds them is vectorised.
 
         ``value``: a variable with the main result; ``channel``: index into operands per channel; ``offset``: index of
         the element in the output's memory, and so in operands of its shape and layout.
         """
-        lines, results = [], [value]
-        for number, step in enumerate(self.problem.epilogue, start=1):
-            args = []
-            for k, i in enumerate(step.args):
-                if i < 0:
-                    args.append(results[~i])
-                    continue
-                at = {"scalar": "0", "channel": channel, "full": offset}[str(self.kinds[i])]
-                name = f"{value}_{number}_{k}"
-                lines.append(f"{self.source.compute(f'e{i}')} {name} = {self.source.load(f'e{i}', at)};")
-                args.append(name)
-            out = self.dtypes[number]
-            text = expr.expression(step.op, args, _types(self.problem, step.args, self.dtypes), out, step.attrs)
-            name = f"{value}_{number}"
-            lines.append(f"{COMPUTE[out]} {name} = {text};")
-            results.append(name)
-        return "\n".join(lines), results[-1]
+        at = {"scalar": "0", "channel": channel, "full": offset}
+
+        def load(i: int) -> str:
+            return self.source.load(f"e{i}", at[str(self.kinds[i])])
+
+        return chain(self.problem, self.dtypes, value, load)

@@ -1,0 +1,91 @@
+"""Steps that wait for values: a Slice with computed starts gets its kernel when they are there.
+
+Only where the host may not run it (HOST_FALLBACK = NO). Heavy operations never come here: the plan is cut in front of
+them (see `lower.split`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..devices.base import Queue
+from ..errors import ExecutionError
+from ..ir.graph import Graph, Node, Value
+from ..ir.types import TensorType
+from ..ops import lookup
+from ..ops.base import Operand
+from ..ops.infer import infer_node
+from ..solvers.base import Kernel, Problem, is_value
+from .program import Environment
+
+
+class ShapeKernel(Kernel):
+    """What follows from the shapes of its inputs (Shape, Size): nothing is read, and nothing is launched."""
+
+    def __init__(self, node: Node) -> None:
+        self.name = "from shapes"
+        self.node = node
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        spec = lookup(self.node.op)
+        assert spec is not None and spec.value_from_types is not None
+        operands = [None if a is None else Operand(TensorType.of(a)) for a in inputs]
+        value = spec.value_from_types(operands, self.node.attrs)
+        if value is None:
+            raise ExecutionError("its result does not follow from shapes alone")
+        if outputs[0] is None:
+            return [value]
+        np.copyto(outputs[0], value)
+        return outputs
+
+
+def follows_from_shapes(node: Node) -> bool:
+    """A `ShapeKernel` can run it."""
+    spec = lookup(node.op)
+    return spec is not None and spec.value_from_types is not None
+
+
+class LateKernel(Kernel):
+    """Poses the problem anew at each run, with the values that say what to do as constants."""
+
+    #: kernels kept, the least recently used one is dropped
+    MOST: ClassVar[int] = 16
+
+    def __init__(self, node: Node, env: Environment) -> None:
+        self.name = "chosen as it runs"
+        self.node, self.env = node, env
+        self._kernels: OrderedDict[str, Kernel] = OrderedDict()
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        queue.finish()  # the values must be there to be read
+        problem = self.pose(inputs)
+        kernel = self._kernels.pop(problem.key(), None)
+        if kernel is None:
+            kernel = self.env.compile(self.env.tuner.choose(problem, self.env.device), problem)
+        self._kernels[problem.key()] = kernel
+        if len(self._kernels) > self.MOST:
+            self._kernels.popitem(last=False)
+        given = [kernel.packings[i].pack(a) if i in kernel.packings else a for i, a in enumerate(inputs)]
+        return kernel.run(queue, given, outputs)
+
+    def pose(self, inputs: Sequence[Any]) -> Problem:
+        """The problem for these inputs."""
+        graph = Graph("late")
+        values: list[Value | None] = []
+        for i, array in enumerate(inputs):
+            if array is None:
+                values.append(None)
+            elif isinstance(array, np.ndarray) and is_value(self.node.op, i, array):
+                values.append(graph.constant(array, f"i{i}"))
+            else:
+                type = TensorType.of(array) if isinstance(array, np.ndarray) else None
+                values.append(graph.add_input(f"i{i}", type))
+        twin = graph.add_copy(self.node, values, [None] * len(self.node.outputs))
+        spec = lookup(twin.op)
+        assert spec is not None
+        infer_node(twin, spec, self.env.settings.max_tensor_bytes)
+        return Problem.of(twin)

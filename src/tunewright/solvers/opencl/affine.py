@@ -1,0 +1,100 @@
+"""Where the elements of a tensor lie: `Access` (sizes, strides and an offset), and `Move`, a copy from one to another.
+
+Whatever only moves elements (transpose, slice, expand, depth to space, ...) is a `Move`: its source and its target are
+accesses of equal sizes. Strides and offsets count elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Access:
+    """Element (i, j, ...) lies at ``offset`` + i * ``strides[0]`` + j * ``strides[1]`` + ..."""
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @staticmethod
+    def of(dims: Sequence[int]) -> Access:
+        """A whole array, the last axis contiguous."""
+        return Access(tuple(dims), tuple(math.prod(dims[k + 1 :]) for k in range(len(dims))))
+
+    def permute(self, order: Sequence[int]) -> Access:
+        """Axis k of the result is axis ``order[k]`` of this."""
+        return replace(self, dims=tuple(self.dims[k] for k in order), strides=tuple(self.strides[k] for k in order))
+
+    def cut(self, axis: int, taken: range) -> Access:
+        """Only these indices of an axis."""
+        start = taken.start if taken else 0
+        return self._with(axis, [len(taken)], [self.strides[axis] * taken.step], start * self.strides[axis])
+
+    def split(self, axis: int, sizes: Sequence[int]) -> Access:
+        """An axis as several, the last of them the fastest."""
+        inner = Access.of(sizes).strides
+        return self._with(axis, sizes, [s * self.strides[axis] for s in inner])
+
+    def repeat(self, axis: int, times: int) -> Access:
+        """A new axis in front of this one, along which nothing changes."""
+        return self._with(axis, [times, self.dims[axis]], [0, self.strides[axis]])
+
+    def broadcast(self, dims: Sequence[int]) -> Access:
+        """As numpy broadcasts."""
+        lead = len(dims) - len(self.dims)
+        strides = [0 if d == 1 else s for d, s in zip(self.dims, self.strides, strict=True)]
+        return replace(self, dims=tuple(dims), strides=(*(0,) * lead, *strides))
+
+    def _with(self, axis: int, dims: Sequence[int], strides: Sequence[int], further: int = 0) -> Access:
+        return Access(
+            (*self.dims[:axis], *dims, *self.dims[axis + 1 :]),
+            (*self.strides[:axis], *strides, *self.strides[axis + 1 :]),
+            self.offset + further,
+        )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop over ``size`` elements with its strides in source and target."""
+
+    size: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """As few axes as possible, the one with the largest stride in the target first; none: there is one element."""
+
+    axes: tuple[Axis, ...]
+    source: int
+    target: int
+
+    @staticmethod
+    def between(source: Access, target: Access, words: int = 1) -> Move:
+        """Copies between accesses of equal sizes; an element is ``words`` words, and the move counts these."""
+        assert source.dims == target.dims, (source, target)
+        loops = [
+            Axis(d, s * words, t * words)
+            for d, s, t in zip(source.dims, source.strides, target.strides, strict=True)
+            if d != 1
+        ]
+        if words > 1:
+            loops.append(Axis(words, 1, 1))
+        loops.sort(key=lambda a: -a.target)
+        merged: list[Axis] = []
+        for axis in loops:
+            outer = merged[-1] if merged else None
+            if outer and outer.source == axis.source * axis.size and outer.target == axis.target * axis.size:
+                merged[-1] = Axis(outer.size * axis.size, axis.source, axis.target)
+            else:
+                merged.append(axis)
+        return Move(tuple(merged), source.offset * words, target.offset * words)
+
+    @property
+    def size(self) -> int:
+        """Number of words that are copied."""
+        return math.prod(a.size for a in self.axes)

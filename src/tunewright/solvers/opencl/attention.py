@@ -1,0 +1,308 @@
+"""Attention in one kernel: for some rows of queries, scores, softmax and weighted sum, without leaving the cache.
+
+Keys are first packed into panels of their transpose, as a matrix product wants them, and so are values that are not
+float32 already; past keys and values are put in front of the new ones before that. Everything between loading and
+storing is done in float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...devices.base import Target
+from ...ir.types import DType, TensorType
+from ...search.space import Space
+from ..base import Config, Problem
+from . import attention_form, matmul_pack
+from .attention_form import Form, Heads, form
+from .base import CSolver, both, tensor
+from .emit import COMPUTE, Call, In, Out, Scratch, Source
+from .matmul_pack import Operand
+from .matmul_product import SUM, Matrix
+from .matmul_tile import TILE
+
+#: a work-item has this much to do at least
+LEAST_FLOPS = 400_000
+#: up to this many queries are multiplied with keys where they lie
+FEW_QUERIES = 2
+#: elements that one work-item of the joining launch copies, at least
+SLICE = 16384
+
+
+class Attention(CSolver):
+    """Softmax(q k' * scale + mask) v in blocks of query rows."""
+
+    family = "attention"
+    ops = attention_form.OPS
+    dtypes = attention_form.FLOATS | {DType.BOOL, DType.INT64, DType.INT32}
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        if problem.epilogue:
+            return "takes no epilogue"
+        return attention_form.why_not(problem)
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        queries = form(problem).queries
+        rows = 1 if queries == 1 else 2 if queries == 2 else 4 if queries <= 4 else 6
+        return {"rows": rows, "vectors": 2 if target.registers <= 16 else 4, "split": 8}
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        def fits(config: Mapping[str, Any]) -> bool:
+            return bool((config["rows"] + 1) * config["vectors"] < target.registers)
+
+        params = {"rows": (1, 2, 3, 4, 5, 6, 8), "vectors": (1, 2, 3, 4), "split": (1, 2, 4, 8, 16)}
+        return Space(params, fits, version=f"{target.registers} registers")
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        f = form(problem)
+        given = [tensor(problem.inputs[i]).dtype for i in range(3)]
+        dtype = SUM[given[0]]
+        lanes = target.vector_bytes // dtype.itemsize
+        width = config["vectors"] * lanes
+        source = Source("attention", self.specialise)
+        source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=lanes, T=COMPUTE[dtype], SPACE="GLOBAL")
+        source.buffer("q", given[0], In(0))
+        keys, calls = self._joined(problem, f, 1, f.k, f.size)
+        values, more = self._joined(problem, f, 2, f.v, f.width)
+        calls += more
+        k, v = _where(f, f.k, f.size, keys), _where(f, f.v, f.width, values)
+        if f.queries <= FEW_QUERIES:
+            source.buffer("k", given[1], keys or In(1))
+            source.dims(K_BATCH=k.batch, K_HEAD=k.head, K_ROW=k.row)
+        else:
+            packed = Operand(Matrix(1, 1, k.row), f.size, f.total, ((f.batch, k.batch), (f.groups, k.head)))
+            calls.append(matmul_pack.launch(packed, width, given[1], dtype, "k", self.specialise, keys))
+            source.buffer("k", dtype, packed.scratch(width, dtype, "k"))
+            step = packed.packed_size(width)
+            source.dims(K_BATCH=f.groups * step, K_HEAD=step)
+        if given[2] is dtype and f.width >= width:  # the last panel begins earlier, so that it ends where the row does
+            source.buffer("v", dtype, values or In(2))
+            source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_STEP=v.row, V_ACROSS=1, V_LAST=f.width - width)
+        else:
+            packed = Operand(Matrix(2, v.row, 1), f.total, f.width, ((f.batch, v.batch), (f.groups, v.head)))
+            calls.append(matmul_pack.launch(packed, width, given[2], dtype, "v", self.specialise, values))
+            source.buffer("v", dtype, packed.scratch(width, dtype, "v"))
+            step = packed.packed_size(width)
+            source.dims(V_BATCH=f.groups * step, V_HEAD=step, V_STEP=width, V_ACROSS=f.total, V_LAST=f.width)
+        source.buffer("y", tensor(problem.outputs[0]).dtype, Out(0))
+        _number(source, dtype, SCALE=f.scale)
+        source.dims(
+            HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries, KEYS=f.total, SIZE=f.size,
+            VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
+            Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
+        )  # fmt: skip
+        grid = _split(source, f, config["rows"], width, config["split"] * target.units, dtype)
+        source.function(TILE)
+        source.add(_body(source, problem, f))
+        return [*calls, source.call(grid)]
+
+    def _joined(
+        self, problem: Problem, f: Form, i: int, heads: Heads, size: int
+    ) -> tuple[Out | Scratch | None, list[Call]]:
+        """Where all keys (i = 1) or values (i = 2) lie as [batch, groups, length, size], if not in the input alone."""
+        given = tensor(problem.inputs[i])
+        wanted = len(problem.outputs) > i and problem.outputs[i] is not None
+        if not wanted and not f.past:
+            return None, []
+        where: Out | Scratch = Out(i)
+        if not wanted:
+            nbytes = f.batch * f.groups * f.total * size * given.dtype.itemsize
+            where = Scratch(f"joined{i}", max(nbytes, 1))
+        source = Source("join", self.specialise)
+        raw = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}[given.dtype.itemsize]
+        source.buffer("x", raw, In(i))
+        source.buffer("past", raw, In(i + 3 if f.past else i))
+        source.buffer("y", raw, where)
+        rows = f.batch * f.groups * f.total
+        share = max(1, SLICE // max(size, 1), -(-rows // matmul_pack.MOST_ITEMS))
+        source.dims(BATCH=heads.batch, HEAD=heads.head, ROW=heads.row, GROUPS=f.groups, PAST=f.past, TOTAL=f.total)
+        source.dims(SIZE=size, ROWS=rows, SHARE=share)
+        source.add(JOIN)
+        return where, [source.call([-(-rows // share)])]
+
+
+JOIN = """
+for (int row = GID(0) * SHARE; row < (GID(0) + 1) * SHARE && row < ROWS; row++) {
+  int matrix = row / TOTAL, at = row % TOTAL;
+  int old = (matrix * PAST + at) * SIZE;
+  int new = matrix / GROUPS * BATCH + matrix % GROUPS * HEAD + (at - PAST) * ROW;
+  if (at < PAST)
+    for (int i = 0; i < SIZE; i++) y[row * SIZE + i] = past[old + i];
+  else
+    for (int i = 0; i < SIZE; i++) y[row * SIZE + i] = x[new + i];
+}"""
+
+
+def _number(source: Source, dtype: DType, **values: float) -> None:
+    """An argument in float32; for float64 it is part of the text, which loses no digits."""
+    if dtype is DType.FLOAT64:
+        source.fixed(**{name: repr(value) for name, value in values.items()})
+    else:
+        source.numbers(**values)
+
+
+def _where(f: Form, heads: Heads, size: int, joined: Out | Scratch | None) -> Heads:
+    """The strides of all keys or values."""
+    return heads if joined is None else Heads(f.groups * f.total * size, f.total * size, size)
+
+
+def _split(source: Source, f: Form, rows: int, width: int, items: int, dtype: DType) -> tuple[int]:
+    """Decides how many tiles of rows a work-item takes, and gives each item memory of its own."""
+    tiles = f.batch * f.heads * -(-f.queries // rows)
+    items = max(1, min(items, int(f.flops / LEAST_FLOPS), tiles))
+    share = max(1, -(-tiles // items))
+    span, out = (-(-n // width) * width for n in (f.total, f.width))
+    slot = rows * (span + out + f.size)
+    source.dims(TILES=tiles, SHARE=share, SPAN=span, OUT_SPAN=out, SLOT=slot)
+    count = -(-tiles // share)
+    source.buffer("memory", dtype, Scratch("memory", max(1, count * slot * dtype.itemsize)))
+    return (count,)
+
+
+def _body(source: Source, problem: Problem, f: Form) -> str:
+    """The loop over tiles of rows, with what this attention does to scores."""
+    kind = COMPUTE[SUM[tensor(problem.inputs[0]).dtype]]
+    source.fixed(EXP="falling_exp" if kind == "f32" else f"{kind}_exp")
+    if kind == "f32":
+        source.function(FALLING_EXP)
+    shown = len(problem.outputs) > 3 and isinstance(problem.outputs[3], TensorType)
+    if shown:
+        source.buffer("shown", tensor(problem.outputs[3]).dtype, Out(3))
+    show = source.store("shown", "shown_at + t", "scores[t]") if shown else ""
+    steps = [(show, f.shown == 0 or (f.shown == 1 and f.softcap <= 0))]
+    if f.softcap > 0:
+        _number(source, SUM[tensor(problem.inputs[0]).dtype], CAP=f.softcap)
+        steps += [(f"scores[t] = {kind}_tanh(scores[t] / CAP) * CAP;", True), (show, f.shown == 1)]
+    bias, valid = "0", "KEYS"
+    if f.mask is not None:
+        type = tensor(problem.inputs[f.mask.index])
+        source.buffer("mask", type.dtype, In(f.mask.index))
+        source.dims(MASK_BATCH=f.mask.batch, MASK_HEAD=f.mask.head, MASK_ROW=f.mask.row, MASK_COLUMNS=f.mask.columns)
+        bias = source.load("mask", "mask_at + t")
+        bias = f"({bias} ? 0 : -INFINITY)" if type.dtype is DType.BOOL else bias
+    else:
+        source.fixed(MASK_BATCH=0, MASK_HEAD=0, MASK_ROW=0, MASK_COLUMNS="KEYS")
+    if f.valid is not None:
+        source.buffer("valid", DType.INT64, In(f.valid))
+        valid = "(int)valid[batch]"
+    rounded = f"{f.rounding}_load({f.rounding}_store({{}}))" if f.rounding else "{}"
+    later = [(show, f.shown == 2), (f"scores[t] = {rounded.format('scores[t]')};", bool(f.rounding))]
+    weights = [(f"scores[t] = {rounded.format('scores[t] * part')};", True), (show, True)]
+    keep = not f.rounding and not (shown and f.shown == 3)  # then the result is divided, not the weights
+    return BODY.format(
+        query=source.load("q", "q_at + i"),
+        products=DOTS.format(key=source.load("k", "k_at + i")) if f.queries <= FEW_QUERIES else PANELS,
+        valid=valid,
+        offset="PAST" if f.valid is None else f"{valid} - QUERIES",
+        before=_loops(steps),
+        mask="" if f.mask is None else f"for (int t = begin; t < end; t++) scores[t] += {bias};",
+        after=_loops(later),
+        forgive=FORGIVE.format(bias=bias) if f.forgiving else "",
+        weights="" if keep else _loops(weights) + "\n    part = 1;",
+        store=source.store("y", "y_at + i", "out[r * OUT_SPAN + i] * parts[r]"),
+    )
+
+
+def _loops(steps: list[tuple[str, bool]]) -> str:
+    """A loop over all keys for each statement that is wanted."""
+    return "\n    ".join(f"for (int t = 0; t < KEYS; t++) {text}" for text, wanted in steps if text and wanted)
+
+
+#: exp of a score less the highest one: never above zero, perhaps NaN or infinite
+FALLING_EXP = """
+INLINE f32 falling_exp(f32 x) {
+  f32 v = f32_exp_near(x < -87.0f ? -87.0f : x);
+  return x < -87.0f ? 0.0f : v;
+}"""
+
+PANELS = """
+  GLOBAL const T* keys = k + batch * K_BATCH + head / SHARING * K_HEAD;
+  for (int n = 0; n < KEYS; n += WIDTH)
+    multiply(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH);"""
+
+#: for few queries: packing the keys would take longer than multiplying with them
+DOTS = """
+  for (int r = 0; r < rows; r++)
+    for (int t = 0; t < KEYS; t++) {{
+      REASSOCIATE
+      int k_at = batch * K_BATCH + head / SHARING * K_HEAD + t * K_ROW;
+      T sum = 0;
+      for (int i = 0; i < SIZE; i++) sum += query[r * SIZE + i] * {key};
+      score[r * SPAN + t] = sum;
+    }}"""
+
+#: A row in which nothing may be seen is zero, whatever the scores are. That is looked at only where no score is finite.
+FORGIVE = """
+    if (top == -INFINITY) {{
+      int seen = 0;
+      for (int t = begin; t < end; t++) seen |= {bias} != -INFINITY;
+      if (!seen) for (int t = 0; t < KEYS; t++) scores[t] = -INFINITY;
+      top = 0;
+    }}"""
+
+BODY = """
+GLOBAL T* query = memory + GID(0) * SLOT;
+GLOBAL T* score = query + ROWS * SIZE;
+GLOBAL T* out = score + ROWS * SPAN;
+int row_tiles = (QUERIES + ROWS - 1) / ROWS;
+for (int tile = GID(0) * SHARE; tile < (GID(0) + 1) * SHARE && tile < TILES; tile++) {{
+  int batch = tile / (row_tiles * HEADS), head = tile / row_tiles % HEADS, m = tile % row_tiles * ROWS;
+  int rows = QUERIES - m < ROWS ? QUERIES - m : ROWS;
+  for (int r = 0; r < rows; r++) {{
+    int q_at = batch * Q_BATCH + head * Q_HEAD + (m + r) * Q_ROW;
+    for (int i = 0; i < SIZE; i++) query[r * SIZE + i] = {query} * SCALE;
+  }}
+  {products}
+  T parts[ROWS];
+  for (int r = 0; r < rows; r++) {{
+    GLOBAL T* scores = score + r * SPAN;
+    int shown_at = ((batch * HEADS + head) * QUERIES + m + r) * KEYS;
+    int mask_at = batch * MASK_BATCH + head * MASK_HEAD + (m + r) * MASK_ROW;
+    int place = m + r + {offset}, begin = place - LEFT, end = place + RIGHT + 1;
+    begin = begin > 0 ? begin : 0;
+    end = end < {valid} ? end : {valid};
+    end = end < MASK_COLUMNS ? end : MASK_COLUMNS;
+    end = end > begin ? end : begin;
+    {before}
+    {mask}
+    for (int t = 0; t < begin && t < KEYS; t++) scores[t] = -INFINITY;
+    for (int t = end; t < SPAN; t++) scores[t] = -INFINITY;
+    {after}
+    V tops[VECTORS];
+    UNROLL for (int i = 0; i < VECTORS; i++) tops[i] = (V)(-INFINITY);
+    for (int t = 0; t < SPAN; t += WIDTH)
+      UNROLL for (int i = 0; i < VECTORS; i++) {{
+        V s = LOADV(scores + t + i * LANES);
+        tops[i] = s > tops[i] ? s : tops[i];
+      }}
+    T top = -INFINITY, total = 0;
+    for (int i = 0; i < VECTORS; i++)
+      for (int j = 0; j < LANES; j++) top = tops[i][j] > top ? tops[i][j] : top;
+    {forgive}
+    {{
+      REASSOCIATE
+      for (int t = 0; t < SPAN; t++) {{
+        T s = EXP(scores[t] - top);
+        scores[t] = s;
+        total += s;
+      }}
+    }}
+    T part = 1 / (total == 0 ? 1 : total);
+    {weights}
+    parts[r] = part;
+  }}
+  GLOBAL const T* values = v + batch * V_BATCH + head / SHARING * V_HEAD;
+  for (int n = 0; n < VALUES; n += WIDTH) {{
+    int first = n < V_LAST ? n : V_LAST;
+    multiply(score, values + first * V_ACROSS, out + first, OUT_SPAN, 0, rows, KEYS, SPAN, 1, V_STEP);
+  }}
+  for (int r = 0; r < rows; r++) {{
+    int y_at = batch * Y_BATCH + head * Y_HEAD + (m + r) * Y_ROW;
+    for (int i = 0; i < VALUES; i++) {store}
+  }}
+}}"""
+
+
+SOLVERS = both(Attention)

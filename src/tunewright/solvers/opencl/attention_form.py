@@ -1,0 +1,168 @@
+"""What an attention asks for: sizes, strides and masks of ONNX's Attention and com.microsoft's MultiHeadAttention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir.types import DType, TensorType
+from ..base import Problem
+from .base import tensor
+
+MULTI_HEAD = "com.microsoft::MultiHeadAttention"
+OPS = frozenset({"Attention", MULTI_HEAD})
+#: further than any sequence is long
+UNBOUNDED = 1 << 29
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
+#: types to which scores and weights may be asked to be rounded; wider ones need no rounding
+_ROUNDED = {DType.FLOAT16: "f16", DType.BFLOAT16: "bf16", DType.FLOAT32: "", DType.FLOAT64: ""}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A tensor of [batch, heads, length, size], by its strides; the last one is 1."""
+
+    batch: int
+    head: int
+    row: int
+
+    @staticmethod
+    def of(type: TensorType, heads: int) -> Heads:
+        """Rank 4 is [batch, heads, length, size], rank 3 [batch, length, heads * size]."""
+        dims = type.dims
+        if len(dims) == 4:
+            return Heads(dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3])
+        return Heads(dims[1] * dims[2], dims[2] // heads, dims[2])
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is added to the scores, broadcast to [batch, heads, queries]; keys from ``columns`` on are forbidden."""
+
+    index: int
+    batch: int
+    head: int
+    row: int
+    columns: int
+
+    @staticmethod
+    def of(index: int, type: TensorType, keys: int) -> Mask:
+        dims = (1, 1, 1, *type.dims)[-4:]
+        row, head, batch = dims[3], dims[3] * dims[2], dims[3] * dims[2] * dims[1]
+        batch, head, row = (s if d > 1 else 0 for s, d in ((batch, dims[0]), (head, dims[1]), (row, dims[2])))
+        return Mask(index, batch, head, row, min(dims[3], keys))
+
+
+@dataclass(frozen=True)
+class Form:
+    """One attention. A query sees keys from ``left`` behind to ``right`` ahead of its own place."""
+
+    batch: int
+    heads: int
+    groups: int  # heads of keys and values
+    queries: int
+    past: int
+    keys: int  # new ones
+    size: int
+    width: int  # of a value
+    q: Heads
+    k: Heads
+    v: Heads
+    y: Heads
+    scale: float
+    softcap: float
+    left: int
+    right: int
+    mask: Mask | None
+    #: input with the number of valid keys per batch
+    valid: int | None
+    #: what output 3 shows: 0 the products, 1 capped, 2 masked, 3 the weights
+    shown: int
+    #: a row in which everything is masked gives zeros (else NaN)
+    forgiving: bool
+    #: narrow float type to which scores and weights are rounded, or none
+    rounding: str
+
+    @property
+    def total(self) -> int:
+        return self.past + self.keys
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.heads * self.queries * self.total * (self.size + self.width)
+
+
+def why_not(problem: Problem) -> str | None:
+    """None when `form` describes the problem; its types may be open."""
+    q, k, v = (problem.input(i) for i in range(3))
+    for type in (q, k, v):
+        if not isinstance(type, TensorType):
+            return "queries, keys and values must all be given"
+        if type.dtype not in FLOATS:
+            return f"does not take {type.dtype}"
+    assert isinstance(q, TensorType) and isinstance(k, TensorType) and isinstance(v, TensorType)
+    if q.dtype is not k.dtype or (DType.FLOAT64 in (q.dtype, v.dtype) and q.dtype is not v.dtype):
+        return f"mixes {q.dtype}, {k.dtype} and {v.dtype}"
+    return _multi_head_why_not(problem) if problem.op == MULTI_HEAD else _attention_why_not(problem)
+
+
+def _attention_why_not(problem: Problem) -> str | None:
+    mask, valid = problem.input(3), problem.input(6)
+    if isinstance(mask, TensorType) and mask.dtype not in FLOATS | {DType.BOOL}:
+        return f"a mask of {mask.dtype}"
+    if isinstance(valid, TensorType) and valid.dtype is not DType.INT64:
+        return f"lengths of {valid.dtype}"
+    if (problem.input(4) is None) != (problem.input(5) is None):
+        return "past keys and values come together"
+    if valid is not None and problem.input(4) is not None:
+        return "lengths and past keys exclude each other"
+    precision = problem.attrs.get("softmax_precision")
+    if precision is not None and DType.of_onnx(int(precision)) not in _ROUNDED:
+        return f"softmax in {DType.of_onnx(int(precision))}"
+    return None
+
+
+def _multi_head_why_not(problem: Problem) -> str | None:
+    names = {3: "a bias", 4: "a key padding mask", 6: "past keys", 7: "past values", 8: "a shared cache", 9: "beams"}
+    for i, name in names.items():
+        if problem.input(i) is not None:
+            return f"does not take {name}"
+    if problem.attrs.get("unidirectional", 0):
+        return "does not mask the future of MultiHeadAttention"
+    ranks = {t.rank for t in problem.main_inputs[:3] if isinstance(t, TensorType) and t.shape is not None}
+    return "takes queries, keys and values of rank 3" if ranks - {3} else None
+
+
+def form(problem: Problem) -> Form:
+    """The sizes of a static problem that `why_not` has nothing against."""
+    attrs: Mapping[str, Any] = problem.attrs
+    q, k, v = (tensor(problem.inputs[i]) for i in range(3))
+    standard = problem.op == "Attention"
+    heads = q.dims[1] if len(q.dims) == 4 else int(attrs["q_num_heads" if standard else "num_heads"])
+    groups = k.dims[1] if len(k.dims) == 4 else int(attrs["kv_num_heads" if standard else "num_heads"])
+    size = q.dims[-1] if len(q.dims) == 4 else q.dims[2] // heads
+    width = v.dims[-1] if len(v.dims) == 4 else v.dims[2] // groups
+    queries, keys = q.dims[-2], k.dims[-2]
+    given = problem.input(4) if standard else None
+    past = tensor(given).dims[2] if given is not None else 0
+    at = 3 if standard else 5
+    mask = problem.input(at)
+    left, right = int(attrs.get("left_window_size", -1)), int(attrs.get("right_window_size", -1))
+    ahead = [UNBOUNDED, *([right] if right >= 0 else []), *([0] if attrs.get("is_causal", 0) else [])]
+    precision = attrs.get("softmax_precision") if standard else None
+    y = Heads(queries * heads * width, width, heads * width)
+    if len(q.dims) == 4:
+        y = Heads(heads * queries * width, queries * width, width)
+    return Form(
+        q.dims[0], heads, groups, queries, past, keys, size, width,
+        Heads.of(q, heads), Heads.of(k, groups), Heads.of(v, groups), y,
+        scale=float(attrs.get("scale") or 1 / math.sqrt(max(size, 1))),
+        softcap=float(attrs.get("softcap", 0.0)) if standard else 0.0,
+        left=left if left >= 0 else UNBOUNDED, right=min(ahead),
+        mask=None if mask is None else Mask.of(at, tensor(mask), past + keys),
+        valid=6 if standard and problem.input(6) is not None else None,
+        shown=int(attrs.get("qk_matmul_output_mode", 0)) if standard else 2,
+        forgiving=standard, rounding="" if precision is None else _ROUNDED[DType.of_onnx(int(precision))],
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Concat and Split: a whole and its parts along an axis, up to eight parts in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...devices.base import Target
+from ...ir.types import TensorType, Type
+from ...search.space import Config as Point
+from ...search.space import Space
+from ..base import Config, Problem
+from .base import CSolver, both, tensor
+from .emit import STORAGE, Call, In, Out, Source
+from .move import SLICE, SLICES, slices
+from .words import MOVABLE, word, words
+
+#: parts of one launch: texts are made for these counts, and what is not needed has no length
+_PARTS = (2, 4, 8)
+
+
+#: rows of n words, ``from`` and ``to`` apart; where they are short, their columns
+COPY_ROWS = """
+INLINE void copy_rows(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* restrict d, int to, int rows, int n) {
+  if (n < 8) {
+    for (int i = 0; i < n; i++)
+      for (int row = 0; row < rows; row++) d[row * to + i] = s[row * from + i];
+  } else {
+    for (int row = 0; row < rows; row++)
+      for (int i = 0; i < n; i++) d[row * to + i] = s[row * from + i];
+  }
+}
+"""
+
+
+class Parts(CSolver):
+    """What Concat and Split share: rows of the whole, each a row of every part in turn."""
+
+    dtypes = MOVABLE
+    rank = 60
+    joins: bool
+
+    def sides(self, problem: Problem) -> tuple[Type | None, Sequence[Type | None]]:
+        """The whole, and its parts."""
+        if self.joins:
+            return problem.outputs[0], problem.inputs
+        return problem.inputs[0], problem.outputs
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return "has no epilogue" if problem.epilogue else None
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return Point(slice=SLICE)
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({"slice": SLICES})
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        whole, parts = (tensor(self.sides(problem)[0]), [tensor(t) for t in self.sides(problem)[1]])
+        if not whole.size:
+            return []
+        axis = _axis(problem, whole)
+        rows = math.prod(whole.physical[:axis])
+        lengths = [math.prod(t.physical[axis:]) * words(t.dtype) for t in parts]
+        given = [i for i, length in enumerate(lengths) if length]
+        calls, at = [], 0
+        for first in range(0, len(given), _PARTS[-1]):
+            group = {i: lengths[i] for i in given[first : first + _PARTS[-1]]}
+            calls.append(self._launch(whole, rows, sum(lengths), at, group, config, target))
+            at += sum(group.values())
+        return calls
+
+    def _launch(
+        self, whole: TensorType, rows: int, stride: int, at: int, group: dict[int, int], config: Config, target: Target
+    ) -> Call:
+        """Parts (by index, with their lengths) that lie in the whole from ``at`` on."""
+        source, dtype = Source("concat" if self.joins else "split", self.specialise), word(whole.dtype)
+        source.buffer("whole", dtype, Out() if self.joins else In(0))
+        count = next(n for n in _PARTS if n >= len(group))
+        numbers = list(group)
+        items = slices(rows * sum(group.values()) * dtype.itemsize, target, config["slice"])
+        per_item = -(-rows // items)
+        columns = max(1, items // rows)
+        source.dims(ROWS=rows, ITEM=per_item, STRIDE=stride, COLUMNS=columns, AT=at)
+        source.fixed(COUNT=count)
+        for k in range(count):
+            i = numbers[min(k, len(numbers) - 1)]
+            source.buffer(f"part{k}", dtype, In(i) if self.joins else Out(i))
+            source.dims(**{f"N{k}": group[i] if k < len(numbers) else 0})
+        c = STORAGE[dtype]
+        source.function(COPY_ROWS.replace("WORD", c))
+        pick = " : ".join([*(f"k == {k} ? {{0}}{k}" for k in range(count - 1)), f"{{0}}{count - 1}"])
+        inside, outside = "whole + first * STRIDE + at + begin, STRIDE", "part + first * length + begin, length"
+        moved = f"{outside}, {inside}" if self.joins else f"{inside}, {outside}"
+        source.add(f"""
+int first = GID(0) * ITEM, rows = first + ITEM < ROWS ? ITEM : ROWS - first;
+for (int k = 0, at = AT; k < COUNT; k++) {{
+  int length = {pick.format("N")};
+  GLOBAL {"const " if self.joins else ""}{c}* part = {pick.format("part")};
+  int share = (length + COLUMNS - 1) / COLUMNS, begin = GID(1) * share;
+  int n = begin + share < length ? share : length - begin;
+  copy_rows({moved}, rows, n);
+  at += length;
+}}""")
+        return source.call([-(-rows // per_item), columns])
+
+
+def _axis(problem: Problem, whole: TensorType) -> int:
+    """The axis in memory. A blocked tensor has its blocks where a plain one has its channels."""
+    return int(problem.attrs.get("axis", 0)) % len(whole.dims)
+
+
+class Concat(Parts):
+    family = "concat"
+    ops = frozenset({"Concat"})
+    layouts = frozenset({"plain", "blocked"})
+    joins = True
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        whole = tensor(problem.outputs[0])
+        parts = [t for t in problem.inputs if isinstance(t, TensorType)]
+        if len(parts) != len(problem.inputs):
+            return "nothing is known of an input"
+        if any(t.layout != whole.layout for t in parts):
+            return "the layouts of inputs and output differ"
+        if whole.layout.name == "blocked" and whole.is_static and _axis(problem, whole) == 1:
+            uneven = [t.dims[1] for t in parts[:-1] if t.is_static and t.dims[1] % whole.layout.block]
+            if uneven:
+                return f"{uneven[0]} channels do not end with a block of {whole.layout.block}"
+        return super().refuse(problem, target)
+
+
+class Split(Parts):
+    """Sizes are those of the outputs, so it does not matter where they were given."""
+
+    family = "split"
+    ops = frozenset({"Split"})
+    joins = False
+
+
+SOLVERS = (*both(Concat), *both(Split))

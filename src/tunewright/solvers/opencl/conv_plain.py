@@ -1,0 +1,45 @@
+"""Convolutions in the plain layout: any rank, group, stride, dilation and padding, weights constant or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...search.space import Space
+from ..base import Config, Packing, Problem
+from . import conv_plan, conv_slab, epilogue, window
+from .base import CSolver, both
+from .emit import Call
+from .window import as_conv
+
+
+class ConvPlain(CSolver):
+    """Tiles of output channels times positions in registers (see `conv_slab`)."""
+
+    family = "conv_plain"
+    ops = window.CONVOLUTIONS
+    dtypes = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
+    rank = 70
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return window.why_not(problem) or window.why_not_fused(problem) or epilogue.why_not(as_conv(problem))
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return conv_plan.space(target)
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return conv_plan.default(problem, target)
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        if not problem.constant[1]:
+            return {}
+        problem = as_conv(problem)
+        return {1: conv_plan.packing(problem, conv_plan.plan(problem, config, target))}
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        problem = as_conv(problem)
+        return conv_slab.calls(problem, conv_plan.plan(problem, config, target), config, target, self.specialise)
+
+
+SOLVERS = both(ConvPlain)

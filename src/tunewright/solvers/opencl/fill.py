@@ -1,0 +1,59 @@
+"""Tensors that hold one value: ConstantOfShape, and EyeLike with another one on a diagonal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import TensorType
+from ..base import Array, Config, Problem
+from .base import CSolver, both, tensor
+from .emit import Call, Out, Source, Table
+from .move import slices
+from .words import SINGLE, word
+
+
+class Fill(CSolver):
+    family = "fill"
+    ops = frozenset({"ConstantOfShape", "EyeLike"})
+    dtypes = SINGLE
+    rank = 60
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return "has no epilogue" if problem.epilogue else None
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        y = tensor(problem.outputs[0])
+        if not y.size:
+            return []
+        dtype = word(y.dtype)
+        # a row has one element of its own, or none, where its diagonal is outside
+        width = y.dims[1] if problem.op == "EyeLike" else y.size
+        rows = y.size // width
+        items = slices(y.nbytes, target)
+        per_item, part = -(-rows // items), -(-width // max(1, items // rows))
+        source = Source("fill", self.specialise)
+        source.buffer("y", dtype, Out())
+        source.buffer("values", dtype, Table(_values(problem, y).view(dtype.numpy)))
+        shift = int(problem.attrs.get("k", 0)) if problem.op == "EyeLike" else width
+        source.dims(ROWS=rows, WIDTH=width, ITEM=per_item, PART=part, SHIFT=max(-rows, min(width, shift)))
+        source.add("""
+int first = GID(0) * ITEM, last = first + ITEM < ROWS ? first + ITEM : ROWS;
+int begin = GID(1) * PART, end = begin + PART < WIDTH ? begin + PART : WIDTH;
+for (int row = first; row < last; row++) {
+  for (int i = begin; i < end; i++) y[row * WIDTH + i] = values[0];
+  int own = row + SHIFT;
+  if (own >= begin && own < end) y[row * WIDTH + own] = values[1];
+}""")
+        return [source.call([-(-rows // per_item), -(-width // part)])]
+
+
+def _values(problem: Problem, type: TensorType) -> Array:
+    """The value, and that of the diagonal."""
+    if problem.op == "EyeLike":
+        return np.array([0, 1]).astype(type.dtype.numpy)
+    value = problem.attrs.get("value")
+    return np.resize(np.zeros(1, np.float32) if value is None else value, 2)
+
+
+SOLVERS = both(Fill)

@@ -1,0 +1,161 @@
+"""Gather, GatherND and GatherElements: rows or elements picked by index.
+
+Indices are read at run time. The reference raises for an index that is out of range; a kernel cannot, so it takes the
+nearest legal one. Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...ops.shapes import axis_of
+from ..base import Config, Problem
+from .base import CSolver, both, tensor
+from .emit import Call, In, Out, Source, Table
+from .indices import ONE_WORD, WRAPPED, Shares, merged, no_indices, outside, strides, table, unfit
+from .words import MOVABLE, word, words
+
+_ROWS = """
+int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;
+int from = GID(1) * PIECE, count = INNER - from < PIECE ? INNER - from : PIECE;
+int row = begin % INDEX_ROWS, left = BATCH_ROWS - begin % BATCH_ROWS, batch = begin / BATCH_ROWS * BATCH;
+for (int r = begin; r < end; r++) {
+  int at = batch;
+  for (int k = 0; k < DEPTH; k++)
+    at += wrapped(indices[row * DEPTH + k], bounds[2 * k]) * bounds[2 * k + 1];
+  if (INNER == 1) {
+    y[r] = x[at];
+  } else {
+    i64 source = at + from, target = r * INNER + from;  /* of 64 bits, or the loop is not vectorised */
+    for (int j = 0; j < count; j++) y[target + j] = x[source + j];
+  }
+  if (++row == INDEX_ROWS) row = 0;
+  if (--left == 0) {
+    left = BATCH_ROWS;
+    batch += BATCH;
+  }
+}
+"""
+
+
+class Gather(CSolver):
+    """Contiguous rows: y[r] = x[batch of r, indices of r]. Gather along an axis has the same indices in each batch."""
+
+    family = "gather"
+    ops = frozenset({"Gather", "GatherND", "com.microsoft::GatherND"})
+    dtypes: ClassVar[frozenset[DType]] = MOVABLE
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        reason = _refuse(problem)
+        if reason is not None or not problem.is_static:
+            return reason
+        x, y = tensor(problem.inputs[0]).dims, tensor(problem.outputs[0])
+        sizes: tuple[int, ...]
+        if problem.op == "Gather":
+            sizes = (x[axis_of(int(problem.attrs.get("axis", 0)), len(x))],)
+        else:
+            batch = int(problem.attrs.get("batch_dims", 0))
+            sizes = x[batch : batch + tensor(problem.inputs[1]).dims[-1]]
+        if y.size and 0 in sizes:
+            return "there is nothing to choose from, which the host reports"
+        return outside(problem, 1, sizes)
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x, indices = tensor(problem.inputs[0]), tensor(problem.inputs[1])
+        if problem.op == "Gather":
+            first = axis_of(int(problem.attrs.get("axis", 0)), len(x.dims))
+            depth, rows = 1, indices.size
+            batches = math.prod(x.dims[:first])
+            index_rows = rows
+        else:
+            first = int(problem.attrs.get("batch_dims", 0))
+            depth = indices.dims[-1]
+            batches = math.prod(x.dims[:first])
+            rows = math.prod(indices.dims[first:-1])
+            index_rows = batches * rows
+        wide = words(x.dtype)
+        inner = math.prod(x.dims[first + depth :]) * wide
+        if not batches * rows * inner:
+            return []
+        shares = Shares.of(batches * rows, inner, 2 * word(x.dtype).itemsize, target)
+        bounds = [(d, s * wide) for d, s in zip(x.dims[first : first + depth], strides(x.dims)[first:], strict=False)]
+        source = Source("gather", self.specialise)
+        source.function(WRAPPED)
+        source.buffer("x", word(x.dtype), In(0))
+        source.buffer("indices", indices.dtype, In(1))
+        source.buffer("bounds", DType.INT32, Table(table(bounds)))
+        source.buffer("y", word(x.dtype), Out())
+        source.dims(ROWS=batches * rows, INNER=inner, DEPTH=depth, INDEX_ROWS=index_rows)
+        source.dims(BATCH_ROWS=rows, BATCH=math.prod(x.dims[first:]) * wide, SHARE=shares.rows, PIECE=shares.columns)
+        source.add(_ROWS)
+        return [source.call(shares.grid)]
+
+
+_ELEMENTS = """
+int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;
+int from = GID(1) * PIECE, count = LENGTH - from < PIECE ? LENGTH - from : PIECE;
+for (int r = begin; r < end; r++) {
+  int rest = r;
+  i64 at = from * STEP, line = r * LENGTH + from;
+  for (int k = 0; k < OUTER; k++) {  /* from the last axis to the first */
+    at += rest % axes[2 * k] * axes[2 * k + 1];
+    rest /= axes[2 * k];
+  }
+  for (int j = 0; j < count; j++)
+    y[line + j] = x[at + j * STEP + wrapped(indices[line + j], SIZE) * STRIDE];
+}
+"""
+
+
+class GatherElements(CSolver):
+    """Single elements: the index tensor says for each element of the result where along the axis it comes from."""
+
+    family = "gather_elements"
+    ops = frozenset({"GatherElements"})
+    dtypes: ClassVar[frozenset[DType]] = ONE_WORD
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        reason = _refuse(problem)
+        if reason is not None or not problem.is_static:
+            return reason
+        x, y = tensor(problem.inputs[0]).dims, tensor(problem.outputs[0])
+        axis = axis_of(int(problem.attrs.get("axis", 0)), len(x))
+        if any(i > d for k, (i, d) in enumerate(zip(y.dims, x, strict=True)) if k != axis):
+            return "the indices are larger than the data, which the host reports"
+        if y.size and not x[axis]:
+            return "there is nothing to choose from, which the host reports"
+        return outside(problem, 1, (x[axis],))
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x, indices = tensor(problem.inputs[0]), tensor(problem.inputs[1])
+        if not indices.size:
+            return []
+        axis = axis_of(int(problem.attrs.get("axis", 0)), len(x.dims))
+        axes = merged(x.dims, indices.dims, axis)
+        *outer, line = axes
+        rows = indices.size // line.length
+        shares = Shares.of(rows, line.length, 2 * x.dtype.itemsize + indices.dtype.itemsize, target)
+        source = Source("gather_elements", self.specialise)
+        source.function(WRAPPED)
+        source.buffer("x", word(x.dtype), In(0))
+        source.buffer("indices", indices.dtype, In(1))
+        # Along the chosen axis it is the index that moves through the data, not the position.
+        bounds = [(a.length, 0 if a.chosen else a.data) for a in reversed(outer)]
+        source.buffer("axes", DType.INT32, Table(table(bounds)))
+        source.buffer("y", word(x.dtype), Out())
+        source.dims(ROWS=rows, LENGTH=line.length, OUTER=len(outer), STEP=0 if line.chosen else line.data)
+        source.dims(SIZE=x.dims[axis], STRIDE=strides(x.dims)[axis], SHARE=shares.rows, PIECE=shares.columns)
+        source.add(_ELEMENTS)
+        return [source.call(shares.grid)]
+
+
+def _refuse(problem: Problem) -> str | None:
+    return unfit(problem, 2) or no_indices(problem.input(1))
+
+
+SOLVERS = (*both(Gather), *both(GatherElements))

@@ -1,0 +1,203 @@
+"""Matrix products in register tiles: MatMul, Gemm and FusedMatMul with batches, an addend and an epilogue.
+
+A tile is ROWS rows by VECTORS vectors of columns. One step of its sum loads a row of a panel of b and one element of
+each row of a. A work-item takes some panels and, for each of them, some tiles of rows, so that a panel is read from the
+nearest cache again and again while a is streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...search.space import Scalar, Space
+from ..base import Config, Packing, Problem
+from . import epilogue, matmul_pack, matmul_product
+from .base import MOST_ELEMENTS, CSolver, both, tensor
+from .emit import COMPUTE, Call, In, Scratch, Source
+from .matmul_pack import MOST_ITEMS, Operand, batch_offset
+from .matmul_product import Product, is_narrow, product, summed
+from .matmul_store import Store
+from .matmul_tile import TILE
+
+#: Rows of a that a work-item goes through for each panel take half of a usual second-level cache at most.
+NEAR_BYTES = 512 * 1024
+#: vectors of columns in a tile
+MOST_VECTORS = 4
+#: A work-item has this much to do at least: about five microseconds.
+LEAST_FLOPS = 400_000
+
+
+class MatMul(CSolver):
+    """Everything that `matmul_product` describes."""
+
+    family = "matmul"
+    ops = matmul_product.OPS
+    dtypes = frozenset(matmul_product.SUM) | {DType.BOOL}
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        reason = matmul_product.why_not(problem) or epilogue.why_not(problem, -1)
+        if reason is not None or not problem.is_static:
+            return reason
+        _, b = _operands(product(problem))
+        widest = MOST_VECTORS * _lanes(problem, target)
+        return "too large in panels" if b.count * b.packed_size(widest) > MOST_ELEMENTS else None
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        p, lanes = product(problem), _lanes(problem, target)
+        rows = p.m if p.m <= 2 else 4 if p.m <= 4 else 6
+        vectors = 4 if rows == 1 or target.registers > 16 else 2
+        while vectors > 1 and p.n <= lanes * vectors // 2:
+            vectors //= 2
+        k_block = 2048 if p.k <= 2048 else 1024
+        return {"rows": max(rows, 1), "vectors": vectors, "k_block": k_block, "split": 4, "direct": p.m <= 4 * rows}
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        def fits(config: Mapping[str, Any]) -> bool:
+            return bool((config["rows"] + 1) * config["vectors"] < target.registers)
+
+        params: dict[str, Sequence[Scalar]] = {
+            "rows": (1, 2, 3, 4, 5, 6, 8, 12), "vectors": range(1, MOST_VECTORS + 1),
+            "k_block": (256, 512, 1024, 2048, 4096), "split": (1, 2, 4, 8, 16), "direct": (False, True),
+        }  # fmt: skip
+        return Space(params, fits, version=f"{target.registers} registers")
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        p, dtype, found = product(problem), summed(problem), {}
+        a, b = _operands(p)
+        if problem.constant[p.b.index]:
+            found[p.b.index] = matmul_pack.packing(b, _width(problem, config, target), dtype)
+        if problem.constant[p.a.index] and is_narrow(problem):
+            found[p.a.index] = matmul_pack.packing(a, 1, dtype)
+        return found
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        p, dtype, width = product(problem), summed(problem), _width(problem, config, target)
+        source = Source("matmul", self.specialise)
+        source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=_lanes(problem, target))
+        source.fixed(T=COMPUTE[dtype], SPACE="")
+        source.dims(M=p.m, N=p.n, K=p.k, COUNT=p.count)
+        a, b = _operands(p)
+        narrow = is_narrow(problem)
+        direct = config["direct"] and not (narrow or problem.constant[p.b.index] or p.b.column != 1 or p.n < width)
+        calls = []
+        for name, operand, panel, packed in (("a", a, 1, narrow), ("b", b, width, not direct)):
+            i = operand.matrix.index
+            if packed and not problem.constant[i]:
+                given = tensor(problem.inputs[i]).dtype
+                calls.append(matmul_pack.launch(operand, panel, given, dtype, name, self.specialise))
+                source.buffer(name, dtype, operand.scratch(panel, dtype, name))
+            else:
+                source.buffer(name, dtype, In(i))
+        a_batch, b_batch = [d.a for d in p.batch], [d.b for d in p.batch]
+        if narrow:
+            a_batch = a.strides(a_batch, 1)
+            source.dims(A_ROW=p.k, A_STEP=1)
+        else:
+            source.dims(A_ROW=p.a.row, A_STEP=p.a.column)
+        if direct:  # the last panel begins earlier, so that it ends where the row does
+            source.dims(B_STEP=p.b.row, B_ACROSS=1, LAST=p.n - width)
+        else:
+            b_batch = b.strides(b_batch, width)
+            source.dims(B_STEP=width, B_ACROSS=p.k, LAST=p.n)
+        sizes = [d.size for d in p.batch]
+        source.fixed(
+            A_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, a_batch, strict=True)), 'A')})",
+            B_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, b_batch, strict=True)), 'B')})",
+        )
+        source.function(TILE)
+        blocks = max(1, round(p.k / config["k_block"]))
+        grid = _split(source, p, config, width, blocks, target.units, dtype)
+        store = Store(source, problem, p).element("tile[r * WIDTH + skip + j]", "m + r", "n + j", "at + j")
+        source.add(LOOPS % (BLOCKS if blocks > 1 else WHOLE, store))
+        return [*calls, source.call(grid)]
+
+
+LOOPS = """
+int panels = (N + WIDTH - 1) / WIDTH;
+int z_end = (GID(2) + 1) * SHARE_BATCH < COUNT ? (GID(2) + 1) * SHARE_BATCH : COUNT;
+int m_begin = GID(1) * SHARE_ROWS, m_end = m_begin + SHARE_ROWS < M ? m_begin + SHARE_ROWS : M;
+int p_end = (GID(0) + 1) * SHARE_PANELS < panels ? (GID(0) + 1) * SHARE_PANELS : panels;
+T tile[ROWS * WIDTH] __attribute__((aligned(64)));
+for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
+  for (int p = GID(0) * SHARE_PANELS; p < p_end; p++) {
+    int n = p * WIDTH, first = n < LAST ? n : LAST;
+    int skip = n - first, columns = N - n < WIDTH ? N - n : WIDTH;
+    GLOBAL const T* left = a + A_BEGIN;
+    GLOBAL const T* right = b + B_BEGIN + first * B_ACROSS;
+%s
+      int rows = m_end - m < ROWS ? m_end - m : ROWS;
+      for (int r = 0; r < rows; r++) {
+        int at = (z * M + m + r) * N + n;
+        for (int j = 0; j < columns; j++)
+%s
+      }
+    }
+  }"""
+
+WHOLE = """
+    for (int m = m_begin; m < m_end; m += ROWS) {
+      multiply(left, right, tile, WIDTH, m, m_end, K, A_ROW, A_STEP, B_STEP);"""
+
+#: A long sum in blocks, between which the sums of all rows rest in memory of the work-item: the block of a panel stays
+#: in the cache, and the error does not grow with the length.
+BLOCKS = """
+    GLOBAL T* sums = memory + ((GID(2) * ITEMS_M + GID(1)) * ITEMS_N + GID(0)) * SHARE_ROWS * WIDTH;
+    int k_last = (BLOCKS - 1) * K_BLOCK;
+    for (int k = 0; k < k_last; k += K_BLOCK)
+      for (int m = m_begin; m < m_end; m += ROWS) {
+        GLOBAL T* sum = sums + (m - m_begin) * WIDTH;
+        multiply(left + k * A_STEP, right + k * B_STEP, tile, WIDTH, m, m_end, K_BLOCK, A_ROW, A_STEP, B_STEP);
+        for (int i = 0; i < ROWS * WIDTH; i++) sum[i] = (k ? sum[i] : 0) + tile[i];
+      }
+    left += k_last * A_STEP, right += k_last * B_STEP;
+    for (int m = m_begin; m < m_end; m += ROWS) {
+      GLOBAL T* sum = sums + (m - m_begin) * WIDTH;
+      multiply(left, right, tile, WIDTH, m, m_end, K - k_last, A_ROW, A_STEP, B_STEP);
+      for (int i = 0; i < ROWS * WIDTH; i++) tile[i] += sum[i];"""
+
+
+def _lanes(problem: Problem, target: Target) -> int:
+    """Elements of a vector of sums."""
+    return max(target.vector_bytes // summed(problem).itemsize, 1)
+
+
+def _width(problem: Problem, config: Config, target: Target) -> int:
+    """Columns of a panel."""
+    return int(config["vectors"]) * _lanes(problem, target)
+
+
+def _operands(p: Product) -> tuple[Operand, Operand]:
+    """Both operands for packing; rows of a are columns of what is packed."""
+    a = Operand(p.a.transposed, p.k, p.m, tuple((d.size, d.a) for d in p.batch if d.a))
+    return a, Operand(p.b, p.k, p.n, tuple((d.size, d.b) for d in p.batch if d.b))
+
+
+def _split(
+    source: Source, p: Product, config: Config, width: int, blocks: int, units: int, dtype: DType
+) -> tuple[int, int, int]:
+    """Decides what a work-item takes; how many of them there are along columns, rows and batch."""
+    rows = int(config["rows"])
+    tiles, panels, k_block = -(-p.m // rows), -(-p.n // width), -(-p.k // blocks)
+    near = max(1, NEAR_BYTES // max(rows * k_block * dtype.itemsize, 1))
+    items = max(1, min(int(config["split"]) * units, int(p.flops / LEAST_FLOPS)))
+    batches = min(p.count, items, MOST_ITEMS)
+    bands = -(-tiles // near)
+    columns = min(panels, -(-items // max(1, batches * bands)))
+    if columns == panels:
+        bands = max(bands, min(tiles, -(-items // max(1, batches * columns))))
+    wanted = ((panels, columns), (tiles, bands), (p.count, batches))
+    shares = [max(1, -(-total // max(1, parts))) for total, parts in wanted]
+    x, y, z = (-(-total // share) for (total, _), share in zip(wanted, shares, strict=True))
+    source.dims(SHARE_PANELS=shares[0], SHARE_ROWS=shares[1] * rows, SHARE_BATCH=shares[2])
+    if blocks > 1:
+        source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y)
+        memory = x * y * z * shares[1] * rows * width
+        source.buffer("memory", dtype, Scratch("sums", max(1, memory * dtype.itemsize)))
+    return x, y, z
+
+
+SOLVERS = both(MatMul)

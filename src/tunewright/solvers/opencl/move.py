@@ -1,0 +1,211 @@
+"""Copies between arrays of different strides: the kernels of every operation that only moves elements.
+
+Two kernels. `_rows` walks over rows (any strides) and copies one axis in its inner loop. `_tiles` is for the case that
+source and target are contiguous along different axes: it transposes tiles of these two in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...search.space import Config as Point
+from ...search.space import Space
+from ..base import Config, Problem
+from .affine import Axis, Move
+from .base import CSolver, tensor
+from .emit import STORAGE, Call, In, Out, Source
+from .words import MOVABLE, transposer, word
+
+#: bytes that one work-item moves: below, starting it costs more than it gains
+SLICE = 65536
+SLICES = (16384, 65536, 262144)
+#: of the tiles that are transposed in registers
+_WIDTHS = (16, 8, 4)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One launch: a move from an input to an output, in words of a type."""
+
+    move: Move
+    source: In
+    target: Out
+    dtype: DType
+
+
+class MoveSolver(CSolver):
+    """Solves what `copies` can describe."""
+
+    dtypes = MOVABLE
+    rank = 60
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return "has no epilogue" if problem.epilogue else None
+
+    @abstractmethod
+    def copies(self, problem: Problem) -> list[Copy]:
+        """The launches of a static problem."""
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        copies = self.copies(problem)
+        widest = max(4, min(16, target.vector_bytes // word(tensor(problem.outputs[0]).dtype).itemsize))
+        width = next((w for w in _WIDTHS if w <= widest and any(_pair(c.move, w) for c in copies)), 0)
+        return Point(slice=SLICE, width=width, tile=4 if width else 0)
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        """``width``: of the tiles in registers, 0 for none; ``tile``: how many of these a tile of the cache is long."""
+        copies = self.copies(problem)
+        widths = [w for w in _WIDTHS if any(_pair(c.move, w) for c in copies)]
+        return Space(
+            {"slice": SLICES, "width": (0, *widths), "tile": (0, 1, 2, 4, 8)},
+            lambda config: (config["width"] == 0) == (config["tile"] == 0),
+        )
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        calls = []
+        for copy in self.copies(problem):
+            if not copy.move.size:
+                continue
+            pair = _pair(copy.move, config["width"]) if config["width"] else None
+            if pair is None:
+                calls.append(_rows(copy, config, target, self.specialise))
+            else:
+                calls.append(_tiles(copy, pair, config, target, self.specialise))
+        return calls
+
+
+def slices(nbytes: int, target: Target, slice: int = SLICE) -> int:
+    """Among how many work-items to divide bytes to be moved."""
+    return max(1, min(-(-nbytes // slice), 4 * target.units))
+
+
+def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
+    """The axes along which target and source are contiguous, where these differ and are long enough for tiles."""
+    p = next((a for a in move.axes if a.target == 1), None)
+    q = next((a for a in move.axes if a.source == 1), None)
+    return (p, q) if p and q and p != q and min(p.size, q.size) >= width else None
+
+
+def _inner(move: Move) -> Axis:
+    """The axis of the inner loop: contiguous on both sides, else a long one that is so on one side."""
+    last = move.axes[-1] if move.axes else Axis(1, 1, 1)
+    longest = max((a for a in move.axes if 1 in (a.source, a.target)), key=lambda a: a.size, default=last)
+    contiguous = last.target == 1 and last.source in (0, 1)
+    return last if contiguous and (last.size >= 8 or last.size >= longest.size) else longest
+
+
+def _outer(source: Source, axes: Sequence[Axis]) -> int:
+    """Declares the axes around; there are at least as many as returned, so that most moves share a text."""
+    rank = next(r for r in (3, 7, 15, 31) if r >= len(axes))
+    whole = [Axis(1, 0, 0)] * (rank - len(axes)) + list(axes)
+    for k, axis in enumerate(whole):
+        source.dims(**{f"D{k}": axis.size, f"X{k}": axis.source, f"Y{k}": axis.target})
+    return rank
+
+
+def decode(rank: int, index: str) -> str:
+    """Statements that take a number apart into i0, i1, ... (the last is the fastest)."""
+    lines = [f"int rest = {index};"]
+    for k in reversed(range(1, rank)):
+        lines.append(f"int i{k} = rest % D{k}; rest /= D{k};")
+    return "\n".join([*lines, "int i0 = rest;"])
+
+
+def advance(rank: int) -> str:
+    """The statement that makes i0, i1, ... those of the next number."""
+    step = "i0++;"
+    for k in range(1, rank):
+        step = f"if (++i{k} == D{k}) {{ i{k} = 0; {step} }}"
+    return step
+
+
+def _at(rank: int, side: str) -> str:
+    return " + ".join(f"i{k} * {side}{k}" for k in range(rank))
+
+
+def _begin(name: str, copy: Copy, specialise: bool) -> Source:
+    source = Source(name, specialise)
+    source.buffer("x", copy.dtype, copy.source)
+    source.buffer("y", copy.dtype, copy.target)
+    source.dims(XO=copy.move.source, YO=copy.move.target)
+    return source
+
+
+def _rows(copy: Copy, config: Config, target: Target, specialise: bool) -> Call:
+    source, c = _begin("move_rows", copy, specialise), STORAGE[copy.dtype]
+    inner = _inner(copy.move)
+    outer = list(copy.move.axes)
+    if inner in outer:
+        outer.remove(inner)
+    rank = _outer(source, outer)
+    rows = math.prod(a.size for a in outer)
+    items = slices(copy.move.size * copy.dtype.itemsize, target, config["slice"])
+    per_item = -(-rows // items)
+    parts = max(1, items // rows)
+    part = -(-inner.size // parts)
+    source.dims(COUNT=rows, ROWS=per_item, N=inner.size, PART=part, SX=inner.source, SY=inner.target)
+    source.function(_COPY_STRIDED.replace("WORD", c))
+    source.add("int first = GID(0) * ROWS, last = first + ROWS < COUNT ? first + ROWS : COUNT;")
+    source.add("int begin = GID(1) * PART, n = begin + PART < N ? PART : N - begin;")
+    source.add(decode(rank, "first"))
+    source.add("for (int row = first; row < last; row++) {")
+    source.add(f"GLOBAL const {c}* s = x + XO + {_at(rank, 'X')} + begin * SX;")
+    source.add(f"GLOBAL {c}* d = y + YO + {_at(rank, 'Y')} + begin * SY;")
+    source.add("copy_strided(s, SX, d, SY, n);")
+    source.add(advance(rank) + "}")
+    return source.call([-(-rows // per_item), -(-inner.size // part)])
+
+
+#: n words that lie side by side
+COPY_ROW = """
+INLINE void copy_row(GLOBAL const WORD* restrict s, GLOBAL WORD* restrict d, int n) {
+  for (int i = 0; i < n; i++) d[i] = s[i];
+}
+"""
+
+#: n words from one stride to another; the cases that are vectorised stand apart
+_COPY_STRIDED = """
+INLINE void copy_strided(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* restrict d, int to, int n) {
+#define LOOP(source) for (int i = 0; i < n; i++) d[i] = source
+  WORD value = n > 0 ? s[0] : 0;
+  switch (to == 1 ? from : -1) {
+    case 0: LOOP(value); break;
+    case 1: LOOP(s[i]); break;
+    case 2: LOOP(s[2 * i]); break;
+    case 3: LOOP(s[3 * i]); break;
+    case 4: LOOP(s[4 * i]); break;
+    default: for (int i = 0; i < n; i++) d[i * to] = s[i * from];
+  }
+}
+"""
+
+
+def _tiles(copy: Copy, pair: tuple[Axis, Axis], config: Config, target: Target, specialise: bool) -> Call:
+    source, c = _begin("move_tiles", copy, specialise), STORAGE[copy.dtype]
+    p, q = pair
+    rank = _outer(source, [a for a in copy.move.axes if a not in pair])
+    width, long = config["width"], config["width"] * config["tile"]
+    across, along = -(-p.size // long), -(-q.size // long)
+    count = across * along * math.prod(a.size for a in copy.move.axes if a not in pair)
+    per_item = -(-count // slices(copy.move.size * copy.dtype.itemsize, target, config["slice"]))
+    source.dims(P=p.size, Q=q.size, XP=p.source, YQ=q.target, ACROSS=across, ALONG=along, COUNT=count, TILES=per_item)
+    source.fixed(W=width, LONG=long)
+    source.function(transposer(copy.dtype, width))
+    source.add("int first = GID(0) * TILES, last = first + TILES < COUNT ? first + TILES : COUNT;")
+    source.add("for (int tile = first; tile < last; tile++) {")
+    source.add("int q0 = tile % ALONG * LONG, p0 = tile / ALONG % ACROSS * LONG;")
+    source.add("int p1 = p0 + LONG < P ? p0 + LONG : P, q1 = q0 + LONG < Q ? q0 + LONG : Q;")
+    source.add(decode(rank, "tile / ALONG / ACROSS"))
+    source.add(f"GLOBAL const {c}* s = x + XO + {_at(rank, 'X')};")
+    source.add(f"GLOBAL {c}* d = y + YO + {_at(rank, 'Y')};")
+    # A last tile that is not whole moves back over what is done already: the same words are written twice.
+    source.add("for (int i = p0; i < p1; i += W) for (int j = q0; j < q1; j += W) {")
+    source.add("int p = i < P - W ? i : P - W, q = j < Q - W ? j : Q - W;")
+    source.add("transpose_tile(s + p * XP + q, XP, W, d + p + q * YQ, YQ, W);")
+    source.add("}\n}")
+    return source.call([-(-count // per_item)])

@@ -1,0 +1,380 @@
+"""QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, and DynamicQuantizeLinear.
+
+Both conversions are element-wise on the memory as it lies; what differs is where an element finds its scale and zero
+point. Either they are the same along a run of consecutive elements (`_runs`), or they lie next to each other as the
+elements do (`_lanes`), or they belong to the channels inside the blocks of a blocked layout (`_blocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...devices.base import Target
+from ...ir.types import PLAIN, DType, TensorType
+from ...ops.numeric import limits
+from ...search.space import Space
+from ..base import Config, Problem
+from .base import CSolver, both, tensor
+from .emit import COMPUTE, Call, In, Out, Scratch, Source
+
+MS = "com.microsoft::"
+INTEGERS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+#: numbers of fewer than eight bits lie in a byte each, whose upper bits say nothing
+NARROW = {DType.INT4: (DType.INT8, 4), DType.UINT4: (DType.UINT8, 4), DType.INT2: (DType.INT8, 2),
+          DType.UINT2: (DType.UINT8, 2)}  # fmt: skip
+_ROUND = {DType.FLOAT16: "f16_load(f16_store({}))", DType.BFLOAT16: "bf16_load(bf16_store({}))"}
+#: elements of a work-item at least: less does not pay for its launch
+LEAST = 1 << 14
+
+#: Round, ties to even, shift and saturate. What is not a number stays that and becomes 0 when it is converted, as in
+#: the reference: conversion makes it the lowest 32-bit number, of which a narrower type keeps the lower bits.
+TO_INTEGER = """
+INLINE i32 to_integer(f32 value, f32 zero, f32 low, f32 high) {
+  f32 v = __builtin_rintf(value) + zero;
+  v = low > v ? low : v;
+  return (i32)(high < v ? high : v);
+}
+INLINE f32 or_lowest(f32 value, f32 low) { return value != value ? low : value; }
+"""
+
+
+def to_integer(value: str, zero: str, dtype: DType, lowest: bool = False) -> str:
+    """The expression of a float as an integer type; needs `TO_INTEGER`.
+
+    What is not a number becomes 0, or with ``lowest`` what the lowest number becomes.
+    """
+    low, high = (f"{float(limit)}f" for limit in limits(dtype.numpy))
+    return f"to_integer({f'or_lowest({value}, {low})' if lowest else value}, {zero}, {low}, {high})"
+
+
+def chunk_of(size: int, target: Target, least: int = LEAST) -> int:
+    """Elements of a work-item: a few work-items per unit, none of them too small."""
+    return max(least, -(-size // (4 * target.units * 64)) * 64)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How parameters lie against elements: rows of ``run`` elements.
+
+    Row r begins at parameter (r / rows) * outer + (r % rows) / block * inner; along a row parameters stay the same, or
+    follow the elements, ``share`` of them to one parameter.
+    """
+
+    run: int
+    follows: bool = False
+    rows: int = 1
+    block: int = 1
+    outer: int = 0
+    inner: int = 0
+    share: int = 1
+
+
+def spread_of(x: TensorType, parameters: TensorType, axis: int, block: int) -> Spread:
+    """Of static types; a parameter is one number, one per index of an axis, or one per block along it."""
+    dims = x.dims
+    if parameters.size == 1:
+        return Spread(max(x.size, 1))
+    axis %= len(dims)
+    size, inner = dims[axis], math.prod(dims[axis + 1 :])
+    if not block:
+        return Spread(inner, rows=size, inner=1) if inner > 1 else Spread(size, follows=True)
+    blocks = -(-size // block)
+    if inner > 1:
+        return Spread(inner, True, size, block, blocks * inner, inner)
+    if size % block:
+        return Spread(size, True, 1, 1, blocks, 0, block)
+    return Spread(block, False, blocks, 1, blocks, 1)
+
+
+class Quantize(CSolver):
+    """Between floats and small integers."""
+
+    family = "quantize"
+    ops = frozenset({"QuantizeLinear", "DequantizeLinear", MS + "QuantizeLinear", MS + "DequantizeLinear"})
+    dtypes = INTEGERS | FLOATS | {DType.INT32} | frozenset(NARROW)
+    layouts = frozenset({"plain", "blocked"})
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        x, scale, y = tensor(problem.inputs[0]), tensor(problem.inputs[1]), tensor(problem.outputs[0])
+        if problem.epilogue:
+            return "takes no epilogue"
+        if scale.dtype not in FLOATS:
+            return f"does not take scales of {scale.dtype}"
+        if _quantizes(problem):
+            if y.dtype not in INTEGERS and y.dtype not in NARROW:
+                return f"does not quantise to {y.dtype}"
+            if x.dtype not in FLOATS | {DType.INT32}:
+                return f"does not quantise {x.dtype}"
+            if problem.attrs.get("precision") and _precision(problem) not in FLOATS:
+                return f"does not divide in {_precision(problem)}"
+        elif y.dtype not in FLOATS:
+            return f"does not dequantise to {y.dtype}"
+        if x.layout != y.layout:
+            return "input and output have different layouts"
+        if any(tensor(t).layout != PLAIN for t in problem.inputs[1:] if t is not None):
+            return "its scales and zero points are plain"
+        if x.layout != PLAIN and scale.shape not in ((), (1,)):
+            rank = x.rank or 0
+            if problem.attrs.get("block_size", 0) or (rank and problem.attrs.get("axis", 1) % rank != 1):
+                return f"in the layout {x.layout} parameters belong to channels"
+        return None
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({"least": [1 << 12, LEAST, 1 << 16]})
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return {"least": LEAST}
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x, scale = tensor(problem.inputs[0]), tensor(problem.inputs[1])
+        source = Source("quantize" if _quantizes(problem) else "dequantize", self.specialise)
+        convert = _Conversion(source, problem)
+        if x.layout != PLAIN and scale.size > 1:
+            return _blocks(source, convert, x, int(config["least"]), target)
+        size = math.prod(x.physical)
+        axis, block = int(problem.attrs.get("axis", 1)), int(problem.attrs.get("block_size", 0))
+        spread = Spread(max(size, 1)) if scale.size == 1 else spread_of(x, scale, axis, block)
+        emit = _lanes if spread.follows else _runs
+        return emit(source, convert, spread, size, chunk_of(size, target, int(config["least"])))
+
+
+def _quantizes(problem: Problem) -> bool:
+    return problem.op.removeprefix(MS) == "QuantizeLinear"
+
+
+def _precision(problem: Problem) -> DType:
+    """The type to which the quotient is rounded."""
+    if problem.op.startswith(MS):
+        return DType.FLOAT32
+    code = problem.attrs.get("precision")
+    return DType.of_onnx(int(code)) if code else tensor(problem.inputs[1]).dtype
+
+
+class _Conversion:
+    """Buffers of the conversion and its statements: parameters first, then an element."""
+
+    def __init__(self, source: Source, problem: Problem) -> None:
+        self.source, self.problem = source, problem
+        self.quantizes = _quantizes(problem)
+        x, y = tensor(problem.inputs[0]), tensor(problem.outputs[0])
+        self.x, self.y = x.dtype, y.dtype
+        self.zero = tensor(problem.input(2)).dtype if problem.input(2) is not None else None
+        source.buffer("x", _byte(x.dtype), In(0))
+        source.buffer("scale", tensor(problem.inputs[1]).dtype, In(1))
+        if self.zero is not None:
+            source.buffer("zero", _byte(self.zero), In(2))
+        source.buffer("y", _byte(y.dtype), Out())
+        source.function(TO_INTEGER)
+        #: of a zero point
+        self.type = "f32" if self.quantizes or x.dtype is not DType.INT32 else "i32"
+
+    def parameters(self, scale: str, zero: str, at: str) -> str:
+        """Statements that assign the parameters at an index."""
+        value = self.source.load("scale", at)
+        precision = _precision(self.problem)
+        if self.quantizes and precision is not tensor(self.problem.inputs[1]).dtype:
+            value = _ROUND.get(precision, "{}").format(value)
+        shift = "0" if self.zero is None else f"({self.type}){_integer(self.zero, f'zero[{at}]')}"
+        return f"{scale} = {value}; {zero} = {shift};"
+
+    def element(self, at: str, scale: str, zero: str) -> str:
+        """The statement that converts an element."""
+        if not self.quantizes:
+            x = _integer(self.x, f"x[{at}]")
+            value = f"(f32)({x} - {zero}) * {scale}" if self.type == "i32" else f"((f32){x} - {zero}) * {scale}"
+            return self.source.store("y", at, value)
+        rounded = _ROUND.get(_precision(self.problem), "{}")
+        x = f"(f32){self.source.load('x', at)}"
+        if self.x is not _precision(self.problem):
+            x = rounded.format(x)
+        value = to_integer(rounded.format(f"{x} / {scale}"), zero, self.y, self.problem.op.startswith(MS))
+        bits = f" & {(1 << NARROW[self.y][1]) - 1}" if self.y in NARROW else ""
+        return f"y[{at}] = {value}{bits};"
+
+
+def _byte(dtype: DType) -> DType:
+    return NARROW[dtype][0] if dtype in NARROW else dtype
+
+
+def _integer(dtype: DType, value: str) -> str:
+    """An integer element; the upper bits of a narrow one are shifted out and its sign in."""
+    if dtype not in NARROW:
+        return value
+    kind, bits = NARROW[dtype]
+    return f"(({COMPUTE[kind]})({value} << {8 - bits}) >> {8 - bits})"
+
+
+def _runs(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:
+    """Parameters are the same along a row: one loop over it, in which they are scalars."""
+    source.dims(SIZE=size, CHUNK=chunk, RUN=spread.run, ROWS=spread.rows, OUTER=spread.outer)
+    source.add(f"""
+int begin = GID(0) * CHUNK, stop = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
+while (begin < stop) {{
+  int row = begin / RUN, left = (row + 1) * RUN - begin;
+  int end = left < stop - begin ? begin + left : stop;
+  int at = row / ROWS * OUTER + row % ROWS;
+  f32 s; {convert.type} z;
+  {convert.parameters("s", "z", "at")}
+  for (int i = begin; i < end; i++)
+    {convert.element("i", "s", "z")}
+  begin = end;
+}}""")
+    return [source.call([-(-size // chunk)])]
+
+
+def _lanes(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:
+    """Parameters follow the elements of a row."""
+    rows = size // spread.run if spread.run else 0
+    least = max(1, chunk // max(spread.run, 1))
+    source.dims(RUN=spread.run, ROWS=spread.rows, BLOCK=spread.block, OUTER=spread.outer, INNER=spread.inner)
+    source.dims(HEIGHT=rows, LEAST=least)
+    share = ""
+    if spread.share > 1:
+        source.dims(SHARE=spread.share)
+        share = " / SHARE"
+    source.add(f"""
+int begin = GID(0) * LEAST, end = begin + LEAST < HEIGHT ? begin + LEAST : HEIGHT;
+for (int row = begin; row < end; row++) {{
+  int first = row / ROWS * OUTER + row % ROWS / BLOCK * INNER;
+  for (int k = 0; k < RUN; k++) {{
+    f32 s; {convert.type} z;
+    int at = first + k{share}, i = row * RUN + k;
+    {convert.parameters("s", "z", "at")}
+    {convert.element("i", "s", "z")}
+  }}
+}}""")
+    return [source.call([-(-rows // least)])]
+
+
+def _blocks(source: Source, convert: _Conversion, x: TensorType, least: int, target: Target) -> list[Call]:
+    """A row is a block of channels of an image; its parameters are kept next to each other, as its lanes are."""
+    batch, blocks, *space, lanes = x.physical
+    pixels, chunk = math.prod(space), chunk_of(math.prod(x.physical), target, least)
+    count = max(1, min(chunk // lanes, pixels))
+    rows = max(1, chunk // max(count * lanes, 1))
+    source.fixed(LANES=lanes)
+    source.dims(CHANNELS=x.dims[1], BLOCKS=blocks, HEIGHT=batch * blocks, ROWS=rows, PIXELS=pixels, COUNT=count)
+    source.add(f"""
+int top = GID(1) * ROWS, bottom = top + ROWS < HEIGHT ? top + ROWS : HEIGHT;
+int begin = GID(0) * COUNT, end = begin + COUNT < PIXELS ? begin + COUNT : PIXELS;
+for (int row = top; row < bottom; row++) {{
+  f32 s[LANES]; {convert.type} z[LANES];
+  for (int k = 0; k < LANES; k++) {{
+    int channel = row % BLOCKS * LANES + k, at = channel < CHANNELS ? channel : CHANNELS - 1;
+    {convert.parameters("s[k]", "z[k]", "at")}
+  }}
+  for (int pixel = begin; pixel < end; pixel++)
+    for (int k = 0; k < LANES; k++) {{
+      int i = (row * PIXELS + pixel) * LANES + k;
+      {convert.element("i", "s[k]", "z[k]")}
+    }}
+}}""")
+    return [source.call([-(-pixels // count), -(-(batch * blocks) // rows)])]
+
+
+class DynamicQuantize(CSolver):
+    """DynamicQuantizeLinear: work-items find the range of their parts, then quantise their parts with all of those."""
+
+    family = "dynamic_quantize"
+    ops = frozenset({"DynamicQuantizeLinear"})
+    dtypes = frozenset({DType.FLOAT32, DType.UINT8})
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return "takes no epilogue" if problem.epilogue else None
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({"least": [1 << 12, LEAST, 1 << 16]})
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return {"least": LEAST}
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        size = tensor(problem.inputs[0]).size
+        spare = (Scratch("y", size), Scratch("scale", 4), Scratch("zero", 1))  # outputs that nobody asked for
+        count = len(problem.outputs)
+        made: list[Out | Scratch] = [*(Out(i) for i in range(count)), *spare[count:]]
+        return dynamic_quantize(size, int(config["least"]), target, self.specialise, made)
+
+
+_RANGE = """
+vector_of(f32, WIDTH, V);
+typedef V VU __attribute__((aligned(4)));
+/* the smallest and largest of 0 and consecutive numbers; none if one of them is none */
+INLINE void range_of(GLOBAL const f32* x, int size, f32* low, f32* high) {
+  V least = 0.0f, most = 0.0f, none = 0.0f;
+  int i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) {
+    V v = LOADV(x + i);
+    least = v < least ? v : least; most = v > most ? v : most; none = v == v ? none : v;
+  }
+  f32 a = 0.0f, b = 0.0f, n = 0.0f;
+  for (int k = 0; k < WIDTH; k++) {
+    a = least[k] < a ? least[k] : a; b = most[k] > b ? most[k] : b; n = none[k] == none[k] ? n : none[k];
+  }
+  for (; i < size; i++) {
+    a = x[i] < a ? x[i] : a; b = x[i] > b ? x[i] : b; n = x[i] == x[i] ? n : x[i];
+  }
+  *low = n == n ? a : n; *high = n == n ? b : n;
+}
+"""
+
+
+def dynamic_quantize(
+    size: int, least: int, target: Target, specialise: bool, made: Sequence[Out | Scratch], flat: float = 255.0
+) -> list[Call]:
+    """Input 0 as uint8 with its scale and zero point; ``made`` takes the three. 1 / ``flat``: the scale of zeros."""
+    chunk = chunk_of(size, target, least)
+    parts = max(1, -(-size // chunk))
+    calls = []
+    if parts > 1:
+        source = Source("range_of_part", specialise)
+        source.buffer("x", DType.FLOAT32, In(0))
+        source.buffer("ranges", DType.FLOAT32, Scratch("ranges", 8 * parts))
+        source.dims(SIZE=size, CHUNK=chunk)
+        source.fixed(WIDTH=target.vector_bytes // 4)
+        source.function(_RANGE)
+        source.add("""
+int begin = GID(0) * CHUNK, end = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
+f32 low, high;
+range_of(x + begin, end - begin, &low, &high);
+ranges[2 * GID(0)] = low; ranges[2 * GID(0) + 1] = high;""")
+        calls.append(source.call([parts]))
+    source = Source("dynamic_quantize", specialise)
+    source.buffer("x", DType.FLOAT32, In(0))
+    for name, dtype, arg in zip(("y", "scale", "zero"), (DType.UINT8, DType.FLOAT32, DType.UINT8), made, strict=True):
+        source.buffer(name, dtype, arg)
+    source.dims(SIZE=size, CHUNK=chunk)
+    source.fixed(WIDTH=target.vector_bytes // 4, FLAT=flat)
+    source.function(TO_INTEGER)
+    source.function(_RANGE)
+    source.add("f32 low = 0.0f, high = 0.0f;")
+    if parts > 1:
+        source.buffer("ranges", DType.FLOAT32, Scratch("ranges", 8 * parts))
+        source.dims(PARTS=parts)
+        source.add("""
+bool none = false;
+for (int k = 0; k < PARTS; k++) {
+  f32 a = ranges[2 * k], b = ranges[2 * k + 1];
+  low = a < low ? a : low; high = b > high ? b : high; none = none || a != a;
+}
+low = none ? 0.0f : low; high = none ? 0.0f : high;""")
+    else:
+        source.add("range_of(x, SIZE, &low, &high);\nif (low != low) low = high = 0.0f;")
+    source.add(f"""
+int begin = GID(0) * CHUNK, end = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
+f32 s = high == low ? 1.0f / FLAT : (high - low) / 255.0f;
+f32 z = {to_integer("-low / s", "0.0f", DType.UINT8)};
+if (begin == 0) {{
+  *scale = s; *zero = (u8)z;
+}}
+for (int i = begin; i < end; i++)
+  y[i] = {to_integer("x[i] / s", "z", DType.UINT8)};""")
+    return [*calls, source.call([parts])]
+
+
+SOLVERS = (*both(Quantize), *both(DynamicQuantize))

@@ -1,0 +1,55 @@
+"""``tunewright query``: which solver would run each node on a device, or why none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from .common import Configs, DeviceName, ModelFile, cell, console, parse_config, table, working
+
+
+def query(
+    model: ModelFile,
+    device: DeviceName = "CPU",
+    config: Configs = None,
+    reasons: Annotated[bool, typer.Option("--why", help="Also what the other solvers said.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Per node of a model: the solver that would run it on a device, or why there is none.
+
+    Exits with 1 when some node cannot run. Nodes are those of the file: compiling may fold, fuse or drop them first.
+
+    Example: tunewright query model.onnx --device CPU --config HOST_FALLBACK=NO --why
+    """
+    from ..core import Core
+
+    core = Core(parse_config(config))
+    with working("reading the model"):
+        loaded = core.read_model(model)
+        answers = core.query_model(loaded, device)
+    ops = {node.name: node.op for graph in loaded.graph.walk() for node in graph.nodes}
+    missing = [name for name, support in answers.items() if not support]
+    if as_json:
+        rows = [{"node": name, "op": ops[name], **dataclasses.asdict(answer)} for name, answer in answers.items()]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        raise typer.Exit(1 if missing else 0)
+    rows_table = table("node", "op", "solver", *(["why not the others"] if reasons else []))
+    for name, support in answers.items():
+        why = "; ".join(f"{k}: {v}" for k, v in support.rejected.items())
+        solver = "none" if not support else f"{support.solver} (host)" if support.on_host else str(support.solver)
+        if not support and not reasons:
+            solver = f"none: {why}"
+        rows_table.add_row(cell(name), cell(ops[name]), cell(solver), *([cell(why)] if reasons else []))
+    out = console()
+    out.print(rows_table)
+    host = sum(s.on_host for s in answers.values())
+    out.print(f"\n{len(answers)} nodes: {len(answers) - host - len(missing)} on {device}, {host} on the host, "
+              f"{len(missing)} without a solver")  # fmt: skip
+    raise typer.Exit(1 if missing else 0)
+
+
+COMMANDS = (query,)

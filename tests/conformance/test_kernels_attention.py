@@ -1,0 +1,159 @@
+"""Attention kernels against their references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import solvers
+from tunewright.solvers.host.reference import HostKernel
+from tunewright.testing.kernelcheck import Case, check, run_one
+
+RNG = np.random.default_rng(0)
+MULTI_HEAD = "com.microsoft::MultiHeadAttention"
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def generic(case: Case) -> str:
+    """What is wrong with the solver that takes shapes as arguments, in its default config: nothing new to compile."""
+    device, problem = open_device("CPU"), case.problem()
+    solver = next(s for s in solvers() if s.id == "opencl.attention")
+    assert solver.why_not(problem, device.target) is None
+    want = HostKernel(problem).run(device.queue(), case.inputs, [None] * case.outputs)
+    return run_one(case, problem, solver, solver.default(problem, device.target), device, want)
+
+
+def qkv(
+    batch: int = 2, heads: int = 3, queries: int = 7, keys: int = 19, size: int = 5, width: int | None = None,
+    groups: int | None = None, dtype: Any = np.float32,
+) -> list[np.ndarray]:  # fmt: skip
+    groups = groups or heads
+    return [
+        normal(batch, heads, queries, size, dtype=dtype),
+        normal(batch, groups, keys, size, dtype=dtype),
+        normal(batch, groups, keys, width or size, dtype=dtype),
+    ]
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    """[batch, heads, length, size] -> [batch, length, heads * size]"""
+    batch, heads, length, size = x.shape
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).reshape(batch, length, heads * size)
+
+
+@pytest.mark.parametrize("sizes", [
+    {}, {"batch": 1, "heads": 1, "queries": 1, "keys": 1, "size": 1}, {"queries": 1, "keys": 100}, {"queries": 2},
+    {"queries": 4, "keys": 3}, {"queries": 64, "keys": 64, "size": 32}, {"queries": 13, "size": 17, "width": 40},
+    {"heads": 6, "groups": 2}, {"heads": 6, "groups": 1, "width": 3}, {"batch": 0}, {"queries": 0}, {"keys": 0},
+])  # fmt: skip
+def test_sizes(sizes: dict[str, int]) -> None:
+    inputs = qkv(**sizes)
+    assert not generic(Case("Attention", inputs))
+    heads = {"q_num_heads": inputs[0].shape[1], "kv_num_heads": inputs[1].shape[1]}
+    assert not generic(Case("Attention", [flat(x) for x in inputs], heads | {"scale": 0.3}))
+
+
+def test_configs() -> None:
+    assert not check(Case("Attention", [*qkv(), normal(7, 19)], {"is_causal": 1}), "opencl.attention", configs=1)
+
+
+MASKS = [(19,), (7, 19), (1, 19), (3, 7, 19), (2, 3, 7, 19), (2, 1, 1, 19), (1, 3, 7, 19), (7, 11)]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+def test_masks(shape: tuple[int, ...]) -> None:
+    for mode in (0, 2):
+        attrs = {"qk_matmul_output_mode": mode}
+        boolean = RNG.random(shape) < 0.7
+        assert not generic(Case("Attention", [*qkv(), normal(*shape)], attrs, outputs=4))
+        assert not generic(Case("Attention", [*qkv(), boolean], attrs, outputs=4))
+
+
+def test_masked_rows() -> None:
+    """Where nothing may be seen the result is zero, whatever the scores are."""
+    mask = np.ones((7, 19), bool)
+    mask[2:4] = False
+    q, k, v = qkv()
+    assert not generic(Case("Attention", [q, k, v, mask], {"qk_matmul_output_mode": 3}, outputs=4))
+    q[0, 0, 2], k[1, 1, 5, 1], v[1, 2, 3] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        assert not generic(Case("Attention", [q, k, v, np.where(mask, 0, -np.inf).astype(np.float32)]))
+
+
+@pytest.mark.parametrize("attrs", [
+    {"is_causal": 1}, {"left_window_size": 2}, {"left_window_size": 3, "right_window_size": 1},
+    {"right_window_size": 0}, {"is_causal": 1, "left_window_size": 0}, {"softcap": 0.8},
+    {"softcap": 2.0, "is_causal": 1, "scale": 2.0},
+])  # fmt: skip
+def test_attributes(attrs: dict[str, Any]) -> None:
+    for keys in (4, 19):
+        assert not generic(Case("Attention", qkv(keys=keys), attrs))
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_shown_scores(mode: int, softcap: float) -> None:
+    attrs = {"qk_matmul_output_mode": mode, "softcap": softcap}
+    assert not generic(Case("Attention", [*qkv(), normal(7, 19)], attrs, outputs=4))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_past(outputs: int, rank: int) -> None:
+    inputs = qkv(heads=4, groups=2, width=6)
+    heads = {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1}
+    given = inputs if rank == 4 else [flat(x) for x in inputs]
+    past = [normal(2, 2, 9, 5), normal(2, 2, 9, 6)]
+    assert not generic(Case("Attention", [*given, None, *past], heads, outputs))
+    assert not generic(Case("Attention", [*given, None, None, None], heads, outputs))
+    assert not generic(Case("Attention", [*given, normal(7, 28), *past], heads, outputs))
+
+
+@pytest.mark.parametrize("attrs", [{}, {"is_causal": 1}, {"left_window_size": 2}])
+def test_valid_lengths(attrs: dict[str, Any]) -> None:
+    lengths = np.array([19, 3], np.int64)
+    assert not generic(Case("Attention", [*qkv(), None, None, None, lengths], attrs))
+    assert not generic(Case("Attention", [*qkv(), RNG.random((7, 12)) < 0.6, None, None, lengths], attrs))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_types(dtype: Any) -> None:
+    mask = normal(7, 19, dtype=dtype)
+    assert not generic(Case("Attention", [*qkv(dtype=dtype), mask], {"is_causal": 1, "softcap": 3.0}, outputs=3))
+
+
+@pytest.mark.parametrize("precision", [1, 10, 11, 16])
+def test_softmax_precision(precision: int) -> None:
+    attrs = {"softmax_precision": precision, "qk_matmul_output_mode": 3}
+    assert not generic(Case("Attention", qkv(dtype=np.float16), attrs, outputs=4))
+
+
+def test_extreme_scores() -> None:
+    q, k, v = qkv()
+    assert not generic(Case("Attention", [q * 100, k * 100, v], {"scale": 1.0}))
+    q[0, 1, 3, 2], k[1, 0, 2, 1] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        assert not generic(Case("Attention", [q, k, v]))
+
+
+@pytest.mark.parametrize("bias", [None, (1, 3, 7, 19), (2, 1, 7, 19)])
+def test_multi_head(bias: tuple[int, ...] | None) -> None:
+    inputs: list[Any] = [flat(x) for x in qkv(width=6)]
+    if bias is not None:
+        inputs += [None, None, normal(*bias)]
+    assert not generic(Case(MULTI_HEAD, inputs, {"num_heads": 3}, outputs=3))
+
+
+def test_refusals() -> None:
+    device = open_device("CPU")
+    q, k, v = (flat(x) for x in qkv())
+    problem = Case(MULTI_HEAD, [q, k, v, normal(45)], {"num_heads": 3}).problem()
+    reasons = [s.why_not(problem, device.target) for s in solvers() if s.id.startswith("opencl.attention")]
+    assert reasons and all(r == "does not take a bias" for r in reasons)

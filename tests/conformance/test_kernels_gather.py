@@ -1,0 +1,272 @@
+"""Kernels that move elements by index, against their references: gather, scatter, one-hot, rotary embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunewright.ir.types import TensorType
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import Problem, solvers
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(0)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+#: one for each size of an element, and what numpy itself does not know
+MOVED = [
+    np.uint8, np.float16, BFLOAT16, np.float32, np.int64, np.bool_, ml_dtypes.float8_e4m3fn, np.complex64, np.complex128
+]  # fmt: skip
+
+
+def data(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.asarray(RNG.integers(-9, 9, shape)).astype(dtype)
+
+
+def indices(size: int, *shape: int, dtype: Any = np.int64) -> np.ndarray:
+    return np.asarray(RNG.integers(-size, size, shape)).astype(dtype)
+
+
+def agrees(op: str, *inputs: np.ndarray | None, family: str, specialised: bool = False, **attrs: Any) -> None:
+    case = Case(op, list(inputs), attrs)
+    assert not check(case, f"opencl.{family}", 1, specialised=specialised)
+
+
+# -- gather -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "index", "axis"),
+    [
+        ((7,), (), 0),
+        ((5, 1), (1,), 1),
+        ((300, 129), (3, 50), 0),
+        ((3, 17, 5), (2, 3), 1),
+        ((3, 17, 5), (4,), -1),
+        ((2, 3, 70000), (), 1),
+        ((5, 4001), (7000,), 1),
+        ((0, 5, 3), (2,), 1),
+        ((4, 5), (0,), 0),
+    ],
+)
+def test_gather(shape: tuple[int, ...], index: tuple[int, ...], axis: int) -> None:
+    inputs = data(*shape), indices(shape[axis], *index)
+    agrees("Gather", *inputs, axis=axis, family="gather", specialised=shape == (3, 17, 5))
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+def test_gather_types(dtype: Any) -> None:
+    agrees("Gather", data(6, 33, dtype=dtype), indices(6, 9, dtype=np.int32), family="gather")
+
+
+def test_gather_keeps_bits() -> None:
+    x = np.array([np.nan, -0.0, np.inf, 1e-45, -1e-40], np.float32)
+    solver = next(s for s in solvers() if s.id == "opencl.gather")
+    device = open_device("CPU")
+    case = Case("Gather", [x, indices(5, 70)])
+    (y,) = solver.compile(case.problem(), {}, device).run(queue := device.queue(), case.inputs, [None])
+    queue.finish()
+    assert (y.view(np.uint32) == x[case.inputs[1]].view(np.uint32)).all()
+
+
+def test_gather_index_out_of_range() -> None:
+    """The host reports what it can see beforehand; what it cannot is read from the nearest element."""
+    x, wrong = data(4, 3), np.array([5])
+    types = tuple(TensorType.of(a) for a in (x, wrong))
+    out = (TensorType(types[0].dtype, (1, 3)),)
+    seen = Problem("Gather", types, out, {}, constant=(False, True), values=((1, wrong),))
+    solver, device = next(s for s in solvers() if s.id == "opencl.gather"), open_device("CPU")
+    assert "outside of 4 elements" in str(solver.why_not(seen, device.target))
+    unseen = Problem("Gather", types, out, {}, constant=(False, False))
+    queue, kernel = device.queue(), solver.compile(unseen, {}, device)
+    for index, nearest in ((4, 3), (2**62, 3), (-5, 0), (-(2**62), 0)):
+        (y,) = kernel.run(queue, [x, np.array([index])], [None])
+        queue.finish()
+        assert (y == x[nearest]).all()
+
+
+def test_gather_from_nothing_is_refused() -> None:
+    types = (TensorType.of(data(0, 3)), TensorType.of(indices(1, 2)))
+    problem = Problem("Gather", types, (TensorType.of(data(2, 3)),), {}, constant=(False, False))
+    solver = next(s for s in solvers() if s.id == "opencl.gather")
+    assert "nothing to choose" in str(solver.why_not(problem, open_device("CPU").target))
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "axis"),
+    [
+        ((7,), (5,), 0),
+        ((40000,), (30000,), -1),
+        ((5, 9), (3, 9), 0),
+        ((5, 9), (5, 20), 1),
+        ((5, 9, 4), (3, 6, 4), 1),
+        ((5, 9, 4), (2, 9, 3), 0),
+        ((3, 4, 5, 6), (2, 3, 7, 5), 2),
+        ((3, 4, 5, 6), (3, 1, 5, 1), 1),
+        ((3, 4), (0, 4), 0),
+    ],
+)
+def test_gather_elements(shape: tuple[int, ...], index: tuple[int, ...], axis: int) -> None:
+    inputs = data(*shape), indices(shape[axis], *index)
+    agrees("GatherElements", *inputs, axis=axis, family="gather_elements", specialised=len(shape) == 3)
+
+
+@pytest.mark.parametrize("dtype", MOVED[:5])
+def test_gather_elements_types(dtype: Any) -> None:
+    agrees("GatherElements", data(6, 5, dtype=dtype), indices(6, 9, 5, dtype=np.int32), family="gather_elements")
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "batch"),
+    [
+        ((5, 4, 3), (2, 3, 2), 0),
+        ((5, 4, 3), (6, 3), 0),
+        ((2, 4, 3), (2, 2), 1),
+        ((2, 4, 3), (2, 5, 1), 1),
+        ((2, 3, 4, 5), (2, 3, 7, 1), 2),
+        ((2, 3, 4, 5), (2, 3, 1), 2),
+        ((4, 5000), (9, 1), 0),
+        ((4, 5), (0, 1), 0),
+    ],
+)
+def test_gather_nd(shape: tuple[int, ...], index: tuple[int, ...], batch: int) -> None:
+    size = min(shape[batch : batch + index[-1]])
+    agrees("GatherND", data(*shape), indices(size, *index), batch_dims=batch, family="gather")
+    agrees("com.microsoft::GatherND", data(*shape), indices(size, *index), batch_dims=batch, family="gather")
+
+
+# -- scatter ----------------------------------------------------------------------------------------------------------
+REDUCTIONS = ["none", "add", "mul", "max", "min"]
+ELEMENTS = [
+    ((7,), (5,), 0),
+    ((50, 3000), (9, 3000), 0),
+    ((5, 9), (5, 20), 1),
+    ((5, 9, 4), (3, 6, 4), 1),
+    ((3, 4, 5, 6), (2, 3, 7, 5), -2),
+    ((3, 4), (0, 4), 0),
+]
+
+
+@pytest.mark.parametrize(("shape", "index", "axis"), ELEMENTS)
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_scatter_elements(shape: tuple[int, ...], index: tuple[int, ...], axis: int, reduction: str) -> None:
+    inputs = data(*shape), indices(shape[axis], *index), data(*index)
+    attrs = {"axis": axis, "reduction": reduction}
+    agrees("ScatterElements", *inputs, family="scatter_elements", specialised=len(shape) == 3, **attrs)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16, np.int8, np.uint16, np.bool_])
+def test_scatter_types(dtype: Any) -> None:
+    for reduction in REDUCTIONS:
+        inputs = data(6, 5, dtype=dtype), indices(6, 19, 5, dtype=np.int32), data(19, 5, dtype=dtype)
+        agrees("ScatterElements", *inputs, reduction=reduction, family="scatter_elements")
+
+
+def test_scatter_sums_of_narrow_floats_are_rounded_once() -> None:
+    x, ones = np.zeros(1, np.float16), np.ones(5000, np.float16)
+    agrees("ScatterElements", x, np.zeros(5000, np.int64), ones, reduction="add", family="scatter_elements")
+
+
+def test_scatter_nan() -> None:
+    x = np.array([np.nan, 1, -np.inf, 0, 5], np.float32)
+    at, updates = np.array([0, 1, 2, 3, 4, 4]), np.array([1, np.nan, np.inf, -0.0, np.nan, 7], np.float32)
+    for reduction in REDUCTIONS:
+        agrees("ScatterElements", x, at, updates, reduction=reduction, family="scatter_elements")
+
+
+@pytest.mark.parametrize(
+    ("shape", "index"),
+    [((5, 4), (3, 1)), ((5, 4, 3), (2, 3, 2)), ((5, 4), (9, 2)), ((40, 9000), (11, 1)), ((4, 5), (0, 1))],
+)
+@pytest.mark.parametrize("reduction", ["none", "mul"])
+def test_scatter_nd(shape: tuple[int, ...], index: tuple[int, ...], reduction: str) -> None:
+    inputs = data(*shape), indices(min(shape), *index), data(*index[:-1], *shape[index[-1] :])
+    agrees("ScatterND", *inputs, reduction=reduction, family="scatter_nd", specialised=len(shape) == 3)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_scatter_nd_types(reduction: str) -> None:
+    for dtype in (np.float16, np.int32):
+        inputs = data(7, 5, dtype=dtype), indices(7, 30, 1), data(30, 5, dtype=dtype)
+        agrees("ScatterND", *inputs, reduction=reduction, family="scatter_nd")
+
+
+def test_scatter_leaves_out_what_is_out_of_range() -> None:
+    x, updates, wrong = data(4, 3), data(2, 3), np.array([[2**40], [1]])
+    types = tuple(TensorType.of(a) for a in (x, wrong, updates))
+    problem = Problem("ScatterND", types, types[:1], {}, constant=(False,) * 3)
+    solver, device = next(s for s in solvers() if s.id == "opencl.scatter_nd"), open_device("CPU")
+    queue = device.queue()
+    (y,) = solver.compile(problem, {}, device).run(queue, [x, wrong, updates], [None])
+    queue.finish()
+    x[1] = updates[1]
+    assert (y == x).all()
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+def test_tensor_scatter(mode: str) -> None:
+    for dtype in (np.float32, np.float16):
+        cache, update = data(3, 2, 9, 4, dtype=dtype), data(3, 2, 2, 4, dtype=dtype)
+        starts = np.array([0, 7, 4]) if mode == "linear" else np.array([8, 7, 11])
+        agrees("TensorScatter", cache, update, starts, mode=mode, family="tensor_scatter", specialised=True)
+    agrees("TensorScatter", data(3, 9, 4), data(3, 2, 4), mode=mode, axis=1, family="tensor_scatter")
+
+
+@pytest.mark.parametrize("wanted", [None, (2, 3, 8, 7), (2, 3, 9, 10), (3, 3, 8, 7)])
+def test_max_unpool(wanted: tuple[int, ...] | None) -> None:
+    at = RNG.integers(0, 2 * 3 * 8 * 7, (2, 3, 4, 3))
+    inputs = [data(2, 3, 4, 3), at, *([] if wanted is None else [np.array(wanted)])]
+    agrees("MaxUnpool", *inputs, kernel_shape=(2, 3), strides=(2, 2), family="max_unpool")
+    inputs = [data(1, 1, 5), np.array([[[0, 2, -1, 2, 9]]])]
+    agrees("MaxUnpool", *inputs, kernel_shape=(2,), strides=(2,), family="max_unpool")
+
+
+# -- one-hot ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((5,), -1), ((2, 3), 0), ((2, 3), 1), ((2, 3), -1), ((), 0), ((0, 3), 1), ((4000,), 0)]
+)
+def test_one_hot(shape: tuple[int, ...], axis: int) -> None:
+    inputs = data(*shape, dtype=np.int64), np.array(7), np.array([0.25, 2.5], np.float32)
+    agrees("OneHot", *inputs, axis=axis, family="one_hot", specialised=axis == 1)
+
+
+@pytest.mark.parametrize(
+    ("index", "dtype"),
+    [(np.float32, np.float64), (np.int32, np.bool_), (np.uint8, np.int8), (np.float16, np.float16)],
+)
+def test_one_hot_types(index: Any, dtype: Any) -> None:
+    at = np.array([0, 3, 2, 6, 7, 1, 200]).astype(index)
+    agrees("OneHot", at, np.array(7), np.array([0, 1]).astype(dtype), family="one_hot")
+
+
+def test_one_hot_fractions() -> None:
+    at = np.array([0.5, -1, 3, -0.0, 6.999, np.nan, np.inf, -np.inf, 1e30], np.float32)
+    case = Case("OneHot", [at, np.array([7.0], np.float32), np.array([3, 4])], constant=frozenset({1}))
+    assert not check(case, "opencl.one_hot", 1, specialised=False)
+
+
+# -- rotary embeddings ------------------------------------------------------------------------------------------------
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+def test_rotary(interleaved: int, dtype: Any) -> None:
+    cache = [normal(9, 4, dtype=dtype), normal(9, 4, dtype=dtype)]
+    positions = RNG.integers(0, 9, (2, 5))
+    x = normal(2, 3, 5, 8, dtype=dtype)
+    agrees("RotaryEmbedding", x, *cache, positions, interleaved=interleaved, family="rotary")
+    agrees("com.microsoft::RotaryEmbedding", x, positions, *cache, interleaved=interleaved, family="rotary")
+
+
+def test_rotary_forms() -> None:
+    cache = [normal(9, 4), normal(9, 4)]
+    own = [normal(2, 5, 2), normal(2, 5, 2)]
+    partly = {"num_heads": 3, "rotary_embedding_dim": 4}
+    agrees("RotaryEmbedding", normal(2, 5, 24), *own, family="rotary", specialised=True, **partly)
+    agrees("RotaryEmbedding", normal(2, 5, 12), *(a[:1] for a in own), num_heads=3, family="rotary")
+    op = "com.microsoft::RotaryEmbedding"
+    agrees(op, normal(2, 5, 24), np.array([3]), *cache, family="rotary")
+    agrees(op, normal(2, 5, 30), np.arange(5)[None], *cache, num_heads=3, family="rotary")
+    agrees(op, normal(2, 40, 60, 64), np.arange(120).reshape(2, 60), normal(120, 32), normal(120, 32), family="rotary")

@@ -1,0 +1,196 @@
+"""Products of integers against their references: exact, whatever the zero points, shapes and tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunewright.ir.graph import Fused
+from tunewright.ir.types import DType
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(0)
+MS = "com.microsoft::"
+MATMUL = "opencl.integer_matmul"
+
+
+def right(case: Case, family: str) -> None:
+    """In the generic solver's default config: it compiles once for all shapes."""
+    assert not check(case, family, configs=0, specialised=False)
+
+
+def integers(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, int(info.max) + 1, shape).astype(dtype)
+
+
+def scales(*shape: int) -> np.ndarray:
+    return np.asarray(RNG.uniform(0.001, 0.1, shape)).astype(np.float32)
+
+
+SHAPES: list[tuple[Any, Any]] = [
+    ((1, 7), (7, 5)), ((1, 512), (512, 130)), ((13, 64), (64, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1))
+]  # fmt: skip
+BATCHED: list[tuple[Any, Any]] = [
+    ((2, 5, 9), (2, 9, 11)), ((3, 1, 4, 6), (2, 6, 8)), ((5, 9), (2, 9, 11)), ((2, 1, 33), (2, 33, 17))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("a_type", [np.uint8, np.int8])
+@pytest.mark.parametrize("b_type", [np.uint8, np.int8])
+@pytest.mark.parametrize("constant", [False, True])
+def test_matmul_integer(a_type: Any, b_type: Any, constant: bool) -> None:
+    for a, b in SHAPES:
+        inputs = [integers(*a, dtype=a_type), integers(*b, dtype=b_type)]
+        inputs += [integers(dtype=a_type), integers(dtype=b_type)]
+        case = Case("MatMulInteger", inputs, constant=frozenset({1, 3} if constant else ()))
+        right(case, MATMUL)
+
+
+CONV = "opencl.integer_conv"
+CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((1, 3, 9, 11), (5, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 16, 14, 14), (33, 16, 1, 1), {}),
+    ((1, 7, 13, 12), (18, 7, 3, 2), {"pads": [0, 2, 1, 1], "strides": [2, 3], "dilations": [2, 1]}),
+    ((2, 8, 10, 9), (24, 4, 3, 3), {"group": 2, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ((1, 12, 9, 40), (12, 1, 3, 3), {"group": 12, "pads": [1, 1, 1, 1]}),
+    ((2, 6, 9, 11), (12, 1, 5, 3), {"group": 6, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 8, 9, 9), (8, 4, 3, 3), {"group": 2, "strides": [1, 3]}),
+    ((2, 5, 31), (9, 5, 4), {"pads": [3, 0], "dilations": [2]}),
+    ((1, 3, 5, 6, 7), (10, 3, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]}),
+    ((1, 4, 8, 8), (3, 4, 3, 3), {"pads": [-1, -2, -1, 1]}),
+    ((1, 2, 1, 1), (1, 2, 1, 1), {}),
+]
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+@pytest.mark.parametrize("types", [(np.uint8, np.int8), (np.int8, np.uint8)], ids=str)
+def test_conv_integer(case: tuple[Any, Any, dict[str, Any]], types: tuple[Any, Any]) -> None:
+    x_shape, w_shape, attrs = case
+    x, w = integers(*x_shape, dtype=types[0]), integers(*w_shape, dtype=types[1])
+    x_zero, w_zero = integers(dtype=types[0]), integers(dtype=types[1])
+    right(Case("ConvInteger", [x, w, x_zero, w_zero], attrs), CONV)
+    right(Case("ConvInteger", [x, w, x_zero], attrs, constant=frozenset({1})), CONV)
+
+
+@pytest.mark.parametrize("case", CONVS[:6], ids=str)
+def test_qlinear_conv(case: tuple[Any, Any, dict[str, Any]]) -> None:
+    x_shape, w_shape, attrs = case
+    filters = w_shape[0]
+    x, w = integers(*x_shape), integers(*w_shape, dtype=np.int8)
+    bias = RNG.integers(-5000, 5000, filters).astype(np.int32)
+    y_scale = np.asarray(3.0 * np.prod(w_shape[1:]) ** 0.5, np.float32)
+    for count in ((), (filters,)):
+        inputs = [x, scales(), integers(), w, scales(*count), integers(*count, dtype=np.int8), y_scale, integers()]
+        inputs.append(bias)
+        right(Case("QLinearConv", inputs, attrs), CONV)
+        right(Case("QLinearConv", inputs[:8], attrs, constant=frozenset({3, 5})), CONV)
+        inputs[5] = np.zeros(count, np.int8)
+        right(Case("QLinearConv", inputs, attrs, constant=frozenset({3, 5})), CONV)
+
+
+@pytest.mark.parametrize("b_type", [np.uint8, np.int8])
+def test_zero_points_that_are_not_known_when_packing(b_type: Any) -> None:
+    a, b, columns = integers(13, 31), integers(31, 70, dtype=b_type), integers(70, dtype=b_type)
+    constant = frozenset({1, 3})
+    right(Case("MatMulInteger", [a, b, integers(), columns], constant=constant), MATMUL)
+    right(Case("MatMulInteger", [a[:1], b, integers(), columns], constant=constant), MATMUL)
+    x, w = integers(1, 5, 6, 7), integers(70, 5, 3, 3, dtype=b_type)
+    case = Case("ConvInteger", [x, w, integers(), columns], {"pads": [1, 1, 1, 1]}, constant=constant)
+    right(case, CONV)
+
+
+def test_conv_tiles() -> None:
+    x, w = integers(2, 6, 15, 14), integers(40, 6, 3, 3, dtype=np.int8)
+    case = Case("ConvInteger", [x, w, integers()], {"pads": [1, 1, 1, 1]}, constant=frozenset({1}))
+    assert not check(case, CONV, configs=2)
+    a, b = integers(37, 50), integers(50, 75, dtype=np.int8)
+    assert not check(Case("MatMulInteger", [a, b, integers()], constant=frozenset({1})), MATMUL, configs=2)
+
+
+@pytest.mark.parametrize("shapes", BATCHED, ids=str)
+def test_matmul_batches(shapes: tuple[Any, Any]) -> None:
+    a, b = (integers(*shape) for shape in shapes)
+    right(Case("MatMulInteger", [a, b, integers(), integers()]), MATMUL)
+    right(Case("MatMulInteger", [a, b], constant=frozenset({1})), MATMUL)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((9,), (9, 4)), ((3, 9), (9,)), ((9,), (9,)), ((0, 4), (4, 3)), ((3, 0), (0, 5))], ids=str
+)
+def test_matmul_odd_ranks(shapes: tuple[Any, Any]) -> None:
+    a, b = (integers(*shape) for shape in shapes)
+    right(Case("MatMulInteger", [a, b, integers(), integers()]), MATMUL)
+
+
+def test_matmul_zero_points_along_rows_and_columns() -> None:
+    a, b = integers(7, 20), integers(20, 9)
+    right(Case("MatMulInteger", [a, b, integers(7), integers(9)]), MATMUL)
+    right(Case("MatMulInteger", [a, b, None, integers(9)], constant=frozenset({1, 3})), MATMUL)
+
+
+def test_extremes() -> None:
+    """Sums that wrap, as the reference does."""
+    for value in (0, 255):
+        a, b = np.full((5, 70_001), 255 - value, np.uint8), np.full((70_001, 9), value, np.uint8)
+        zero = np.asarray(value, np.uint8)
+        right(Case("MatMulInteger", [a, b, zero, np.asarray(255 - value, np.uint8)]), MATMUL)
+
+
+@pytest.mark.parametrize("case", SHAPES + BATCHED[:1], ids=str)
+@pytest.mark.parametrize("y_type", [np.uint8, np.int8])
+def test_qlinear_matmul(case: tuple[Any, Any], y_type: Any) -> None:
+    a, b = integers(*case[0]), integers(*case[1], dtype=np.int8)
+    y_scale = np.asarray(4.0 * case[0][-1] ** 0.5, np.float32)
+    inputs = [a, scales(), integers(), b, scales(), integers(dtype=np.int8), y_scale, integers(dtype=y_type)]
+    right(Case("QLinearMatMul", inputs), MATMUL)
+    right(Case("QLinearMatMul", inputs, constant=frozenset({3, 5})), MATMUL)
+    columns = case[1][-1]
+    inputs[4] = scales(columns)
+    right(Case("QLinearMatMul", inputs, constant=frozenset({3, 5})), MATMUL)
+
+
+def test_epilogue() -> None:
+    """What dynamic quantisation leaves behind a product: a cast, the scale, a bias, an activation."""
+    cast = Fused("Cast", (~0,), {"to": DType.FLOAT32.onnx_code})
+    steps = (cast, Fused("Mul", (~1, 3)), Fused("Add", (~2, 4)), Fused("Relu", (~3,)))
+    scale, constant = np.asarray(0.01, np.float32), frozenset({1, 4})
+    x, w = integers(2, 6, 9, 9), integers(20, 6, 3, 3, dtype=np.int8)
+    bias = RNG.standard_normal((20, 1, 1)).astype(np.float32)
+    for group, weights in ((1, w), (2, w[:, :3]), (6, np.ascontiguousarray(w[:12, :1]))):
+        inputs = [x, np.ascontiguousarray(weights), integers(), scale, bias[: len(weights)]]
+        right(Case("ConvInteger", inputs, {"group": group}, 1, constant, steps, 2), CONV)
+    a, b, bias = integers(13, 31), integers(31, 70, dtype=np.int8), RNG.standard_normal(70).astype(np.float32)
+    for rows in (1, 13):
+        inputs = [a[:rows], b, integers(), scale, bias]
+        right(Case("MatMulInteger", inputs, {}, 1, constant, steps, 2), MATMUL)
+
+
+@pytest.mark.parametrize("rows", [1, 14])
+def test_contrib_products(rows: int) -> None:
+    a, b, bias = integers(rows, 33), integers(33, 21, dtype=np.int8), RNG.standard_normal(21).astype(np.float32)
+    floats = RNG.standard_normal((rows, 33)).astype(np.float32)
+    zeros = integers(21, dtype=np.int8)
+    for columns, zero in (((), zeros[:1].reshape(())), ((21,), zeros)):
+        for constant in (frozenset[int](), frozenset({1})):
+            to_float = [a, b, scales(), scales(*columns), integers(), zero, bias]
+            right(Case(MS + "MatMulIntegerToFloat", to_float, constant=constant), MATMUL)
+            dynamic = [floats, b, scales(*columns), zero, bias]
+            right(Case(MS + "DynamicQuantizeMatMul", dynamic, constant=constant), MATMUL)
+    right(Case(MS + "DynamicQuantizeMatMul", [floats, b, scales()]), MATMUL)
+    shorts = [integers(rows, 33, dtype=np.int16), integers(33, 21, dtype=np.int16)]
+    right(Case(MS + "MatMulInteger16", shorts), MATMUL)
+
+
+@pytest.mark.parametrize("trans", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_gemm(trans: tuple[int, int]) -> None:
+    a, b = integers(13, 33), integers(33, 21, dtype=np.int8)
+    a, b = (np.ascontiguousarray(m.T) if t else m for m, t in zip((a, b), trans, strict=True))
+    attrs = {"transA": trans[0], "transB": trans[1], "alpha": 0.7}
+    c = RNG.integers(-9000, 9000, 21).astype(np.int32)
+    inputs = [a, scales(), integers(), b, scales(21), integers(21, dtype=np.int8), c]
+    right(Case(MS + "QGemm", inputs, attrs), MATMUL)
+    quantised = [*inputs, np.asarray(30.0, np.float32), integers()]
+    right(Case(MS + "QGemm", quantised, attrs, constant=frozenset({3, 5})), MATMUL)

@@ -1,0 +1,204 @@
+"""Matrix products (MatMul, Gemm, FusedMatMul): register tiles and dot products against their references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunewright.ir.graph import Fused
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import solvers
+from tunewright.solvers.host.reference import HostKernel
+from tunewright.testing.kernelcheck import Case, check, run_one
+
+RNG = np.random.default_rng(0)
+FUSED = "com.microsoft::FusedMatMul"
+B = frozenset({1})
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def generic(case: Case, family: str = "opencl.matmul") -> str:
+    """What is wrong with the solver that takes shapes as arguments, in its default config: nothing new to compile."""
+    device, problem = open_device("CPU"), case.problem()
+    solver = next(s for s in solvers() if s.id == family)
+    assert solver.why_not(problem, device.target) is None
+    want = HostKernel(problem).run(device.queue(), case.inputs, [None])
+    return run_one(case, problem, solver, solver.default(problem, device.target), device, want)
+
+
+def solver_of(case: Case) -> str:
+    """The family that is chosen untuned."""
+    device, problem = open_device("CPU"), case.problem()
+    return next(s.id for s in solvers() if not s.host and s.why_not(problem, device.target) is None)
+
+
+@pytest.mark.parametrize("constant", [frozenset(), B])
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(1, 1, 1), (1, 7, 33), (2, 5, 3), (3, 64, 65), (4, 0, 5), (5, 9, 16), (6, 16, 8), (7, 100, 31), (13, 33, 100),
+     (50, 17, 1), (1, 300, 300), (128, 96, 40), (0, 3, 4)],
+)  # fmt: skip
+def test_sizes(m: int, k: int, n: int, constant: frozenset[int]) -> None:
+    assert not generic(Case("MatMul", [normal(m, k), normal(k, n)], constant=constant))
+
+
+@pytest.mark.parametrize("constant", [frozenset(), B])
+def test_configs(constant: frozenset[int]) -> None:
+    case = Case("MatMul", [normal(2, 25, 700), normal(700, 67)], constant=constant)
+    assert not check(case, "opencl.matmul", configs=3)
+
+
+@pytest.mark.parametrize("epilogue", [(), (Fused("Add", (~0, 2)), Fused("Relu", (~1,)))])
+def test_blocked_sums(epilogue: tuple[Fused, ...]) -> None:
+    """Sums so long that they are taken in blocks; the error must not grow with them."""
+    operands = [normal(9, 20)] if epilogue else []
+    case = Case("MatMul", [normal(9, 120_001), normal(120_001, 20), *operands], constant=B, epilogue=epilogue,
+                operands=len(operands))  # fmt: skip
+    assert not generic(case)
+
+
+def test_blocked_sums_of_columns() -> None:
+    assert not generic(Case("Gemm", [normal(5000, 14), normal(5000, 33)], {"transA": 1}))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((5,), (5,)), ((5,), (5, 3)), ((4, 5), (5,)), ((2, 3, 4, 5), (5,)), ((5,), (2, 3, 5, 4)),  # rank 1
+        ((3, 4, 5), (3, 5, 6)), ((2, 3, 4, 5), (5, 6)), ((2, 3, 4, 5), (2, 3, 5, 6)), ((4, 5), (2, 3, 5, 6)),
+        ((2, 1, 4, 5), (3, 5, 6)), ((2, 1, 3, 4, 5), (1, 7, 1, 5, 20)), ((2, 3, 1, 5), (5, 20)), ((0, 4, 5), (5, 6)),
+        ((2, 3, 1, 5), (2, 3, 5, 20)), ((300, 2, 2), (300, 2, 2)),
+    ],
+)  # fmt: skip
+def test_broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    for constant in (frozenset[int](), B):
+        assert not generic(Case("MatMul", [normal(*a), normal(*b)], constant=constant))
+
+
+def test_many_products() -> None:
+    """More of them than a grid may have work-items."""
+    assert not generic(Case("MatMul", [normal(70000, 2, 2), normal(70000, 2, 3)]))
+
+
+@pytest.mark.parametrize("trans_a", [0, 1])
+@pytest.mark.parametrize("trans_b", [0, 1])
+@pytest.mark.parametrize("c", [None, (), (1,), (19,), (1, 19), (9, 1), (9, 19)])
+def test_gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None) -> None:
+    a, b = normal(*((21, 9) if trans_a else (9, 21))), normal(*((19, 21) if trans_b else (21, 19)))
+    attrs = {"transA": trans_a, "transB": trans_b, "alpha": 0.5, "beta": 2.0}
+    addend = [] if c is None else [normal(*c)]
+    for constant in (frozenset[int](), frozenset({1, 2})):
+        assert not generic(Case("Gemm", [a, b, *addend], attrs, constant=constant))
+
+
+@pytest.mark.parametrize("c", [(1,), (3, 1), (1, 40), (3, 40)])
+def test_gemm_few_rows(c: tuple[int, ...]) -> None:
+    attrs = {"transB": 1, "alpha": 0.5, "beta": 2.0}
+    case = Case("Gemm", [normal(3, 130), normal(40, 130), normal(*c)], attrs)
+    assert not generic(case, "opencl.gemv")
+    if c == (3, 40):
+        assert not check(case, "opencl.gemv", configs=2)
+
+
+def test_gemm_ignores_addend() -> None:
+    a, b, c = normal(3, 4), normal(4, 5), np.full((3, 5), np.nan, np.float32)
+    assert not generic(Case("Gemm", [a, b, c], {"beta": 0.0}))
+
+
+@pytest.mark.parametrize("attrs", [
+    {"transA": 1, "transB": 1, "alpha": 0.25}, {"transBatchA": 1, "transBatchB": 1}, {"transBatchA": 1, "transA": 1},
+])  # fmt: skip
+def test_fused_matmul(attrs: dict[str, Any]) -> None:
+    def operand(batch: int, rows: int, columns: int, name: str) -> np.ndarray:
+        shape = [batch, rows, columns] if not attrs.get(f"transBatch{name}") else [rows, batch, columns]
+        if attrs.get(f"trans{name}"):  # the matrix comes last whichever way the batch lies
+            shape = [batch, columns, rows] if not attrs.get(f"transBatch{name}") else [columns, batch, rows]
+        return normal(*shape)
+
+    case = Case(FUSED, [operand(3, 8, 10, "A"), operand(3, 10, 18, "B")], attrs)
+    assert not generic(case)
+    assert not generic(Case(FUSED, [normal(4, 10), normal(12, 10)], {"transB": 1}), "opencl.gemv")
+
+
+FLOATS = [np.float64, np.float16, ml_dtypes.bfloat16]
+INTEGERS = [np.int32, np.uint32, np.int64, np.uint64]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats(dtype: Any) -> None:
+    for constant in (frozenset[int](), B):
+        case = Case("MatMul", [normal(7, 30, dtype=dtype), normal(30, 21, dtype=dtype)], constant=constant)
+        assert not generic(case)
+    inputs = [normal(2, 50, dtype=dtype), normal(9, 50, dtype=dtype), normal(9, dtype=dtype)]
+    assert not generic(Case("Gemm", inputs, {"transB": 1}), "opencl.gemv")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers(dtype: Any) -> None:
+    """Sums wrap."""
+    info = np.iinfo(dtype)
+    a, b, c = (RNG.integers(info.min, info.max, s, dtype) for s in ((7, 30), (30, 21), (21,)))
+    with np.errstate(over="ignore"):
+        assert not generic(Case("MatMul", [a, b]))
+        assert not generic(Case("Gemm", [a // 4, b // 4, c // 4]))
+        assert not generic(Case("MatMul", [a, b[:, 0].copy()]), "opencl.gemv")
+
+
+def test_infinities() -> None:
+    a, b = normal(6, 20), normal(20, 40)
+    a[1, 3], a[2, 4], b[5, 6] = np.inf, np.nan, -np.inf
+    with np.errstate(invalid="ignore"):
+        for constant in (frozenset[int](), B):
+            assert not generic(Case("MatMul", [a, b], constant=constant))
+
+
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_epilogue(m: int) -> None:
+    """A bias per column, a residual and an activation in one go."""
+    epilogue = (Fused("Add", (~0, 2)), Fused("Add", (~1, 3)), Fused("Relu", (~2,)))
+    inputs = [normal(m, 24), normal(24, 37), normal(37), normal(m, 37)]
+    for family in ("opencl.matmul", "opencl.gemv") if m < 5 else ("opencl.matmul",):
+        constant = B if family == "opencl.matmul" else frozenset[int]()
+        weights = {"transB": 1} if family == "opencl.gemv" else {}
+        given = [inputs[0], inputs[1].T.copy(), *inputs[2:]] if weights else inputs
+        case = Case("Gemm", given, weights, constant=constant, epilogue=epilogue, operands=2)
+        assert not generic(case, family)
+        assert m == 1 or not check(case, family, configs=0)
+
+
+def test_epilogue_of_column() -> None:
+    """A product with one column is turned round; what is added still finds its place."""
+    inputs = [normal(40, 24), normal(24, 1), normal(40, 1), normal(40, 1)]
+    assert not generic(Case("Gemm", inputs, epilogue=(Fused("Mul", (~0, 3)),), operands=1), "opencl.gemv")
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 3, 70001), (2, 1, 40000), (1, 1, 200000)])
+def test_long_sums(m: int, n: int, k: int) -> None:
+    """Few results: the sum itself is split among work-items."""
+    for constant in (frozenset[int](), B):
+        inputs = [normal(m, k), normal(n, k), normal(n)]
+        case = Case("Gemm", inputs, {"transB": 1}, constant=constant, epilogue=(Fused("Relu", (~0,)),))
+        assert solver_of(case) == "opencl.gemv"
+        assert not generic(case, "opencl.gemv")
+
+
+def test_choice() -> None:
+    """Constant weights go through panels, a matrix that comes by rows of its transpose does not."""
+    a, b = normal(1, 64), normal(64, 48)
+    assert solver_of(Case("MatMul", [a, b], constant=B)) == "opencl.matmul"
+    assert solver_of(Case("MatMul", [a, b])) == "opencl.matmul"
+    assert solver_of(Case("Gemm", [a, b.T.copy()], {"transB": 1})) == "opencl.gemv"
+    assert solver_of(Case("MatMul", [normal(48, 64), normal(64)])) == "opencl.gemv"
+
+
+def test_refusals() -> None:
+    device = open_device("CPU")
+    problem = Case("Gemm", [np.ones((2, 2), np.int32), np.ones((2, 2), np.int32)], {"alpha": 0.5}).problem()
+    reasons = [s.why_not(problem, device.target) for s in solvers() if s.id.startswith("opencl.matmul")]
+    assert reasons and all(r is not None and "fraction" in r for r in reasons)

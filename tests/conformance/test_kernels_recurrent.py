@@ -1,0 +1,179 @@
+"""Kernels of LSTM, GRU and RNN against their references."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import solvers
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(0)
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+WEIGHTS = frozenset({1, 2, 3})
+
+
+def normal(*shape: int, dtype: Any = np.float32, scale: float = 0.4) -> np.ndarray[Any, Any]:
+    return (scale * RNG.standard_normal(shape)).astype(dtype)
+
+
+def make(
+    op: str,
+    steps: int = 5,
+    batch: int = 3,
+    features: int = 4,
+    hidden: int = 6,
+    dtype: Any = np.float32,
+    full: bool = True,
+    lengths: bool = False,
+    constant: frozenset[int] = frozenset(),
+    outputs: int | None = None,
+    **attrs: Any,
+) -> Case:
+    """``full``: with bias, initial states and (LSTM) peepholes."""
+    count = 2 if attrs.get("direction") == "bidirectional" else 1
+    gates, layout = GATES[op], attrs.get("layout", 0)
+    sized = (batch, steps) if layout else (steps, batch)
+    state = (batch, count, hidden) if layout else (count, batch, hidden)
+    inputs: list[Any] = [
+        normal(*sized, features, dtype=dtype, scale=1.0),
+        normal(count, gates * hidden, features, dtype=dtype),
+        normal(count, gates * hidden, hidden, dtype=dtype),
+        normal(count, 2 * gates * hidden, dtype=dtype) if full else None,
+        RNG.integers(0, steps + 1, batch).astype(np.int32) if lengths else None,
+    ]
+    if full:
+        inputs.append(normal(*state, dtype=dtype))
+        if op == "LSTM":
+            inputs += [normal(*state, dtype=dtype), normal(count, 3 * hidden, dtype=dtype)]
+    outputs = outputs or (3 if op == "LSTM" else 2)
+    return Case(op, inputs, {"hidden_size": hidden, **attrs}, outputs, constant=constant)
+
+
+def agrees(case: Case) -> None:
+    """The generic kernels alone: `test_configs` has the others, which are the same text with sizes as literals."""
+    assert not check(case, "opencl.recurrent", configs=0, specialised=False)
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_directions(op: str, direction: str) -> None:
+    agrees(make(op, lengths=True, constant=WEIGHTS, direction=direction))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_nothing_optional(op: str) -> None:
+    """Weights come at run time, too."""
+    agrees(make(op, full=False))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_configs(op: str) -> None:
+    """Generic and specialised, with tiles of other sizes."""
+    case = make(op, batch=5, hidden=40, lengths=True, constant=WEIGHTS, direction="bidirectional")
+    assert not check(case, "opencl.recurrent", configs=1)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [("LSTM", np.float64), ("LSTM", np.float16), ("LSTM", ml_dtypes.bfloat16), ("RNN", np.float64)],
+)
+def test_types(op: str, dtype: Any) -> None:
+    agrees(make(op, dtype=dtype, lengths=True, constant=WEIGHTS))
+
+
+def test_narrow_weights_at_run_time() -> None:
+    agrees(make("GRU", dtype=np.float16))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_layout(op: str) -> None:
+    case = make(op, steps=7, layout=1, lengths=True, direction="bidirectional", constant=WEIGHTS)
+    agrees(case)
+
+
+@pytest.mark.parametrize("hidden", [1, 33, 70])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_sizes(hidden: int, batch: int) -> None:
+    """Tiles of sequences and blocks of hidden units that are not full; the weights of long sums are small."""
+    case = make("LSTM", steps=4, batch=batch, features=hidden + 2, hidden=hidden, constant=WEIGHTS)
+    case.inputs[2][:] /= hidden**0.5
+    agrees(case)
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_single_step(op: str, batch: int) -> None:
+    """Hidden units are shared out among work-items."""
+    case = make(op, steps=1, batch=batch, features=200, hidden=150, constant=WEIGHTS)
+    case.inputs[1][:] /= 14
+    case.inputs[2][:] /= 12
+    agrees(case)
+    agrees(make(op, steps=1, batch=batch, lengths=True, direction="reverse"))
+
+
+@pytest.mark.parametrize("linear", [0, 1])
+@pytest.mark.parametrize("steps", [1, 6])
+def test_reset(linear: int, steps: int) -> None:
+    case = make("GRU", steps=steps, hidden=20, linear_before_reset=linear, constant=WEIGHTS)
+    agrees(case)
+
+
+def test_lstm_variants() -> None:
+    for attrs in ({"clip": 0.3}, {"clip": 0.5, "input_forget": 1}):
+        agrees(make("LSTM", constant=WEIGHTS, **attrs))
+    agrees(make("LSTM", constant=WEIGHTS, outputs=1))
+    agrees(make("LSTM", constant=WEIGHTS, outputs=2))
+
+
+#: names, alphas, betas; parameters go in order to the functions that take one
+ACTIVATIONS = [
+    (("HardSigmoid", "Softsign", "Relu"), (0.3125,), (0.375,)),
+    (("Affine", "LeakyRelu", "ThresholdedRelu"), (0.3, 0.1, 0.2), (0.05,)),
+    (("Softplus", "Elu", "ScaledTanh"), (0.7, 0.9), (0.4,)),
+    (("sigmoid", "TANH", "Tanh"), (), ()),
+]
+
+
+@pytest.mark.parametrize(("names", "alphas", "betas"), ACTIVATIONS)
+def test_activations(names: tuple[str, ...], alphas: tuple[float, ...], betas: tuple[float, ...]) -> None:
+    parameters = {"activations": names, "activation_alpha": alphas, "activation_beta": betas}
+    agrees(make("LSTM", constant=WEIGHTS, **parameters))
+    if "Softplus" in names:
+        agrees(make("LSTM", dtype=np.float64, constant=WEIGHTS, **parameters))
+
+
+def test_each_direction_has_its_own_activations() -> None:
+    names = ("HardSigmoid", "LeakyRelu", "Sigmoid", "Tanh")
+    case = make("GRU", direction="bidirectional", activations=names, activation_alpha=(0.3, 0.2))
+    agrees(case)
+    case = make("RNN", direction="bidirectional", activations=("Relu", "Affine"), activation_alpha=(0.5,))
+    agrees(case)
+
+
+def test_edges() -> None:
+    empty = make("LSTM", batch=0, constant=WEIGHTS)
+    agrees(empty)
+    odd = make("LSTM", batch=2, constant=WEIGHTS)
+    odd.inputs[0][1, 0, 0] = np.nan
+    odd.inputs[0][2, 1, :] = 1e30
+    agrees(odd)
+
+
+def test_no_steps_keep_the_initial_state() -> None:
+    agrees(make("LSTM", steps=0, constant=WEIGHTS))
+
+
+def test_refusals() -> None:
+    problem = make("LSTM", full=False).problem()
+    solver = next(s for s in solvers() if s.id == "opencl.recurrent")
+    target = open_device("CPU").target
+    unknown = replace(problem, attrs={**problem.attrs, "activations": ("Sine",) * 3})
+    assert solver.why_not(unknown, target) == "no activation Sine"
+    assert solver.why_not(replace(problem, attrs={"direction": "bidirectional"}), target) is not None
+    assert solver.why_not(replace(problem, attrs={"direction": "sideways"}), target) == "no direction sideways"

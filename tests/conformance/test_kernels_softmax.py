@@ -1,0 +1,59 @@
+"""Softmax, LogSoftmax and Hardmax against their references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(0)
+OPS = ("Softmax", "LogSoftmax", "Hardmax")
+
+
+def normal(*shape: int, dtype: Any = np.float32, scale: float = 3) -> np.ndarray:
+    return (RNG.standard_normal(shape) * scale).astype(dtype)
+
+
+def failures(op: str, x: np.ndarray, axis: int, configs: int = 0) -> list[str]:
+    """Of the generic solver; with ``configs`` > 0 of the specialised one and other configs too."""
+    return check(Case(op, [x], {"axis": axis}), "opencl.softmax", configs, specialised=configs > 0)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 5, 49), -1), ((3, 130, 17), 1)])
+def test_shapes(op: str, shape: tuple[int, ...], axis: int) -> None:
+    assert not failures(op, normal(*shape), axis, configs=1)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("shape", [(1, 1000), (7,), (1,), (4, 0), (0, 4), (2, 2051), (1, 300, 5), (2, 3, 300)])
+def test_generic(op: str, shape: tuple[int, ...]) -> None:
+    for axis in {0, len(shape) - 1}:
+        assert not failures(op, normal(*shape), axis)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_types(op: str, dtype: Any) -> None:
+    for axis in (0, -1):
+        assert not failures(op, normal(19, 33, dtype=dtype), axis)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_extremes(op: str) -> None:
+    x = normal(8, 40)
+    x[0] = 1e30
+    x[1] = -np.inf
+    x[2, 3] = np.inf
+    x[3, 39] = np.nan
+    x[3, 20] = np.inf
+    x[4] = np.nan
+    x[5, ::2] = -np.inf
+    x[6] *= 1e4
+    x[7] = -3e38
+    for axis, array in ((1, x), (0, np.ascontiguousarray(x.T))):
+        assert not failures(op, array, axis)

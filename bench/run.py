@@ -50,15 +50,19 @@ def main() -> int:
             column, justify="left" if column in ("model", "engine") else "right", no_wrap=column != "model"
         )
     for entry in catalogue.everything() if options.all else catalogue.find(options.models):
-        out.print(f"{entry.name} ...", style="dim")
+        progress.print(f"{entry.name} ...", style="dim")
         rows = turns.measure(*entry.load(), labels, options.rounds, options.seconds)
         figures += [{"model": entry.name, **row} for row in rows]
+        table.add_row(f"[bold]{entry.name}[/bold]")
         for i, row in enumerate(rows):
-            add_row(table, row, entry.name if not i else "", first=not i)
+            add_row(table, row, first=not i)
         table.add_section()
-    out.print()
+    for row in figures:
+        if "failed" in row:
+            progress.print(f"{row['engine']} cannot run {row['model']}: {row['failed']}", style="dim", markup=False)
     out.print(f"{engines.machine()}; batch 1, fp32, a process per engine, in turns of {options.seconds} s")
-    out.print("ours / theirs: below 1 we are faster (quartiles over turns); error: of the output's scale")
+    out.print("ours / theirs: below 1 we are faster (quartiles over turns). Error: of the output's scale.")
+    out.print("Start: compiling and the first inference.")
     out.print()
     out.print(table)
     if options.json:
@@ -67,17 +71,18 @@ def main() -> int:
     return 0
 
 
-def add_row(table: Table, row: dict[str, Any], name: str, first: bool) -> None:
+def add_row(table: Table, row: dict[str, Any], first: bool) -> None:
     if "failed" in row:
-        table.add_row(name, row["engine"], "", row["failed"][:60])
+        table.add_row(f"  {row['engine']}", "", "failed")
         return
     low, high = row["quartile_ms"]
     ratio = ""
     if not first and "ours_over" in row:
-        ratio = f"{row['ours_over']:.2f} ({row['ours_over_quartiles'][0]:.2f} .. {row['ours_over_quartiles'][1]:.2f})"
+        around = "..".join(f"{q:.2f}" for q in row["ours_over_quartiles"])
+        ratio = f"{row['ours_over']:.2f} ({around})"
     start = f"{row['compile'] + row['first']:.1f}"
     wrong = "" if first else f"{row['error']:.0e}"
-    table.add_row(name, row["engine"], start, f"{row['median_ms']:.2f}", f"{low:.2f} .. {high:.2f}", ratio, wrong)
+    table.add_row(f"  {row['engine']}", start, f"{row['median_ms']:.2f}", f"{low:.2f}..{high:.2f}", ratio, wrong)
 
 
 if __name__ == "__main__":

@@ -43,46 +43,62 @@ FAMILIES: dict[str, frozenset[str]] = {
         "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul",
         "QuantizeLinear",
     }),
-    "attention": frozenset({"Attention", "RotaryEmbedding"}),
+    "attention": frozenset({"Attention", "RotaryEmbedding", "ai.onnx.preview.FlexAttention"}),
     "shape": frozenset({
-        "Constant", "ConstantOfShape", "EyeLike", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze",
+        "Constant", "ConstantOfShape", "EyeLike", "Flatten", "Identity", "Range", "Reshape", "Shape", "Size", "Squeeze",
         "Unsqueeze",
     }),
 }  # fmt: skip
 
 OPERATIONS = frozenset().union(*FAMILIES.values())
 
-#: element types that a kernel can load and store; half floats are stored, and computed in single precision
+#: element types that every kernel can load and store; half floats are computed in single precision
 TYPES = frozenset({
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 })  # fmt: skip
 
-#: tests of the families that need the host, with the reason
+#: operations that take more; 0 is what is no tensor
+_FEW_BITS = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
+MORE_TYPES = {"DequantizeLinear": _FEW_BITS, "QuantizeLinear": _FEW_BITS, "Identity": frozenset({0})}
+
+#: tests of the families that need the host, with the reason; see also `excuse`
 EXCEPTIONS: dict[str, str] = {}
 
 
-def belongs(model: onnx.ModelProto) -> bool:
-    """Every node is of a family, and every tensor of a type that kernels take."""
-    graph = model.graph
-    operations = [node.op_type if node.domain in ("", "ai.onnx") else "" for node in graph.node]
-    return OPERATIONS.issuperset(operations) and TYPES.issuperset(types(graph))
+def of_families(model: onnx.ModelProto) -> bool:
+    """Every node is an operation of some family."""
+    return OPERATIONS.issuperset(_operations(model))
 
 
-def types(graph: onnx.GraphProto) -> Iterator[int]:
-    """Element types of inputs, outputs, weights and what else has one; 0 for what is no tensor."""
+def excuse(model: onnx.ModelProto) -> str | None:
+    """Why a test of the families needs the host: its tensors are of a type that kernels do not take."""
+    allowed = TYPES.union(*(MORE_TYPES.get(op, ()) for op in _operations(model)))
+    for type in _types(model.graph):
+        if type not in allowed:
+            name = TensorProto.DataType.Name(type)
+            return f"kernels do not take {name.lower()}" if type else "a sequence or an optional is no tensor"
+    return None
+
+
+def families(model: onnx.ModelProto) -> frozenset[str]:
+    """Families whose operations a model has."""
+    operations = _operations(model)
+    return frozenset(name for name, members in FAMILIES.items() if members & operations)
+
+
+def _operations(model: onnx.ModelProto) -> set[str]:
+    return {(f"{n.domain}." if n.domain not in ("", "ai.onnx") else "") + n.op_type for n in model.graph.node}
+
+
+def _types(graph: onnx.GraphProto) -> Iterator[int]:
+    """Element types of inputs, outputs, weights, and of what nodes say that they make; 0 for what is no tensor."""
     for info in [*graph.input, *graph.output, *graph.value_info]:
         yield info.type.tensor_type.elem_type
     for tensor in graph.initializer:
         yield tensor.data_type
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name in ("to", "output_dtype", "dtype"):
+            if attribute.name in ("to", "dtype", "output_dtype") and attribute.i:
                 yield attribute.i
-
-
-def families(model: onnx.ModelProto) -> frozenset[str]:
-    """Families whose operations a model has."""
-    operations = {node.op_type for node in model.graph.node}
-    return frozenset(name for name, members in FAMILIES.items() if members & operations)

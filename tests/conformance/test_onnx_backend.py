@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunewright import Core
+from conformance import device_families
+from tunewright import Core, UnsupportedError
 from tunewright.backend import TunewrightBackend
+from tunewright.plugins.single import open_device
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # generating the cases divides by zero and overflows on purpose
@@ -54,6 +57,9 @@ COUNTS = {
 }
 
 
+NEWEST = tuple(int(part) for part in onnx.__version__.split(".")[:2]) >= (1, 23)
+
+
 def names(category: str) -> list[str]:
     """Tests of a class for the CPU (each is there for CUDA too)."""
     return sorted(n for n in dir(CLASSES[category]) if n.startswith("test_") and n.endswith("_cpu"))
@@ -71,9 +77,25 @@ def run(case: Callable[[Any], None]) -> None:
         pytest.fail(f"skipped: {reason}")
 
 
-@pytest.mark.parametrize("case", cases("OnnxBackendNodeModelTest"))
-def test_node(case: Callable[[Any], None]) -> None:
-    run(case)
+#: the node tests of the families that have kernels, and why some of them need the host all the same
+FAMILY_TESTS = {f"{t.name}_cpu": t.model for t in load_node_model_tests() if device_families.of_families(t.model)}
+EXCUSES = {
+    name: reason
+    for name, model in FAMILY_TESTS.items()
+    if (reason := device_families.EXCEPTIONS.get(name) or device_families.excuse(model)) is not None
+}
+#: node tests that run on the device alone
+ON_DEVICE = FAMILY_TESTS.keys() - EXCUSES.keys() - EXCLUDED.keys()
+#: how many there are at least in onnx 1.23
+ON_DEVICE_COUNT = 1420
+
+
+@pytest.mark.parametrize("name", [n for n in names("OnnxBackendNodeModelTest") if n not in EXCLUDED])
+def test_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device alone where the test is of a family with kernels; elsewhere the host helps."""
+    if name in ON_DEVICE:
+        monkeypatch.setenv("TUNEWRIGHT_HOST_FALLBACK", "NO")
+    run(getattr(CLASSES["OnnxBackendNodeModelTest"], name))
 
 
 @pytest.mark.parametrize("case", cases("OnnxBackendSimpleModelTest"))
@@ -101,10 +123,32 @@ def test_light_model(case: Callable[[Any], None], tmp_path: Path, monkeypatch: p
 def test_how_many_run(category: str) -> None:
     found = names(category)
     left_out = [n for n in found if n in EXCLUDED]
-    newest = tuple(int(part) for part in onnx.__version__.split(".")[:2]) >= (1, 23)
-    assert not newest or len(found) >= COUNTS[category]
+    assert not NEWEST or len(found) >= COUNTS[category]
     allowed = {"OnnxBackendNodeModelTest": 9, "OnnxBackendSimpleModelTest": 2}.get(category, 0)
     assert len(left_out) <= allowed
+
+
+def test_how_many_run_on_the_device_alone() -> None:
+    counts = Counter(family for name in ON_DEVICE for family in device_families.families(FAMILY_TESTS[name]))
+    for family in device_families.FAMILIES:
+        print(f"{counts[family]:5} of {family}")
+    print(f"{len(ON_DEVICE)} without the host, {len(EXCUSES)} of the families with it")
+    assert all(counts[family] for family in device_families.FAMILIES)
+    assert not NEWEST or len(ON_DEVICE) >= ON_DEVICE_COUNT
+
+
+def test_every_excuse_is_of_a_test_and_has_a_reason() -> None:
+    assert FAMILY_TESTS.keys() >= device_families.EXCEPTIONS.keys()
+    assert all(EXCUSES.values()) and set(names("OnnxBackendNodeModelTest")) >= EXCUSES.keys()
+
+
+@pytest.mark.skipif(open_device("CPU").family != "opencl", reason="there is no OpenCL runtime here")
+@pytest.mark.parametrize("name", sorted(EXCUSES))
+def test_an_excused_node_cannot_do_without_the_host(name: str) -> None:
+    """An excuse that is needed no longer goes."""
+    with pytest.raises(UnsupportedError, match="HOST_FALLBACK"):
+        model = Core({"HOST_FALLBACK": "NO"}).compile_model(FAMILY_TESTS[name])
+        model(node_case(name.removesuffix("_cpu")).data_sets[0][0])
 
 
 def test_every_exclusion_names_a_test() -> None:

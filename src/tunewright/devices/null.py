@@ -31,7 +31,7 @@ class NullDevice(Device):
 
     def __init__(self, name: str = "NULL", script: Callable[[str, str], float] | None = None) -> None:
         self.name = name
-        self.target = Target("null", "nothing", "null", 1, (("script", "1"),))
+        self.target = Target("null", "nothing", "null", 1, (("script", "1"),), language="null")
         self.script = script or (lambda solver, problem: 1e-6)
 
     def queue(self) -> NullQueue:

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..devices.base import Queue
-from ..errors import ExecutionError
+from ..errors import ExecutionError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.base import Operand
 from ..ops.infer import infer_node
 from ..solvers.base import Kernel, Problem, is_value
+from ..tuning.tuner import Choice
 from .program import Environment
 
 
@@ -65,12 +66,22 @@ class LateKernel(Kernel):
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
-            kernel = self.env.compile(self.env.tuner.choose(problem, self.env.device), problem)
+            kernel = self.env.compile(self.choose(problem), problem)
         self._kernels[problem.key()] = kernel
         if len(self._kernels) > self.MOST:
             self._kernels.popitem(last=False)
         given = [kernel.packings[i].pack(a) if i in kernel.packings else a for i, a in enumerate(inputs)]
         return kernel.run(queue, given, outputs)
+
+    def choose(self, problem: Problem) -> Choice:
+        try:
+            return self.env.tuner.choose(problem, self.env.device)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                error.what,
+                where=f"node {self.node.name!r} ({self.node.op})",
+                hint="HOST_FALLBACK = YES runs it on the host",
+            ) from error
 
     def pose(self, inputs: Sequence[Any]) -> Problem:
         """The problem for these inputs."""

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 #: Constant integers up to this many are part of a problem: axes, shapes, starts, pads. A kernel is made for them.
 MOST_VALUES = 64
 #: float constants that say what an operation does, not what it works on
-_FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,)}
+_FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,), "Range": (0, 1, 2)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ def is_value(op: str, i: int, array: Array) -> bool:
 
 
 class Missing(str):
-    """A refusal for want of an operand's value (axes, starts, pads, ...): once it is there, ask again."""
+    """A refusal for want of a type or an operand's value (axes, starts, pads, ...): once it is there, ask again."""
 
     __slots__ = ()
 
@@ -177,8 +177,8 @@ class Solver(ABC):
     host: bool = False
     #: operations that it may be asked about; None: any
     ops: frozenset[str] | None = None
-    #: families of devices that it may be asked about; None: any
-    devices: frozenset[str] | None = None
+    #: what its kernels are written in: asked about devices that compile it; None: about any
+    language: str | None = None
 
     @abstractmethod
     def why_not(self, problem: Problem, target: Target) -> str | None:

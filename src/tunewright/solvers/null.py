@@ -17,7 +17,7 @@ class NullSolver(Solver):
 
     id = "null.any"
     rank = 500
-    devices = frozenset({"null"})
+    language = "null"
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return None if problem.is_static else "shapes are not known"

@@ -102,11 +102,9 @@ def check(
     want = HostKernel(problem).run(device.queue(), _physical(case, problem), [None] * case.outputs)
     failures, tried, refusals = [], 0, []
     for solver in solvers():
-        if solver.host or (only is not None and not solver.id.startswith(only)):
+        if solver.host or solver.language not in (None, device.target.language):
             continue
-        if not specialised and getattr(solver, "specialise", False):
-            continue
-        if not specialised and solver.id.endswith(".shape"):
+        if (only is not None and not solver.id.startswith(only)) or (not specialised and solver.id.endswith(".shape")):
             continue
         reason = solver.why_not(problem, device.target)
         if reason is not None:

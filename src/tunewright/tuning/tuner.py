@@ -48,14 +48,14 @@ class Tuner:
         self.candidates = solvers() if candidates is None else tuple(candidates)
         self._candidates = cache(self._asked)
 
-    def _asked(self, op: str, family: str) -> list[Solver]:
+    def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""
         asked = [s for s in self.candidates if s.ops is None or op in s.ops]
-        return [s for s in asked if s.devices is None or family in s.devices]
+        return [s for s in asked if s.language in (None, language)]
 
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
-        for solver in self._candidates(problem.op, device.family):
+        for solver in self._candidates(problem.op, device.target.language):
             # On the host a kernel finds out shapes as it runs; others are made for those that are known.
             if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:
                 config = solver.default(problem, device.target)
@@ -68,14 +68,14 @@ class Tuner:
         """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
         if self.settings.host_fallback or device.family == "host":
             return False
-        answers = [s.why_not(problem, device.target) for s in self._candidates(problem.op, device.family) if not s.host]
+        answers = [s.why_not(problem, device.target) for s in self._candidates(problem.op, device.target.language) if not s.host]
         if None in answers:
             return not problem.is_static
         return any(isinstance(answer, Missing) for answer in answers)
 
     def ask(self, problem: Problem, device: Device) -> tuple[list[Solver], dict[str, str]]:
         """The solvers that accept a problem, the default first, and what each of the others said."""
-        answers = {s: self.why_not(s, problem, device) for s in self._candidates(problem.op, device.family)}
+        answers = {s: self.why_not(s, problem, device) for s in self._candidates(problem.op, device.target.language)}
         accepting = [solver for solver, reason in answers.items() if reason is None]
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
@@ -104,12 +104,12 @@ class Tuner:
 
     def _on_device(self, problem: Problem, device: Device) -> bool:
         """Some kernel of the device's own solves it."""
-        asked = self._candidates(problem.op, device.family)
+        asked = self._candidates(problem.op, device.target.language)
         return any(not s.host and s.why_not(problem, device.target) is None for s in asked)
 
     def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
         """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""
-        for solver in self._candidates(problem.op, device.family):
+        for solver in self._candidates(problem.op, device.target.language):
             found = solver.preferred(problem, device.target)
             if found is not None:
                 return found

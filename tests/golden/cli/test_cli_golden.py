@@ -20,6 +20,7 @@ CASES = {
     "graph_read": ["graph", "model.onnx", "--stage", "read"],
     "graph_optimized": ["graph", "model.onnx"],
     "graph_executed": ["graph", "model.onnx", "--stage", "executed", "--shape", "n=3", "--device", "CPU.HOST"],
+    "query": ["query", "model.onnx"],
     "graph_dot": ["graph", "model.onnx", "--format", "dot"],
     "graph_why": ["graph", "model.onnx", "--why"],
     "no_file": ["run", "absent.onnx"],

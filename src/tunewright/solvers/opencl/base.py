@@ -11,7 +11,7 @@ import numpy as np
 from ...devices.base import Device, Queue, Target
 from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
-from ..base import Config, Kernel, Packing, Problem, Solver
+from ..base import Config, Kernel, Missing, Packing, Problem, Solver
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 
 #: indices are 32 bits wide
@@ -25,6 +25,7 @@ class CSolver(Solver):
     compiles nothing), True has them as literals (for tuning).
     """
 
+    language = "c"
     #: operations that it solves
     ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
@@ -41,10 +42,8 @@ class CSolver(Solver):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         if problem.op not in self.ops:
             return f"solves {', '.join(sorted(self.ops))}"
-        if target.language != "c":
-            return f"{target.name} does not compile C"
         if None in (*problem.inputs[:1], *problem.outputs[:1]):
-            return "nothing is known of its input or its result"
+            return Missing("nothing is known of its input or its result")
         if problem.outputs[0] is None:
             return "the type of its result is not known"
         for type in [*problem.inputs, *problem.outputs]:

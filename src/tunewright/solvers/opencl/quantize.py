@@ -301,15 +301,16 @@ class DynamicQuantize(CSolver):
         return dynamic_quantize(size, int(config["least"]), target, self.specialise, made)
 
 
-_RANGE = """
-vector_of(f32, WIDTH, V);
-typedef V VU __attribute__((aligned(4)));
+#: The range of floats, and the step and zero point of eight bits over it. WIDTH: floats of a vector.
+RANGE = """
+vector_of(f32, WIDTH, VF);
+typedef VF VFU __attribute__((aligned(4)));
 /* the smallest and largest of 0 and consecutive numbers; none if one of them is none */
 INLINE void range_of(GLOBAL const f32* x, int size, f32* low, f32* high) {
-  V least = 0.0f, most = 0.0f, none = 0.0f;
+  VF least = 0.0f, most = 0.0f, none = 0.0f;
   int i = 0;
   for (; i + WIDTH <= size; i += WIDTH) {
-    V v = LOADV(x + i);
+    VF v = *(GLOBAL const VFU*)(x + i);
     least = v < least ? v : least; most = v > most ? v : most; none = v == v ? none : v;
   }
   f32 a = 0.0f, b = 0.0f, n = 0.0f;
@@ -321,6 +322,9 @@ INLINE void range_of(GLOBAL const f32* x, int size, f32* low, f32* high) {
   }
   *low = n == n ? a : n; *high = n == n ? b : n;
 }
+/* flat: the step of a range that is nothing but 0 */
+INLINE f32 step_of(f32 low, f32 high, f32 flat) { return high == low ? flat : (high - low) / 255.0f; }
+INLINE f32 zero_of(f32 low, f32 step) { return to_integer(-low / step, 0.0f, 0.0f, 255.0f); }
 """
 
 
@@ -337,7 +341,8 @@ def dynamic_quantize(
         source.buffer("ranges", DType.FLOAT32, Scratch("ranges", 8 * parts))
         source.dims(SIZE=size, CHUNK=chunk)
         source.fixed(WIDTH=target.vector_bytes // 4)
-        source.function(_RANGE)
+        source.function(TO_INTEGER)
+        source.function(RANGE)
         source.add("""
 int begin = GID(0) * CHUNK, end = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
 f32 low, high;
@@ -351,7 +356,7 @@ ranges[2 * GID(0)] = low; ranges[2 * GID(0) + 1] = high;""")
     source.dims(SIZE=size, CHUNK=chunk)
     source.fixed(WIDTH=target.vector_bytes // 4, FLAT=flat)
     source.function(TO_INTEGER)
-    source.function(_RANGE)
+    source.function(RANGE)
     source.add("f32 low = 0.0f, high = 0.0f;")
     if parts > 1:
         source.buffer("ranges", DType.FLOAT32, Scratch("ranges", 8 * parts))
@@ -367,8 +372,7 @@ low = none ? 0.0f : low; high = none ? 0.0f : high;""")
         source.add("range_of(x, SIZE, &low, &high);\nif (low != low) low = high = 0.0f;")
     source.add(f"""
 int begin = GID(0) * CHUNK, end = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
-f32 s = high == low ? 1.0f / FLAT : (high - low) / 255.0f;
-f32 z = {to_integer("-low / s", "0.0f", DType.UINT8)};
+f32 s = step_of(low, high, 1.0f / FLAT), z = zero_of(low, s);
 if (begin == 0) {{
   *scale = s; *zero = (u8)z;
 }}

@@ -101,7 +101,7 @@ def pack(weights: Array, gates: int, block: int, dtype: np.dtype[Any]) -> Array:
 
 class Recurrent(CSolver):
     family = "recurrent"
-    ops = frozenset(cells.CELLS)
+    ops = frozenset({"LSTM", "GRU", "RNN"})
     dtypes = FLOATS | {DType.INT32, DType.INT64}
     rank = 50
 

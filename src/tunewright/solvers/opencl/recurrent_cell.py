@@ -40,8 +40,10 @@ class Cell:
     states: tuple[int, ...] = (5,)
 
 
+_LSTM = Cell(4, ("Sigmoid", "Tanh", "Tanh"), (5, 6))
 CELLS = {
-    "LSTM": Cell(4, ("Sigmoid", "Tanh", "Tanh"), (5, 6)),
+    "LSTM": _LSTM,
+    "com.microsoft::DynamicQuantizeLSTM": _LSTM,
     "GRU": Cell(3, ("Sigmoid", "Tanh")),
     "RNN": Cell(1, ("Tanh",)),
 }

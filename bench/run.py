@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     options = parser.parse_args()
-    out = Console(highlight=False)
+    out, progress = Console(highlight=False), Console(stderr=True, highlight=False)
     labels: dict[str, tuple[str, dict[str, Any]]] = {
         ("Tunewright" if d == "CPU" else f"Tunewright {d}"): ("tunewright", {"device": d})
         for d in options.device or ["CPU"]

@@ -22,8 +22,8 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def conv(
-    shape: tuple[int, ...], out: int, kernel: tuple[int, ...], *, plain: bool = False, bias: bool = True, group: int = 1,
-    epilogue: tuple[Fused, ...] = (), operands: tuple[np.ndarray, ...] = (), **attrs: Any,
+    shape: tuple[int, ...], out: int, kernel: tuple[int, ...], *, plain: bool = False, bias: bool = True,
+    group: int = 1, epilogue: tuple[Fused, ...] = (), operands: tuple[np.ndarray, ...] = (), **attrs: Any,
 ) -> Case:  # fmt: skip
     inputs = [normal(*shape), normal(out, shape[1] // group, *kernel), normal(out) if bias else None, *operands]
     return Case(
@@ -51,7 +51,8 @@ CASES = {
     "3D": conv((1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
     "relu": conv((1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
     "residual, relu": conv(
-        (2, 8, 5, 5), 13, (1, 1), epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))), operands=(normal(2, 13, 5, 5),)
+        (2, 8, 5, 5), 13, (1, 1), epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))),
+        operands=(normal(2, 13, 5, 5),),
     ),
     "per channel and scalar": conv(
         (1, 8, 5, 6), 11, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Mul", (~0, 3)), Fused("Add", (~1, 4))),

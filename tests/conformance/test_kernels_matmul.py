@@ -178,6 +178,31 @@ def test_epilogue_of_column() -> None:
     assert not generic(Case("Gemm", inputs, epilogue=(Fused("Mul", (~0, 3)),), operands=1), "opencl.gemv")
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 32, 1), (1, 100, 7), (1, 257, 400), (2, 5000, 105), (1, 300, 4001), (1, 9000, 3)]
+)
+def test_rows_are_streamed(m: int, n: int, k: int) -> None:
+    """A matrix that lies by rows and is not constant: in strips, in parts of the sum, and whole."""
+    assert not generic(Case("MatMul", [normal(m, k), normal(k, n)]), "opencl.gemv_rows")
+
+
+def test_rows_are_streamed_with_more() -> None:
+    """In batches, transposed on the left, with an addend and an epilogue, in other configs and types."""
+    assert not generic(Case("MatMul", [normal(5, 1, 30), normal(5, 30, 70)]), "opencl.gemv_rows")
+    assert not generic(Case("MatMul", [normal(6, 1, 1, 9), normal(3, 9, 40)]), "opencl.gemv_rows")
+    for m, k in ((1, 50), (2, 9000)):
+        inputs = [normal(k, m), normal(k, 90), normal(90), normal(m, 90)]
+        epilogue = (Fused("Mul", (~0, 3)), Fused("Relu", (~1,)))
+        case = Case("Gemm", inputs, {"transA": 1, "alpha": 0.5}, epilogue=epilogue, operands=1)
+        assert not (check(case, "opencl.gemv_rows", configs=1) if k == 50 else generic(case, "opencl.gemv_rows"))
+    for dtype in (np.float64, np.float16):
+        inputs = [normal(1, 50, dtype=dtype), normal(50, 64, dtype=dtype)]
+        assert not generic(Case("MatMul", inputs), "opencl.gemv_rows")
+    with np.errstate(over="ignore"):
+        a, b = (RNG.integers(-(2**31), 2**31 - 1, s, np.int32) for s in ((1, 30), (30, 40)))
+        assert not generic(Case("MatMul", [a, b]), "opencl.gemv_rows")
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 3, 70001), (2, 1, 40000), (1, 1, 200000)])
 def test_long_sums(m: int, n: int, k: int) -> None:
     """Few results: the sum itself is split among work-items."""
@@ -189,10 +214,11 @@ def test_long_sums(m: int, n: int, k: int) -> None:
 
 
 def test_choice() -> None:
-    """Constant weights go through panels, a matrix that comes by rows of its transpose does not."""
+    """Constant weights and many rows go through panels, few rows straight past a matrix, whichever way it lies."""
     a, b = normal(1, 64), normal(64, 48)
     assert solver_of(Case("MatMul", [a, b], constant=B)) == "opencl.matmul"
-    assert solver_of(Case("MatMul", [a, b])) == "opencl.matmul"
+    assert solver_of(Case("MatMul", [normal(3, 64), b])) == "opencl.matmul"
+    assert solver_of(Case("MatMul", [a, b])) == "opencl.gemv_rows"
     assert solver_of(Case("Gemm", [a, b.T.copy()], {"transB": 1})) == "opencl.gemv"
     assert solver_of(Case("MatMul", [normal(48, 64), normal(64)])) == "opencl.gemv"
 

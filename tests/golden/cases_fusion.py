@@ -230,6 +230,19 @@ FUSE = [
         "open_batch",
     ),
     Case(
+        "convolution-sum",
+        """g (uint8[1,3,6,6] x, uint8 xz, int32[1,4,1,1] b, float s) => (float[1,4,4,4] y)
+        <uint8[4,3,3,3] w, uint8 wz = {1}>
+        { a = ConvInteger(x, w, xz, wz) c = Add(a, b) d = Cast<to=1>(c) e = Mul(d, s) f = Sigmoid(e) y = Mul(e, f) }""",
+        "integer",
+    ),
+    no(
+        "convolution-sum",
+        """g (uint8[1,3,6,6] x, int32[1,4,4,1] b) => (int32[1,4,4,4] y) <uint8[4,3,3,3] w>
+        { a = ConvInteger(x, w) y = Add(a, b) }""",
+        "integer_broadcast",
+    ),
+    Case(
         "pooling-fakequantize",
         f"""g (float[1,3,6,6] x) => (float[1,3,3,3] y) <{_FQ}>
         {{ a = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)
@@ -250,6 +263,30 @@ FUSE = [
         """g (float[N,5,3] x, float[N,5,4] r) => (float[N,5,4] y) <float[3,4] w, float[4] b>
         { a = MatMul(x, w) c = Add(a, b) d = Gelu(c) y = Add(d, r) }""",
         "matmul_bias_residual",
+    ),
+    Case(
+        "fully-connected-activation",
+        """g (uint8[N,3] x, uint8 xz, float s) => (float[N,4] y) <int8[3,4] w, float[4] b>
+        { a = MatMulInteger(x, w, xz) c = Cast<to=1>(a) d = Mul(c, s) y = Add(d, b) }""",
+        "integer",
+    ),
+    Case(
+        "fully-connected-activation",
+        """g (uint8[2,3] x, float xs, float[2,4] r) => (float[2,4] y) <int8[3,4] w, float ws = {0.5}>
+        { a = com.microsoft.MatMulIntegerToFloat(x, w, xs, ws) b = Relu(a) y = Add(b, r) }""",
+        "integer_to_float",
+    ),
+    Case(
+        "fully-connected-activation",
+        """g (float[2,3] x) => (float[2,4] y) <uint8[3,4] w, float[4] ws, float[4] b>
+        { a = com.microsoft.DynamicQuantizeMatMul(x, w, ws) c = Add(a, b) y = Gelu(c) }""",
+        "dynamic_quantize",
+    ),
+    no(
+        "fully-connected-activation",
+        """g (uint8[4,3] x, float[4,1] s) => (float[4,4] y) <int8[3,4] w>
+        { a = MatMulInteger(x, w) c = Cast<to=1>(a) y = Mul(c, s) }""",
+        "scale_per_row",
     ),
     no(
         "fully-connected-activation",

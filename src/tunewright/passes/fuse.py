@@ -33,9 +33,12 @@ OTHER = names(
     Xor"""
 )
 ELEMENTWISE = UNARY | SCALE_SHIFT | QUANTIZE | OTHER
-CONVOLUTION = frozenset({"Conv", "ConvTranspose", "com.microsoft::FusedConv"})
+CONVOLUTION = names("Conv ConvTranspose ConvInteger com.microsoft::FusedConv")
 POOLING = frozenset({"AveragePool", "MaxPool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"})
-FULLY_CONNECTED = frozenset({"Gemm", "MatMul", "com.microsoft::FusedMatMul"})
+FULLY_CONNECTED = names(
+    """Gemm MatMul MatMulInteger com.microsoft::FusedMatMul com.microsoft::MatMulIntegerToFloat
+    com.microsoft::DynamicQuantizeMatMul"""
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
+from ..runtime.late import LateKernel, ShapeKernel, follows_from_shapes
 from ..runtime.program import Environment
 from ..runtime.request import CompiledModel
 from ..settings import Settings
@@ -31,11 +32,12 @@ def families() -> dict[str, type[Device]]:
 
 @cache
 def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
-    """Device names with the implementation that serves each, and the reasons of families that offer none."""
+    """Device names with the implementation that serves each, and why others (families, devices) cannot be used."""
     names: dict[str, type[Device]] = {}
     reasons: dict[str, str] = {}
     for family, implementation in families().items():
         found = implementation.available()
+        reasons |= implementation.unusable()
         if isinstance(found, str):
             reasons[family] = found
             continue
@@ -81,17 +83,23 @@ class SingleDevice(Plugin):
         tuner = Tuner(settings)
         answer: dict[str, Support] = {}
         whole = model.graph.clone()
-        propagate(whole)
+        _infer(whole)
         for graph in whole.walk():
             for node in graph.nodes:
-                if node.bodies:
-                    answer[node.name] = Support("control flow", on_host=True)
-                    continue
-                accepting, rejected = tuner.ask(Problem.of(node), self.device)
-                first = accepting[0] if accepting else None
-                on_host = first is not None and first.host and self.device.family != "host"
-                answer[node.name] = Support(None if first is None else first.id, on_host, rejected)
+                answer[node.name] = self._who(node, tuner)
         return answer
+
+    def _who(self, node: Node, tuner: Tuner) -> Support:
+        """Who would run a node."""
+        if node.bodies:
+            return Support("control flow", on_host=True)
+        problem = Problem.of(node)
+        accepting, rejected = tuner.ask(problem, self.device)
+        if accepting:
+            return Support(accepting[0].id, accepting[0].host and self.device.family != "host", rejected)
+        if follows_from_shapes(node):
+            return Support(ShapeKernel.name, rejected=rejected)
+        return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
 
     def compile(self, model: Model, settings: Settings) -> CompiledModel:
         check_disabled(settings)
@@ -113,6 +121,16 @@ class SingleDevice(Plugin):
         graph = prepare(model, context)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes)
+
+
+def _infer(graph: Graph, in_body: bool = False) -> None:
+    """Types of a graph and of what its bodies take from it; what a body is given at each iteration stays open."""
+    propagate(graph, tolerant=in_body)
+    for node in graph.nodes:
+        for body in node.bodies.values():
+            for inner, outer in zip(body.inputs[::-1], node.inputs[: ~node.captures : -1], strict=False):
+                inner.type = outer.type if outer is not None else None
+            _infer(body, in_body=True)
 
 
 def prepare(model: Model, context: Context) -> Graph:

@@ -14,8 +14,9 @@ from ..errors import ExecutionError, TunewrightError
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import check_results
+from ..solvers.base import Kernel
 from .counters import Counters
-from .plan import Place, Plan, Slot, Step
+from .plan import Place, Plan, Slot, Step, static_tensor
 from .program import Program
 
 
@@ -25,28 +26,62 @@ class _Frame:
     def __init__(self, plan: Plan, device: Device, queue: Queue) -> None:
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
+        #: slots in memory that is made anew for each inference
         self.results: list[tuple[int, Slot]] = []
+        #: inputs that are copied to the device at each inference, and where to
+        self.copies: list[tuple[int, Any]] = []
+        shared = device.shares_memory
+        #: bytes of what is made anew; where results are copied to the host, their memory is the frame's
+        self.fresh = plan.results if shared else {}
+        buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
         for i, slot in enumerate(plan.slots):
             if slot.place is Place.CONST:
                 self.values[i] = slot.const
             elif slot.place is Place.ARENA:
                 assert arena is not None and isinstance(slot.type, TensorType)
                 self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
-            elif slot.place is Place.RESULT:
+            elif slot.place is Place.RESULT and shared:
                 self.results.append((i, slot))
-        lasting = {i for i, slot in enumerate(plan.slots) if slot.place in (Place.CONST, Place.ARENA)} | {-1}
+            elif slot.place is Place.RESULT:
+                assert isinstance(slot.type, TensorType)
+                self.values[i] = device.view(buffers[slot.storage], slot.offset, slot.type)
+            elif slot.place is Place.INPUT and not shared and i in on_device:
+                type = static_tensor(slot.type)
+                if type is not None:
+                    self.values[i] = device.view(device.alloc(type.nbytes), 0, type)
+                    self.copies.append((i, self.values[i]))
+        lasting = {i for i, value in enumerate(self.values) if value is not None} | {-1}
         #: each step with what runs it: without arguments where they never change in this frame
         self.actions: list[_Action] = []
         for step in plan.steps:
             if step.optimized_out:
                 continue
             action = _Action(step, [plan.slots[i].storage >= 0 for i in step.outs])
-            if step.kernel is not None and lasting.issuperset((*step.ins, *step.outs)):
+            kernel = step.kernel
+            if kernel is not None and step.on_host and not shared:
+                kernel = _Detour(kernel)
+            if kernel is not None and lasting.issuperset((*step.ins, *step.outs)):
                 ins = [None if i < 0 else self.values[i] for i in step.ins]
-                action.bound = step.kernel.bind(queue, ins, [self.values[i] for i in step.outs])
-            elif step.kernel is not None:
-                action.launch = step.kernel.launcher(queue)
+                action.bound = kernel.bind(queue, ins, [self.values[i] for i in step.outs])
+            elif kernel is not None:
+                action.launch = kernel.launcher(queue)
             self.actions.append(action)
+
+
+class _Detour(Kernel):
+    """A kernel of the host between those of a device with memory of its own."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.name, self.kernel = kernel.name, kernel
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        here = [None if out is None else np.empty(out.shape, out.dtype) for out in outputs]
+        made = self.kernel.run(queue, queue.fetch(inputs), here)
+        for array, out in zip(made, outputs, strict=True):
+            if out is not None:
+                queue.put(array, out)
+        return made
 
 
 @dataclass(eq=False)
@@ -79,18 +114,26 @@ class Executor:
         values = list(frame.values)
         for at, value in zip(plan.inputs, inputs, strict=True):
             values[at] = value
-        buffers = {storage: self.device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        for at, memory in frame.copies:
+            self.queue.put(values[at], memory)
+        buffers = {storage: self.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
         for i, slot in frame.results:
             assert isinstance(slot.type, TensorType)
             values[i] = self.device.view(buffers[slot.storage], slot.offset, slot.type)
-        for action in frame.actions:
-            self.step(action, values)
-        self.queue.finish()
-        rest = self.run(plan.rest, [values[i] for i in plan.rest_inputs]) if plan.rest is not None else []
+        try:
+            for action in frame.actions:
+                self.step(action, values)
+        except BaseException:
+            self.queue.finish()  # what runs still writes to memory that is given up here
+            raise
+        made = self.queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
+        rest: Sequence[Any] = ()
+        if plan.rest is not None:
+            rest = self.run(plan.rest, self.queue.fetch([values[i] for i in plan.rest_inputs]))
         taken: set[tuple[str, int]] = set()
         outputs = []
-        for kind, i in plan.outputs:
-            outputs.append(_own(plan.slots[i], i, values[i], taken) if kind == "slot" else rest[i])
+        for (kind, i), value in zip(plan.outputs, made, strict=True):
+            outputs.append(_own(plan.slots[i], i, value, taken) if kind == "slot" else rest[i])
         return outputs
 
     def step(self, action: _Action, values: list[Any]) -> None:
@@ -120,13 +163,13 @@ class Executor:
     def launch(self, action: _Action, values: list[Any]) -> None:
         """A step whose arguments are this inference's own."""
         step = action.step
-        ins = [None if i < 0 else values[i] for i in step.ins]
+        ins: Sequence[Any] = [None if i < 0 else values[i] for i in step.ins]
         if step.control is not None:
-            made = step.control.run(self, ins)
+            made = step.control.run(self, self.queue.fetch(ins))
         else:
             assert action.launch is not None
             if not all(action.planned):
-                self.queue.finish()  # how large its results are may depend on values that are being computed
+                ins = self.queue.fetch(ins)  # how large its results are may depend on values that are being computed
                 self.check(step, ins)
             outs = [values[i] if planned else None for i, planned in zip(step.outs, action.planned, strict=True)]
             made = action.launch(ins, outs)

@@ -27,8 +27,9 @@ from .program import Environment
 class ShapeKernel(Kernel):
     """What follows from the shapes of its inputs (Shape, Size): nothing is read, and nothing is launched."""
 
+    name = "from shapes"
+
     def __init__(self, node: Node) -> None:
-        self.name = "from shapes"
         self.node = node
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -40,7 +41,7 @@ class ShapeKernel(Kernel):
             raise ExecutionError("its result does not follow from shapes alone")
         if outputs[0] is None:
             return [value]
-        np.copyto(outputs[0], value)
+        queue.put(value, outputs[0])
         return outputs
 
 
@@ -53,16 +54,16 @@ def follows_from_shapes(node: Node) -> bool:
 class LateKernel(Kernel):
     """Poses the problem anew at each run, with the values that say what to do as constants."""
 
+    name = "chosen as it runs"
     #: kernels kept, the least recently used one is dropped
     MOST: ClassVar[int] = 16
 
     def __init__(self, node: Node, env: Environment) -> None:
-        self.name = "chosen as it runs"
         self.node, self.env = node, env
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        queue.finish()  # the values must be there to be read
+        inputs = queue.fetch(inputs)  # the values must be there to be read
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:

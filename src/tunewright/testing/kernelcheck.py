@@ -151,12 +151,13 @@ def run_one(
         for type in problem.outputs:
             assert isinstance(type, TensorType)
             buffer = device.alloc(type.nbytes + 2 * GUARD)
-            buffer[:] = POISON
+            queue.put(np.full(buffer.nbytes, POISON, np.uint8), buffer)
             buffers.append(buffer)
             outs.append(device.view(buffer, GUARD, type))
         kernel.run(queue, inputs, outs)
-        queue.finish()
-        for n, (buffer, out, type) in enumerate(zip(buffers, outs, problem.outputs, strict=True)):
+        for n, (buffer, type) in enumerate(zip(queue.fetch(buffers), problem.outputs, strict=True)):
+            assert isinstance(type, TensorType)
+            out = np.ndarray(type.physical, type.dtype.numpy, buffer, GUARD)
             if (buffer[:GUARD] != POISON).any() or (buffer[len(buffer) - GUARD :] != POISON).any():
                 return f"output {n} is written out of bounds"
             wrong = compare(to_plain(out, type), to_plain(want[n], type))

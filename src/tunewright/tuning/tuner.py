@@ -68,14 +68,16 @@ class Tuner:
         """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
         if self.settings.host_fallback or device.family == "host":
             return False
-        answers = [s.why_not(problem, device.target) for s in self._candidates(problem.op, device.target.language) if not s.host]
+        asked = self._candidates(problem.op, device.target.language)
+        answers = [s.why_not(problem, device.target) for s in asked if not s.host]
         if None in answers:
             return not problem.is_static
         return any(isinstance(answer, Missing) for answer in answers)
 
     def ask(self, problem: Problem, device: Device) -> tuple[list[Solver], dict[str, str]]:
         """The solvers that accept a problem, the default first, and what each of the others said."""
-        answers = {s: self.why_not(s, problem, device) for s in self._candidates(problem.op, device.target.language)}
+        asked = self._candidates(problem.op, device.target.language)
+        answers = {solver: self.why_not(solver, problem, device) for solver in asked}
         accepting = [solver for solver, reason in answers.items() if reason is None]
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 

@@ -13,6 +13,7 @@ from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ..base import Config, Kernel, Missing, Packing, Problem, Solver
 from .emit import STORAGE, Call, In, Out, Scratch, Table
+from .prelude import PRELUDE
 
 #: indices are 32 bits wide
 MOST_ELEMENTS = 2**31 - 1
@@ -50,7 +51,18 @@ class CSolver(Solver):
             reason = self._type(type)
             if reason is not None:
                 return reason
-        return self.refuse(problem, target)
+        reason = self.refuse(problem, target)
+        return self._double(problem, target) if reason is None and "fp64" in target.lacks else reason
+
+    def _double(self, problem: Problem, target: Target) -> str | None:
+        """What speaks against it on a device without fp64: its tensors, or what its kernels compute with."""
+        if any(tensor(t).dtype is DType.FLOAT64 for t in [*problem.inputs, *problem.outputs] if t is not None):
+            return f"{target.name} has no fp64"
+        if problem.is_static:
+            calls = self.calls(problem, self.default(problem, target), target)
+            if any("f64" in call.text.removeprefix(PRELUDE) for call in calls):
+                return f"computes in fp64, which {target.name} does not have"
+        return None
 
     def _type(self, type: Type | None) -> str | None:
         if type is None:
@@ -101,19 +113,21 @@ class CKernel(Kernel):
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(queue, OpenCLQueue)
-        bound = self.launcher(queue)
+        bound = Bound(self, queue, lasting=False)
         queue.keep(bound)
         return bound(inputs, outputs)
 
 
 class Bound:
-    """A kernel's launches for one request."""
+    """A kernel's launches for one request. ``lasting``: its constants are those of a plan, the same at each call."""
 
-    def __init__(self, kernel: CKernel, queue: Queue) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: CKernel, queue: Queue, lasting: bool = True) -> None:
+        self.kernel, self.queue, self.lasting = kernel, queue, lasting
         self.launches: list[Launch] = []
         self.pointers: list[tuple[Launch, int, In | Out]] = []
-        self.scratch: dict[str, np.ndarray[Any, Any]] = {}
+        self.scratch: dict[str, Any] = {}
+        #: memory of the device for inputs that are the host's
+        self.copies: dict[int, Any] = {}
         self.kept: Sequence[Any] = ()
         for program, call in zip(kernel.programs, kernel.calls, strict=True):
             launch = kernel.device.launch(queue, program, call.name, call.grid)
@@ -123,15 +137,15 @@ class Bound:
                 elif isinstance(arg, Scratch):
                     launch.set(at, self._scratch(arg))
                 elif isinstance(arg, Table):
-                    launch.set(at, arg.array)
+                    launch.set(at, kernel.device.constant(arg.array))
                 else:
                     launch.set(at, arg)
             self.launches.append(launch)
 
-    def _scratch(self, arg: Scratch) -> np.ndarray[Any, Any]:
+    def _scratch(self, arg: Scratch) -> Any:
         if arg.name not in self.scratch:
             self.scratch[arg.name] = self.kernel.device.alloc(arg.nbytes)
-        assert len(self.scratch[arg.name]) >= arg.nbytes, f"{arg.name} is of two sizes"
+        assert self.scratch[arg.name].nbytes >= arg.nbytes, f"{arg.name} is of two sizes"
         return self.scratch[arg.name]
 
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
@@ -148,15 +162,37 @@ class Bound:
         self._go()
         return outputs
 
-    def _new(self, i: int) -> np.ndarray[Any, Any]:
+    def _new(self, i: int) -> Any:
         type = self.kernel.problem.outputs[i]
         assert isinstance(type, TensorType)
         return self.kernel.device.view(self.kernel.device.alloc(type.nbytes), 0, type)
 
     def _set(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if not self.kernel.device.shares_memory:
+            assert not any(isinstance(out, np.ndarray) for out in outputs), "results are in the device's memory"
+            inputs = self._there(inputs)
         for launch, at, arg in self.pointers:
             launch.set(at, inputs[arg.index] if isinstance(arg, In) else outputs[arg.index])
         self.kept = (inputs, outputs)  # a launch is asynchronous: the bytes must live until it is over
+
+    def _there(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs that the kernel reads, those of the host copied to the device's memory."""
+        device, constant = self.kernel.device, self.kernel.problem.constant
+        there = list(inputs)
+        for i in {arg.index for _, _, arg in self.pointers if isinstance(arg, In)}:
+            array = inputs[i]
+            if not isinstance(array, np.ndarray):
+                continue
+            if self.lasting and constant[i]:
+                there[i] = device.constant(array)
+                continue
+            copy = self.copies.get(i)
+            if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+                type = TensorType.of(array)
+                copy = self.copies[i] = device.view(device.alloc(type.nbytes), 0, type)
+            self.queue.put(array, copy)
+            there[i] = copy
+        return there
 
     def _go(self) -> Sequence[Any]:
         for launch in self.launches:

@@ -129,10 +129,12 @@ class ConvBlocked(CSolver):
         else:
             source.add(_CORNERS)
             source.add(_PLAIN if inner == 1 else _BLOCKED)
-        source.add("UNROLL for (int b = 0; b < NB; b++) if (b < blocks) UNROLL for (int u = 0; u < UR; u++) if (u < count) {")
+        source.add("UNROLL for (int b = 0; b < NB; b++) if (b < blocks)")
+        source.add("UNROLL for (int u = 0; u < UR; u++) if (u < count) {")
         source.add("int at = (first_block + b) * PIXELS * W + (p + u) * W;")
         if problem.epilogue:
-            source.add("f32 t[W]; *(V*)t = acc[b][u]; int c = ((slab / SLABS) * OBLOCKS + (slab % SLABS) * NB + b) * W;")
+            source.add("f32 t[W]; *(V*)t = acc[b][u];")
+            source.add("int c = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;")
             source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
         else:
             source.add("STOREV(y + at, acc[b][u]);")
@@ -260,7 +262,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
 
 
 def pack(w: Array, groups: int, nb: int, block: int, inner: int) -> Array:
-    """O I spatial... -> group, slab of NB blocks, I/inner, spatial..., inner, NB, block; zeros fill up the last slab."""
+    """O I spatial... -> group, slab of NB blocks, I/inner, spatial..., inner, NB, block; zeros fill up the last one."""
     out, depth = w.shape[0] // groups, w.shape[1]
     taps = math.prod(w.shape[2:])
     slabs = -(-out // (nb * block))

@@ -137,10 +137,8 @@ class Source:
         for name, number in self._numbers.items():
             params.append(f"const f32 {name}")
             args.append(number)
-        text = "\n".join(
-            [PRELUDE, *(f"#define {k} {v}" for k, v in defines.items()), *self._functions]
-            + [f"KERNEL {self.name}({', '.join(params)}) {{", *self._body, "}\n"]
-        )
+        head = [PRELUDE, *(f"#define {k} {v}" for k, v in defines.items()), *self._functions]
+        text = "\n".join([*head, f"KERNEL {self.name}({', '.join(params)}) {{", *self._body, "}\n"])
         return Call(text, self.name, tuple(grid), tuple(args))
 
 

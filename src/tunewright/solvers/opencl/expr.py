@@ -71,7 +71,11 @@ def convert(x: str, source: DType, to: DType) -> str:
         half, signed, bit = _UNSIGNED[to]
         kind = COMPUTE[to]
         return f"({x} >= {half} ? ({kind})({signed})({x} - {half}) ^ {bit} : ({kind})({signed}){x})"
-    return f"({COMPUTE[to]})({'i64' if to is DType.INT64 else 'i32'}){x}"
+    # C leaves open what becomes of a float beyond the integers; compilers take that as leave to drop the conversion.
+    bits, suffix = (63, "L") if to is DType.INT64 else (31, "")
+    least = "> -2147483649.0" if (bits, COMPUTE[source]) == (31, "f64") else f">= -0x1p{bits}f"
+    inside = f"{x} {least} && {x} < 0x1p{bits}f"
+    return f"({COMPUTE[to]})({inside} ? (i{bits + 1}){x} : -{2**bits - 1}{suffix} - 1)"
 
 
 def rounded(x: str, dtype: DType) -> str:

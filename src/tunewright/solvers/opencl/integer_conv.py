@@ -229,6 +229,7 @@ for (int u = 0; u < ROWS; u++) {
   }
   row_sums[u] = sum;
 }"""
+        statements, value = finish.value("sums[u * COLUMNS + j]", "at", "row_sums[u]")
         source.add(f"""
 int group = GID(2) % GROUPS, left = GID(1) * COLUMNS;
 int right = FILTERS - left < COLUMNS ? FILTERS - left : COLUMNS;
@@ -244,14 +245,16 @@ for (int s = 0; s < STEPS; s++) {{
   {Sums.step("from[u][at]")}
 }}
 {Sums.end}{row_sums if weights.pending else ""}
-int bottom = PIXELS - top < ROWS ? PIXELS - top : ROWS;
-for (int j = 0; j < right; j++) {{
-  int column = group * FILTERS + left + j;
-  int base = (GID(2) * FILTERS + left + j) * PIXELS + top;
-  for (int u = 0; u < bottom; u++) {{
-    {finish.store("sums[u * COLUMNS + j]", "base + u", "row_sums[u]")}
+int bottom = PIXELS - top < ROWS ? PIXELS - top : ROWS, base = (GID(2) * FILTERS + left) * PIXELS + top;
+{source.compute("y")} made[ROWS][COLUMNS];  /* finished with filters in lanes, stored with pixels next to each other */
+for (int u = 0; u < bottom; u++)
+  for (int j = 0; j < right; j++) {{
+    int column = group * FILTERS + left + j, at = base + j * PIXELS + u;
+    {statements}
+    made[u][j] = {value};
   }}
-}}
+for (int j = 0; j < right; j++)
+  for (int u = 0; u < bottom; u++) {{ {source.store("y", "base + j * PIXELS + u", "made[u][j]")} }}
 }}""")
         return source.call([-(-pixel_tiles // run), tiles, shape.batch * shape.groups])
 

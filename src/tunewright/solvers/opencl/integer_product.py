@@ -209,9 +209,15 @@ class Finish:
         return self.source.load(name, self.names[name][0])
 
     def store(self, sum: str, offset: str, row_sum: str = "") -> str:
-        """Statements that finish one sum; ``row`` and ``column`` are names of its indices in the text.
+        """Statements that finish one sum and write it; the arguments are those of `value`."""
+        text, value = self.value(sum, offset, row_sum)
+        return f"{text}\n{self.source.store('y', offset, value)}"
 
-        ``row_sum`` is the sum of the row's numbers, where zero points of columns are still pending.
+    def value(self, sum: str, offset: str, row_sum: str = "") -> tuple[str, str]:
+        """Statements that finish one sum, and the expression of the result, in the type that it is computed in.
+
+        ``row`` and ``column`` are names of its indices in the text; ``row_sum`` is the sum of the row's numbers, where
+        zero points of columns are still pending.
         """
         total = sum
         if "b_zero" in self.names:
@@ -221,7 +227,7 @@ class Finish:
         lines = [f"i32 total = {total};"]
         if "a_scale" not in self.names:
             text, value = self.epilogue.apply("total", "column", offset)
-            return "\n".join([*lines, text, self.source.store("y", offset, value)])
+            return "\n".join([*lines, text]), value
         contrib = self.problem.op.startswith(MS)
         alpha = "ALPHA * " if "alpha" in self.problem.attrs else ""
         if alpha:
@@ -232,10 +238,7 @@ class Finish:
             if "shift" in self.names:
                 lines.append(f"value += {self._load('shift')};")
             text, value = self.epilogue.apply("value", "column", offset)
-            return "\n".join([*lines, text, self.source.store("y", offset, value)])
+            return "\n".join([*lines, text]), value
         lines.append(f"factor = factor / {self._load('y_scale')};")
         zero = f"(f32){self._load('y_zero')}" if "y_zero" in self.names else "0.0f"
-        value = to_integer("(f32)total * factor", zero, self.out.dtype, contrib)
-        return "\n".join([*lines, f"y[{offset}] = {value};"])
-
-
+        return "\n".join(lines), to_integer("(f32)total * factor", zero, self.out.dtype, contrib)

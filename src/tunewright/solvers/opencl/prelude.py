@@ -18,11 +18,14 @@ OPENCL = """
 /* sums may be taken in any order, so that they are vectorised: stands first in a block */
 #define REASSOCIATE _Pragma("clang fp reassociate(on)")
 typedef char i8; typedef uchar u8; typedef short i16; typedef ushort u16; typedef int i32; typedef uint u32;
-typedef long i64; typedef ulong u64; typedef float f32; typedef double f64;
+typedef long i64; typedef ulong u64; typedef float f32;
 INLINE f32 as_f32(u32 x) { return as_float(x); }
 INLINE u32 as_u32(f32 x) { return as_uint(x); }
+#ifndef WITHOUT_FP64
+typedef double f64;
 INLINE f64 as_f64(u64 x) { return as_double(x); }
 INLINE u64 as_u64(f64 x) { return as_ulong(x); }
+#endif
 #define vector_of(T, n, V) typedef T V __attribute__((ext_vector_type(n)))
 #define LOADV(p) (*(GLOBAL const VU*)(p))
 #define STOREV(p, v) (*(GLOBAL VU*)(p) = (v))
@@ -57,7 +60,7 @@ ORDER = """
 #define ORDER(T) \\
   INLINE T T##_maximum(T a, T b) { return ((a > b) | (a != a)) ? a : b; } \\
   INLINE T T##_minimum(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
-ORDER(f32) ORDER(f64) ORDER(i8) ORDER(u8) ORDER(i16) ORDER(u16) ORDER(i32) ORDER(u32) ORDER(i64) ORDER(u64)
+ORDER(f32) ORDER(i8) ORDER(u8) ORDER(i16) ORDER(u16) ORDER(i32) ORDER(u32) ORDER(i64) ORDER(u64)
 /* cheaper, where NaNs do not matter */
 INLINE f32 f32_max(f32 a, f32 b) { return a > b ? a : b; }
 INLINE f32 f32_min(f32 a, f32 b) { return a < b ? a : b; }
@@ -183,6 +186,11 @@ INLINE f32 f32_atanh(f32 x) {
 """
 
 TRIGONOMETRY = """
+#ifdef WITHOUT_FP64
+#define f32_sin sin
+#define f32_cos cos
+#define f32_tan tan
+#else
 /* x - n pi/2, and n modulo 4. Numbers above 2^50 (their neighbours are 2^27 apart) are taken for 2^50. */
 INLINE f32 f32_quadrant(f32 x, i32* quadrant) {
   f32 c = x > 0x1p50f ? 0x1p50f : x; c = c < -0x1p50f ? -0x1p50f : c;
@@ -213,6 +221,7 @@ INLINE f32 f32_tan(f32 x) {
   i32 q; f32 r = f32_quadrant(x, &q), s = f32_sin_near(r), c = f32_cos_near(r);
   return q & 1 ? -c / s : s / c;
 }
+#endif
 /* asin(s) where z = s * s, for s <= 1/2 */
 INLINE f32 f32_asin_near(f32 s, f32 z) {
   f32 p = 4.2163199048e-2f;
@@ -241,6 +250,9 @@ INLINE f32 f32_atan(f32 x) {
 """
 
 POWER = """
+#ifdef WITHOUT_FP64
+#define f32_pow pow
+#else
 /* The logarithm in f64: its error is multiplied by y. Frequent powers come first, which a loop decides once. */
 INLINE f32 f32_pow(f32 x, f32 y) {
   if (y == 2.0f) return x * x;
@@ -268,6 +280,7 @@ INLINE f32 f32_pow(f32 x, f32 y) {
   v = (x != x) | (y != y) ? x + y : v;
   return (y == 0.0f) | (x == 1.0f) | ((a == 1.0f) & (f32_fabs(y) == F32_INFINITY)) ? 1.0f : v;
 }
+#endif
 /* wraps around */
 INLINE i64 i64_pow(i64 x, i64 n) {
   u64 r = 1, b = (u64)x;
@@ -278,6 +291,9 @@ INLINE i64 i64_pow(i64 x, i64 n) {
 
 #: double precision is rare: the library's functions will do
 DOUBLE = """
+#define f32_fmod(x, y) fmod((f32)(x), (f32)(y))
+#ifndef WITHOUT_FP64
+ORDER(f64)
 #define f64_fabs __builtin_fabs
 #define f64_sqrt __builtin_sqrt
 #define f64_round __builtin_rint
@@ -299,11 +315,11 @@ DOUBLE = """
 #define f64_acos acos
 #define f64_atan atan
 #define f64_fmod(x, y) fmod((f64)(x), (f64)(y))
-#define f32_fmod(x, y) fmod((f32)(x), (f32)(y))
 INLINE f64 f64_sigmoid(f64 x) { return 1.0 / (1.0 + exp(-x)); }
 INLINE f64 f64_softplus(f64 x) { return (x < 0.0 ? 0.0 : x) + log1p(exp(-f64_fabs(x))); }
 INLINE f64 f64_mish(f64 x) { return x * tanh(f64_softplus(x)); }
 INLINE f64 f64_pow(f64 x, f64 y) { return y == 2.0 ? x * x : pow(x, y); }
+#endif
 """
 
 MATHEMATICS = ORDER + EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE

@@ -324,7 +324,7 @@ INLINE void range_of(GLOBAL const f32* x, int size, f32* low, f32* high) {
 }
 /* flat: the step of a range that is nothing but 0 */
 INLINE f32 step_of(f32 low, f32 high, f32 flat) { return high == low ? flat : (high - low) / 255.0f; }
-INLINE f32 zero_of(f32 low, f32 step) { return to_integer(-low / step, 0.0f, 0.0f, 255.0f); }
+INLINE f32 zero_of(f32 low, f32 step) { return (u8)to_integer(-low / step, 0.0f, 0.0f, 255.0f); }
 """
 
 

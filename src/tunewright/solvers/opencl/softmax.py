@@ -1,4 +1,8 @@
-"""Softmax, LogSoftmax and Hardmax along any axis: rows along the innermost one, else columns side by side."""
+"""Softmax, LogSoftmax and Hardmax along any axis: rows along the innermost one, else columns side by side.
+
+Rows of f32 go in explicit vectors, the last of which is filled up: a compiler's loop would take the rest of a row one
+by one, and most of a short row is rest.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +45,35 @@ class Softmax(CSolver):
         source = Source(problem.op.lower(), self.specialise)
         source.buffer("x", x.dtype, In(0))
         source.buffer("y", x.dtype, Out())
-        source.fixed(LANES=int(config["lanes"]), SLAB=slab)
+        vectors = inner == 1 and x.dtype is DType.FLOAT32 and problem.op != "Hardmax"
+        if not vectors:
+            source.fixed(LANES=int(config["lanes"]), SLAB=slab)
         tiles = outer * (1 if inner == 1 else -(-inner // slab))
         each, grid = fold.split(tiles, fold.work_items(x.size, target.units, int(config["grain"])))
         source.dims(TILES=tiles, TILES_EACH=each, SIZE=size, INNER=inner)
+        if vectors:
+            tile = _vectors(source, problem.op, target.vector_bytes // 4)
+        else:
+            tile = (_row if inner == 1 else _columns)(source, problem.op, x.dtype)
         source.add(f"""
 const int stop = (GID(0) + 1) * TILES_EACH < TILES ? (GID(0) + 1) * TILES_EACH : TILES;
 for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
-{(_row if inner == 1 else _columns)(source, problem.op, x.dtype)}
+{tile}
 }}""")
         return [source.call([grid] if x.size else [0])]
 
 
-#: Exponentials of what is not positive, where f32_exp does more than is needed. NaN stays what it is.
+#: Exponentials of what is not positive, where f32_exp does more than is needed: of a number or of lanes, good to four
+#: units in the last place. NaN stays what it is; -88 and below become 2^-127, whose bits are those of 0.
 _EXP = """
-INLINE f32 exp_below(f32 x) {
-  const f32 v = f32_exp_near(x < -87.0f ? -87.0f : x);
-  return x < -87.0f ? 0.0f : v;
-}
+INLINE {V} exp_below({V} x) {{
+  const {V} c = x < -88.0f ? -88.0f : x;
+  const {V} t = c * 1.44269504089f + F32_ROUNDER, n = t - F32_ROUNDER, r = c - n * F32_LN2;
+  {V} p = 8.2902722061e-3f;
+  p = p * r + 4.1898161173e-2f; p = p * r + 1.6667638719e-1f; p = p * r + 4.9999147654e-1f;
+  p = p * r + 9.9999970198e-1f; p = p * r + 1.0f;
+  return p * __builtin_astype((__builtin_astype(t, {U}) << 23) + (127u << 23), {V});
+}}
 """
 #: a sum as the element type holds it
 _ROUNDED = {DType.FLOAT16: "f16_load(f16_store({}))", DType.BFLOAT16: "bf16_load(bf16_store({}))"}
@@ -73,8 +88,60 @@ def _exp(source: Source, dtype: DType) -> str:
     """The function for exponentials of what is not positive."""
     if COMPUTE[dtype] == "f64":
         return "f64_exp"
-    source.function(_EXP)
+    source.function(_EXP.format(V="f32", U="u32"))
     return "exp_below"
+
+
+def _across(name: str, join: str, width: int) -> str:
+    """A C function from a vector to one number, halving it; ``join`` is of ``a`` and ``b``."""
+    lines = [f"V{width} v{width} = v;"]
+    while width > 1:
+        width //= 2
+        kind = f"V{width}" if width > 1 else "f32"
+        lines.append(f"{kind} a{width} = v{2 * width}.lo, b{width} = v{2 * width}.hi;")
+        lines.append(f"{kind} v{width} = {join.format(a=f'a{width}', b=f'b{width}')};")
+    return f"INLINE f32 {name}(V v) {{ {' '.join(lines)} return v1; }}"
+
+
+def _vectors(source: Source, op: str, width: int) -> str:
+    """A row of f32; lanes beyond its end are minus infinity, whose exponential is 0."""
+    source.fixed(WIDTH=width)
+    sizes = [width >> i for i in range(width.bit_length() - 1)]
+    source.function(" ".join(f"vector_of(f32, {size}, V{size});" for size in sizes))
+    source.function(f"typedef V{width} V; typedef V VU __attribute__((aligned(4))); vector_of(u32, {width}, VBITS);")
+    source.function(_across("highest", "{a} > {b} ? {a} : {b}", width))
+    source.function(_across("total", "{a} + {b}", width))
+    source.function(_EXP.format(V="V", U="VBITS"))
+    keep, factor, result, rest = "STOREV(to + i, e);", "1.0f / total(sum)", "LOADV(to + i) * factor", "last * factor"
+    if op == "LogSoftmax":
+        keep, factor, result, rest = "", "f32_log(total(sum))", "LOADV(from + i) - top - factor", "given - top - factor"
+    return f"""
+GLOBAL const f32* from = x + tile * SIZE;
+GLOBAL f32* to = y + tile * SIZE;
+const int rest = SIZE % WIDTH, whole = SIZE - rest;
+V given = -F32_INFINITY, even = given, odd = given;
+for (int l = 0; l < rest; l++) given[l] = from[whole + l];
+int i = 0;
+for (; i + WIDTH < whole; i += 2 * WIDTH) {{
+  V a = LOADV(from + i), b = LOADV(from + i + WIDTH);
+  even = a > even ? a : even; odd = b > odd ? b : odd;
+}}
+if (i < whole) {{ V a = LOADV(from + i); even = a > even ? a : even; }}
+odd = given > odd ? given : odd;
+const f32 top = highest(odd > even ? odd : even);
+V sum = 0.0f, last = 0.0f;
+for (i = 0; i < whole; i += WIDTH) {{
+  V e = exp_below(LOADV(from + i) - top);
+  sum += e;
+  {keep}
+}}
+if (rest) {{ last = exp_below(given - top); sum += last; }}
+const f32 factor = {factor};
+for (i = 0; i < whole; i += WIDTH) STOREV(to + i, {result});
+if (rest) {{
+  last = {rest};
+  for (int l = 0; l < rest; l++) to[whole + l] = last[l];
+}}"""
 
 
 def _row(source: Source, op: str, dtype: DType) -> str:

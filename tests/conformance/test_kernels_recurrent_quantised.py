@@ -1,0 +1,149 @@
+"""Kernels of DynamicQuantizeLSTM against its reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import solvers
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(1)
+OP, FAMILY = "com.microsoft::DynamicQuantizeLSTM", "opencl.recurrent_quantised"
+WEIGHTS = frozenset({1, 2, 3, 8, 9, 10, 11})
+
+
+def normal(*shape: int, scale: float = 0.4) -> np.ndarray[Any, Any]:
+    return (scale * RNG.standard_normal(shape)).astype(np.float32)
+
+
+def make(
+    steps: int = 5,
+    batch: int = 3,
+    features: int = 5,
+    hidden: int = 7,
+    dtype: Any = np.int8,
+    per_column: bool = False,
+    full: bool = True,
+    lengths: Any = None,
+    constant: frozenset[int] = WEIGHTS,
+    outputs: int = 3,
+    **attrs: Any,
+) -> Case:
+    """``full``: with bias, initial states and peepholes."""
+    count = 2 if attrs.get("direction") == "bidirectional" else 1
+    limits = np.iinfo(dtype)
+
+    def weights(depth: int) -> np.ndarray[Any, Any]:
+        return RNG.integers(limits.min, limits.max, (count, depth, 4 * hidden), endpoint=True).astype(dtype)
+
+    def parameters(depth: int) -> list[np.ndarray[Any, Any]]:
+        shape = (count, 4 * hidden) if per_column else (count,)
+        middle = (int(limits.min) + int(limits.max)) // 2
+        scale = RNG.uniform(0.5, 1.0, shape) / (128 * depth**0.5)
+        return [scale.astype(np.float32), RNG.integers(middle - 9, middle + 9, shape).astype(dtype)]
+
+    state = (count, batch, hidden)
+    inputs = [
+        normal(steps, batch, features, scale=1.0), weights(features), weights(hidden),
+        normal(count, 8 * hidden) if full else None,
+        None if lengths is None else np.array(lengths, np.int32),
+        normal(*state) if full else None, normal(*state) if full else None,
+        normal(count, 3 * hidden) if full else None, *parameters(features), *parameters(hidden),
+    ]  # fmt: skip
+    return Case(OP, inputs, {"hidden_size": hidden, **attrs}, outputs, constant)
+
+
+def agrees(case: Case) -> None:
+    """The generic kernels alone: `test_configs` has the others, which are the same text with sizes as literals."""
+    assert not check(case, FAMILY, configs=0, specialised=False)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("lengths", [None, [3, 5, 1], [2, 0, 4]])
+def test_directions(direction: str, lengths: Any) -> None:
+    """The range of the input is that of the longest sequence, whatever stands behind its end."""
+    case = make(direction=direction, lengths=lengths)
+    if lengths is not None:
+        case.inputs[0][4, :, 0] = 40.0  # type: ignore[index]
+    agrees(case)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("per_column", [False, True])
+def test_weights(dtype: Any, per_column: bool) -> None:
+    agrees(make(dtype=dtype, per_column=per_column, direction="bidirectional"))
+
+
+def test_nothing_optional() -> None:
+    """Weights come at run time, too."""
+    agrees(make(full=False, constant=frozenset(), outputs=1))
+    agrees(make(full=False, constant=frozenset(), outputs=2, direction="bidirectional", dtype=np.uint8))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_configs(batch: int) -> None:
+    """Generic and specialised, with tiles of other sizes."""
+    case = make(batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")
+    assert not check(case, FAMILY, configs=2)
+
+
+@pytest.mark.parametrize("hidden", [1, 33, 70])
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_sizes(hidden: int, batch: int) -> None:
+    agrees(make(steps=3, batch=batch, features=hidden + 2, hidden=hidden))
+
+
+def test_long_input() -> None:
+    """Its range is found in parts, and its product is shared out; the second time up to the longest sequence."""
+    agrees(make(steps=40, batch=4, features=300, hidden=9))
+    case = make(steps=40, batch=4, features=300, hidden=9, lengths=[20, 3, 18, 7])
+    case.inputs[0][20:] = 99.0  # type: ignore[index]
+    agrees(case)
+
+
+def test_variants() -> None:
+    agrees(make(clip=0.3))
+    agrees(make(input_forget=1, clip=0.5))
+
+
+#: names, alphas, betas; parameters go in order to the functions that take one
+ACTIVATIONS = [
+    (("HardSigmoid", "Softsign", "Relu"), (0.3125,), (0.375,)),
+    (("Affine", "LeakyRelu", "ThresholdedRelu"), (0.3, 0.1, 0.2), (0.05,)),
+    (("Softplus", "Elu", "ScaledTanh"), (0.7, 0.9), (0.4,)),
+]
+
+
+@pytest.mark.parametrize(("names", "alphas", "betas"), ACTIVATIONS)
+def test_activations(names: tuple[str, ...], alphas: tuple[float, ...], betas: tuple[float, ...]) -> None:
+    agrees(make(activations=names, activation_alpha=alphas, activation_beta=betas))
+
+
+def test_edges() -> None:
+    agrees(make(batch=0))
+    agrees(make(steps=0))
+    agrees(make(steps=1, batch=1))
+    flat = make(full=False)
+    flat.inputs[0][:] = 0.0  # type: ignore[index]
+    agrees(flat)
+    for value in (np.nan, np.inf, -np.inf):
+        odd = make(batch=2)
+        odd.inputs[0][1, 0, 0] = value  # type: ignore[index]
+        agrees(odd)
+
+
+def test_refusals() -> None:
+    problem = make(full=False).problem()
+    solver = next(s for s in solvers() if s.id == FAMILY)
+    target = open_device("CPU").target
+    assert solver.why_not(problem, target) is None
+    unknown = replace(problem, attrs={**problem.attrs, "activations": ("Sine",) * 3})
+    assert solver.why_not(unknown, target) == "no activation Sine"
+    assert solver.why_not(replace(problem, attrs={"direction": "bidirectional"}), target) is not None
+    narrow = [replace(t, dtype=problem.inputs[8].dtype) if i == 1 else t for i, t in enumerate(problem.inputs)]  # type: ignore
+    assert solver.why_not(replace(problem, inputs=tuple(narrow)), target) == "input 1 is float32"

@@ -168,6 +168,19 @@ def test_epilogue() -> None:
         right(Case("MatMulInteger", inputs, {}, 1, constant, steps, 2), MATMUL)
 
 
+def test_epilogue_with_residual() -> None:
+    """An operand of the result's shape lies as the result does; a value is used twice."""
+    cast = Fused("Cast", (~0,), {"to": DType.FLOAT32.onnx_code})
+    steps = (cast, Fused("Mul", (~1, 3)), Fused("Sigmoid", (~2,)), Fused("Mul", (~2, ~3)), Fused("Add", (~4, 4)))
+    x, w, scale = integers(1, 4, 7, 9), integers(19, 4, 3, 3, dtype=np.int8), np.asarray(0.01, np.float32)
+    residual = RNG.standard_normal((1, 19, 5, 7)).astype(np.float32)
+    right(Case("ConvInteger", [x, w, integers(), scale, residual], {}, 1, frozenset({1}), steps, 2), CONV)
+    floats, b = RNG.standard_normal((5, 33)).astype(np.float32), integers(33, 21, dtype=np.int8)
+    more = RNG.standard_normal((5, 21)).astype(np.float32)
+    steps = (Fused("Relu", (~0,)), Fused("Add", (~1, 3)))
+    right(Case(MS + "DynamicQuantizeMatMul", [floats, b, scales(), more], {}, 1, frozenset({1}), steps, 1), MATMUL)
+
+
 @pytest.mark.parametrize("rows", [1, 14])
 def test_contrib_products(rows: int) -> None:
     a, b, bias = integers(rows, 33), integers(33, 21, dtype=np.int8), RNG.standard_normal(21).astype(np.float32)

@@ -44,12 +44,14 @@ def test_types(op: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_extremes(op: str) -> None:
-    x = normal(8, 40)
+@pytest.mark.parametrize("size", [40, 43])
+def test_extremes(op: str, size: int) -> None:
+    """In whole vectors and in what is left of a row behind them."""
+    x = normal(8, size)
     x[0] = 1e30
     x[1] = -np.inf
     x[2, 3] = np.inf
-    x[3, 39] = np.nan
+    x[3, -1] = np.nan
     x[3, 20] = np.inf
     x[4] = np.nan
     x[5, ::2] = -np.inf
@@ -57,3 +59,10 @@ def test_extremes(op: str) -> None:
     x[7] = -3e38
     for axis, array in ((1, x), (0, np.ascontiguousarray(x.T))):
         assert not failures(op, array, axis)
+
+
+def test_small_exponentials() -> None:
+    """Down to where they vanish: what is masked by minus infinity is 0, and so is what is too small for a float."""
+    x = np.concatenate([np.linspace(-95, 0, 4001), [-1e4, -np.inf]]).astype(np.float32)[None]
+    for op in ("Softmax", "LogSoftmax"):
+        assert not failures(op, x, 1)

@@ -76,6 +76,7 @@ class Launch:
                 hint="start processes with multiprocessing's 'spawn', or open the device only after the fork",
             )
         if shared.owner is not self:
+            shared.owner = None  # until all are set: Ctrl-C may come in between
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
             shared.kernel._set_arg_buf_pack_multi(self._numbers)
             for at, pointer in self._pointers.items():

@@ -123,10 +123,10 @@ class Executor:
         try:
             for action in frame.actions:
                 self.step(action, values)
+            made = self.queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
         except BaseException:
             self.queue.finish()  # what runs still writes to memory that is given up here
             raise
-        made = self.queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
         rest: Sequence[Any] = ()
         if plan.rest is not None:
             rest = self.run(plan.rest, self.queue.fetch([values[i] for i in plan.rest_inputs]))

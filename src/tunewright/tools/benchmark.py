@@ -333,7 +333,8 @@ def show_counters(rows: Sequence[Row], counted: int) -> None:
     for i, row in enumerate(ran[:SHOWN]):
         share = f"{leaves[row.name] / total:.1%}" if row.name in leaves else "-"
         times = [_spent(seconds[i] / n) for seconds in clocks.values()]
-        made.add_row(cell(_short(row.name)), cell(row.type), cell(row.kernel), *times, share)
+        kind = row.type.removeprefix("tunewright::")
+        made.add_row(cell(_short(row.name)), cell(kind), cell(row.kernel), *times, share)
     out = console()
     out.print()
     out.print(made)

@@ -98,7 +98,7 @@ def note(text: str) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. A column whose name starts with ``>`` is right-aligned and, as types are, never wrapped."""
+    """A plain table. Types, kernels and columns whose name starts with ``>`` (right-aligned) are never wrapped."""
     from rich import box
     from rich.table import Table
 
@@ -107,9 +107,8 @@ def table(*columns: str, title: str | None = None) -> Table:
     )
     for name in columns:
         right = name.startswith(">")
-        made.add_column(
-            name.lstrip(">"), justify="right" if right else "left", no_wrap=right or name == "type", overflow="fold"
-        )
+        whole = right or name in ("type", "kernel")
+        made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
     return made
 
 

@@ -91,9 +91,9 @@ class ConvDepthwise(CSolver):
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
         block = _layout(target).block
-        found = {1: Packing(f"depthwise {block}", lambda w: pack(w, block))}
+        found = {1: Packing(f"depthwise{block}", lambda w: pack(w, block))}
         if problem.input(2) is not None:
-            found[2] = Packing(f"padded {block}", lambda b: np.pad(b, (0, -len(b) % block)))
+            found[2] = Packing(f"padded{block}", lambda b: np.pad(b, (0, -len(b) % block)))
         return found
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:

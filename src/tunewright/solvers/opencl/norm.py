@@ -1,6 +1,7 @@
 """Normalisations over rows: layer, RMS, instance, group, mean-variance, Lp, and com.microsoft's with a sum in front.
 
-Statistics take two passes, the mean and then the squares around it, so that a large mean costs no digits.
+Statistics take two passes, the mean and then the squares around it, so that a large mean costs no digits; the mean is
+summed around the first element for the same reason.
 A tensor is seen as [K0][R0][K1][R1] (what lies innermost is normalised: *rows*) or [R0][K0][R1][K1] (what lies
 innermost is kept: *columns*), K kept and R normalised; most problems have only K0 and R1 above 1.
 """
@@ -267,6 +268,8 @@ class Writer:
             self._sum()
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out())
         source.function(f"#define VALUE(j) ({' + '.join(self.terms)})")
+        # an infinity would make NaN of a mean that is infinite
+        source.function("INLINE REAL PIVOT(REAL x) { return x - x == 0 ? x : 0; }")
 
     @property
     def kind(self) -> str:
@@ -332,23 +335,34 @@ class Writer:
         return " ".join([f"int at = base + r0 * (K1 * R1) + {column};", *self.starts])
 
     def _total(self, name: str, value: str, term: str) -> str:
-        """The sum of a term in v over a row, in blocks."""
+        """The sum of a term in v over a row, in blocks.
+
+        Four quarters are summed side by side: a single sum would wait for its own last addition at every step.
+        """
+
+        def add(part: str, j: str) -> str:
+            return f"{{ REAL v = {value.replace('(j)', f'({j})')}; {part} += {term}; }}"
+
+        quarters = " ".join(add(f"part{k}", f"j + {k} * quarter") for k in range(4))
         return f"""REAL {name} = 0;
 for (int r0 = 0; r0 < R0; r0++) {{
   {self._start()}
   for (int begin = 0; begin < R1; begin += BLOCK) {{
     REASSOCIATE
-    int end = R1 - begin < BLOCK ? R1 : begin + BLOCK;
-    REAL part = 0;
-    for (int j = begin; j < end; j++) {{ REAL v = {value}; part += {term}; }}
-    {name} += part;
+    int end = R1 - begin < BLOCK ? R1 : begin + BLOCK, quarter = (end - begin) / 64 * 16;
+    REAL part0 = 0, part1 = 0, part2 = 0, part3 = 0;
+    for (int j = begin; j < begin + quarter; j++) {{ {quarters} }}
+    for (int j = begin + 4 * quarter; j < end; j++) {add("part0", "j")}
+    {name} += (part0 + part1) + (part2 + part3);
   }}
 }}"""
 
     def _statistics(self) -> str:
         mean, value = "REAL mean = 0;", "VALUE(j)"
         if self.centred:
-            mean, value = self._total("sum", value, "v") + "\nREAL mean = sum / (R0 * R1);", "VALUE(j) - mean"
+            first = f"REAL pivot;\n{{ int r0 = 0, j = 0; {self._start()} pivot = PIVOT(VALUE(j)); }}"
+            total = self._total("sum", value, "v - pivot")
+            mean, value = f"{first}\n{total}\nREAL mean = pivot + sum / (R0 * R1);", "VALUE(j) - mean"
         power = self._total("power", value, _POWER[self.kind])
         return f"{mean}\n{power}\nREAL norm = {_NORM[self.kind]};"
 
@@ -424,7 +438,11 @@ for (int row = first; row < last; row++) {{
 
         mean, value = "", "VALUE(j)"
         if self.centred:
-            mean = sweep("mean[j] += VALUE(j);") + "\nfor (int j = 0; j < n; j++) mean[j] /= R0 * R1;"
+            first = """int x_at = k0 * R1 * K1 + column;
+  for (int j = 0; j < n; j++) pivot[j] = PIVOT(VALUE(j));"""
+            total = sweep("mean[j] += VALUE(j) - pivot[j];")
+            divided = "for (int j = 0; j < n; j++) mean[j] = pivot[j] + mean[j] / (R0 * R1);"
+            mean = f"REAL pivot[TILE]; {{ {first} }}\n{total}\n{divided}"
             value = "VALUE(j) - mean[j]"
         power = sweep(f"REAL v = {value}; norm[j] += {_POWER[self.kind]};")
         result = _RESULT[self.kind].format(v="VALUE(j)", mean="mean[j]", norm="norm[j]")

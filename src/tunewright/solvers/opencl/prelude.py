@@ -16,7 +16,11 @@ OPENCL = """
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
 /* sums may be taken in any order, so that they are vectorised: stands first in a block */
+#if defined(__clang_major__) && __clang_major__ >= 11
 #define REASSOCIATE _Pragma("clang fp reassociate(on)")
+#else
+#define REASSOCIATE
+#endif
 typedef char i8; typedef uchar u8; typedef short i16; typedef ushort u16; typedef int i32; typedef uint u32;
 typedef long i64; typedef ulong u64; typedef float f32;
 INLINE f32 as_f32(u32 x) { return as_float(x); }

@@ -45,8 +45,6 @@ class CSolver(Solver):
             return f"solves {', '.join(sorted(self.ops))}"
         if None in (*problem.inputs[:1], *problem.outputs[:1]):
             return Missing("nothing is known of its input or its result")
-        if problem.outputs[0] is None:
-            return "the type of its result is not known"
         for type in [*problem.inputs, *problem.outputs]:
             reason = self._type(type)
             if reason is not None:

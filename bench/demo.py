@@ -23,7 +23,7 @@ from tunewright.testing.models import resnet
 #: fp32: the largest error that counts as the same answer, as a part of the output's scale
 TOLERANCE = 1e-4
 STATUS = """\
-Kernels are compiled for this processor by the OpenCL runtime that pip installed.
+Kernels are compiled for this processor by an OpenCL runtime that pip installs.
 Each step runs its default kernel: nothing is tuned yet in this version."""
 
 
@@ -59,30 +59,29 @@ def main() -> int:
         rows = turns.measure(model, inputs, labels, options.rounds, options.seconds, expected)
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("", "steps", "memory", "start s", "median ms", "speed (quartiles)", "error"):
+    for name in ("", "steps", "start s", "median ms", "speed (quartiles)", "error"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     failed = False
     for row in rows:
         if "failed" in row:
             failed = failed or row["engine"] in ours
-            table.add_row(row["engine"], "", "", "", row["failed"][:40])
+            table.add_row(row["engine"], "", "", row["failed"][:40])
             continue
         failed = failed or (row["engine"] in ours and not row["error"] <= TOLERANCE)
         low, high = row["ours_over_quartiles"]
         table.add_row(
             row["engine"] if row["engine"] in ours else f"{row['engine']} {row['version']}",
             str(row.get("steps", "")),
-            f"{row['memory'] / 2**20:.1f} MiB" if "memory" in row else "",
             f"{row['compile'] + row['first']:.1f}",
             f"{row['median_ms']:.1f}",
-            "1" if row is rows[0] else f"{row['ours_over']:.2f}x ({low:.2f} .. {high:.2f})",
+            "1" if row is rows[0] else f"{row['ours_over']:.2f}x ({low:.2f}..{high:.2f})",
             f"{row['error']:.0e}",
         )
     out.print(table)
     out.print()
     out.print(f"{options.rounds} turns of {options.seconds} s each, a process per engine.")
-    out.print("Speed: against the first row, turn by turn. Start: compiling and the first inference.")
-    out.print(f"Error: of the output's scale, against the ONNX reference ({reference:.1f} s for one inference).")
+    out.print("Speed: against the first row, turn by turn. Start: compiling, first inference.")
+    out.print(f"Error: against the ONNX reference ({reference:.1f} s), of the output's scale.")
     rewrites = next((row["rewrites"] for row in rows if row["engine"] == "compiled kernels" and "rewrites" in row), {})
     if rewrites:
         out.print("Rewrites: " + ", ".join(f"{rule} x{n}" for rule, n in rewrites.items()) + ".")

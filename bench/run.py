@@ -45,10 +45,8 @@ def main() -> int:
     labels |= {engines.PEERS[name]: (name, {}) for name in engines.installed()}
     figures: list[dict[str, Any]] = []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("model", "engine", "compile s", "median ms", "quartiles", "ours / theirs", "error"):
-        table.add_column(
-            column, justify="left" if column in ("model", "engine") else "right", no_wrap=column != "model"
-        )
+    for column in ("", "start s", "median ms", "quartiles", "ours / theirs", "error"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for entry in catalogue.everything() if options.all else catalogue.find(options.models):
         progress.print(f"{entry.name} ...", style="dim")
         rows = turns.measure(*entry.load(), labels, options.rounds, options.seconds)

@@ -95,6 +95,8 @@ class _Lowering:
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
+    #: what the host has: inputs, and what it has made of them
+    at_hand: set[Value] = field(default_factory=set)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
@@ -169,6 +171,7 @@ class _Lowering:
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
         """A step per node; what nobody can run is told all at once."""
+        self.at_hand.update(self.graph.inputs)
         steps, refused = [], list[str]()
         for node in self.nodes:
             try:
@@ -194,7 +197,10 @@ class _Lowering:
         problem = Problem.of(node)
         if self.env.tuner.is_late(problem, self.env.device):
             return Step(node, ins, outs, LateKernel(node, self.env))
-        choice = self.env.tuner.choose(problem, self.env.device)
+        at_hand = all(v is None or v.const is not None or v in self.at_hand for v in node.inputs)
+        choice = self.env.tuner.choose(problem, self.env.device, at_hand)
+        if choice.solver.host:
+            self.at_hand.update(node.outputs)
         kernel = self.env.compile(choice, problem)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,12 @@ class Problem:
     @property
     def is_static(self) -> bool:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
+
+    @property
+    def elements(self) -> float:
+        """Of all inputs and outputs together; infinite where that is not known."""
+        types = [t for t in (*self.inputs, *self.outputs) if t is not None]
+        return sum(t.size if isinstance(t, TensorType) and t.is_static else math.inf for t in types)
 
     def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
         """The same with some inputs and the output in a layout."""

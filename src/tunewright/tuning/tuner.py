@@ -14,6 +14,10 @@ from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
 
 
+#: so many elements take no longer on the host than a launch on a device
+FEW = 16
+
+
 class Origin(enum.Enum):
     """Where a choice comes from."""
 
@@ -53,9 +57,15 @@ class Tuner:
         asked = [s for s in self.candidates if s.ops is None or op in s.ops]
         return [s for s in asked if s.language in (None, language)]
 
-    def choose(self, problem: Problem, device: Device) -> Choice:
-        """The solver to use. UnsupportedError with every solver's reason when there is none."""
-        for solver in self._candidates(problem.op, device.target.language):
+    def choose(self, problem: Problem, device: Device, at_hand: bool = False) -> Choice:
+        """The solver to use. UnsupportedError with every solver's reason when there is none.
+
+        ``at_hand``: the host has all inputs. A few elements are then computed there before a kernel could be launched.
+        """
+        asked = self._candidates(problem.op, device.target.language)
+        if at_hand and problem.elements <= FEW:
+            asked = sorted(asked, key=lambda s: not s.host)
+        for solver in asked:
             # On the host a kernel finds out shapes as it runs; others are made for those that are known.
             if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:
                 config = solver.default(problem, device.target)

@@ -10,7 +10,9 @@ import numpy as np
 
 from ...devices.base import Device, Queue, Target
 from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
+from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
+from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Missing, Packing, Problem, Solver
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
@@ -43,13 +45,16 @@ class CSolver(Solver):
     def why_not(self, problem: Problem, target: Target) -> str | None:
         if problem.op not in self.ops:
             return f"solves {', '.join(sorted(self.ops))}"
-        if None in (*problem.inputs[:1], *problem.outputs[:1]):
+        if None in (*problem.inputs[:1], *problem.outputs):
             return Missing("nothing is known of its input or its result")
         for type in [*problem.inputs, *problem.outputs]:
             reason = self._type(type)
             if reason is not None:
                 return reason
-        reason = self.refuse(problem, target)
+        try:
+            reason = self.refuse(problem, target)
+        except MISTAKES as error:  # of the model: the host says where it is
+            return str(error) or repr(error)
         return self._double(problem, target) if reason is None and "fp64" in target.lacks else reason
 
     def _double(self, problem: Problem, target: Target) -> str | None:
@@ -89,7 +94,10 @@ class CSolver(Solver):
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         assert isinstance(device, OpenCLDevice)
-        calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
+        try:
+            calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
+        except MISTAKES as error:
+            raise ModelError(str(error) or repr(error)) from error
         return CKernel(self.id, problem, device, calls, self.packings(problem, config, device.target))
 
 

@@ -86,6 +86,10 @@ class Device(ABC):
     @abstractmethod
     def queue(self) -> Queue: ...
 
+    def inline(self) -> Device | None:
+        """The same device without threads of its own, for work that is over before others could take part; or None."""
+        return None
+
     def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
         raw = np.empty(nbytes + 64, np.uint8)

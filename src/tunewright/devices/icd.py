@@ -30,13 +30,16 @@ def runtimes(bind_threads: bool = True) -> Iterator[None]:
         # PoCL's threads stay on their cores: the system tends to wake two of them on one core, which halves the speed.
         # They are counted from core 0, so a process that may not use all cores must not do that.
         export("POCL_AFFINITY", "1")
+    if not any("pocl" in file.name for file in _system()):
+        # The wheel's PoCL also offers the processor without threads; others call these drivers by other names.
+        export("POCL_DEVICES", "pthread basic")
     library = _intel_library()
     if library is None:
         yield
         return
     folder = Path(tempfile.mkdtemp(prefix="tunewright-icd-"))
     try:
-        for file in SYSTEM_FOLDER.glob("*.icd") if SYSTEM_FOLDER.is_dir() else ():
+        for file in _system():
             shutil.copy(file, folder)
         for number, path in enumerate(_shipped()):
             (folder / f"shipped{number}.icd").write_text(f"{path}\n", encoding="utf-8")
@@ -45,6 +48,10 @@ def runtimes(bind_threads: bool = True) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _system() -> list[Path]:
+    return sorted(SYSTEM_FOLDER.glob("*.icd")) if SYSTEM_FOLDER.is_dir() else []
 
 
 def _shipped() -> list[Path]:

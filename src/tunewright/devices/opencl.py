@@ -32,6 +32,10 @@ _AVX512 = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake
            "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5")  # fmt: skip
 
 
+#: how PoCL names the processor when kernels run in the thread that launches them
+_WITHOUT_THREADS = "basic-"
+
+
 class _Shared:
     """A kernel object of one queue. Launches of the same program share it: making one takes longer than running it."""
 
@@ -169,13 +173,13 @@ class OpenCLDevice(Device):
         found = _found()
         return {} if isinstance(found, str) else found[1]
 
-    def __init__(self, name: str, shares_memory: bool | None = None) -> None:
+    def __init__(self, name: str, shares_memory: bool | None = None, raw: Any = None) -> None:
         import pyopencl as cl
 
         found = _found()
         if isinstance(found, str) or name not in found[0]:
             raise DeviceError(f"there is no OpenCL device {name!r}")
-        self.name, self.raw = name, found[0][name]
+        self.name, self.raw = name, found[0][name] if raw is None else raw
         self.context = cl.Context([self.raw])
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
@@ -183,6 +187,7 @@ class OpenCLDevice(Device):
         self._memory = None if self.shares_memory else Memory(self.context)
         self._programs: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._inline: OpenCLDevice | None = None
 
     def alloc(self, nbytes: int) -> Any:
         return super().alloc(nbytes) if self._memory is None else self._memory.alloc(nbytes)
@@ -198,6 +203,16 @@ class OpenCLDevice(Device):
 
         raw = cl.CommandQueue(self.context)
         return OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
+
+    def inline(self) -> Device | None:
+        twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(_WITHOUT_THREADS)]
+        if self.raw in twins or not twins or not self.shares_memory:
+            return None
+        with self._lock:
+            if self._inline is None:
+                self._inline = OpenCLDevice(self.name, raw=twins[0])
+                self._inline.target = self.target  # the same kernels for the same processor
+            return self._inline
 
     def build(self, source: str) -> Any:
         """The compiled program of a source; each text is compiled once."""
@@ -309,6 +324,8 @@ def names(devices: Iterable[Any]) -> tuple[dict[str, Any], dict[str, str]]:
     devices = list(devices)
     found: dict[str, Any] = {}
     for device in sorted(filter(_is_cpu, devices), key=_preference):
+        if device.name.startswith(_WITHOUT_THREADS):
+            continue
         found.setdefault("CPU", device)
         found.setdefault(f"CPU.{_runtime(device)}", device)
     gpus = [d for d in devices if d.type & cl.device_type.GPU]

@@ -23,7 +23,8 @@ from .program import Program
 class _Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
-    def __init__(self, plan: Plan, device: Device, queue: Queue) -> None:
+    def __init__(self, plan: Plan, queue: Queue) -> None:
+        self.queue, device = queue, plan.device
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
         #: slots in memory that is made anew for each inference
@@ -97,8 +98,9 @@ class Executor:
     """Frames, a queue, and counters when they are wanted."""
 
     def __init__(self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0) -> None:
-        self.device, self.counters, self.max_tensor_bytes = device, counters, max_tensor_bytes
-        self.queue = device.queue()
+        self.counters, self.max_tensor_bytes = counters, max_tensor_bytes
+        #: of the device, and of the one for small plans once it is used
+        self.queues: dict[Device, Queue] = {device: device.queue()}
         #: of all loops, since the inference began
         self.iterations = 0
         self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
@@ -108,45 +110,56 @@ class Executor:
         plan = program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
-            frame = self._frames[plan] = _Frame(plan, self.device, self.queue)
+            frame = self._frames[plan] = _Frame(plan, self._queue(plan.device))
+        queue = frame.queue
         if self.counters is not None:
             self.counters.enter(plan)
         values = list(frame.values)
         for at, value in zip(plan.inputs, inputs, strict=True):
             values[at] = value
         for at, memory in frame.copies:
-            self.queue.put(values[at], memory)
-        buffers = {storage: self.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
+            queue.put(values[at], memory)
+        buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
         for i, slot in frame.results:
             assert isinstance(slot.type, TensorType)
-            values[i] = self.device.view(buffers[slot.storage], slot.offset, slot.type)
+            values[i] = plan.device.view(buffers[slot.storage], slot.offset, slot.type)
         try:
             for action in frame.actions:
-                self.step(action, values)
-            made = self.queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
+                self.step(action, values, queue)
+            made = queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
         except BaseException:
-            self.queue.finish()  # what runs still writes to memory that is given up here
+            queue.finish()  # what runs still writes to memory that is given up here
             raise
         rest: Sequence[Any] = ()
         if plan.rest is not None:
-            rest = self.run(plan.rest, self.queue.fetch([values[i] for i in plan.rest_inputs]))
+            rest = self.run(plan.rest, queue.fetch([values[i] for i in plan.rest_inputs]))
         taken: set[tuple[str, int]] = set()
         outputs = []
         for (kind, i), value in zip(plan.outputs, made, strict=True):
             outputs.append(_own(plan.slots[i], i, value, taken) if kind == "slot" else rest[i])
         return outputs
 
-    def step(self, action: _Action, values: list[Any]) -> None:
+    @property
+    def launches(self) -> int:
+        """Kernels launched so far."""
+        return sum(queue.launches for queue in self.queues.values())
+
+    def _queue(self, device: Device) -> Queue:
+        if device not in self.queues:
+            self.queues[device] = device.queue()
+        return self.queues[device]
+
+    def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step
-        begin = self.queue.now() if self.counters is not None else 0.0
-        launches = self.queue.launches
+        begin = queue.now() if self.counters is not None else 0.0
+        launches = self.launches
         try:
             if step.on_host:
-                self.queue.finish()
+                queue.finish()
             if action.bound is not None:
                 action.bound()
             else:
-                self.launch(action, values)
+                self.launch(action, values, queue)
         except ExecutionError as error:
             if error.where:
                 raise
@@ -158,18 +171,18 @@ class Executor:
         except MemoryError as error:
             raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
         if self.counters is not None:
-            self.counters.record(step, self.queue.now() - begin, self.queue.launches - launches)
+            self.counters.record(step, queue.now() - begin, self.launches - launches)
 
-    def launch(self, action: _Action, values: list[Any]) -> None:
+    def launch(self, action: _Action, values: list[Any], queue: Queue) -> None:
         """A step whose arguments are this inference's own."""
         step = action.step
         ins: Sequence[Any] = [None if i < 0 else values[i] for i in step.ins]
         if step.control is not None:
-            made = step.control.run(self, self.queue.fetch(ins))
+            made = step.control.run(self, queue.fetch(ins))
         else:
             assert action.launch is not None
             if not all(action.planned):
-                ins = self.queue.fetch(ins)  # how large its results are may depend on values that are being computed
+                ins = queue.fetch(ins)  # how large its results are may depend on values that are being computed
                 self.check(step, ins)
             outs = [values[i] if planned else None for i, planned in zip(step.outs, action.planned, strict=True)]
             made = action.launch(ins, outs)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..devices.base import Queue
+from ..devices.base import Device, Queue
 from ..errors import ExecutionError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
@@ -58,8 +58,8 @@ class LateKernel(Kernel):
     #: kernels kept, the least recently used one is dropped
     MOST: ClassVar[int] = 16
 
-    def __init__(self, node: Node, env: Environment) -> None:
-        self.node, self.env = node, env
+    def __init__(self, node: Node, env: Environment, device: Device) -> None:
+        self.node, self.env, self.device = node, env, device
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -67,7 +67,7 @@ class LateKernel(Kernel):
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
-            kernel = self.env.compile(self.choose(problem), problem)
+            kernel = self.env.compile(self.choose(problem), problem, self.device)
         self._kernels[problem.key()] = kernel
         if len(self._kernels) > self.MOST:
             self._kernels.popitem(last=False)
@@ -76,7 +76,7 @@ class LateKernel(Kernel):
 
     def choose(self, problem: Problem) -> Choice:
         try:
-            return self.env.tuner.choose(problem, self.env.device)
+            return self.env.tuner.choose(problem, self.device)
         except UnsupportedError as error:
             raise UnsupportedError(
                 error.what,

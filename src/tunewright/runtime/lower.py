@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..errors import LimitError, UnsupportedError
+from ..devices.base import Device
+from ..errors import LimitError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -26,14 +27,36 @@ from .program import Environment, Packed, Program
 MOST_NAMED = 10
 
 
-def lower(graph: Graph, env: Environment) -> Plan:
-    """A plan for a graph whose types are inferred."""
+def lower(graph: Graph, env: Environment, inline: bool = True) -> Plan:
+    """A plan for a graph whose types are inferred. ``inline``: it may run without threads, if it is small."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env).run(rest)
+    return _Lowering(graph, now, boundary, env, _device(now, env.device) if inline else env.device).run(rest)
+
+
+#: What sharing work among threads costs per kernel, and what one core does: measured, and only roughly needed.
+HANDING_OVER, FLOPS, BYTES = 12e-6, 60e9, 20e9
+
+
+def _device(nodes: Iterable[Node], device: Device) -> Device:
+    """Where a plan runs: on the calling thread, when its threads would gain less than it costs to hand work to them."""
+    inline = device.inline()
+    if inline is None:
+        return device
+    alone, steps = 0.0, 0
+    for node in nodes:
+        spec = lookup(node.op)
+        types = [v.tensor for v in node.inputs if v is not None]
+        made = [v.tensor for v in node.outputs]
+        if spec is None or any(t is None or not t.is_static for t in (*types, *made)):
+            return device  # nobody knows how much it is
+        work = spec.work(types[: len(node.main_inputs)], [t for t in made if t is not None], node.attrs)
+        alone += work.flops / FLOPS + work.bytes / BYTES
+        steps += not spec.view
+    return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -92,6 +115,7 @@ class _Lowering:
     nodes: list[Node]
     boundary: list[Value]
     env: Environment
+    device: Device
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
@@ -115,6 +139,7 @@ class _Lowering:
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(
+            device=self.device,
             types=tuple(v.type for v in self.graph.inputs),
             inputs=inputs,
             slots=self.slots,
@@ -176,7 +201,10 @@ class _Lowering:
         for node in self.nodes:
             try:
                 steps.append(self.step(node, sharing))
-            except UnsupportedError as error:
+            except ModelError as error:
+                if not isinstance(error, UnsupportedError):
+                    where = error.where or f"node {node.name!r} ({node.op})"
+                    raise ModelError(error.what, where=where, hint=error.hint) from error
                 refused.append(f"node {node.name!r} ({node.op}): {error.what}")
         if refused:
             more = f"; and {len(refused) - MOST_NAMED} more" if len(refused) > MOST_NAMED else ""
@@ -195,13 +223,13 @@ class _Lowering:
         if not self.env.settings.host_fallback and follows_from_shapes(node):
             return Step(node, ins, outs, ShapeKernel(node))
         problem = Problem.of(node)
-        if self.env.tuner.is_late(problem, self.env.device):
-            return Step(node, ins, outs, LateKernel(node, self.env))
+        if self.env.tuner.is_late(problem, self.device):
+            return Step(node, ins, outs, LateKernel(node, self.env, self.device))
         at_hand = all(v is None or v.const is not None or v in self.at_hand for v in node.inputs)
-        choice = self.env.tuner.choose(problem, self.env.device, at_hand)
+        choice = self.env.tuner.choose(problem, self.device, at_hand)
         if choice.solver.host:
             self.at_hand.update(node.outputs)
-        kernel = self.env.compile(choice, problem)
+        kernel = self.env.compile(choice, problem, self.device)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..devices.base import Device
 from ..ir.graph import Node
 from ..ir.types import DType, TensorType, Type
 from ..solvers.base import Kernel
@@ -67,6 +68,8 @@ class Step:
 class Plan:
     """Everything that one set of input types needs. Immutable once made; requests bring their own memory."""
 
+    #: where it runs
+    device: Device
     types: tuple[Type | None, ...]
     inputs: tuple[int, ...]
     slots: list[Slot]

@@ -32,18 +32,19 @@ class Environment:
     settings: Settings
     context: Context
     #: kernels that some plan still uses
-    kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
+    kernels: WeakValueDictionary[tuple[str, str, str, int], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int, str], Packed] = field(default_factory=WeakValueDictionary)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compile(self, choice: Choice, problem: Problem) -> Kernel:
-        """The kernel for a choice; equal problems share one."""
-        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
+    def compile(self, choice: Choice, problem: Problem, device: Device | None = None) -> Kernel:
+        """The kernel for a choice (on a plan's own device, if given); equal problems share one."""
+        device = device or self.device
+        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())), id(device))
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
-                kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
+                kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
             return kernel
 
     def pack(self, packing: Packing, constant: Array) -> Packed:
@@ -105,7 +106,9 @@ class Program:
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
         run_passes(graph, SPECIALISE, self.env.context)
-        return lower(graph, self.env)
+        # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
+        threads = any(plan.device is self.env.device for plan in self._plans.values())
+        return lower(graph, self.env, inline=not threads)
 
 
 def type_of(value: Any) -> Type | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +23,8 @@ Array = np.ndarray[Any, Any]
 
 #: Constant integers up to this many are part of a problem: axes, shapes, starts, pads. A kernel is made for them.
 MOST_VALUES = 64
+#: elements that take no longer on the host than a launch on a device
+FEW = 16
 #: float constants that say what an operation does, not what it works on
 _FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,), "Range": (0, 1, 2)}
 
@@ -43,8 +44,6 @@ class Problem:
     constant: tuple[bool, ...] = ()
     #: (input, value) of the constants that say what to do (see `MOST_VALUES`)
     values: tuple[tuple[int, Array], ...] = ()
-    #: what solvers found out about it and would find out again
-    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def key(self) -> str:
         """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
@@ -83,10 +82,11 @@ class Problem:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
 
     @property
-    def elements(self) -> float:
-        """Of all inputs and outputs together; infinite where that is not known."""
+    def is_bookkeeping(self) -> bool:
+        """It makes a few integers or truth values of a few elements: what decides, counts or indexes."""
         types = [t for t in (*self.inputs, *self.outputs) if t is not None]
-        return sum(t.size if isinstance(t, TensorType) and t.is_static else math.inf for t in types)
+        few = all(isinstance(t, TensorType) and t.is_static and t.size <= FEW for t in types)
+        return few and not any(isinstance(t, TensorType) and t.dtype.is_float for t in self.outputs)
 
     def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
         """The same with some inputs and the output in a layout."""

@@ -14,10 +14,6 @@ from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
 
 
-#: so many elements take no longer on the host than a launch on a device
-FEW = 16
-
-
 class Origin(enum.Enum):
     """Where a choice comes from."""
 
@@ -60,10 +56,10 @@ class Tuner:
     def choose(self, problem: Problem, device: Device, at_hand: bool = False) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none.
 
-        ``at_hand``: the host has all inputs. A few elements are then computed there before a kernel could be launched.
+        ``at_hand``: the host has all inputs. A condition or an index is then computed there before a launch was made.
         """
         asked = self._candidates(problem.op, device.target.language)
-        if at_hand and problem.elements <= FEW:
+        if at_hand and problem.is_bookkeeping:
             asked = sorted(asked, key=lambda s: not s.host)
         for solver in asked:
             # On the host a kernel finds out shapes as it runs; others are made for those that are known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from ...ir.types import DType, TensorType, Type
 from ...ops import lookup
@@ -11,6 +11,8 @@ from ..base import Problem
 from . import expr
 from .emit import COMPUTE, In, Source
 
+_KNOWN: dict[Hashable, list[DType] | str] = {}
+MOST_KNOWN = 4096
 #: floats that are computed in f32
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
@@ -34,10 +36,15 @@ def main_type(problem: Problem) -> TensorType:
 
 def step_dtypes(problem: Problem) -> list[DType] | str:
     """Element type of the main result and of each step of the epilogue; or which step has none."""
-    if "step_dtypes" not in problem.memo:
-        problem.memo["step_dtypes"] = _step_dtypes(problem)
-    found: list[DType] | str = problem.memo["step_dtypes"]
-    return found
+    # They do not depend on shapes, and plans for new shapes are made while somebody waits.
+    dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in problem.inputs)
+    chosen = tuple(problem.attrs.get(name) for name in ("to", "dtype", "output_dtype"))
+    key = (problem.op, dtypes, problem.epilogue, problem.outputs[0] is None, chosen)
+    if key not in _KNOWN:
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = _step_dtypes(problem)
+    return _KNOWN[key]
 
 
 def _step_dtypes(problem: Problem) -> list[DType] | str:

@@ -182,6 +182,8 @@ class Solver(ABC):
     rank: int = 100
     #: its kernels run on the host whatever the device is
     host: bool = False
+    #: chosen only where it was measured, never by default
+    tuned_only: bool = False
     #: operations that it may be asked about; None: any
     ops: frozenset[str] | None = None
     #: what its kernels are written in: asked about devices that compile it; None: about any

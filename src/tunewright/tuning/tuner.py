@@ -46,19 +46,23 @@ class Tuner:
     def __init__(self, settings: Settings, candidates: Sequence[Solver] | None = None) -> None:
         self.settings = settings
         self.candidates = solvers() if candidates is None else tuple(candidates)
-        self._candidates = cache(self._asked)
+        self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
 
     def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""
         asked = [s for s in self.candidates if s.ops is None or op in s.ops]
         return [s for s in asked if s.language in (None, language)]
 
+    def _untuned(self, op: str, language: str) -> list[Solver]:
+        """Those that may be chosen without a measurement."""
+        return [s for s in self._candidates(op, language) if not s.tuned_only]
+
     def choose(self, problem: Problem, device: Device, at_hand: bool = False) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none.
 
         ``at_hand``: the host has all inputs. A condition or an index is then computed there before a launch was made.
         """
-        asked = self._candidates(problem.op, device.target.language)
+        asked = self._defaults(problem.op, device.target.language)
         if at_hand and problem.is_bookkeeping:
             asked = sorted(asked, key=lambda s: not s.host)
         for solver in asked:
@@ -74,7 +78,7 @@ class Tuner:
         """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
         if self.settings.host_fallback or device.family == "host":
             return False
-        asked = self._candidates(problem.op, device.target.language)
+        asked = self._defaults(problem.op, device.target.language)
         answers = [s.why_not(problem, device.target) for s in asked if not s.host]
         if None in answers:
             return not problem.is_static
@@ -112,12 +116,12 @@ class Tuner:
 
     def _on_device(self, problem: Problem, device: Device) -> bool:
         """Some kernel of the device's own solves it."""
-        asked = self._candidates(problem.op, device.target.language)
+        asked = self._defaults(problem.op, device.target.language)
         return any(not s.host and s.why_not(problem, device.target) is None for s in asked)
 
     def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
         """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""
-        for solver in self._candidates(problem.op, device.target.language):
+        for solver in self._defaults(problem.op, device.target.language):
             found = solver.preferred(problem, device.target)
             if found is not None:
                 return found

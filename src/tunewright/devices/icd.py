@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..settings import export
+from ..settings import export, exported, is_exported
 from .host import cpu_count
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
@@ -30,8 +30,8 @@ def runtimes(bind_threads: bool = True) -> Iterator[None]:
         # PoCL's threads stay on their cores: the system tends to wake two of them on one core, which halves the speed.
         # They are counted from core 0, so a process that may not use all cores must not do that.
         export("POCL_AFFINITY", "1")
-    if not any("pocl" in file.name for file in _system()):
-        # The wheel's PoCL also offers the processor without threads; others call these drivers by other names.
+    if not is_exported("OCL_ICD_VENDORS") and not any("pocl" in file.name for file in _system()):
+        # The wheel's PoCL also offers the processor without threads; newer ones call these drivers by other names.
         export("POCL_DEVICES", "pthread basic")
     library = _intel_library()
     if library is None:
@@ -44,8 +44,8 @@ def runtimes(bind_threads: bool = True) -> Iterator[None]:
         for number, path in enumerate(_shipped()):
             (folder / f"shipped{number}.icd").write_text(f"{path}\n", encoding="utf-8")
         (folder / "intel.icd").write_text(f"{library}\n", encoding="utf-8")
-        export("OCL_ICD_VENDORS", str(folder))
-        yield
+        with exported("OCL_ICD_VENDORS", str(folder)):
+            yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

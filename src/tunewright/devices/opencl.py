@@ -91,6 +91,8 @@ class Launch:
         self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
 
 
+#: filters of warnings are the process's, not a thread's
+_MAKING = threading.Lock()
 _ONE = (1, 1, 1)
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 _NOTHING = np.zeros(64, np.uint8)
@@ -116,7 +118,10 @@ class OpenCLQueue(Queue):
         if key not in self._kernels:
             import pyopencl as cl
 
-            self._kernels[key] = program, _Shared(cl.Kernel(program, name))  # kept, so that its id stays its own
+            with _MAKING, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it writes code for each, and finds that the text's name is taken
+                kernel = cl.Kernel(program, name)
+            self._kernels[key] = program, _Shared(kernel)  # kept, so that its id stays its own
         return self._kernels[key][1]
 
     def keep(self, owner: object) -> None:

@@ -314,7 +314,7 @@ def _infer_multi_head(past_at: int, length_at: int, share_key: str | None) -> In
 
 def _flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
     """Projection (where the second input is a matrix) and both products, for keys as long as the queries."""
-    x, w = inputs[0], inputs[1]
+    x, w = inputs[0], inputs[1] if len(inputs) > 1 else None
     assert x is not None
     length = x.dims[1] if len(x.dims) > 2 else x.dims[0]
     products = 4.0 * outputs[0].size * length

@@ -15,6 +15,7 @@ from ..errors import LimitError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
+from ..ops.infer import MISTAKES
 from ..solvers.base import Kernel, Problem
 from . import alias
 from .control import make_control
@@ -48,12 +49,18 @@ def _device(nodes: Iterable[Node], device: Device) -> Device:
         return device
     alone, steps = 0.0, 0
     for node in nodes:
+        if node.bodies:  # a body has plans of its own
+            continue
         spec = lookup(node.op)
-        types = [v.tensor for v in node.inputs if v is not None]
+        types = [None if v is None else v.tensor for v in node.main_inputs]
         made = [v.tensor for v in node.outputs]
-        if spec is None or any(t is None or not t.is_static for t in (*types, *made)):
+        known = [t for t in (*types, *made) if t is not None]
+        if spec is None or None in made or not all(t.is_static for t in known):
             return device  # nobody knows how much it is
-        work = spec.work(types[: len(node.main_inputs)], [t for t in made if t is not None], node.attrs)
+        try:
+            work = spec.work(types, [t for t in made if t is not None], node.attrs)
+        except (*MISTAKES, AssertionError):  # of the model: who runs the node says so
+            return device
         alone += work.flops / FLOPS + work.bytes / BYTES
         steps += not spec.view
     return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
@@ -119,8 +126,6 @@ class _Lowering:
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
-    #: what the host has: inputs, and what it has made of them
-    at_hand: set[Value] = field(default_factory=set)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
@@ -196,7 +201,6 @@ class _Lowering:
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
         """A step per node; what nobody can run is told all at once."""
-        self.at_hand.update(self.graph.inputs)
         steps, refused = [], list[str]()
         for node in self.nodes:
             try:
@@ -225,10 +229,7 @@ class _Lowering:
         problem = Problem.of(node)
         if self.env.tuner.is_late(problem, self.device):
             return Step(node, ins, outs, LateKernel(node, self.env, self.device))
-        at_hand = all(v is None or v.const is not None or v in self.at_hand for v in node.inputs)
-        choice = self.env.tuner.choose(problem, self.device, at_hand)
-        if choice.solver.host:
-            self.at_hand.update(node.outputs)
+        choice = self.env.tuner.choose(problem, self.device)
         kernel = self.env.compile(choice, problem, self.device)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 

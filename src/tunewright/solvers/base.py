@@ -23,8 +23,6 @@ Array = np.ndarray[Any, Any]
 
 #: Constant integers up to this many are part of a problem: axes, shapes, starts, pads. A kernel is made for them.
 MOST_VALUES = 64
-#: elements that take no longer on the host than a launch on a device
-FEW = 16
 #: float constants that say what an operation does, not what it works on
 _FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,), "Range": (0, 1, 2)}
 
@@ -80,13 +78,6 @@ class Problem:
     @property
     def is_static(self) -> bool:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
-
-    @property
-    def is_bookkeeping(self) -> bool:
-        """It makes a few integers or truth values of a few elements: what decides, counts or indexes."""
-        types = [t for t in (*self.inputs, *self.outputs) if t is not None]
-        few = all(isinstance(t, TensorType) and t.is_static and t.size <= FEW for t in types)
-        return few and not any(isinstance(t, TensorType) and t.dtype.is_float for t in self.outputs)
 
     def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
         """The same with some inputs and the output in a layout."""

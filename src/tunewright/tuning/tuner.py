@@ -57,14 +57,9 @@ class Tuner:
         """Those that may be chosen without a measurement."""
         return [s for s in self._candidates(op, language) if not s.tuned_only]
 
-    def choose(self, problem: Problem, device: Device, at_hand: bool = False) -> Choice:
-        """The solver to use. UnsupportedError with every solver's reason when there is none.
-
-        ``at_hand``: the host has all inputs. A condition or an index is then computed there before a launch was made.
-        """
+    def choose(self, problem: Problem, device: Device) -> Choice:
+        """The solver to use. UnsupportedError with every solver's reason when there is none."""
         asked = self._defaults(problem.op, device.target.language)
-        if at_hand and problem.is_bookkeeping:
-            asked = sorted(asked, key=lambda s: not s.host)
         for solver in asked:
             # On the host a kernel finds out shapes as it runs; others are made for those that are known.
             if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, TensorType
 from ...ops.numeric import limits
+from ...ops import shapes
 from ...search.space import Space
 from ..base import Config, Problem
 from .base import CSolver, both, tensor
@@ -117,9 +118,9 @@ class Quantize(CSolver):
             return "input and output have different layouts"
         if any(tensor(t).layout != PLAIN for t in problem.inputs[1:] if t is not None):
             return "its scales and zero points are plain"
-        if x.layout != PLAIN and scale.shape not in ((), (1,)):
-            rank = x.rank or 0
-            if problem.attrs.get("block_size", 0) or (rank and problem.attrs.get("axis", 1) % rank != 1):
+        if scale.shape not in ((), (1,)) and x.rank:
+            axis = shapes.axis_of(int(problem.attrs.get("axis", 1)), x.rank)
+            if x.layout != PLAIN and (problem.attrs.get("block_size", 0) or axis != 1):
                 return f"in the layout {x.layout} parameters belong to channels"
         return None
 

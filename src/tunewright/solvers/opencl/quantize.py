@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, TensorType
-from ...ops.numeric import limits
 from ...ops import shapes
+from ...ops.numeric import limits
 from ...search.space import Space
 from ..base import Config, Problem
 from .base import CSolver, both, tensor

@@ -38,7 +38,7 @@ def lower(graph: Graph, env: Environment, inline: bool = True) -> Plan:
     return _Lowering(graph, now, boundary, env, _device(now, env.device) if inline else env.device).run(rest)
 
 
-#: What sharing work among threads costs per kernel, and what one core does: measured, and only roughly needed.
+#: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
 HANDING_OVER, FLOPS, BYTES = 12e-6, 60e9, 20e9
 
 

@@ -7,6 +7,7 @@ does: what must not be fused into one multiply-add stands in two statements.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,9 +40,9 @@ class _Quantised(CSolver):
                 return f"input {i}, {type}, is not one number"
         return self.misfit(problem)
 
+    @abstractmethod
     def parameters(self, problem: Problem) -> Sequence[int]:
         """Inputs that are scales and zero points."""
-        raise NotImplementedError
 
     def misfit(self, problem: Problem) -> str | None:
         return None

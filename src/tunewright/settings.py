@@ -32,8 +32,20 @@ def _memory() -> int:
 _MEMORY = _memory()
 
 
-def _setting(default: Any, help: str, least: int | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "least": least})
+def _setting(default: Any, help: str, least: int | None = None, values: Mapping[str, str] | None = None) -> Any:
+    """``values``: what a text may be, in capital letters, each with the spelling that it is read as."""
+    return field(default=default, metadata={"help": help, "least": least, "values": values})
+
+
+def _words(*names: str, **others: str) -> dict[str, str]:
+    """Values that stand for themselves, and other spellings of them."""
+    return {name: name for name in names} | others
+
+
+_MODES = _words("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")
+#: MIOpen's names and numbers
+_ENFORCE = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
+_FIND = {"1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,36 @@ class Settings:
     flush_denormals: bool = _setting(True, "set denormal weights to zero at load (they make kernels many times slower)")
     verify_passes: bool = _setting(False, "check the graph's invariants after every pass, not only after the last")
     disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
+
+    tuning_mode: str = _setting(
+        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING, or TUNING_CREATE (while a model loads)",
+        values=_MODES,
+    )
+    find_enforce: str = _setting(
+        "1", "which problems: 1 as TUNING_MODE says, 2 also known ones, 3 what is missing, 4 always, 5 delete entries",
+        values=_words(*_ENFORCE.values(), **_ENFORCE),
+    )
+    find_mode: str = _setting(
+        "NORMAL", "which candidates: NORMAL, FAST, HYBRID or DYNAMIC_HYBRID, as in MIOpen",
+        values=_words(*_FIND.values(), **_FIND),
+    )
+    auto_tune_mode: str = _setting("AUTO", "how to search: AUTO, NO_TUNE, RL, GA, RL,GA or the name of a strategy")
+    tuning_file: str = _setting("", "a file of tuned kernels: read first, extended by TUNING_CREATE")
+    user_db_path: str | None = _setting(None, "folder of the user's knowledge base (unset: in the user's data folder)")
+    tune_bank_path: str | None = _setting(None, "another name of USER_DB_PATH")
+    user_db_mode: str = _setting(
+        "SQLITE", "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
+        values=_words("SQLITE", "SHARED"),
+    )
+    system_db_path: str | None = _setting(None, "folder of the system's knowledge base and heuristic (unset: as shipped)")
+    tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
+    tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
+    tune_regime: str = _setting(
+        "COLD", "COLD: data comes from memory, as in a network; WARM: it may stay in the cache", values=_words("COLD", "WARM")
+    )
+    tune_seed: int = _setting(0, "of what is random in tuning", 0)
+    cache_dir: str | None = _setting(None, "folder of compiled kernels (unset: in the user's cache folder; empty: none)")
+    cache_bytes: int = _setting(512 << 20, "most bytes in CACHE_DIR; the least recently used kernels go first", 0)
 
     max_file_bytes: int = _setting(16 << 30, "guard: largest model file", 1)
     max_nodes: int = _setting(500_000, "guard: most nodes, after functions are expanded and loops unrolled", 1)
@@ -147,4 +189,10 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
         if not (least is None or number >= least):
             raise SettingsError(f"{key} = {value!r} is below {least}", where=where)
         return number
-    return str(value)
+    values = f.metadata["values"]
+    if values is None:
+        return None if value is None and "None" in str(f.type) else str(value)
+    text = str(value).upper()
+    if text not in values:
+        raise SettingsError(f"{key} = {value!r} is not {' or '.join(dict.fromkeys(values.values()))}", where=where)
+    return values[text]

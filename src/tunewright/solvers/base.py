@@ -47,16 +47,32 @@ class Problem:
         """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
         return self._key
 
+    def family(self) -> str:
+        """The key with the sizes of tensors left open: problems of one family are neighbours, `sizes` says how near."""
+        return self._family
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every dimension of inputs and outputs, in order, of a static problem."""
+        return tuple(d for t in [*self.inputs, *self.outputs] if isinstance(t, TensorType) for d in t.dims)
+
     @cached_property
     def _key(self) -> str:
+        return self._text(str)
+
+    @cached_property
+    def _family(self) -> str:
+        return self._text(lambda t: str(replace(t, shape=(None,) * (t.rank or 0)) if isinstance(t, TensorType) else t))
+
+    def _text(self, show: Callable[[Type], str]) -> str:
         values = {i: f"={v.tolist()}" for i, v in self.values}
         given = [
-            ("_" if t is None else str(t)) + ("!" if c else "") + values.get(i, "")
+            ("_" if t is None else show(t)) + ("!" if c else "") + values.get(i, "")
             for i, (t, c) in enumerate(zip(self.inputs, self.constant, strict=True))
         ]
         first = len(given) - self.operands
         inputs = ", ".join(given[:first]) + ("; " if self.operands else "") + ", ".join(given[first:])
-        outputs = ", ".join("_" if t is None else str(t) for t in self.outputs)
+        outputs = ", ".join("_" if t is None else show(t) for t in self.outputs)
         tail = "".join(f" | {s.op}({', '.join(map(str, s.args))}){format_attrs(s.attrs)}" for s in self.epilogue)
         attrs = f" {format_attrs(self.attrs)}" if self.attrs else ""
         return f"{self.op}({inputs}) -> {outputs}{attrs}{tail}"
@@ -168,7 +184,8 @@ class Solver(ABC):
     """A way to solve problems. Stateless; everything it needs is in the problem, the config and the device."""
 
     id: str
-    version: str = "1"
+    #: major.minor: what was measured of another minor version is a good guess, of another major one it is void
+    version: str = "1.0"
     #: order among untuned solvers that accept a problem: the lowest is the default
     rank: int = 100
     #: its kernels run on the host whatever the device is
@@ -191,6 +208,10 @@ class Solver(ABC):
     def space(self, problem: Problem, target: Target) -> Space:
         """The configs among which tuning may choose; the default is one of them."""
         return Space({})
+
+    def source(self, problem: Problem, config: Config, target: Target) -> str:
+        """The text that would be compiled for a static problem: part of the key of what is measured."""
+        return ""
 
     def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
         """The layouts of first input and output in which it would rather solve a problem that is plain."""

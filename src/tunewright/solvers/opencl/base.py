@@ -93,6 +93,9 @@ class CSolver(Solver):
         """How constant inputs are to be rearranged, once, before the kernel sees them."""
         return {}
 
+    def source(self, problem: Problem, config: Config, target: Target) -> str:
+        return "\n".join(call.text for call in self.calls(problem, config, target))
+
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         assert isinstance(device, OpenCLDevice)
         try:

@@ -1,0 +1,138 @@
+"""A knowledge base: a set of records. What it answers is derived from the set, so merging is union.
+
+The answer for a question follows from a total order (`better`), which depends on nothing but the records:
+
+1. Of each candidate (solver, version, config) the newest measurement counts; equal dates: the larger digest. A newer
+   and worse one therefore demotes a candidate, and nothing is ever overwritten.
+2. Only confirmed measurements answer: their gain was found on samples of their own.
+3. Cold measurements come before warm ones, exact keys before provisional ones, nearer before farther.
+4. Then the larger lower end of the gain's interval, the larger median of the gain, the shorter time, the larger digest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .key import Match
+from .record import AnyRecord, Fault, Measurement
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of a knowledge base's log."""
+
+    date: str
+    action: str  # tuned, merged, imported, pruned, deleted, verified, repaired, ...
+    what: str
+
+
+class Database(ABC):
+    """A set of records in some place. Safe to use from several threads."""
+
+    #: where it is, for people
+    path: str
+    #: whether `add`, `remove` and `note` can work; else why not
+    read_only: str | None = None
+
+    @abstractmethod
+    def add(self, records: Iterable[AnyRecord]) -> int:
+        """Take records in; how many were new. When it returns they are on disk for good."""
+
+    @abstractmethod
+    def remove(self, digests: Iterable[str]) -> int:
+        """Drop records; how many were there."""
+
+    @abstractmethod
+    def family(self, family: str) -> Sequence[Measurement]:
+        """Every measurement of a family of problems (see `Problem.family`). Cheap when asked again."""
+
+    @abstractmethod
+    def faults(self) -> Sequence[Fault]:
+        """Every fault. Cheap when asked again."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[AnyRecord]:
+        """Every record, in the order of digests."""
+
+    @abstractmethod
+    def note(self, action: str, what: str) -> None:
+        """Write a line to the log."""
+
+    @abstractmethod
+    def events(self) -> Sequence[Event]:
+        """The log, oldest first."""
+
+    @abstractmethod
+    def damage(self) -> Sequence[str]:
+        """What could not be read, each with the reason: a record that does not fit its digest, a broken file."""
+
+    def merge(self, other: Iterable[AnyRecord]) -> int:
+        """Union; how many records were new."""
+        return self.add(other)
+
+
+class MemoryDatabase(Database):
+    """Records of this process alone."""
+
+    path = "memory"
+
+    def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
+        self._records: dict[str, AnyRecord] = {}
+        self._families: dict[str, list[Measurement]] = {}
+        self._events: list[Event] = []
+        self.add(records)
+
+    def add(self, records: Iterable[AnyRecord]) -> int:
+        before = len(self._records)
+        for record in records:
+            if record.digest not in self._records:
+                self._records[record.digest] = record
+                if isinstance(record, Measurement):
+                    self._families.setdefault(record.family, []).append(record)
+        return len(self._records) - before
+
+    def remove(self, digests: Iterable[str]) -> int:
+        gone = [record for digest in digests if (record := self._records.pop(digest, None)) is not None]
+        for record in gone:
+            if isinstance(record, Measurement):
+                self._families[record.family].remove(record)
+        return len(gone)
+
+    def family(self, family: str) -> Sequence[Measurement]:
+        return tuple(self._families.get(family, ()))
+
+    def faults(self) -> Sequence[Fault]:
+        return [record for record in self._records.values() if isinstance(record, Fault)]
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        return iter([self._records[digest] for digest in sorted(self._records)])
+
+    def note(self, action: str, what: str) -> None:
+        self._events.append(Event("", action, what))
+
+    def events(self) -> Sequence[Event]:
+        return list(self._events)
+
+    def damage(self) -> Sequence[str]:
+        return []
+
+
+def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Of each candidate in each place the measurement that counts."""
+    found: dict[object, Measurement] = {}
+    for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
+        found[m.key, m.config, m.evidence.regime] = m
+    return list(found.values())
+
+
+def better(found: Iterable[tuple[Match, Measurement]]) -> list[tuple[Match, Measurement]]:
+    """Confirmed answers, the best first, in the order that the module describes."""
+
+    def rank(pair: tuple[Match, Measurement]) -> tuple[object, ...]:
+        match, m = pair
+        e = m.evidence
+        return (e.regime != "cold", match.distance, -e.gain.low, -e.gain.median, e.seconds, m.digest)
+
+    return sorted(((match, m) for match, m in found if m.evidence.confirmed), key=rank)

@@ -1,0 +1,150 @@
+"""The key of a measurement: everything that can change the answer, field by field, and what it means when one differs.
+
+Fields belong to groups. A *hard* difference (another operation, architecture, runtime, compiler option, solver) makes a
+stored answer useless here. A *soft* one leaves it a good guess: where the fields that differ are all of one soft group,
+the answer is provisional; where two groups differ, it is none. `compare` names the fields.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from ..devices.base import Target
+from ..solvers.base import Config, Problem, Solver
+
+#: a neighbouring shape: no size differs by more than this factor, and all together by no more than that
+NEAR_EACH, NEAR_ALL = 2.0, 4.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """A target as a key names it."""
+
+    device: str  # cpu, gpu, null
+    processor: str  # as the hardware calls itself
+    units: int
+    arch: str  # architecture, width and number of registers, what is lacking, language of the kernels
+    runtime: str  # two runtimes on one processor are two targets
+    software: str  # versions of driver, runtime, compiler
+    options: str  # of the compiler
+
+    @staticmethod
+    def of(target: Target) -> Where:
+        names = dict(target.software)
+        runtime = names.pop("opencl", "") or ",".join(sorted(names))
+        arch = [target.arch, f"{target.registers} registers of {target.vector_bytes} bytes", target.language]
+        return Where(
+            target.device,
+            target.name,
+            target.units,
+            "; ".join([*arch, *(f"no {name}" for name in target.lacks)]),
+            runtime,
+            "; ".join(f"{name} {version}" for name, version in sorted(names.items())),
+            target.options,
+        )
+
+
+@dataclass(frozen=True)
+class Key:
+    """One candidate's full key: what is solved, where, and with which kernel."""
+
+    problem: str
+    where: Where
+    solver: str
+    version: str  # of the solver: major.minor
+    source: str  # digest of the kernel's text
+    space: str  # digest of the configs to choose from
+
+    @staticmethod
+    def of(problem: Problem, target: Target, solver: Solver, config: Config) -> Key:
+        source = hashlib.sha256(solver.source(problem, config, target).encode()).hexdigest()[:32]
+        space = solver.space(problem, target).hash
+        return Key(problem.key(), Where.of(target), solver.id, solver.version, source, space)
+
+
+class Group(enum.IntEnum):
+    """Soft groups, the most harmless first: in this order provisional answers are preferred."""
+
+    REVISION = 1  # the solver's minor version, its text or its space changed
+    SOFTWARE = 2  # driver, runtime or compiler of another version
+    SIBLING = 3  # another device of the same architecture
+    SHAPE = 4  # a neighbouring shape
+    HARD = 9
+
+
+_GROUPS = {
+    "problem": Group.SHAPE,
+    "processor": Group.SIBLING,
+    "units": Group.SIBLING,
+    "software": Group.SOFTWARE,
+    "version": Group.REVISION,
+    "source": Group.REVISION,
+    "space": Group.REVISION,
+}
+WHERE_FIELDS = tuple(f.name for f in fields(Where))
+#: every field of a key, in order
+FIELDS = ("problem", *WHERE_FIELDS, "solver", "version", "source", "space")
+
+
+class Kind(enum.StrEnum):
+    """How well a stored answer fits a question."""
+
+    EXACT = "exact"
+    PROVISIONAL = "provisional"
+    MISS = "miss"
+
+
+@dataclass(frozen=True)
+class Match:
+    """How a stored key differs from the one asked for."""
+
+    kind: Kind
+    #: names of the fields that differ
+    differs: tuple[str, ...] = ()
+    #: among provisional answers: the smaller, the nearer
+    distance: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: another {', '.join(self.differs)}" if self.differs else str(self.kind)
+
+
+def compare(asked: Key, stored: Key, shape_distance: float = math.inf) -> Match:
+    """How a stored key fits. ``shape_distance``: of the two problems (see `distance`), where their texts differ."""
+    differs = tuple(name for name in FIELDS if _field(asked, name) != _field(stored, name))
+    if not differs:
+        return Match(Kind.EXACT)
+    groups = {_group(name, asked, stored, shape_distance) for name in differs}
+    if Group.SHAPE in groups and len(groups) == 2 and Group.REVISION in groups:
+        # The text and the space of a kernel follow from the shape: they differ with it, and say nothing more.
+        if asked.version == stored.version:
+            groups.discard(Group.REVISION)
+            differs = tuple(name for name in differs if name not in ("source", "space"))
+    if len(groups) > 1 or Group.HARD in groups:
+        return Match(Kind.MISS, differs)
+    (group,) = groups
+    return Match(Kind.PROVISIONAL, differs, (float(group), shape_distance if group is Group.SHAPE else 0.0))
+
+
+def distance(a: Sequence[int], b: Sequence[int]) -> float:
+    """How far apart the sizes of two problems of one family are, in factors of two; infinite when not near."""
+    if len(a) != len(b) or any((x == 0) != (y == 0) for x, y in zip(a, b, strict=True)):
+        return math.inf
+    steps = [abs(math.log2(x / y)) for x, y in zip(a, b, strict=True) if x != y]
+    near = all(s <= math.log2(NEAR_EACH) for s in steps) and sum(steps) <= NEAR_ALL
+    return sum(steps) if near else math.inf
+
+
+def _field(key: Key, name: str) -> object:
+    return getattr(key.where if name in WHERE_FIELDS else key, name)
+
+
+def _group(name: str, asked: Key, stored: Key, shape_distance: float) -> Group:
+    if name == "problem" and shape_distance == math.inf:
+        return Group.HARD
+    if name == "version" and asked.version.split(".")[0] != stored.version.split(".")[0]:
+        return Group.HARD
+    return _GROUPS.get(name, Group.HARD)

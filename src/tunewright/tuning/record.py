@@ -1,0 +1,317 @@
+"""What a knowledge base holds: `Measurement`s, and `Fault`s of candidates that crashed, hung or were wrong.
+
+A record is a value with a digest of its content, so a set of records can be merged by union on any machine. Its JSON is
+canonical (sorted members, no blanks); whatever is read is checked field by field, and anything odd raises `InputError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..search.base import Status
+from ..search.space import Config, Scalar
+from .key import WHERE_FIELDS, Key, Where
+
+#: Longest text of a field, and most of what a record holds: a file must not make us build without end.
+LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES = 1 << 16, 256, 256, 1 << 20
+_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times from interleaved pairs: its median, the interval it lies in, and from how many pairs."""
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @staticmethod
+    def one() -> Ratio:
+        """Of something to itself."""
+        return Ratio(1.0, 1.0, 1.0, 0)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How a measurement came about, and what it found."""
+
+    #: median of the samples, and their quartiles
+    seconds: float
+    lower: float
+    upper: float
+    samples: tuple[float, ...]
+    #: largest deviation from the reference, relative to the largest element of the result
+    error: float
+    #: time of the default through time of this candidate: above 1 it is faster
+    gain: Ratio
+    #: the same of the default against itself, in the same turns: what noise alone can do
+    control: Ratio
+    #: the gain was found on samples of its own, after the candidate had been picked
+    confirmed: bool
+    #: the default that it was compared with: solver and config
+    default: tuple[str, Config]
+    #: cold (data comes from memory) or warm, over how many copies and bytes
+    regime: str
+    copies: int
+    nbytes: int
+    environment: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False)
+
+
+class Record:
+    """Content with a digest. Equal digests are the same record."""
+
+    kind: str
+    key: Key
+    config: Config
+    date: str
+    tool: str
+
+    def body(self) -> dict[str, Any]:
+        """The content as JSON."""
+        raise NotImplementedError
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical JSON of the content."""
+        return json.dumps(self.body(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode("ascii")).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement(Record):
+    """One candidate's time for one problem in one place, with its evidence."""
+
+    kind = "measurement"
+    key: Key
+    config: Config
+    evidence: Evidence
+    #: the problem as JSON (`solvers.serial`), so that it can be posed again
+    problem: Mapping[str, Any]
+    #: the key's problem with sizes left open, and those sizes: neighbours are found by them
+    family: str
+    sizes: tuple[int, ...]
+    date: str  # UTC, as in 2026-11-15T12:00:00Z
+    tool: str  # version of Tunewright
+
+    def body(self) -> dict[str, Any]:
+        e = self.evidence
+        return {
+            "kind": self.kind,
+            "key": _key_json(self.key),
+            "config": dict(self.config),
+            "evidence": {
+                "seconds": e.seconds, "lower": e.lower, "upper": e.upper, "samples": list(e.samples),
+                "error": e.error, "gain": _ratio_json(e.gain), "control": _ratio_json(e.control),
+                "confirmed": e.confirmed, "default": [e.default[0], dict(e.default[1])], "regime": e.regime,
+                "copies": e.copies, "nbytes": e.nbytes, "environment": dict(e.environment),
+            },
+            "problem": dict(self.problem),
+            "family": self.family,
+            "sizes": list(self.sizes),
+            "date": self.date,
+            "tool": self.tool,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Fault(Record):
+    """A candidate that must not be used: it crashed, hung or was wrong."""
+
+    kind = "fault"
+    key: Key
+    config: Config
+    status: Status
+    why: str
+    date: str
+    tool: str
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "key": _key_json(self.key), "config": dict(self.config), "status": str(self.status),
+            "why": self.why, "date": self.date, "tool": self.tool,
+        }  # fmt: skip
+
+
+AnyRecord: TypeAlias = Measurement | Fault
+#: what makes a candidate a fault; one that does not compile is merely of no use
+FAULTS = frozenset({Status.WRONG, Status.TIMEOUT, Status.CRASHED})
+
+
+def to_line(record: AnyRecord) -> str:
+    """A record as a line of a file: its digest, then its content."""
+    return f'{{"digest":"{record.digest}","record":{record.text}}}'
+
+
+def from_line(line: str) -> AnyRecord:
+    """The record of a line; InputError when anything about it is not as it was written."""
+    data = _json(line)
+    if not isinstance(data, dict) or set(data) != {"digest", "record"}:
+        raise _wrong("a line has the members digest and record")
+    record = parse(data["record"])
+    if record.digest != data["digest"]:
+        raise _wrong("the digest does not fit the content")
+    return record
+
+
+def from_text(text: str, digest: str) -> AnyRecord:
+    """The record of a stored content; InputError when it is not what the digest says."""
+    if len(text) > MOST_BYTES or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() != digest:
+        raise _wrong("the digest does not fit the content")
+    return parse(_json(text))
+
+
+def parse(data: Any) -> AnyRecord:
+    """A record from JSON."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == "measurement":
+        given = _members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
+        if not isinstance(given["problem"], dict):
+            raise _wrong("problem is not an object")
+        sizes = given["sizes"]
+        if not isinstance(sizes, list) or len(sizes) > LONGEST:
+            raise _wrong("sizes is not a list")
+        return Measurement(
+            _key(given["key"]), _config(given["config"]), _evidence(given["evidence"]), given["problem"],
+            _text(given["family"], "family"), tuple(_whole(s, "a size") for s in sizes),
+            _date(given["date"]), _text(given["tool"], "tool"),
+        )  # fmt: skip
+    if kind == "fault":
+        given = _members(data, {"kind", "key", "config", "status", "why", "date", "tool"})
+        if given["status"] not in {str(s) for s in FAULTS}:
+            raise _wrong(f"a fault is {', '.join(sorted(FAULTS))}")
+        return Fault(
+            _key(given["key"]), _config(given["config"]), Status(given["status"]), _text(given["why"], "why"),
+            _date(given["date"]), _text(given["tool"], "tool"),
+        )  # fmt: skip
+    raise _wrong("it is neither a measurement nor a fault")
+
+
+def _key_json(key: Key) -> dict[str, Any]:
+    where = {name: getattr(key.where, name) for name in WHERE_FIELDS}
+    return {"problem": key.problem, "where": where, "solver": key.solver, "version": key.version,
+            "source": key.source, "space": key.space}  # fmt: skip
+
+
+def _ratio_json(ratio: Ratio) -> list[float]:
+    return [ratio.median, ratio.low, ratio.high, ratio.pairs]
+
+
+# ---- reading: data from a file, never trusted ---------------------------------------------------------------------
+
+
+def _wrong(what: str) -> InputError:
+    return InputError(what, where="a record")
+
+
+def _json(text: str) -> Any:
+    if len(text) > MOST_BYTES:
+        raise _wrong("it is too long")
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"it is not JSON ({error})") from None
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _members(data: Any, names: set[str]) -> Mapping[str, Any]:
+    if not isinstance(data, dict) or set(data) != names:
+        raise _wrong(f"an object with the members {', '.join(sorted(names))} is needed")
+    return data
+
+
+def _text(data: Any, what: str) -> str:
+    if not isinstance(data, str) or len(data) > LONGEST:
+        raise _wrong(f"{what} is not a text")
+    return data
+
+
+def _whole(data: Any, what: str) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < 1 << 62:
+        raise _wrong(f"{what} is not a whole number")
+    return data
+
+
+def _number(data: Any, what: str) -> float:
+    if not isinstance(data, int | float) or isinstance(data, bool) or not 0 <= data < math.inf:
+        raise _wrong(f"{what} is not a number from 0 up")
+    return float(data)
+
+
+def _date(data: Any) -> str:
+    if not isinstance(data, str) or not _DATE.fullmatch(data):
+        raise _wrong("date is not like 2026-11-15T12:00:00Z")
+    return data
+
+
+def _config(data: Any) -> Config:
+    if not isinstance(data, dict) or len(data) > MOST_PARAMETERS:
+        raise _wrong("config is not an object of parameters")
+    for name, value in data.items():
+        if not isinstance(value, Scalar) or (isinstance(value, str) and len(value) > LONGEST):
+            raise _wrong(f"parameter {name[:80]} is not a scalar")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(f"parameter {name[:80]} is not a number")
+    return Config(data)
+
+
+def _key(data: Any) -> Key:
+    given = _members(data, {f.name for f in fields(Key)})
+    place = _members(given["where"], set(WHERE_FIELDS))
+    texts = {name: _text(place[name], name) for name in WHERE_FIELDS if name != "units"}
+    where = Where(units=_whole(place["units"], "units"), **texts)
+    names = ("problem", "solver", "version", "source", "space")
+    return Key(where=where, **{name: _text(given[name], name) for name in names})
+
+
+def _ratio(data: Any) -> Ratio:
+    if not isinstance(data, list) or len(data) != 4:
+        raise _wrong("a ratio is a list of median, low, high and pairs")
+    median, low, high = (_number(x, "a ratio") for x in data[:3])
+    if not low <= median <= high:
+        raise _wrong("a ratio's median lies outside of its interval")
+    return Ratio(median, low, high, _whole(data[3], "pairs"))
+
+
+def _evidence(data: Any) -> Evidence:
+    given = _members(data, {f.name for f in fields(Evidence)})
+    samples, default, environment = given["samples"], given["default"], given["environment"]
+    if not isinstance(samples, list) or len(samples) > MOST_SAMPLES:
+        raise _wrong(f"samples is not a list of at most {MOST_SAMPLES}")
+    if not isinstance(default, list) or len(default) != 2:
+        raise _wrong("default is not a solver and its config")
+    if not isinstance(environment, dict) or len(environment) > MOST_PARAMETERS:
+        raise _wrong("environment is not an object")
+    if not isinstance(given["confirmed"], bool):
+        raise _wrong("confirmed is neither true nor false")
+    if given["regime"] not in ("cold", "warm"):
+        raise _wrong("regime is cold or warm")
+    return Evidence(
+        _number(given["seconds"], "seconds"), _number(given["lower"], "lower"), _number(given["upper"], "upper"),
+        tuple(_number(s, "a sample") for s in samples), _number(given["error"], "error"), _ratio(given["gain"]),
+        _ratio(given["control"]), given["confirmed"], (_text(default[0], "default"), _config(default[1])),
+        given["regime"], _whole(given["copies"], "copies"), _whole(given["nbytes"], "nbytes"),
+        {_text(k, "environment"): _text(v, "environment") for k, v in environment.items()},
+    )  # fmt: skip

@@ -92,9 +92,18 @@ def _app() -> Any:
     ) -> None:
         """An inference engine for ONNX models that tunes its own kernels."""
 
-    for name, command in discovery.find("tunewright.commands", key=lambda c: c.__name__.replace("_", "-")).items():
-        app.command(name)(command)
+    for name, command in discovery.find("tunewright.commands", key=_name).items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
+
+
+def _name(command: Any) -> str:
+    """A command is a function, or a typer application with a name: a group of commands."""
+    info = getattr(command, "info", None)
+    return str(info.name) if info is not None else str(command.__name__).replace("_", "-")
 
 
 def _version(wanted: bool) -> None:

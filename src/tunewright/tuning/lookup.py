@@ -1,0 +1,197 @@
+"""What is known about a problem: the layers of knowledge bases, asked in order, and the candidates that are barred.
+
+Layers stand above each other: the tuning file, the user's knowledge base, the system's. What is found is checked again
+(the solver exists, accepts the problem, has the config in its space, is not barred), because a stored answer may be
+older than the code. Of one candidate the nearest match counts, in the highest layer that has it: that is how a newer and
+worse measurement of the user demotes what the system recommends. An exact answer of any layer comes before a
+provisional one; a candidate that was not found faster than the default never answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..devices.base import Target
+from ..search.space import Space
+from ..solvers.base import Config, Problem, Solver
+from .database import Database, better, newest
+from .key import Key, Kind, Match, Where, compare, distance
+from .record import Fault, Measurement
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A knowledge base with the name under which its answers are known."""
+
+    name: str
+    database: Database
+
+
+@dataclass(frozen=True)
+class Found:
+    """A stored answer that can be used here."""
+
+    solver: Solver
+    config: Config
+    layer: str
+    match: Match
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the layers say: the best answer first, and why the nearest other record is none."""
+
+    found: tuple[Found, ...] = ()
+    nearest: str = ""
+
+    @property
+    def best(self) -> Found | None:
+        return self.found[0] if self.found else None
+
+
+class Lookup:
+    """Asks layers, the first one first."""
+
+    def __init__(self, layers: Sequence[Layer] = ()) -> None:
+        self.layers = tuple(layers)
+        #: faults by solver, of each layer, with the sequence that they were sorted out of
+        self._sorted: dict[str, tuple[Sequence[Fault], dict[str, list[Fault]]]] = {}
+
+    def ask(
+        self,
+        problem: Problem,
+        target: Target,
+        solvers: Iterable[Solver],
+        why_not: Callable[[Solver], str | None],
+        default: tuple[str, Config] | None = None,
+    ) -> Answer:
+        """Answers for a static problem among ``solvers``; ``why_not`` says which of them may be used."""
+        stored = [(layer.name, m) for layer in self.layers for m in layer.database.family(problem.family())]
+        if not stored:
+            return Answer(nearest="nothing is known of problems like this one")
+        known = {s.id: s for s in solvers}
+        keys = _Keys(problem, target)
+        order = {layer.name: n for n, layer in enumerate(self.layers)}
+        candidates: dict[tuple[str, Config], tuple[str, Match, Measurement]] = {}
+        misses: list[tuple[int, str]] = []
+        for name, layer in order.items():
+            for m in newest(m for n, m in stored if n == name):
+                reason, match = self._fits(m, problem, target, known, keys, why_not, default)
+                if reason:
+                    misses.append((len(match.differs), f"{m.key.solver} {dict(m.config)} of the {name}: {reason}"))
+                    continue
+                before = candidates.get((m.key.solver, m.config))
+                if before is None or _nearer((name, match, m), before, order):
+                    candidates[m.key.solver, m.config] = name, match, m
+        usable = {m.digest: (name, match) for name, match, m in candidates.values() if m.evidence.gain.low >= 1}
+        ranked = better((match, m) for name, match, m in candidates.values() if m.digest in usable)
+        # sorted() keeps the order among equals: within a kind and a layer it is that of the module `database`
+        ranked.sort(key=lambda pair: (pair[0].kind is not Kind.EXACT, order[usable[pair[1].digest][0]]))
+        found = tuple(
+            Found(known[m.key.solver], m.config, usable[m.digest][0], match, m) for match, m in ranked
+        )
+        return Answer(found, min(misses)[1] if misses else "")
+
+    def _fits(
+        self,
+        m: Measurement,
+        problem: Problem,
+        target: Target,
+        known: Mapping[str, Solver],
+        keys: _Keys,
+        why_not: Callable[[Solver], str | None],
+        default: tuple[str, Config] | None,
+    ) -> tuple[str, Match]:
+        """Empty and how it matches; or why a stored measurement is no answer here."""
+        missed = Match(Kind.MISS)
+        solver = known.get(m.key.solver)
+        if solver is None:
+            return "there is no such solver here", missed
+        far = 0.0 if m.key.problem == keys.problem.key() else distance(keys.problem.sizes, m.sizes)
+        # cheap first: the text of a kernel is written only where all else fits
+        rough = compare(replace(m.key, problem=keys.problem.key(), where=keys.where, version=solver.version), m.key, far)
+        if rough.kind is Kind.MISS:
+            return str(rough), rough
+        reason = why_not(solver)
+        if reason is not None:
+            return reason, missed
+        if m.config not in keys.space(solver):
+            return "its config is not in the solver's space", missed
+        barred = self.barred(solver, m.config, problem, target, default)
+        if barred is not None:
+            return barred, missed
+        match = compare(keys.key(solver, m.config), m.key, far)
+        return (str(match) if match.kind is Kind.MISS else ""), match
+
+    def barred(
+        self,
+        solver: Solver,
+        config: Config,
+        problem: Problem,
+        target: Target,
+        default: tuple[str, Config] | None = None,
+    ) -> str | None:
+        """Why a candidate must not run on a target; None when nothing speaks against it.
+
+        A candidate that crashed, hung or was wrong once is out for every problem on that device and driver, but for the
+        default, which is out for that problem alone: without it there would be none.
+        """
+        where = Where.of(target)
+        for layer in self.layers:
+            for fault in self._faults(layer, solver):
+                if fault.config != config or not _same_place(fault, where, solver):
+                    continue
+                if (solver.id, config) == default and fault.key.problem != problem.key():
+                    continue
+                return f"barred: {fault.status.lower()} on {fault.date[:10]} ({fault.why})"
+        return None
+
+    def _faults(self, layer: Layer, solver: Solver) -> Sequence[Fault]:
+        faults = layer.database.faults()
+        known = self._sorted.get(layer.name)
+        if known is None or known[0] is not faults:
+            by_solver: dict[str, list[Fault]] = {}
+            for fault in faults:
+                by_solver.setdefault(fault.key.solver, []).append(fault)
+            known = self._sorted[layer.name] = faults, by_solver
+        return known[1].get(solver.id, ())
+
+
+def _same_place(fault: Fault, where: Where, solver: Solver) -> bool:
+    there = fault.key.where
+    same = (there.device, there.processor, there.runtime, there.software) == (
+        where.device, where.processor, where.runtime, where.software
+    )  # fmt: skip
+    return same and fault.key.version == solver.version
+
+
+def _nearer(
+    one: tuple[str, Match, Measurement], other: tuple[str, Match, Measurement], order: Mapping[str, int]
+) -> bool:
+    def rank(entry: tuple[str, Match, Measurement]) -> tuple[object, ...]:
+        name, match, m = entry
+        return match.kind is not Kind.EXACT, order[name], m.evidence.regime != "cold", match.distance
+
+    return rank(one) < rank(other)
+
+
+class _Keys:
+    """The keys that candidates would have now; spaces and texts are made once."""
+
+    def __init__(self, problem: Problem, target: Target) -> None:
+        self.problem, self.target, self.where = problem, target, Where.of(target)
+        self._keys: dict[tuple[str, Config], Key] = {}
+        self._spaces: dict[str, Space] = {}
+
+    def space(self, solver: Solver) -> Space:
+        if solver.id not in self._spaces:
+            self._spaces[solver.id] = solver.space(self.problem, self.target)
+        return self._spaces[solver.id]
+
+    def key(self, solver: Solver, config: Config) -> Key:
+        at = (solver.id, config)
+        if at not in self._keys:
+            self._keys[at] = Key.of(self.problem, self.target, solver, config)
+        return self._keys[at]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .key import Match
 from .record import AnyRecord, Fault, Measurement
@@ -46,11 +47,11 @@ class Database(ABC):
 
     @abstractmethod
     def family(self, family: str) -> Sequence[Measurement]:
-        """Every measurement of a family of problems (see `Problem.family`). Cheap when asked again."""
+        """Every measurement of a family of problems (see `Problem.family`): the same object until it changes."""
 
     @abstractmethod
     def faults(self) -> Sequence[Fault]:
-        """Every fault. Cheap when asked again."""
+        """Every fault: the same object until they change."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[AnyRecord]:
@@ -81,6 +82,8 @@ class MemoryDatabase(Database):
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
         self._records: dict[str, AnyRecord] = {}
         self._families: dict[str, list[Measurement]] = {}
+        #: what `family` and `faults` gave; they give it again until something changes
+        self._given: dict[str | None, Sequence[Any]] = {}
         self._events: list[Event] = []
         self.add(records)
 
@@ -91,9 +94,11 @@ class MemoryDatabase(Database):
                 self._records[record.digest] = record
                 if isinstance(record, Measurement):
                     self._families.setdefault(record.family, []).append(record)
+                self._given.clear()
         return len(self._records) - before
 
     def remove(self, digests: Iterable[str]) -> int:
+        self._given.clear()
         gone = [record for digest in digests if (record := self._records.pop(digest, None)) is not None]
         for record in gone:
             if isinstance(record, Measurement):
@@ -101,10 +106,14 @@ class MemoryDatabase(Database):
         return len(gone)
 
     def family(self, family: str) -> Sequence[Measurement]:
-        return tuple(self._families.get(family, ()))
+        if family not in self._given:
+            self._given[family] = tuple(self._families.get(family, ()))
+        return self._given[family]
 
     def faults(self) -> Sequence[Fault]:
-        return [record for record in self._records.values() if isinstance(record, Fault)]
+        if None not in self._given:
+            self._given[None] = [record for record in self._records.values() if isinstance(record, Fault)]
+        return self._given[None]
 
     def __iter__(self) -> Iterator[AnyRecord]:
         return iter([self._records[digest] for digest in sorted(self._records)])

@@ -118,11 +118,10 @@ def compare(asked: Key, stored: Key, shape_distance: float = math.inf) -> Match:
     if not differs:
         return Match(Kind.EXACT)
     groups = {_group(name, asked, stored, shape_distance) for name in differs}
-    if Group.SHAPE in groups and len(groups) == 2 and Group.REVISION in groups:
+    if groups == {Group.SHAPE, Group.REVISION} and asked.version == stored.version:
         # The text and the space of a kernel follow from the shape: they differ with it, and say nothing more.
-        if asked.version == stored.version:
-            groups.discard(Group.REVISION)
-            differs = tuple(name for name in differs if name not in ("source", "space"))
+        groups = {Group.SHAPE}
+        differs = tuple(name for name in differs if name not in ("source", "space"))
     if len(groups) > 1 or Group.HARD in groups:
         return Match(Kind.MISS, differs)
     (group,) = groups

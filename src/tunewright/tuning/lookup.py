@@ -2,13 +2,14 @@
 
 Layers stand above each other: the tuning file, the user's knowledge base, the system's. What is found is checked again
 (the solver exists, accepts the problem, has the config in its space, is not barred), because a stored answer may be
-older than the code. Of one candidate the nearest match counts, in the highest layer that has it: that is how a newer and
-worse measurement of the user demotes what the system recommends. An exact answer of any layer comes before a
+older than the code. Of one candidate the nearest match counts, in the highest layer that has it: that is how a newer
+and worse measurement of the user demotes what the system recommends. An exact answer of any layer comes before a
 provisional one; a candidate that was not found faster than the default never answers.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,9 @@ from ..solvers.base import Config, Problem, Solver
 from .database import Database, better, newest
 from .key import Key, Kind, Match, Where, compare, distance
 from .record import Fault, Measurement
+
+#: of so many other problems, the nearest ones, answers are looked at
+NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Lookup:
 
     def __init__(self, layers: Sequence[Layer] = ()) -> None:
         self.layers = tuple(layers)
+        #: measurements by problem, of each layer and family, with the sequence that they were grouped out of
+        self._grouped: dict[tuple[str, str], tuple[Sequence[Measurement], dict[str, list[Measurement]]]] = {}
         #: faults by solver, of each layer, with the sequence that they were sorted out of
         self._sorted: dict[str, tuple[Sequence[Fault], dict[str, list[Fault]]]] = {}
 
@@ -68,23 +74,23 @@ class Lookup:
         default: tuple[str, Config] | None = None,
     ) -> Answer:
         """Answers for a static problem among ``solvers``; ``why_not`` says which of them may be used."""
-        stored = [(layer.name, m) for layer in self.layers for m in layer.database.family(problem.family())]
-        if not stored:
-            return Answer(nearest="nothing is known of problems like this one")
         known = {s.id: s for s in solvers}
         keys = _Keys(problem, target)
         order = {layer.name: n for n, layer in enumerate(self.layers)}
         candidates: dict[tuple[str, Config], tuple[str, Match, Measurement]] = {}
         misses: list[tuple[int, str]] = []
-        for name, layer in order.items():
-            for m in newest(m for n, m in stored if n == name):
+        for layer in self.layers:
+            for m in self._near(layer, problem):
                 reason, match = self._fits(m, problem, target, known, keys, why_not, default)
                 if reason:
-                    misses.append((len(match.differs), f"{m.key.solver} {dict(m.config)} of the {name}: {reason}"))
+                    who = f"{m.key.solver} {dict(m.config)} of the {layer.name}"
+                    misses.append((len(match.differs), f"{who}: {reason}"))
                     continue
                 before = candidates.get((m.key.solver, m.config))
-                if before is None or _nearer((name, match, m), before, order):
-                    candidates[m.key.solver, m.config] = name, match, m
+                if before is None or _nearer((layer.name, match, m), before, order):
+                    candidates[m.key.solver, m.config] = layer.name, match, m
+        if not candidates and not misses:
+            return Answer(nearest="nothing is known of problems like this one")
         usable = {m.digest: (name, match) for name, match, m in candidates.values() if m.evidence.gain.low >= 1}
         ranked = better((match, m) for name, match, m in candidates.values() if m.digest in usable)
         # sorted() keeps the order among equals: within a kind and a layer it is that of the module `database`
@@ -93,6 +99,23 @@ class Lookup:
             Found(known[m.key.solver], m.config, usable[m.digest][0], match, m) for match, m in ranked
         )
         return Answer(found, min(misses)[1] if misses else "")
+
+    def _near(self, layer: Layer, problem: Problem) -> list[Measurement]:
+        """What a layer has of a problem and of those that are nearest to it."""
+        stored = layer.database.family(problem.family())
+        if not stored:
+            return []
+        at = (layer.name, problem.family())
+        known = self._grouped.get(at)
+        if known is None or known[0] is not stored:
+            groups: dict[str, list[Measurement]] = {}
+            for m in newest(stored):
+                groups.setdefault(m.key.problem, []).append(m)
+            known = self._grouped[at] = stored, groups
+        groups = known[1]
+        far = ((distance(problem.sizes, ms[0].sizes), text) for text, ms in groups.items() if text != problem.key())
+        texts = [problem.key(), *(text for _, text in heapq.nsmallest(NEIGHBOURS, far))]
+        return [m for text in texts for m in groups.get(text, ())]
 
     def _fits(
         self,
@@ -109,9 +132,10 @@ class Lookup:
         solver = known.get(m.key.solver)
         if solver is None:
             return "there is no such solver here", missed
-        far = 0.0 if m.key.problem == keys.problem.key() else distance(keys.problem.sizes, m.sizes)
+        far = 0.0 if m.key.problem == problem.key() else distance(problem.sizes, m.sizes)
         # cheap first: the text of a kernel is written only where all else fits
-        rough = compare(replace(m.key, problem=keys.problem.key(), where=keys.where, version=solver.version), m.key, far)
+        like = replace(m.key, problem=problem.key(), where=keys.where, version=solver.version)
+        rough = compare(like, m.key, far)
         if rough.kind is Kind.MISS:
             return str(rough), rough
         reason = why_not(solver)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .errors import (
+    DatabaseError,
     DeviceError,
     ExecutionError,
     ExtensionError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CompiledModel",
     "Core",
+    "DatabaseError",
     "DeviceError",
     "ExecutionError",
     "ExtensionError",

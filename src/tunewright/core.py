@@ -37,6 +37,24 @@ class Core:
         """Settings for every model compiled from now on."""
         self.settings = Settings.make(config, self.settings)
 
+    def set_tuning_policy(
+        self,
+        enforce: int | str | None = None,
+        *,
+        mode: str | None = None,
+        find: str | int | None = None,
+        how: str | None = None,
+    ) -> None:
+        """How models compiled from now on are tuned: FIND_ENFORCE, TUNING_MODE, FIND_MODE and AUTO_TUNE_MODE.
+
+        What is not given stays as it is. See docs/tuning-policy.md.
+
+        >>> core.set_tuning_policy(3)  # tune what is missing in the knowledge bases
+        >>> core.set_tuning_policy(mode="TUNING_CREATE", how="GA")
+        """
+        given = {"FIND_ENFORCE": enforce, "TUNING_MODE": mode, "FIND_MODE": find, "AUTO_TUNE_MODE": how}
+        self.set_property({key: value for key, value in given.items() if value is not None})
+
     def get_property(self, device: str, name: str) -> Any:
         """A device's property or the value of a setting."""
         opened = open_device(device)

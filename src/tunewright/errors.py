@@ -8,6 +8,7 @@
     │   └── UnsupportedError  it is legal, but holds something that nothing here can run
     ├── InputError            a request's inputs do not fit the model
     ├── SettingsError         an unknown or ill-typed setting
+    ├── DatabaseError         a knowledge base cannot be written
     ├── DeviceError           a device is unknown, unusable or failed
     ├── ExecutionError        an operator refused its inputs while the model ran
     └── ExtensionError        an extension is broken or registered twice
@@ -45,6 +46,10 @@ class InputError(TunewrightError):
 
 class SettingsError(TunewrightError):
     """An unknown or ill-typed setting."""
+
+
+class DatabaseError(TunewrightError):
+    """A knowledge base cannot be written."""
 
 
 class DeviceError(TunewrightError):

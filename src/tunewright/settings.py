@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,11 @@ _MEMORY = _memory()
 def _setting(default: Any, help: str, least: int | None = None, values: Mapping[str, str] | None = None) -> Any:
     """``values``: what a text may be, in capital letters, each with the spelling that it is read as."""
     return field(default=default, metadata={"help": help, "least": least, "values": values})
+
+
+def _folder(help: str) -> Any:
+    """A folder that must have a name: an empty one is a shell variable that was not set, not a wish."""
+    return field(default=None, metadata={"help": help, "named": True})
 
 
 def _words(*names: str, **others: str) -> dict[str, str]:
@@ -65,7 +71,7 @@ class Settings:
     disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
 
     tuning_mode: str = _setting(
-        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING, or TUNING_CREATE (while a model loads)",
+        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING or TUNING_CREATE (a load tunes)",
         values=_MODES,
     )
     find_enforce: str = _setting(
@@ -78,20 +84,21 @@ class Settings:
     )
     auto_tune_mode: str = _setting("AUTO", "how to search: AUTO, NO_TUNE, RL, GA, RL,GA or the name of a strategy")
     tuning_file: str = _setting("", "a file of tuned kernels: read first, extended by TUNING_CREATE")
-    user_db_path: str | None = _setting(None, "folder of the user's knowledge base (unset: in the user's data folder)")
-    tune_bank_path: str | None = _setting(None, "another name of USER_DB_PATH")
+    user_db_path: str | None = _folder("folder of the user's knowledge base (unset: in the user's data folder)")
+    tune_bank_path: str | None = _folder("another name of USER_DB_PATH, which wins")
     user_db_mode: str = _setting(
         "SQLITE", "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
         values=_words("SQLITE", "SHARED"),
     )
-    system_db_path: str | None = _setting(None, "folder of the system's knowledge base and heuristic (unset: as shipped)")
+    system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
-        "COLD", "COLD: data comes from memory, as in a network; WARM: it may stay in the cache", values=_words("COLD", "WARM")
+        "COLD", "COLD: data comes from memory, as in a network; WARM: it may stay in the cache",
+        values=_words("COLD", "WARM"),
     )
     tune_seed: int = _setting(0, "of what is random in tuning", 0)
-    cache_dir: str | None = _setting(None, "folder of compiled kernels (unset: in the user's cache folder; empty: none)")
+    cache_dir: str | None = _setting(None, "folder of compiled kernels (unset: the user's cache folder; empty: none)")
     cache_bytes: int = _setting(512 << 20, "most bytes in CACHE_DIR; the least recently used kernels go first", 0)
 
     max_file_bytes: int = _setting(16 << 30, "guard: largest model file", 1)
@@ -120,7 +127,10 @@ class Settings:
     def describe(cls) -> list[dict[str, Any]]:
         """One row per key: name, type, default, help."""
         return [
-            {"key": f.name.upper(), "type": str(f.type), "default": f.default, "help": f.metadata["help"]}
+            {
+                "key": f.name.upper(), "type": str(f.type).removesuffix(" | None"), "default": f.default,
+                "help": f.metadata["help"],
+            }
             for f in dataclasses.fields(cls)
         ]
 
@@ -150,6 +160,19 @@ def exported(name: str, value: str) -> Iterator[None]:
 def is_exported(name: str) -> bool:
     """A library will find this variable."""
     return name in os.environ
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """The environment of a Python process that finds the same settings, and the same modules, as this one."""
+    found = dict(os.environ)
+    for f in dataclasses.fields(Settings):
+        value = getattr(settings, f.name)
+        if value is None:
+            found.pop(f"TUNEWRIGHT_{f.name.upper()}", None)
+        else:
+            found[f"TUNEWRIGHT_{f.name.upper()}"] = str(value)
+    found["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return found
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
@@ -185,14 +208,16 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
         except ValueError:
             kind = "a whole number" if f.type == "int" else "a number"
             raise SettingsError(f"{key} = {value!r} is not {kind}", where=where) from None
-        least = f.metadata["least"]
+        least = f.metadata.get("least")
         if not (least is None or number >= least):
             raise SettingsError(f"{key} = {value!r} is below {least}", where=where)
         return number
-    values = f.metadata["values"]
+    values = f.metadata.get("values")
     if values is None:
+        if f.metadata.get("named") and value is not None and not str(value).strip():
+            raise SettingsError(f"{key} is empty", where=where, hint="name a folder, or unset it")
         return None if value is None and "None" in str(f.type) else str(value)
-    text = str(value).upper()
+    text = str(value).strip().upper()
     if text not in values:
-        raise SettingsError(f"{key} = {value!r} is not {' or '.join(dict.fromkeys(values.values()))}", where=where)
+        raise SettingsError(f"{key} = {value!r} is none of {', '.join(values)}", where=where)
     return values[text]

@@ -69,6 +69,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
+    #: its last-level cache: what was used longer ago than this much comes from memory. 0: it has none
+    cache_bytes: int = 0
 
     @classmethod
     @abstractmethod

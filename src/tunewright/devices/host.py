@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import time
@@ -10,6 +11,9 @@ from functools import cache
 import numpy as np
 
 from .base import Device, Queue, Target
+
+#: taken for the last-level cache where the system does not tell its size
+CACHE_BYTES = 32 << 20
 
 
 class HostQueue(Queue):
@@ -33,6 +37,7 @@ class HostDevice(Device):
         self.name = name
         self.target = Target("cpu", cpu_name(), platform.machine(), cpu_count(), (("numpy", np.__version__),))
         self.memory_bytes = memory_bytes()
+        self.cache_bytes = cache_bytes()
 
     def queue(self) -> Queue:
         return HostQueue()
@@ -49,6 +54,35 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def free_bytes() -> int | None:
+    """Memory that this process could still take, where the system tells it: of the machine, and of its container."""
+    found = []
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most:
+            with open("/sys/fs/cgroup/memory.current", encoding="ascii") as taken:
+                found.append(max(int(most.read()) - int(taken.read()), 0))
+    except (OSError, ValueError, IndexError):  # "max": no bound
+        pass
+    return min(found, default=memory_bytes())
+
+
+@cache
+def cache_bytes() -> int:
+    """Size of the last-level cache; of a common one where the system does not tell."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found = []
+    for path in glob.glob("/sys/devices/system/cpu/cpu0/cache/index*/size"):
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+            found.append(int(text.rstrip("KMG")) * units.get(text[-1:], 1))
+        except (OSError, ValueError):
+            continue
+    return max(found, default=0) or CACHE_BYTES
 
 
 def cpu_name() -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, ExecutionError
+from ..errors import DeviceError
 from ..ir.types import TensorType
 from ..settings import Settings, export
-from . import icd
+from . import icd, pocl
 from .base import Device, Queue, Target
-from .host import cpu_flags, cpu_name, memory_bytes
+from .host import cache_bytes, cpu_flags, cpu_name, memory_bytes
+from .programs import Programs
 from .svm import DeviceArray, Memory, writable
 
 #: Results are compared with references of their own arithmetic, so nothing that changes values but denormals as zero
@@ -188,9 +189,10 @@ class OpenCLDevice(Device):
         self.context = cl.Context([self.raw])
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
+        self.cache_bytes = cache_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_cache_size)
         self.shares_memory = _shares_memory(self.raw) if shares_memory is None else shares_memory
         self._memory = None if self.shares_memory else Memory(self.context)
-        self._programs: dict[str, Any] = {}
+        self._programs = Programs(name, self.context, self.raw, self.target.options)
         self._lock = threading.Lock()
         self._inline: OpenCLDevice | None = None
 
@@ -207,7 +209,9 @@ class OpenCLDevice(Device):
         import pyopencl as cl
 
         raw = cl.CommandQueue(self.context)
-        return OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
+        made = OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
+        pocl.queues.add(made)
+        return made
 
     def inline(self) -> Device | None:
         twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(_WITHOUT_THREADS)]
@@ -221,20 +225,7 @@ class OpenCLDevice(Device):
 
     def build(self, source: str) -> Any:
         """The compiled program of a source; each text is compiled once."""
-        import pyopencl as cl
-
-        with self._lock:
-            program = self._programs.get(source)
-            if program is None:
-                options = self.target.options.split()
-                try:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler always says something
-                        program = cl.Program(self.context, source).build(options=options, cache_dir=False)
-                except cl.Error as error:
-                    raise ExecutionError(f"{self.name} cannot compile a kernel: {error}") from error
-                self._programs[source] = program
-            return program
+        return self._programs.build(source)
 
     def launch(self, queue: Queue, program: Any, name: str, grid: Sequence[int]) -> Launch:
         """A kernel of a program over a grid of work-items, ready for its arguments."""
@@ -309,12 +300,12 @@ def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
     except ImportError as error:
         return f"pyopencl cannot be imported ({error})"
     try:
-        with icd.runtimes(Settings.from_environment().cpu_bind_threads):
+        with icd.runtimes(Settings.from_environment().cpu_bind_threads), pocl.beginning():
             platforms = cl.get_platforms()
-        # A runtime may be found twice; a platform may have several devices of one name.
-        devices = {
-            (p.name, p.version, number): device for p in platforms for number, device in enumerate(p.get_devices())
-        }
+            # A runtime may be found twice; a platform may have several devices of one name.
+            devices = {
+                (p.name, p.version, number): device for p in platforms for number, device in enumerate(p.get_devices())
+            }
     except cl.Error as error:
         return f"no OpenCL platform ({error})"
     if hasattr(os, "register_at_fork"):  # a runtime's threads begin when its devices are listed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +31,31 @@ TOLERANCES: dict[DType, Tolerance] = {
 }
 
 
-def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:
-    """Empty when two outputs agree within the table of tolerances, else how they differ."""
+#: Sums of up to this many terms are covered by the table. Beyond, the error of a right sum in another order grows with
+#: the square root of its length, and the absolute part with it, up to a length where 1 % is still far off.
+SHORT, LONGEST = 100, 10**8
+#: What it grows from: sums are taken in single precision at least, also of narrower types.
+_GROWTH = {
+    DType.FLOAT64: 1e-12,
+    DType.FLOAT32: 2e-6,
+    DType.FLOAT16: 2e-6,
+    DType.BFLOAT16: 2e-6,
+    DType.COMPLEX64: 2e-6,
+    DType.COMPLEX128: 1e-12,
+}
+
+
+def absolute(dtype: DType, terms: float = 1) -> float:
+    """The absolute part for results that are sums of so many terms each, in parts of the scale."""
+    longer = math.sqrt(min(max(terms, SHORT), LONGEST) / SHORT) - 1
+    return TOLERANCES[dtype].absolute + _GROWTH[dtype] * longer
+
+
+def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: float = 1) -> str:
+    """Empty when two outputs agree within the table of tolerances, else how they differ.
+
+    ``terms``: how many summands an element has (see `SHORT`).
+    """
     if mine.shape != other.shape:
         return f"shape {list(mine.shape)} against {list(other.shape)}"
     dtype = DType.of_numpy(mine.dtype)
@@ -55,11 +79,26 @@ def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:
         return ""
     scale = float(np.abs(b[finite]).max())
     error = np.abs(a[finite] - b[finite])
-    allowed = limit.absolute * scale + limit.relative * np.abs(b[finite])
+    allowed = absolute(dtype, terms) * scale + limit.relative * np.abs(b[finite])
     worst = int(np.argmax(error - allowed))
     if error[worst] <= allowed[worst]:
         return ""
     return f"{a[finite][worst]:.9g} against {b[finite][worst]:.9g} (scale {scale:.3g})"
+
+
+def deviation(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """Largest difference relative to the largest number of the other; 0 for what must be equal."""
+    dtype = DType.of_numpy(mine.dtype)
+    if dtype not in TOLERANCES or not mine.size:
+        return 0.0
+    kind = np.complex128 if dtype in (DType.COMPLEX64, DType.COMPLEX128) else np.float64
+    a, b = mine.astype(kind), other.astype(kind)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max())
+    worst = float(np.abs(a[finite] - b[finite]).max())
+    return worst / scale if scale else worst
 
 
 def _bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

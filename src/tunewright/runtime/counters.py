@@ -59,7 +59,7 @@ class Counters:
             if step.kernel is not None:
                 kernel = step.kernel.name
             if step.choice is not None:
-                origin = step.choice.origin.value
+                origin = step.choice.why
             row = self._rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel, origin=origin)
         row.calls += 1
         row.launches += launches

@@ -11,7 +11,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ..devices import kernel_cache
 from ..devices.base import Device
+from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
 from ..ir.graph import Graph
 from ..ir.types import SequenceType, TensorType, Type
@@ -44,7 +46,8 @@ class Environment:
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
-                kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
+                with kernel_cache.using(KernelCache.of(self.settings)):
+                    kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
             return kernel
 
     def pack(self, packing: Packing, constant: Array) -> Packed:

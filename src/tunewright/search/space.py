@@ -128,6 +128,16 @@ class Space:
         """The config as a point in the unit cube; no two configs share one (see `features`)."""
         return np.asarray(self.features(np.array([self.code(config)], dtype=np.int16))[0])
 
+    def index(self, config: Mapping[str, Scalar]) -> int:
+        """The number of a combination, valid or not, among all: the last parameter counts fastest."""
+        return self._rank(self.code(config))
+
+    def at(self, index: int) -> Config:
+        """The combination with a number, valid or not."""
+        if not 0 <= index < self.combinations:
+            raise SettingsError(f"is not below {self.combinations}", where=f"index {index}")
+        return self.config(self._code_at(index))
+
     @cached_property
     def hash(self) -> str:
         """Names the space by its content: the same on every machine and in every process."""

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,7 @@ from .common import (
 if TYPE_CHECKING:
     from ..runtime.counters import Row
     from ..runtime.request import CompiledModel
+    from ..settings import Settings
 
 SCHEMA = "tunewright.benchmark/1"
 #: rows of counters that are shown; JSON has all
@@ -75,6 +76,7 @@ def benchmark(
     Example: tunewright benchmark model.onnx -t 5 --pc --json report.json
     """
     from ..core import Core
+    from ..devices.kernel_cache import KernelCache
     from ..plugins.single import open_device
     from .inputs import concrete, make_feed
 
@@ -85,7 +87,7 @@ def benchmark(
     open_device(device)  # a wrong name fails before the work
     if json_file not in (None, "-"):
         check_writable(Path(json_file))
-    import_everything(device)
+    import_everything(device, core.settings)
     begin = time.perf_counter()
     with working("loading"):
         loaded = core.read_model(model)
@@ -93,6 +95,8 @@ def benchmark(
     feed = make_feed(loaded, input, shape, seed, core.settings)
     for text in feed.notes:
         note(text)
+    cache = KernelCache.of(core.settings)
+    counted = None if cache is None else cache.counted()
     begin = time.perf_counter()
     with working("compiling"):
         compiled = core.compile_model(concrete(feed), device)
@@ -102,6 +106,7 @@ def benchmark(
         compiled(feed.values)
     first = time.perf_counter() - begin
 
+    kernels = None if cache is None or counted is None else cache.counted() - counted
     result = measure(compiled, feed.values, threads, None if count else seconds, count, warm_up)
     report = {
         "schema": SCHEMA,
@@ -113,6 +118,7 @@ def benchmark(
         "load_ms": load * 1e3,
         "compile_ms": compile_ * 1e3,
         "first_inference_ms": first * 1e3,
+        "kernel_cache": None if kernels is None else kernels.as_dict(),
         "inferences": len(result.latencies),
         "seconds": result.seconds,
         "latency_ms": {key: value * 1e3 for key, value in statistics(result.latencies).items()},
@@ -129,19 +135,19 @@ def benchmark(
         write_json(report, json_file)
 
 
-def import_everything(device: str) -> None:
+def import_everything(device: str, settings: Settings) -> None:
     """Compile and run the smallest model, so that what a process imports and discovers once is not measured."""
     import numpy as np
     from onnx import TensorProto, helper
 
     from ..core import Core
-    from ..settings import Settings
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     core = Core()
-    core.settings = Settings()  # the user's limits are meant for the user's model
+    # The user's limits are meant for the user's model.
+    core.settings = replace(type(settings)(), cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes)
     core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
 
 
@@ -304,6 +310,8 @@ def show(report: dict[str, Any]) -> None:
     for key in ("load", "compile", "first_inference"):
         made.add_row(key.replace("_", " "), milliseconds(report[f"{key}_ms"] / 1e3))
     out.print(made)
+    kernels = report["kernel_cache"]
+    out.print(f"kernel cache: {kernels['hits']} hits, {kernels['misses']} misses" if kernels else "kernel cache: off")
     out.print()
     requests = f"{report['threads']} requests at a time" if report["threads"] > 1 else "one request"
     out.print(f"{report['inferences']:,} inferences in {report['seconds']:.2f} s, {requests}", markup=False)

@@ -209,7 +209,7 @@ def describe_step(step: Step) -> dict[str, str]:
         return {"kernel": "control flow"}
     if step.choice is None:
         return {"kernel": step.kernel.name}
-    about = {"kernel": step.kernel.name, "origin": step.choice.origin.value}
+    about = {"kernel": step.kernel.name, "origin": step.choice.why}
     if step.choice.config:
         about["config"] = json.dumps(dict(step.choice.config), sort_keys=True)
     return about

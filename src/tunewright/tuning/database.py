@@ -11,13 +11,14 @@ The answer for a question follows from a total order (`better`), which depends o
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .key import Match
-from .record import AnyRecord, Fault, Measurement
+from .record import AnyRecord, Fault, Measurement, now
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,18 @@ class Database(ABC):
 
     #: where it is, for people
     path: str
-    #: whether `add`, `remove` and `note` can work; else why not
-    read_only: str | None = None
+
+    @property
+    def read_only(self) -> str | None:
+        """None where `add`, `remove` and `note` can work; else why they cannot."""
+        return None
 
     @abstractmethod
     def add(self, records: Iterable[AnyRecord]) -> int:
-        """Take records in; how many were new. When it returns they are on disk for good."""
+        """Take records in; how many were new. When it returns they are on disk for good.
+
+        DatabaseError when that cannot be done: then none of them counts as taken.
+        """
 
     @abstractmethod
     def remove(self, digests: Iterable[str]) -> int:
@@ -80,6 +87,7 @@ class MemoryDatabase(Database):
     path = "memory"
 
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
+        self._lock = threading.Lock()
         self._records: dict[str, AnyRecord] = {}
         self._families: dict[str, list[Measurement]] = {}
         #: what `family` and `faults` gave; they give it again until something changes
@@ -88,38 +96,45 @@ class MemoryDatabase(Database):
         self.add(records)
 
     def add(self, records: Iterable[AnyRecord]) -> int:
-        before = len(self._records)
-        for record in records:
-            if record.digest not in self._records:
-                self._records[record.digest] = record
-                if isinstance(record, Measurement):
-                    self._families.setdefault(record.family, []).append(record)
-                self._given.clear()
-        return len(self._records) - before
+        given = list(records)
+        with self._lock:
+            before = len(self._records)
+            for record in given:
+                if record.digest not in self._records:
+                    self._records[record.digest] = record
+                    if isinstance(record, Measurement):
+                        self._families.setdefault(record.family, []).append(record)
+                    self._given.clear()
+            return len(self._records) - before
 
     def remove(self, digests: Iterable[str]) -> int:
-        self._given.clear()
-        gone = [record for digest in digests if (record := self._records.pop(digest, None)) is not None]
-        for record in gone:
-            if isinstance(record, Measurement):
-                self._families[record.family].remove(record)
-        return len(gone)
+        wanted = list(digests)
+        with self._lock:
+            self._given.clear()
+            gone = [record for digest in wanted if (record := self._records.pop(digest, None)) is not None]
+            for record in gone:
+                if isinstance(record, Measurement):
+                    self._families[record.family].remove(record)
+            return len(gone)
 
     def family(self, family: str) -> Sequence[Measurement]:
-        if family not in self._given:
-            self._given[family] = tuple(self._families.get(family, ()))
-        return self._given[family]
+        with self._lock:
+            if family not in self._given:
+                self._given[family] = tuple(self._families.get(family, ()))
+            return self._given[family]
 
     def faults(self) -> Sequence[Fault]:
-        if None not in self._given:
-            self._given[None] = [record for record in self._records.values() if isinstance(record, Fault)]
-        return self._given[None]
+        with self._lock:
+            if None not in self._given:
+                self._given[None] = [record for record in self._records.values() if isinstance(record, Fault)]
+            return self._given[None]
 
     def __iter__(self) -> Iterator[AnyRecord]:
-        return iter([self._records[digest] for digest in sorted(self._records)])
+        with self._lock:
+            return iter([self._records[digest] for digest in sorted(self._records)])
 
     def note(self, action: str, what: str) -> None:
-        self._events.append(Event("", action, what))
+        self._events.append(Event(now(), action, what))
 
     def events(self) -> Sequence[Event]:
         return list(self._events)

@@ -6,6 +6,7 @@ canonical (sorted members, no blanks); whatever is read is checked field by fiel
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
@@ -22,7 +23,7 @@ from ..search.space import Config, Scalar
 from .key import WHERE_FIELDS, Key, Where
 
 #: Longest text of a field, and most of what a record holds: a file must not make us build without end.
-LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES = 1 << 16, 256, 256, 1 << 20
+LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -120,8 +121,9 @@ class Measurement(Record):
             "key": _key_json(self.key),
             "config": dict(self.config),
             "evidence": {
-                "seconds": e.seconds, "lower": e.lower, "upper": e.upper, "samples": list(e.samples),
-                "error": e.error, "gain": _ratio_json(e.gain), "control": _ratio_json(e.control),
+                "seconds": float(e.seconds), "lower": float(e.lower), "upper": float(e.upper),
+                "samples": [float(s) for s in e.samples], "error": float(e.error),
+                "gain": _ratio_json(e.gain), "control": _ratio_json(e.control),
                 "confirmed": e.confirmed, "default": [e.default[0], dict(e.default[1])], "regime": e.regime,
                 "copies": e.copies, "nbytes": e.nbytes, "environment": dict(e.environment),
             },
@@ -157,6 +159,11 @@ AnyRecord: TypeAlias = Measurement | Fault
 FAULTS = frozenset({Status.WRONG, Status.TIMEOUT, Status.CRASHED})
 
 
+def now() -> str:
+    """The date of a record that is made now."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def to_line(record: AnyRecord) -> str:
     """A record as a line of a file: its digest, then its content."""
     return f'{{"digest":"{record.digest}","record":{record.text}}}'
@@ -177,7 +184,10 @@ def from_text(text: str, digest: str) -> AnyRecord:
     """The record of a stored content; InputError when it is not what the digest says."""
     if len(text) > MOST_BYTES or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() != digest:
         raise _wrong("the digest does not fit the content")
-    return parse(_json(text))
+    record = parse(_json(text))
+    if record.digest != digest:
+        raise _wrong("the content is not in its canonical form")
+    return record
 
 
 def parse(data: Any) -> AnyRecord:
@@ -187,6 +197,7 @@ def parse(data: Any) -> AnyRecord:
         given = _members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
         if not isinstance(given["problem"], dict):
             raise _wrong("problem is not an object")
+        _plain(given["problem"])
         sizes = given["sizes"]
         if not isinstance(sizes, list) or len(sizes) > LONGEST:
             raise _wrong("sizes is not a list")
@@ -213,7 +224,7 @@ def _key_json(key: Key) -> dict[str, Any]:
 
 
 def _ratio_json(ratio: Ratio) -> list[float]:
-    return [ratio.median, ratio.low, ratio.high, ratio.pairs]
+    return [float(ratio.median), float(ratio.low), float(ratio.high), ratio.pairs]
 
 
 # ---- reading: data from a file, never trusted ---------------------------------------------------------------------
@@ -234,6 +245,17 @@ def _json(text: str) -> Any:
 
 def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no number")
+
+
+def _plain(data: Any, depth: int = 0) -> None:
+    """JSON reads 1e999 as infinity, and nests as deeply as a file likes: neither could be written again."""
+    if depth > DEEPEST:
+        raise _wrong("it is nested too deeply")
+    if isinstance(data, float) and not math.isfinite(data):
+        raise _wrong("it holds an infinite number")
+    if isinstance(data, dict | list):
+        for item in data.values() if isinstance(data, dict) else data:
+            _plain(item, depth + 1)
 
 
 def _members(data: Any, names: set[str]) -> Mapping[str, Any]:

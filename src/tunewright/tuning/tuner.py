@@ -1,22 +1,41 @@
-"""The one place that picks a solver: `Tuner.choose` returns a `Choice` with its origin and every refusal."""
+"""The one place that picks a solver: `Tuner.choose` returns a `Choice` with its origin and every refusal.
+
+What was measured answers first (`lookup`), then the default. Where the policy wants it, what is not known is searched
+(`session`), and the answer comes from what was found and stored.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from pathlib import Path
 
 from ..devices.base import Device
 from ..errors import UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
+from . import places, session
+from .database import Database
+from .isolated import measurer_for
+from .key import Kind, Match, Where
+from .lookup import Answer, Found, Layer, Lookup
+from .measure import Measurer
+from .policy import Candidates, Policy, decide
+from .record import Measurement
+from .tuning_file import TuningFile
+
+LOG = logging.getLogger("tunewright")
 
 
 class Origin(enum.Enum):
     """Where a choice comes from."""
 
+    FILE = "tuning file"
     USER = "user knowledge base"
     SYSTEM = "system knowledge base"
     HEURISTIC = "heuristic"
@@ -33,6 +52,17 @@ class Choice:
     origin: Origin
     #: asks everybody; see `rejected`
     ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
+    #: how the stored answer fits, and the answer itself; a default has none
+    match: Match | None = None
+    measurement: Measurement | None = field(default=None, repr=False)
+    #: of a default: why nothing that is stored could be used
+    nearest: str = ""
+
+    @property
+    def why(self) -> str:
+        """The origin in words; a provisional answer is marked."""
+        provisional = self.match is not None and self.match.kind is Kind.PROVISIONAL
+        return f"{self.origin.value} ({self.match})" if provisional else self.origin.value
 
     @cached_property
     def rejected(self) -> Mapping[str, str]:
@@ -43,10 +73,28 @@ class Choice:
 class Tuner:
     """Chooses among the solvers that accept a problem."""
 
-    def __init__(self, settings: Settings, candidates: Sequence[Solver] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        candidates: Sequence[Solver] | None = None,
+        user: Database | None = None,
+        system: Database | None = None,
+        measurer: Callable[[Device, Settings], Measurer] = measurer_for,
+    ) -> None:
         self.settings = settings
         self.candidates = solvers() if candidates is None else tuple(candidates)
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
+        self.policy = decide(settings)
+        self.user = places.open_user(settings) if user is None else user
+        self.lookup = Lookup(_layers(settings, self.policy, self.user, system))
+        self._measurer = measurer
+        #: problems that were searched, or forgotten, by this tuner: once is enough
+        self._done: set[tuple[str, Where]] = set()
+        #: digests that are in TUNING_FILE
+        self._filed: set[str] = set()
+        self._lock = threading.RLock()
+        for text in self.policy.warnings:
+            warn(text)
 
     def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""
@@ -59,15 +107,120 @@ class Tuner:
 
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
-        asked = self._defaults(problem.op, device.target.language)
-        for solver in asked:
+        default = self.default(problem, device)
+        if default.solver.host or not problem.is_static:
+            return default
+        answer = self.known(problem, device, default)
+        origin = None
+        if self.policy.delete or self._wants(answer):
+            with self._lock:
+                if self.policy.delete:
+                    self._forget(problem, device)
+                elif self._search(problem, device, default, answer):
+                    origin = Origin.SEARCH
+            answer = self.known(problem, device, default)
+        best = answer.best
+        if best is None:
+            return Choice(default.solver, default.config, Origin.DEFAULT, default.ask, nearest=answer.nearest)
+        if self.policy.extend_tuning_file:
+            self._extend(best)
+        origin = origin or Origin(best.layer)
+        return Choice(best.solver, best.config, origin, default.ask, best.match, best.measurement)
+
+    def default(self, problem: Problem, device: Device) -> Choice:
+        """What runs when nothing was measured."""
+        barred: dict[str, str] = {}
+        for solver in self._defaults(problem.op, device.target.language):
             # On the host a kernel finds out shapes as it runs; others are made for those that are known.
             if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:
                 config = solver.default(problem, device.target)
-                return Choice(solver, config, Origin.DEFAULT, lambda: self.ask(problem, device)[1])
+                why = self.lookup.barred(solver, config, problem, device.target, (solver.id, config))
+                if why is None:
+                    return Choice(solver, config, Origin.DEFAULT, lambda: self.ask(problem, device)[1] | barred)
+                barred[solver.id] = why
         accepting, rejected = self.ask(problem, device)
-        rejected |= {s.id: "shapes are not known before it runs" for s in accepting}
+        rejected |= {s.id: "shapes are not known before it runs" for s in accepting} | barred
         raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
+
+    def known(self, problem: Problem, device: Device, default: Choice) -> Answer:
+        """What the knowledge bases say about a static problem."""
+        asked = self._candidates(problem.op, device.target.language)
+        return self.lookup.ask(
+            problem, device.target, asked, lambda s: self.why_not(s, problem, device),
+            (default.solver.id, default.config),
+        )  # fmt: skip
+
+    def _wants(self, answer: Answer) -> bool:
+        return self.policy.wanted(None if answer.best is None else answer.best.match.kind)
+
+    def _forget(self, problem: Problem, device: Device) -> None:
+        """Drop what the user's knowledge base has of a problem on this device."""
+        where = Where.of(device.target)
+        if (problem.key(), where) in self._done:
+            return
+        self._done.add((problem.key(), where))
+        mine = [
+            m.digest
+            for m in self.user.family(problem.family())
+            if m.key.problem == problem.key()
+            and (m.key.where.device, m.key.where.processor) == (where.device, where.processor)
+        ]
+        if mine:
+            self.user.remove(mine)
+            self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
+
+    def _search(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
+        """Tune a problem and store what was found; False when there is nothing to choose, or it was done already."""
+        at = (problem.key(), Where.of(device.target))
+        strategy = self.policy.strategy(problem.op)
+        taking_part = self._taking_part(problem, device, default, answer)
+        choices = sum(s.space(problem, device.target).combinations for s in taking_part)
+        if at in self._done or strategy is None or choices < 2:
+            return False
+        self._done.add(at)
+        seeds: dict[str, list[Config]] = {}
+        for found in answer.found:
+            seeds.setdefault(found.solver.id, []).append(found.config)
+        mine = (default.solver.id, default.config)
+        by_id = {s.id: s for s in taking_part}
+        outcome = session.tune(
+            problem,
+            device.target,
+            mine,
+            taking_part,
+            self._measurer(device, self.settings),
+            strategy=strategy,
+            seconds=self.settings.tune_seconds,
+            seed=self.settings.tune_seed,
+            regime=self.settings.tune_regime.lower(),
+            seeds=seeds,
+            barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
+        )
+        self.user.add([*outcome.records, *outcome.faults])
+        self.user.note("tuned", f"{problem.key()}: {outcome.reason}")
+        LOG.info("tuned %s: %s", problem.key(), outcome.reason)
+        return True
+
+    def _extend(self, found: Found) -> None:
+        """Add an answer to TUNING_FILE, where it is missing."""
+        exact = found.match.kind is Kind.EXACT and found.layer != Origin.FILE.value
+        if exact and found.measurement.digest not in self._filed:
+            self._filed.add(found.measurement.digest)
+            _, skipped = TuningFile(self.settings.tuning_file).extend([found.measurement])
+            for text in skipped:
+                warn(text)
+
+    def _taking_part(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> list[Solver]:
+        """The solvers among which to search, as FIND_MODE says."""
+        if self.policy.candidates is Candidates.IMMEDIATE:
+            return [answer.best.solver if answer.best is not None else default.solver]
+        asked = self._candidates(problem.op, device.target.language)
+        generic = self.policy.candidates is Candidates.GENERIC
+        return [
+            s
+            for s in asked
+            if not s.host and not (generic and s.tuned_only) and self.why_not(s, problem, device) is None
+        ]
 
     def is_late(self, problem: Problem, device: Device) -> bool:
         """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
@@ -126,3 +279,22 @@ class Tuner:
 def reasons(rejected: Mapping[str, str]) -> str:
     """What every solver said, in one line."""
     return "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"
+
+
+def _layers(settings: Settings, policy: Policy, user: Database, system: Database | None) -> list[Layer]:
+    """What is asked, the first one first."""
+    system = places.open_system(settings) if system is None else system
+    found = [Layer(Origin.USER.value, user), Layer(Origin.SYSTEM.value, system)]
+    if policy.use_tuning_file:
+        path = Path(settings.tuning_file)
+        database = TuningFile(path).as_database(new=policy.extend_tuning_file)
+        for text in database.damage():
+            warn(text)
+        found.insert(0, Layer(Origin.FILE.value, database))
+    return found
+
+
+@cache
+def warn(text: str) -> None:
+    """Tell the user once per process."""
+    LOG.warning(text)

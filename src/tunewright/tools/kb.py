@@ -1,0 +1,299 @@
+"""``tunewright kb``: what the knowledge bases hold.
+
+The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import Configs, cell, console, size, table
+from .kb_exchange import diff, export, import_, merge
+from .kb_open import (
+    AsJson,
+    DeviceKind,
+    LayerName,
+    Layers,
+    Op,
+    Processor,
+    SolverName,
+    damage,
+    opened,
+    settings_of,
+    solvers_here,
+)
+from .kb_prune import prune
+from .kb_show import show
+from .kb_verify import verify
+from .kb_view import (
+    Filter,
+    Known,
+    answers_table,
+    faults_table,
+    grid,
+    known,
+    op_of,
+    place,
+    plural,
+    safe,
+    split,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..tuning.key import Where
+    from ..tuning.record import AnyRecord, Fault
+
+#: rows of each table of `stats`; JSON has all
+SHOWN = 10
+
+app = typer.Typer(name="kb", invoke_without_command=True)
+
+
+@app.callback()
+def kb(context: typer.Context) -> None:
+    """Knowledge bases: what was measured, and which kernels follow from it.
+
+    Example: tunewright kb list --op Conv
+    """
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+
+
+def path(config: Configs = None, as_json: AsJson = False) -> None:
+    """Where the user's and the system's knowledge bases are, and in what state.
+
+    Example: tunewright kb path --config USER_DB_PATH=/shared/kb
+    """
+    from ..tuning.places import system_folder, user_folder
+
+    settings = settings_of(config)
+    found: dict[str, dict[str, Any]] = {}
+    for layer, folder in (("user", user_folder(settings)), ("system", system_folder(settings))):
+        files = _files(folder)
+        database = opened(settings, layer)[layer]
+        found[layer] = {
+            "path": str(folder),
+            "mode": settings.user_db_mode if layer == "user" else "JSON Lines",
+            "exists": folder.is_dir(),
+            "read_only": database.read_only,
+            "files": len(files),
+            "bytes": sum(file.stat().st_size for file in files),
+            "records": sum(1 for _ in database),
+            "damage": list(database.damage()),
+        }
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    out = console()
+    for layer, about in found.items():
+        out.print(cell(layer), style="bold")
+        out.print(cell(f"  {about['path']}"), soft_wrap=True)
+        state = "not there yet: the first record makes it" if layer == "user" else "not there"
+        if about["exists"]:
+            state = f"{plural(about['records'], 'record')} in {plural(about['files'], 'file')}, {size(about['bytes'])}"
+        rows = [("mode", about["mode"]), ("state", state), ("writable", about["read_only"] or "yes")]
+        if about["read_only"]:
+            rows[-1] = ("writable", f"no: {about['read_only']}")
+        out.print(grid(rows))
+        out.print()
+        damage(layer, about["damage"])
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
+
+
+def list_(
+    op: Op = "",
+    device: DeviceKind = "",
+    processor: Processor = "",
+    solver: SolverName = "",
+    layer: LayerName = Layers.ALL,
+    faults: Annotated[bool, typer.Option("--faults", help="The quarantine: what crashed, hung or was wrong.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="At most so many rows.")] = 30,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """The answers: for each problem and place the kernel that the records name, and its gain over the default.
+
+    A user's answer stands above one of the system. JSON has the problems in full, and every row.
+
+    Example: tunewright kb list --op Conv --layer user
+    """
+    layers = opened(settings_of(config), layer)
+    wanted = Filter(op, device, processor, solver)
+    for name, database in layers.items():
+        damage(name, database.damage())
+    if faults:
+        _list_faults([(name, f) for name, found in layers.items() for f in found.faults() if wanted(f)], count, as_json)
+        return
+    # The filter by solver comes last: which candidate answers depends on the others.
+    outer = Filter(op, device, processor)
+    rows = known({name: [r for r in found if outer(r)] for name, found in layers.items()})
+    rows = [row for row in rows if wanted(row.shown.record)]
+    if as_json:
+        sys.stdout.write(json.dumps([_row(row) for row in rows], indent=2) + "\n")
+        return
+    out = console()
+    answers = sum(row.answer is not None for row in rows)
+    for where, some in _by_place(rows[:count]):
+        out.print(cell(place(where)), style="bold", soft_wrap=True)
+        out.print(cell(f"  {safe(where.software)}"), soft_wrap=True)
+        out.print()
+        out.print(answers_table(some, solvers_here()))
+        out.print()
+    summary = f"{plural(len(rows), 'problem')}, {plural(answers, 'answer')}"
+    _print_summary(summary, len(rows), count)
+
+
+def _print_summary(summary: str, rows: int, count: int) -> None:
+    hidden = rows - count
+    console().print(f"{summary}; {hidden:,} more rows (--count {rows}, or --json)" if hidden > 0 else summary)
+
+
+def _by_place(rows: Iterable[Known]) -> Iterator[tuple[Where, list[Known]]]:
+    """Rows are sorted by place."""
+    some: list[Known] = []
+    for row in rows:
+        if some and some[0].where != row.where:
+            yield some[0].where, some
+            some = []
+        some.append(row)
+    if some:
+        yield some[0].where, some
+
+
+def _row(row: Known) -> dict[str, Any]:
+    s = row.shown
+    gain = s.record.evidence.gain
+    return {
+        "problem": row.problem,
+        "where": vars(row.where),
+        "answer": {"solver": s.record.key.solver, "config": dict(s.record.config)} if row.answer else None,
+        "why_not": s.why or None,
+        "gain": {"median": gain.median, "low": gain.low, "high": gain.high, "pairs": gain.pairs},
+        "seconds": s.record.evidence.seconds,
+        "layer": s.layer,
+        "date": s.record.date,
+        "record": s.record.digest,
+        "measurements": len(row.standings),
+    }
+
+
+def _list_faults(faults: Sequence[tuple[str, Fault]], count: int, as_json: bool) -> None:
+    faults = sorted(faults, key=lambda pair: (pair[1].date, pair[1].digest), reverse=True)
+    if as_json:
+        rows = [{"layer": name, "digest": fault.digest, **fault.body()} for name, fault in faults]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    out = console()
+    if faults:
+        out.print(faults_table(faults[:count]))
+        out.print()
+    _print_summary(plural(len(faults), "fault"), len(faults), count)
+
+
+def stats(
+    op: Op = "",
+    device: DeviceKind = "",
+    processor: Processor = "",
+    solver: SolverName = "",
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """What there is of each kind: records, answers, gains, faults, damage; by device, solver and operation.
+
+    Example: tunewright kb stats --processor EPYC
+    """
+    layers = opened(settings_of(config))
+    wanted = Filter(op, device, processor, solver)
+    records = {name: [r for r in found if wanted(r)] for name, found in layers.items()}
+    report = {name: _figures(found) | {"damage": len(layers[name].damage())} for name, found in records.items()}
+    everything = list({r.digest: r for found in records.values() for r in found}.values())
+    by = {
+        "processor": Counter(f"{r.key.where.processor} ({r.key.where.device})" for r in everything),
+        "solver": Counter(r.key.solver for r in everything),
+        "op": Counter(op_of(r.key.problem) for r in everything),
+        "fault": Counter(f.status.lower() for f in split(everything)[1]),
+    }
+    if as_json:
+        counts = {name: dict(found.most_common()) for name, found in by.items()}
+        sys.stdout.write(json.dumps({"layers": report, "records_by": counts}, indent=2) + "\n")
+        return
+    out = console()
+    made = table("", *(f">{name}" for name in report))
+    for what in next(iter(report.values())):
+        made.add_row(what.replace("_", " "), *(_figure(figures[what]) for figures in report.values()))
+    out.print(made)
+    for name, found in by.items():
+        if found:
+            out.print()
+            made = table(name, ">records")
+            for text, n in found.most_common(SHOWN):
+                made.add_row(cell(safe(text)), f"{n:,}")
+            if len(found) > SHOWN:
+                made.add_row(f"{len(found) - SHOWN} more", f"{sum(n for _, n in found.most_common()[SHOWN:]):,}")
+            out.print(made)
+    for name, database in layers.items():
+        damage(name, database.damage())
+
+
+def _figures(records: Sequence[AnyRecord]) -> dict[str, Any]:
+    from statistics import median
+
+    measurements, faults = split(records)
+    rows = known({"": records})
+    gains = [row.answer.record.evidence.gain.median for row in rows if row.answer]
+    return {
+        "measurements": len(measurements),
+        "confirmed": sum(m.evidence.confirmed for m in measurements),
+        "problems": len(rows),
+        "answers": len(gains),
+        "median_gain": median(gains) if gains else None,
+        "faults": len(faults),
+    }
+
+
+def _figure(value: Any) -> str:
+    return "-" if value is None else f"{value:.2f}x" if isinstance(value, float) else f"{value:,}"
+
+
+def log(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="The last so many lines.")] = 20,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """What happened to the user's knowledge base, the newest line last.
+
+    Example: tunewright kb log --count 50
+    """
+    events = opened(settings_of(config), "user")["user"].events()
+    if as_json:
+        sys.stdout.write(json.dumps([vars(event) for event in events[-count:]], indent=2) + "\n")
+        return
+    out = console()
+    if len(events) > count:
+        out.print(f"{plural(len(events) - count, 'earlier line')} (--count {len(events)})")
+        out.print()
+    made = table("date", "action", "what")
+    for event in events[-count:]:
+        made.add_row(*(cell(safe(text)) for text in (event.date, event.action, event.what)))
+    out.print(made if events else "nothing has happened yet")
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
+    "import": import_, "verify": verify, "prune": prune, "log": log,
+}  # fmt: skip
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+
+COMMANDS = (app,)

@@ -1,0 +1,83 @@
+"""What knowledge bases answer on a device of this machine, and why a record does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from ..solvers.base import Problem, Solver
+    from ..tuning.database import Database
+    from ..tuning.key import Where
+    from ..tuning.lookup import Answer, Layer
+    from ..tuning.measure import Candidate
+    from ..tuning.record import Measurement
+
+
+def pose(m: Measurement) -> Problem:
+    """The problem of a measurement; InputError when it is not the one that the key names."""
+    from ..solvers.serial import from_json
+
+    problem = from_json(m.problem)
+    if problem.key() != m.key.problem:
+        raise InputError(f"the stored problem is another one: {problem.key()[:200]}", where=m.digest[:10])
+    return problem
+
+
+class Asked:
+    """A device, and the layers that are asked about it."""
+
+    def __init__(self, name: str, layers: Mapping[str, Database], settings: Settings) -> None:
+        from ..plugins.single import open_device
+        from ..tuning.key import Where
+        from ..tuning.lookup import Layer
+        from ..tuning.tuner import Tuner
+
+        self.device = open_device(name)
+        self.name, self.where = self.device.name, Where.of(self.device.target)
+        self.layers = [Layer(layer, database) for layer, database in layers.items()]
+        self._tuner = Tuner(settings)
+
+    def answer(self, problem: Problem) -> Answer:
+        """What would be used now, the best first."""
+        return self._ask(problem, self.layers)
+
+    def verdict(self, problem: Problem, layer: str, m: Measurement) -> str:
+        """How one measurement fits by itself (exact, provisional and which field differs), or why it does not."""
+        from ..tuning.database import MemoryDatabase
+        from ..tuning.lookup import Layer
+
+        faults = [fault for each in self.layers for fault in each.database.faults()]
+        answer = self._ask(problem, [Layer(layer, MemoryDatabase([m, *faults]))])
+        if answer.best is not None:
+            return str(answer.best.match)
+        # the reason follows the name of the record
+        return answer.nearest.partition(f" of the {layer}: ")[2] or answer.nearest
+
+    def default(self, problem: Problem) -> Candidate | None:
+        """What is used where nothing answers."""
+        from ..search.space import Config
+
+        accepting = self._tuner.ask(problem, self.device)[0]
+        solver = next((s for s in accepting if not s.tuned_only), None)
+        return None if solver is None else (solver.id, Config(solver.default(problem, self.device.target)))
+
+    def solvers(self, problem: Problem) -> list[Solver]:
+        """Those that accept a problem."""
+        return self._tuner.ask(problem, self.device)[0]
+
+    def is_here(self, where: Where) -> bool:
+        """Something was measured on this device, be it with other versions."""
+        mine = self.where
+        return (where.device, where.processor, where.runtime) == (mine.device, mine.processor, mine.runtime)
+
+    def _ask(self, problem: Problem, layers: Sequence[Layer]) -> Answer:
+        from ..tuning.lookup import Lookup
+
+        accepting, rejected = self._tuner.ask(problem, self.device)
+        asked = [s for s in self._tuner.candidates if s in accepting or s.id in rejected]
+        default = self.default(problem)
+        return Lookup(layers).ask(problem, self.device.target, asked, lambda s: rejected.get(s.id), default)

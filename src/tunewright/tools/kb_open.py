@@ -1,0 +1,136 @@
+"""Options of the `tunewright kb` commands, and the knowledge bases that an argument names."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import DeviceError, InputError
+from .common import note, parse_config
+from .kb_view import plural, safe
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from ..tuning.database import Database
+    from ..tuning.record import AnyRecord
+
+
+class Layers(enum.StrEnum):
+    """Whose records."""
+
+    ALL = "all"
+    USER = "user"
+    SYSTEM = "system"
+
+
+#: damaged lines that are named one by one
+NAMED = 10
+
+Op = Annotated[str, typer.Option("--op", metavar="NAME", help="Only of this operation.", show_default=False)]
+DeviceKind = Annotated[
+    str, typer.Option("--device", metavar="KIND", help="Only of this kind of device: cpu, gpu.", show_default=False)
+]
+Processor = Annotated[
+    str, typer.Option("--processor", metavar="TEXT", help="Only where its name holds this.", show_default=False)
+]
+SolverName = Annotated[
+    str, typer.Option("--solver", metavar="TEXT", help="Only of solvers whose name holds this.", show_default=False)
+]
+LayerName = Annotated[Layers, typer.Option("--layer", "-l", help="Whose records.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AnyProcessor = Annotated[bool, typer.Option("--any-processor", help="Also records of processors that are not here.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+def settings_of(config: Sequence[str] | None) -> Settings:
+    """The settings; a note says what is odd about the places that they name."""
+    from ..settings import Settings
+    from ..tuning.places import warnings
+
+    settings = Settings.make(parse_config(config))
+    for text in warnings(settings):
+        note(text)
+    return settings
+
+
+def opened(settings: Settings, layer: str = "all") -> dict[str, Database]:
+    """The knowledge bases of the layers that are wanted, the first one first."""
+    from ..tuning.places import open_system, open_user
+
+    ways = {"user": open_user, "system": open_system}
+    return {name: way(settings) for name, way in ways.items() if layer in ("all", name)}
+
+
+def writable(settings: Settings) -> Database:
+    """The user's knowledge base, where it can be written."""
+    user = opened(settings, "user")["user"]
+    if user.read_only is not None:
+        hint = "USER_DB_PATH names another folder"
+        raise InputError(f"cannot be written: {user.read_only}", where=user.path, hint=hint)
+    return user
+
+
+def base(text: str, settings: Settings) -> Database:
+    """A knowledge base as an argument names it: user, system, a folder, a kb.sqlite, a .jsonl or a .json file."""
+    if text in ("user", "system"):
+        return opened(settings, text)[text]
+    from ..tuning.places import open_path
+
+    path = Path(text)
+    if not path.exists():
+        hint = "a knowledge base is: user, system, a folder, a kb.sqlite, a .jsonl file or a tuning file in .json"
+        raise InputError("there is no such file", where=text, hint=hint)
+    return open_path(path)
+
+
+def solvers_here() -> set[str]:
+    """The ids of the solvers that exist."""
+    from ..solvers.base import solvers
+
+    return {solver.id for solver in solvers()}
+
+
+def damage(name: str, found: Sequence[str]) -> None:
+    """Tell what could not be read."""
+    for text in found[:NAMED]:
+        note(f"{name}: {safe(text)}")
+    if len(found) > NAMED:
+        note(f"{name}: and {plural(len(found) - NAMED, 'other fault')} of this kind")
+
+
+def here() -> dict[tuple[str, str], str]:
+    """Kind and processor of every device of this machine, with the first of the names under which it is known."""
+    from ..plugins.single import open_device, visible
+    from ..tuning.key import Where
+
+    found: dict[tuple[str, str], str] = {}
+    for name in visible(alternatives=True):
+        try:
+            where = Where.of(open_device(name).target)
+        except DeviceError as error:
+            note(f"{name} cannot be opened: {error}")
+            continue
+        found.setdefault((where.device, where.processor), name)
+    return found
+
+
+def check_processors(records: Iterable[AnyRecord], source: str) -> None:
+    """Raise when records were measured on a processor that is not in this machine."""
+    mine = here()
+    other: dict[tuple[str, str], int] = {}
+    for record in records:
+        at = record.key.where.device, record.key.where.processor
+        if at not in mine:
+            other[at] = other.get(at, 0) + 1
+    if other:
+        named = "; ".join(f"{plural(n, 'record')} of {safe(at[1])} ({safe(at[0])})" for at, n in sorted(other.items()))
+        have = ", ".join(f"{name} ({kind})" for kind, name in sorted(mine)) or "none"
+        raise InputError(
+            f"holds {named}, and this machine has {have}; nothing was taken",
+            where=source,
+            hint="--any-processor takes them all the same; they never answer exactly here",
+        )

@@ -1,0 +1,100 @@
+"""``tunewright kb prune``: records that are of no use any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import InputError
+from .common import Configs, cell, console, table
+from .kb_open import DryRun, opened, settings_of, solvers_here, writable
+from .kb_view import plural, split
+
+if TYPE_CHECKING:
+    from ..tuning.record import AnyRecord
+
+
+def prune(
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="Measurements that a newer one of the same candidate replaces.")
+    ] = False,
+    unknown_solvers: Annotated[
+        bool, typer.Option("--unknown-solvers", help="Records of solvers that no longer exist.")
+    ] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="The quarantine: all may be tried again.")] = False,
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            "--older-than", min=0, metavar="DAYS", help="Only older ones; alone: every record.", show_default=False
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    config: Configs = None,
+) -> None:
+    """Drop records of the user's knowledge base that are of no use. Without an option nothing is dropped.
+
+    Records that others still have come back with the next merge.
+
+    Example: tunewright kb prune --superseded --unknown-solvers --dry-run
+    """
+    if not (superseded or unknown_solvers or faults or older_than is not None):
+        hint = "--superseded, --unknown-solvers, --faults, --older-than DAYS"
+        raise InputError("say what to drop", where="kb prune", hint=hint)
+    from ..tuning.shared import SharedDatabase
+
+    settings = settings_of(config)
+    user = opened(settings, "user")["user"] if dry_run else writable(settings)
+    records = list(user)
+    chosen: dict[str, Sequence[AnyRecord]] = {
+        "superseded": _superseded(records) if superseded else [],
+        "of unknown solvers": _unknown(records) if unknown_solvers else [],
+        "faults": split(records)[1] if faults else [],
+    }
+    if older_than is not None:
+        date = _days_ago(older_than)
+        if not (superseded or unknown_solvers or faults):
+            chosen = {f"older than {plural(older_than, 'day')}": records}
+        chosen = {why: [r for r in found if r.date < date] for why, found in chosen.items()}
+    gone = {r.digest for found in chosen.values() for r in found}
+    out = console()
+    made = table("dropped", ">records")
+    for why, found in chosen.items():
+        if found:
+            made.add_row(why, f"{len(found):,}")
+    if gone:
+        out.print(made)
+        out.print()
+    if gone and not dry_run:
+        user.remove(gone)
+        what = ", ".join(why for why, found in chosen.items() if found)
+        user.note("pruned", f"{plural(len(gone), 'record')}: {what}")
+    if not dry_run and isinstance(user, SharedDatabase):
+        user.compact()
+    verb = "would be dropped of" if dry_run else "dropped of"
+    out.print(cell(f"{plural(len(gone), 'record')} {verb} {len(records):,} in {user.path}"), soft_wrap=True)
+
+
+def _superseded(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+    from ..tuning.database import newest
+
+    measurements = split(records)[0]
+    counting = {m.digest for m in newest(measurements)}
+    return [m for m in measurements if m.digest not in counting]
+
+
+def _unknown(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+    there = solvers_here()
+    return [r for r in records if r.key.solver not in there]
+
+
+def _days_ago(days: int) -> str:
+    """The date as records write it; they compare as texts."""
+    import datetime
+
+    try:
+        then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+    except OverflowError:
+        raise InputError(f"{days} days ago there was no calendar", where="--older-than") from None
+    return then.isoformat(timespec="seconds").replace("+00:00", "Z")

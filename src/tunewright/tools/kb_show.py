@@ -1,0 +1,206 @@
+"""``tunewright kb show``: everything of a record, or of what is known about a problem."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DeviceError, InputError
+from .common import Configs, cell, console, note
+from .kb_ask import Asked, pose
+from .kb_open import AsJson, LayerName, Layers, damage, opened, settings_of
+from .kb_view import (
+    DIGEST,
+    LEAST,
+    Known,
+    Standing,
+    config_text,
+    known,
+    plural,
+    problem_text,
+    record_grid,
+    safe,
+    split,
+)
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from ..solvers.base import Problem
+    from ..tuning.database import Database
+    from ..tuning.record import AnyRecord, Fault, Measurement
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECORD|PROBLEM", help="The start of a digest, or a problem's text.", show_default=False
+        ),
+    ],
+    device: Annotated[
+        str, typer.Option("--device", "-d", metavar="NAME", help="Asked for answers; else all.", show_default=False)
+    ] = "",
+    layer: LayerName = Layers.ALL,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """One record with all its evidence; or every record of a problem, the one that answers first on top, and why.
+
+    `tunewright kb list` shows digests. Of a problem any part of its text will do that no other problem has.
+
+    Example: tunewright kb show 3f2a91c0
+    """
+    settings = settings_of(config)
+    layers = opened(settings, layer)
+    for name, database in layers.items():
+        damage(name, database.damage())
+    records = {name: list(database) for name, database in layers.items()}
+    found = _by_digest(what, records)
+    if found is not None:
+        problem = found.key.problem
+    else:
+        problem = _problem(what, records)
+    mine = {name: [r for r in some if r.key.problem == problem] for name, some in records.items()}
+    faults = [(name, f) for name, some in mine.items() for f in split(some)[1]]
+    worths = _worths(known(mine), _asked(device, layers, settings))
+    if found is not None:
+        faults = [(name, f) for name, f in faults if f == found]
+        worths = [worth for worth in worths if worth.standing.record == found]
+    if as_json:
+        _print_json(problem, worths, faults)
+    else:
+        _print(problem, worths, faults)
+
+
+def _by_digest(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> AnyRecord | None:
+    """The record whose digest begins so; None when the text is none or no digest does."""
+    if not re.fullmatch(f"[0-9a-f]{{{LEAST},64}}", text):
+        return None
+    found = {r.digest: r for some in records.values() for r in some if r.digest.startswith(text)}
+    if len(found) > 1:
+        named = ", ".join(sorted(found)[:3])
+        raise InputError(f"{len(found)} records begin so: {named}, ...", where=text, hint="give more of the digest")
+    return next(iter(found.values()), None)
+
+
+def _problem(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> str:
+    problems = {r.key.problem for some in records.values() for r in some}
+    if text in problems:
+        return text
+    fitting = sorted(p for p in problems if text.lower() in p.lower() or text.lower() in problem_text(p).lower())
+    if not fitting:
+        raise InputError("no record and no problem", where=text, hint="`tunewright kb list` shows what there is")
+    if len(fitting) > 1:
+        named = "; ".join(problem_text(p) for p in fitting[:3])
+        hint = "give more of its text, or the digest of a record"
+        raise InputError(f"{len(fitting)} problems fit: {named}{'; ...' if fitting[3:] else ''}", where=text, hint=hint)
+    return fitting[0]
+
+
+def _asked(device: str, layers: Mapping[str, Database], settings: Settings) -> list[Asked]:
+    """The devices that are asked about a problem."""
+    from ..plugins.single import visible
+
+    if device:
+        return [Asked(device, layers, settings)]
+    found = []
+    for name in visible():
+        try:
+            found.append(Asked(name, layers, settings))
+        except DeviceError as error:
+            note(f"{name} cannot be asked: {error}")
+    return found
+
+
+@dataclass(frozen=True)
+class Worth:
+    """A measurement, and what it is worth on each device, in words."""
+
+    standing: Standing
+    texts: Mapping[str, str]
+
+    def __str__(self) -> str:
+        if len(self.texts) == 1 or len(set(self.texts.values())) == 1:
+            return next(iter(self.texts.values()))
+        return "; ".join(f"{name}: {text}" for name, text in self.texts.items()) or self.standing.why or "not asked"
+
+
+def _worths(places: Sequence[Known], asked: Sequence[Asked]) -> list[Worth]:
+    """The measurements of a problem in the order of the answer on the devices, then as they stood in their places."""
+    standings = [s for row in places for s in row.standings]
+    problem = _posed([s.record for s in standings])
+    if problem is None:
+        return [Worth(s, {}) for s in standings]
+    ranked: list[tuple[int, Worth]] = []
+    found = {each: each.answer(problem).found for each in asked}
+    for s in standings:
+        texts, best = {}, len(standings)
+        for each, answers in found.items():
+            at = next((i for i, f in enumerate(answers) if f.measurement == s.record and f.layer == s.layer), None)
+            if at is not None:
+                texts[each.name] = f"{'answers' if at == 0 else f'number {at + 1}'}, {answers[at].match}"
+                best = min(best, at)
+            else:
+                texts[each.name] = _why_not(s, each.verdict(problem, s.layer, s.record))
+        ranked.append((best, Worth(s, texts)))
+    return [worth for _, worth in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _why_not(s: Standing, alone: str) -> str:
+    """Why a measurement does not answer; ``alone``: how it would fit by itself."""
+    if s.why:
+        return s.why
+    kind = alone.partition(":")[0]
+    return alone if kind not in ("exact", "provisional") else f"{alone}; a nearer one of this candidate counts"
+
+
+def _posed(measurements: Sequence[Measurement]) -> Problem | None:
+    """The problem, from the first measurement that can be posed."""
+    for m in measurements:
+        try:
+            return pose(m)
+        except InputError as error:
+            note(f"{m.digest[:DIGEST]} cannot be posed: {safe(error)}")
+    return None
+
+
+def _heading(record: AnyRecord) -> str:
+    return f"{record.digest[:DIGEST]}  {safe(record.key.solver)} {config_text(record.config)}".rstrip()
+
+
+def _print(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[str, Fault]]) -> None:
+    out = console()
+    out.print(cell(safe(problem)), style="bold")
+    counts = f"{plural(len(worths), 'measurement')}, {plural(len(faults), 'fault')}"
+    out.print(f"{counts}; who would answer first stands first" if len(worths) > 1 else counts)
+    for worth in worths:
+        record = worth.standing.record
+        out.print()
+        out.print(cell(_heading(record)), style="bold", soft_wrap=True)
+        out.print(cell(f"  {worth}"), style="bold")
+        out.print(record_grid(record, worth.standing.layer))
+    for name, fault in faults:
+        out.print()
+        out.print(cell(_heading(fault)), style="bold", soft_wrap=True)
+        out.print(record_grid(fault, name))
+
+
+def _print_json(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[str, Fault]]) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "layer": worth.standing.layer,
+            "worth": dict(worth.texts),
+            "why_not": worth.standing.why or None,
+            "digest": worth.standing.record.digest,
+            **worth.standing.record.body(),
+        }
+        for worth in worths
+    ]
+    rows += [{"layer": name, "digest": fault.digest, **fault.body()} for name, fault in faults]
+    sys.stdout.write(json.dumps({"problem": problem, "records": rows}, indent=2) + "\n")

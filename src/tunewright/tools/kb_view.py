@@ -1,0 +1,312 @@
+"""What `tunewright kb` shows: records by filters, the answers that follow from them, and texts for people."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .common import cell, milliseconds, number, size, table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from ..tuning.key import Where
+    from ..tuning.record import AnyRecord, Evidence, Fault, Measurement, Ratio
+
+#: characters of a digest that are shown, and at least asked for
+DIGEST, LEAST = 10, 4
+#: characters of a problem and of a config that a table shows; JSON has all
+LONGEST = 160
+#: marks of a sparkline; samples are gathered to so many
+MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
+_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
+
+
+# ---- which records, and what follows from them ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which records are wanted; an empty text lets every record through."""
+
+    op: str = ""
+    device: str = ""
+    processor: str = ""
+    solver: str = ""
+
+    def __call__(self, record: AnyRecord) -> bool:
+        where = record.key.where
+        return (
+            self.op.lower() in ("", (op := op_of(record.key.problem)).lower(), op.rpartition("::")[2].lower())
+            and self.device.lower().partition(".")[0] in ("", where.device)
+            and self.processor.lower() in where.processor.lower()
+            and self.solver.lower() in record.key.solver.lower()
+        )
+
+
+def op_of(problem: str) -> str:
+    """The operation of a key's problem."""
+    return problem.partition("(")[0]
+
+
+def split(records: Iterable[AnyRecord]) -> tuple[list[Measurement], list[Fault]]:
+    """Measurements and faults."""
+    from ..tuning.record import Measurement
+
+    measurements: list[Measurement] = []
+    faults: list[Fault] = []
+    for record in records:
+        if isinstance(record, Measurement):
+            measurements.append(record)
+        else:
+            faults.append(record)
+    return measurements, faults
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A measurement among those of its problem and place. ``why``: what keeps it from answering; empty if nothing."""
+
+    layer: str
+    record: Measurement
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about a problem in a place: who answers first stands first, who cannot answer last."""
+
+    problem: str
+    where: Where
+    standings: tuple[Standing, ...]
+
+    @property
+    def answer(self) -> Standing | None:
+        """None where nothing was found faster than the default."""
+        return self.standings[0] if not self.standings[0].why else None
+
+    @property
+    def is_default(self) -> bool:
+        """The answer is the default itself: a session found nothing that is faster."""
+        answer = self.answer
+        return answer is not None and (answer.record.key.solver, answer.record.config) == answer.record.evidence.default
+
+    @property
+    def shown(self) -> Standing:
+        """What stands for it in a table: the answer, or the newest of the rest."""
+        return self.answer or max(self.standings, key=lambda s: (s.record.date, s.record.digest))
+
+
+def known(layers: Mapping[str, Iterable[AnyRecord]]) -> list[Known]:
+    """Every problem in every place of layers, the first one first: asked there, as it was when it was measured.
+
+    That takes no device: whether a stored answer fits this machine now is for `tuning.lookup` to say.
+    """
+    groups: dict[tuple[str, Where], list[tuple[str, Measurement]]] = defaultdict(list)
+    barred: list[Fault] = []
+    for layer, records in layers.items():
+        measurements, faults = split(records)
+        barred += faults
+        for m in measurements:
+            groups[m.key.problem, m.key.where].append((layer, m))
+    by_candidate: dict[object, list[Fault]] = defaultdict(list)
+    for fault in barred:
+        by_candidate[fault.key.solver, fault.config].append(fault)
+    order = sorted(groups, key=lambda at: (place(at[1]), str(at[1]), at[0]))
+    return [Known(*at, _standings(groups[at], list(layers), by_candidate)) for at in order]
+
+
+def _standings(
+    group: Sequence[tuple[str, Measurement]], layers: Sequence[str], faults: Mapping[object, Sequence[Fault]]
+) -> tuple[Standing, ...]:
+    from ..tuning.database import better, newest
+    from ..tuning.key import Kind, Match
+
+    counts: dict[object, tuple[str, Measurement]] = {}
+    for layer in layers:
+        found = newest(m for name, m in group if name == layer)
+        found.sort(key=lambda m: (m.evidence.regime == "cold", m.date, m.digest))
+        for m in reversed(found):
+            counts.setdefault((m.key.solver, m.config), (layer, m))
+    why: dict[tuple[str, str], str] = {}
+    for layer, m in group:
+        counting = counts[m.key.solver, m.config]
+        if counting != (layer, m):
+            why[layer, m.digest] = f"{counting[1].digest[:DIGEST]} counts for this candidate"
+        else:
+            why[layer, m.digest] = _unusable(m) or _barred(m, faults.get((m.key.solver, m.config), ()))
+    ranked = better((Match(Kind.EXACT), m) for layer, m in counts.values() if not why[layer, m.digest])
+    first = [Standing(counts[m.key.solver, m.config][0], m) for _, m in ranked]
+    first.sort(key=lambda s: layers.index(s.layer))
+    rest = [Standing(layer, m, why[layer, m.digest]) for layer, m in group if why[layer, m.digest]]
+    rest.sort(key=lambda s: (s.record.date, s.record.digest), reverse=True)
+    return (*first, *rest)
+
+
+def _unusable(m: Measurement) -> str:
+    if m.evidence.gain.low < 1:
+        return "not faster than the default beyond noise"
+    return "" if m.evidence.confirmed else "not confirmed on samples of its own"
+
+
+def _barred(m: Measurement, faults: Sequence[Fault]) -> str:
+    """As `Lookup.barred`, for the place where it was measured."""
+    for fault in faults:
+        one, other = fault.key.where, m.key.where
+        same = (one.device, one.processor, one.runtime, one.software) == (
+            other.device, other.processor, other.runtime, other.software
+        )  # fmt: skip
+        is_default = (m.key.solver, m.config) == m.evidence.default
+        if same and fault.key.version == m.key.version and (not is_default or fault.key.problem == m.key.problem):
+            return f"barred: {fault.status.lower()} on {fault.date[:10]}"
+    return ""
+
+
+# ---- texts for people ----------------------------------------------------------------------------------------------
+
+
+def safe(text: object) -> str:
+    """Text from a record as a terminal may show it: what would steer the terminal is spelt out."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
+
+
+def short(text: str, most: int = LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def problem_text(problem: str) -> str:
+    """A problem for a table: types in short, without attributes; of fused steps only the names."""
+    bare, depth = [], 0
+    for c in safe(problem):
+        depth += c == "{"
+        if not depth:
+            bare.append(c)
+        depth -= c == "}" and depth > 0
+    text = re.sub(r"\b(bfloat|float|uint|int)(?=\d+\[)", lambda found: _TYPES[found[1]], "".join(bare))
+    text = text.replace("]!", "]")
+    main, *steps = text.split(" | ")
+    return short(" | ".join([main.strip(), *(step.partition("(")[0] for step in steps)]))
+
+
+def config_text(config: Mapping[str, Any], most: int = LONGEST) -> str:
+    return short(safe(" ".join(f"{name}={config[name]}" for name in sorted(config))), most)
+
+
+def place(where: Where) -> str:
+    """The place of a record in a line."""
+    units = f"{where.units} unit{'s' if where.units != 1 else ''}"
+    return safe(f"{where.processor} ({where.device}, {units}), {where.runtime}")
+
+
+def gain_text(ratio: Ratio) -> str:
+    if not ratio.pairs and ratio.low < ratio.high:
+        return "unknown"
+    return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def sparkline(samples: Sequence[float]) -> str:
+    """Samples in order, from the smallest (low) to the largest (high); many are gathered by their medians."""
+    from statistics import median
+
+    n = min(len(samples), WIDTH)
+    parts = [median(samples[len(samples) * i // n : len(samples) * (i + 1) // n]) for i in range(n)]
+    low, span = min(parts, default=0.0), max(parts, default=0.0) - min(parts, default=0.0)
+    return "".join(MARKS[int((p - low) / span * (len(MARKS) - 1) + 0.5)] if span else MARKS[0] for p in parts)
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def answers_table(rows: Sequence[Known], solvers: Collection[str]) -> Table:
+    """Rows of one place; two lines each, so that it fits 80 columns. ``solvers``: those that exist."""
+    made = table("problem and kernel", ">gain", "from", ">date, record")
+    for row in rows:
+        s = row.shown
+        if row.answer:
+            gain = s.record.evidence.gain
+            kernel = f"{safe(s.record.key.solver)} {config_text(s.record.config)}".rstrip()
+            kernel += ", the default" if row.is_default else ""
+            kernel += "" if s.record.key.solver in solvers else ", a solver that is not here"
+            ratio = f"{gain.median:.2f}x\n{gain.low:.2f}-{gain.high:.2f}"
+        else:
+            kernel, ratio = f"the default stays: {s.why}", "-"
+        date = f"{s.record.date[:10]}\n{s.record.digest[:DIGEST]}"
+        made.add_row(stacked(problem_text(row.problem), kernel), ratio, cell(s.layer), date)
+    return made
+
+
+def stacked(first: str, *others: str) -> Group:
+    """Texts beneath each other, all but the first one indented, also where they are wrapped."""
+    from rich.console import Group
+    from rich.padding import Padding
+
+    return Group(cell(first), *(Padding(cell(text), (0, 0, 0, 4)) for text in others))
+
+
+def faults_table(faults: Sequence[tuple[str, Fault]]) -> Table:
+    made = table("candidate, problem and reason", "fault", "from", ">date, record")
+    for layer, fault in faults:
+        what = f"{safe(fault.key.solver)} {config_text(fault.config)}".rstrip()
+        text = stacked(what, problem_text(fault.key.problem), short(safe(fault.why)))
+        date = f"{fault.date[:10]}\n{fault.digest[:DIGEST]}"
+        made.add_row(text, fault.status.lower(), cell(layer), date)
+    return made
+
+
+def grid(rows: Iterable[tuple[str, object]]) -> Table:
+    """Names and values beneath a heading."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(f"  {name}", cell(value))
+    return made
+
+
+def record_grid(record: AnyRecord, layer: str) -> Table:
+    """Everything of one record, but for its problem."""
+    from ..tuning.record import Measurement
+
+    key = record.key
+    rows: list[tuple[str, object]] = [
+        ("processor", f"{safe(key.where.processor)} ({safe(key.where.device)}, {plural(key.where.units, 'unit')})"),
+        ("architecture", safe(key.where.arch)),
+        ("runtime", f"{safe(key.where.runtime)}; {safe(key.where.software)}"),
+        ("options", safe(key.where.options) or "none"),
+        ("solver", f"{safe(key.solver)} {safe(key.version)}"),
+        ("config", config_text(record.config, 1 << 16) or "none: it has no parameters"),
+        ("source", f"{safe(key.source)} (digest of the kernel's text)"),
+        ("space", f"{safe(key.space)} (digest of the configs)"),
+    ]
+    if isinstance(record, Measurement):
+        rows += _evidence(record.evidence)
+    else:
+        rows += [("fault", f"{record.status.lower()}: {safe(record.why)}")]
+    rows += [("date", f"{record.date}, tunewright {safe(record.tool)}"), ("from", layer), ("record", record.digest)]
+    return grid(rows)
+
+
+def _evidence(e: Evidence) -> Iterable[tuple[str, object]]:
+    spread = f"quartiles {milliseconds(e.lower)} to {milliseconds(e.upper)}, {plural(len(e.samples), 'sample')}"
+    yield "time", f"{milliseconds(e.seconds)} ms ({spread})"
+    if e.samples:
+        edges = f"{milliseconds(min(e.samples))} to {milliseconds(max(e.samples))}"
+        yield "samples", f"{sparkline(e.samples)}  {edges} ms, in order"
+    default = f"{safe(e.default[0])} {config_text(e.default[1])}".rstrip()
+    found = "confirmed on samples of its own" if e.confirmed else "not confirmed"
+    yield "gain", f"{gain_text(e.gain)} over {default}, {plural(e.gain.pairs, 'pair')}, {found}"
+    yield "control", f"{gain_text(e.control)}: the default against itself, {plural(e.control.pairs, 'pair')}"
+    yield "error", f"{number(e.error)} of the largest element"
+    yield "regime", f"{e.regime}, {e.copies} cop{'y' if e.copies == 1 else 'ies'}, {size(e.nbytes)}"
+    if e.environment:
+        yield "environment", safe(", ".join(f"{name} {value}" for name, value in sorted(e.environment.items())))

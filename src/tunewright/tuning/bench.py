@@ -1,0 +1,354 @@
+"""Checks and times candidates in this process: `Local`. Inside a worker it is what does the measuring.
+
+A *turn* executes a kernel back to back on successive slots of a ring of copies (`ring`), and reads the queue's clock
+before and after. Results are looked at after every turn, off the clock: outputs were poisoned, and hold what the judge
+found right, or the candidate is out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from ..devices.base import Device, Target
+from ..errors import TunewrightError
+from ..ir.types import TensorType
+from ..ops import lookup
+from ..search.base import Status
+from ..search.space import Config
+from ..solvers.base import Array, Kernel, Problem, Solver, solvers
+from .judge import POISONS, Judge, same
+from .measure import Attempt, Candidate, Measurer, Race, Regime
+from .ring import Copies, Ring, views
+
+#: how long a turn should last, in seconds: long beside the clock's resolution and a launch, short beside disturbances
+TURN = 0.5e-3
+#: turns of an attempt, and how long they may take together
+LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
+#: inputs up to so many bytes are compared after every turn
+CHEAP = 4 << 20
+#: The roofline that no kernel is above: cycles per second, bytes of a vector, multiply-adds per cycle and unit. A kernel
+#: may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
+CLOCK, VECTOR_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
+
+
+class Faulty(Exception):
+    """A candidate that was right turned out wrong while it was timed."""
+
+
+@dataclass
+class Binding:
+    """A kernel's launches, one for each slot."""
+
+    copies: list[Copies | None]
+    calls: list[Callable[[], object]]
+
+
+@dataclass
+class Entry:
+    """A candidate that was found right."""
+
+    kernel: Kernel
+    attempt: Attempt
+    #: median of its samples
+    seconds: float = math.inf
+    #: results that were compared with the reference: equal ones need no further comparison
+    right: list[Array | None] = field(default_factory=list)
+    #: by number: a second one is the candidate's twin in a race against itself
+    bindings: dict[int, Binding] = field(default_factory=dict)
+
+
+class Local(Measurer):
+    """Measures in this process, on one queue of one device.
+
+    ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing`` is
+    called with "begin" and "end" around every timed stretch, and ``timed`` is the sum of what they claim to have taken.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        solvers: Sequence[Solver] | None = None,
+        clock: Callable[[], float] | None = None,
+        timing: Callable[[str], None] | None = None,
+    ) -> None:
+        self.device, self.timing, self.timed = device, timing, 0.0
+        self._solvers = {s.id: s for s in (_all_solvers() if solvers is None else solvers)}
+        self._clock = clock or time.perf_counter
+        self._queue = device.queue()
+        self._judge: Judge | None = None
+        self._ring: Ring | None = None
+        #: candidates of the posed problem that were right, the least recently used first
+        self._entries: dict[tuple[str, Config], Entry] = {}
+        self._rng = np.random.default_rng(0)
+        self._kind, self._seed = "cold", 0
+
+    # ---- the problem ------------------------------------------------------------------------------------------------
+
+    def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
+        self.close()
+        judge = Judge(problem, self.device, seed)
+        why = judge.unfit
+        if why is not None:
+            return why
+        self._judge, self._kind, self._seed = judge, regime, seed
+        self._rng = np.random.default_rng(seed)
+        self._floor = floor(problem, self.device.target)
+        try:
+            self._made()
+        except MemoryError as error:
+            self.close()
+            return str(error) or "no memory"
+        return None
+
+    def regime(self) -> Regime:
+        return self._made().regime
+
+    def close(self) -> None:
+        self._queue.finish()
+        self._entries.clear()
+        self._ring = self._judge = None
+
+    @property
+    def judge(self) -> Judge:
+        """Of the posed problem."""
+        if self._judge is None:
+            raise RuntimeError("no problem was posed")
+        return self._judge
+
+    def _made(self) -> Ring:
+        if self._ring is None:
+            j = self.judge
+            self._ring = Ring(j.problem, self.device, self._queue, j.cases[0], self._kind, self._seed)
+        return self._ring
+
+    # ---- one candidate ----------------------------------------------------------------------------------------------
+
+    def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
+        entry = self._entry(candidate)
+        if isinstance(entry, Attempt):
+            return entry
+        try:
+            binding = self._bind(entry, 0)
+            estimate = self._turn(entry, binding, 1)  # a first execution: whatever is made then does not count
+            probe = self._turn(entry, binding, self._count(estimate))
+            entry.seconds = probe
+            if probe > limit:
+                entry.attempt = replace(entry.attempt, samples=(probe,), probed=True)
+                return entry.attempt
+            samples: list[float] = []
+            count, spent = self._count(probe), 0.0
+            while len(samples) < LEAST_TURNS or (len(samples) < MOST_TURNS and spent < ENOUGH):
+                samples.append(self._turn(entry, binding, count))
+                spent += samples[-1] * count
+        except Faulty as fault:
+            return self._out(candidate, entry, Status.WRONG, str(fault))
+        except Exception as error:  # a candidate may fail in any way
+            return self._out(candidate, entry, Status.FAILED, _words(error))
+        entry.seconds = median(samples)
+        entry.attempt = replace(entry.attempt, samples=tuple(samples), probed=False)
+        return entry.attempt
+
+    def _entry(self, candidate: Candidate) -> Entry | Attempt:
+        """The candidate, compiled and found right; or what became of it."""
+        key = candidate[0], Config(candidate[1])
+        known = self._entries.pop(key, None)
+        if known is not None:
+            self._entries[key] = known  # used last
+            return known
+        start = self._clock()
+        try:
+            kernel = self._compile(candidate)
+        except Exception as error:
+            return Attempt(Status.FAILED, _words(error), compile_seconds=self._clock() - start)
+        compiled = self._clock()
+        try:
+            verdict = self.judge.check(kernel, self._queue)
+        except Exception as error:
+            self._queue.finish()
+            status, why, error_found = Status.FAILED, _words(error), 0.0
+        else:
+            status, why, error_found = Status.WRONG if verdict.wrong else Status.OK, verdict.wrong, verdict.error
+        checked = self._clock()
+        attempt = Attempt(
+            status, why, error=error_found, compile_seconds=compiled - start, check_seconds=checked - compiled
+        )
+        if status is not Status.OK:
+            return attempt
+        entry = self._entries[key] = Entry(kernel, attempt, right=[None] * len(self.judge.problem.outputs))
+        return entry
+
+    def _compile(self, candidate: Candidate) -> Kernel:
+        id, config = candidate
+        problem, target = self.judge.problem, self.device.target
+        solver = self._solvers.get(id)
+        if solver is None:
+            raise Refused(f"there is no solver {id}")
+        if solver.language not in (None, target.language):
+            raise Refused(f"{id} is for devices that compile {solver.language}")
+        if solver.host and not self.device.shares_memory:
+            raise Refused(f"{id} runs on the host")
+        why = solver.why_not(problem, target)
+        if why is not None:
+            raise Refused(f"{id}: {why}")
+        if config not in solver.space(problem, target):
+            raise Refused(f"{dict(config)} is not in the space of {id}")
+        return solver.compile(problem, config, self.device)
+
+    def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
+        """A candidate leaves; so does the ring, which it may have written to."""
+        self._queue.finish()
+        self._entries.pop((candidate[0], Config(candidate[1])), None)
+        self._drop_ring()
+        return replace(entry.attempt, status=status, why=why, samples=(), probed=False)
+
+    def _drop_ring(self) -> None:
+        self._ring = None
+        for entry in self._entries.values():
+            entry.bindings.clear()
+
+    # ---- several ----------------------------------------------------------------------------------------------------
+
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
+        fallen: dict[int, Attempt] = {}
+        entries: dict[int, Entry] = {}
+        twins: Counter[tuple[str, Config]] = Counter()
+        numbers: list[int] = []
+        for i, candidate in enumerate(candidates):
+            key = candidate[0], Config(candidate[1])
+            numbers.append(twins[key])
+            twins[key] += 1
+            entry = self._raced(candidate)
+            if isinstance(entry, Attempt):
+                fallen[i] = entry
+            else:
+                entries[i] = entry
+        samples: list[list[float]] = [[] for _ in candidates]
+        count = self._count(max((e.seconds for e in entries.values()), default=TURN))
+        for lap in range(rounds + 1):  # the first one warms up
+            for i in self._rng.permutation(sorted(entries)).tolist():
+                entry = entries[i]
+                try:
+                    seconds = self._turn(entry, self._bind(entry, numbers[i]), count if lap else 1)
+                except Faulty as fault:
+                    fallen[i] = self._out(candidates[i], entry, Status.WRONG, str(fault))
+                except Exception as error:
+                    fallen[i] = self._out(candidates[i], entry, Status.FAILED, _words(error))
+                else:
+                    samples[i] += [seconds] if lap else []
+                    continue
+                del entries[i]
+        return Race(tuple(tuple(s) for s in samples), fallen)
+
+    def _raced(self, candidate: Candidate) -> Entry | Attempt:
+        """A candidate that was attempted; else it is now."""
+        entry = self._entry(candidate)
+        if isinstance(entry, Entry) and entry.seconds == math.inf:
+            attempt = self.attempt(candidate)
+            return entry if attempt.status is Status.OK else attempt
+        return entry
+
+    # ---- turns ------------------------------------------------------------------------------------------------------
+
+    def _bind(self, entry: Entry, number: int) -> Binding:
+        found = entry.bindings.get(number)
+        if found is None:
+            ring = self._made()
+            self._make_room(entry)
+            copies = ring.inputs(entry.kernel, number)
+            outs = [[out.view for out in slot] for slot in ring.outputs]
+            calls = [entry.kernel.bind(self._queue, views(copies, s), outs[s]) for s in range(ring.slots)]
+            found = entry.bindings[number] = Binding(copies, calls)
+            ring.sweep()  # what was just written is warm
+        return found
+
+    def _make_room(self, entry: Entry) -> None:
+        """Drop bindings that were not used for long while there are many."""
+        bound = [e for e in self._entries.values() if e.bindings and e is not entry]
+        for old in bound[: max(len(bound) - MOST_BOUND, 0)]:
+            old.bindings.clear()
+
+    def _count(self, seconds: float) -> int:
+        """Executions of a turn."""
+        most = self._made().most()
+        return most if seconds * most <= TURN else min(max(round(TURN / seconds), 1), most)
+
+    def _turn(self, entry: Entry, binding: Binding, count: int) -> float:
+        """Seconds per execution. Faulty when that is impossible, or results are not what they were."""
+        ring, queue = self._made(), self._queue
+        slots = ring.take(count)
+        calls = [binding.calls[slot] for slot in slots]
+        if self.timing is not None:
+            self.timing("begin")
+        start = queue.now()
+        for call in calls:
+            call()
+        end = queue.now()
+        if self.timing is not None:
+            self.timing("end")
+        self.timed += end - start
+        seconds = (end - start) / count
+        if not (math.isfinite(seconds) and seconds > 0 and seconds >= self._floor):
+            least = f", less than {self._floor:.3g}" if math.isfinite(seconds) and seconds > 0 else ""
+            raise Faulty(f"impossible time: {seconds:.3g} s for one execution{least}")
+        for slot in {slots[-1], slots[int(self._rng.integers(count))]}:
+            self._look(entry, binding, slot)
+        ring.poison(slots)
+        return seconds
+
+    def _look(self, entry: Entry, binding: Binding, slot: int) -> None:
+        """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""
+        outs = self._made().outputs[slot]
+        for n, (out, buffer) in enumerate(zip(outs, self._queue.fetch([o.buffer for o in outs]), strict=True)):
+            if not out.is_intact(buffer, POISONS[0]):
+                raise Faulty(f"output {n} is written out of bounds while it is timed")
+            result, right = out.tensor(buffer), entry.right[n]
+            if right is not None and same(result, right):
+                continue
+            wrong = self.judge.compare(n, result)
+            if wrong:
+                raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
+            entry.right[n] = result.copy()
+        held = [c for c in binding.copies if c is not None and c.array.nbytes <= CHEAP]
+        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
+        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
+            raise Faulty("it writes to its inputs while it is timed")
+
+
+class Refused(Exception):
+    """A candidate that is not even compiled."""
+
+
+#: candidates whose launches and packed weights are kept
+MOST_BOUND = 16
+
+
+def floor(problem: Problem, target: Target) -> float:
+    """Seconds that one execution takes at least on the fastest hardware that could call itself this target."""
+    spec = lookup(problem.op)
+    outputs = [t for t in problem.outputs if isinstance(t, TensorType)]
+    if spec is None or not outputs:
+        return 0.0
+    main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
+    flops = spec.work(main, outputs, problem.attrs).flops / FAST
+    width = (GPU_BYTES if target.device == "gpu" else VECTOR_BYTES) * max(target.units, 1)
+    narrow = min(t.dtype.itemsize for t in [*main, *outputs] if t is not None)
+    arithmetic = flops / (width / narrow * 2 * 2 * CLOCK)  # two units of two operations each
+    traffic = sum(t.nbytes for t in outputs) / (width * CLOCK)
+    return max(arithmetic, traffic)
+
+
+def _all_solvers() -> Sequence[Solver]:
+    return solvers()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, Refused | TunewrightError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,181 @@
+"""Candidates against the default in interleaved turns: the race of the leaders, and the confirmation of one.
+
+In both the default stands in the list twice. The second one is the control: what it differs from the first is noise,
+and no gain counts that is not larger.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..search.base import Status
+from .measure import Attempt, Candidate, Measurer
+from .progress import Watch
+from .record import Ratio
+from .statistics import Spending, leader, looks, losers, ratio, unknown
+
+#: A gain below this is not worth a change: alignment of code and data alone makes up to a per cent.
+LEAST_GAIN = 1.01
+#: The chance of a gain that is none, and of an interval that is wrong, in a confirmation.
+ALPHA = 0.01
+#: The chance that the race drops one that is not slower. It costs speed at worst, never a wrong change.
+RACE_ALPHA = 0.02
+#: Entrants that cannot be faster than the leader by more than this are as good as it is: no need to tell them apart.
+MARGIN = 0.005
+#: One that is not worth a change, judged with this risk, is given up: 256 more rounds would hardly turn it.
+FUTILE = 0.1
+#: Rounds at most. 3 % of gain under 5 % of jitter is found within about 200; the rest is for a busy machine.
+RACE_ROUNDS, CONFIRM_ROUNDS = 128, 512
+#: Share of the budget that one call of the measurer may take.
+STEP = 0.05
+
+
+@dataclass
+class Contest:
+    """Samples of entrants over common rounds. The first two rows are the baseline and its control."""
+
+    entrants: list[Candidate]
+    samples: list[list[float]] = field(init=False)
+    #: rows that still run
+    running: list[int] = field(init=False)
+    fallen: dict[int, Attempt] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.samples = [[] for _ in self.entrants]
+        self.running = list(range(len(self.entrants)))
+
+    @property
+    def rounds(self) -> int:
+        return len(self.samples[0])
+
+    @property
+    def leaders(self) -> list[int]:
+        """Rows of those that run against the baseline."""
+        return [i for i in self.running if i > 1]
+
+    @property
+    def upset(self) -> bool:
+        """The baseline itself fell: nothing can be compared with it any more."""
+        return 0 in self.fallen or 1 in self.fallen
+
+    def gain(self, row: int, alpha: float) -> Ratio:
+        """Time of the baseline through that of an entrant."""
+        return ratio(self.samples[0], self.samples[row], alpha)
+
+    def drop(self, rows: set[int]) -> None:
+        self.running = [i for i in self.running if i not in rows]
+
+    def run(self, measurer: Measurer, rounds: int) -> None:
+        """More rounds of everybody who still runs."""
+        race = measurer.race([self.entrants[i] for i in self.running], rounds)
+        for row, times in zip(self.running, race.samples, strict=True):
+            self.samples[row] += times
+        fallen = {self.running[i]: attempt for i, attempt in race.fallen.items()}
+        for row in self.running:
+            wrong = impossible(self.samples[row])
+            if wrong and row not in fallen:
+                fallen[row] = Attempt(Status.WRONG, wrong)
+            if row in fallen:  # a time of something that went wrong is none
+                self.samples[row] = []
+        self.fallen |= fallen
+        self.drop(set(fallen))
+
+
+def impossible(samples: Sequence[float]) -> str:
+    """Empty, or what cannot be true of times."""
+    odd = next((s for s in samples if not (math.isfinite(s) and s > 0)), None)
+    return "" if odd is None else f"a time of {odd} seconds is impossible"
+
+
+def play(
+    contest: Contest, measurer: Measurer, watch: Watch, share: float, limit: int, alpha: float
+) -> Iterator[tuple[float, bool]]:
+    """Run a contest up to a share of the budget: at each look the risk that it may take, and whether it is the last."""
+    spending = Spending(alpha)
+    start = watch.elapsed
+    for look in looks(limit):
+        while contest.rounds < look and not contest.upset and (contest.rounds == 0 or watch.left(share) > 0):
+            each = _pace(contest, watch.elapsed - start)
+            # in small steps: when others take the machine in the middle of one, the budget must not suffer much
+            affordable = int(STEP * watch.budget / each) if each > 0 else limit
+            contest.run(measurer, min(max(1, affordable), look - contest.rounds))
+        each, left = _pace(contest, watch.elapsed - start), watch.left(share)
+        plan = min(limit, contest.rounds + int(left / each)) if each > 0 and left < math.inf else limit
+        last = look == limit or contest.upset or plan <= contest.rounds or left <= 0
+        yield spending.at(contest.rounds, plan, last), last
+        if last:
+            return
+
+
+def _pace(contest: Contest, seconds: float) -> float:
+    """Seconds per round so far; without any, infinite."""
+    return seconds / contest.rounds if contest.rounds else math.inf
+
+
+def race(contest: Contest, measurer: Measurer, watch: Watch, share: float) -> int | None:
+    """Let leaders run until one is left, or nothing more can be told: the row of the one to confirm, if any.
+
+    Those that are slower than the fastest fall out, and those that will not gain enough over the baseline. Among what
+    cannot be told apart the baseline is preferred, then the one with the shortest time.
+    """
+    for alpha, last in play(contest, measurer, watch, share, RACE_ROUNDS, RACE_ALPHA):
+        if contest.upset:
+            return None
+        contest.drop({i for i in contest.leaders if contest.gain(i, FUTILE).high < LEAST_GAIN})
+        rows = contest.leaders
+        if rows:
+            contest.drop(losers(contest.samples, rows, alpha / len(rows), MARGIN))
+        if last or len(contest.leaders) <= 1:
+            break
+    rows = contest.leaders
+    if not rows:
+        return None
+    first = leader(contest.samples, rows)
+    return first if not last or contest.gain(first, ALPHA).median >= LEAST_GAIN else None
+
+
+class Verdict(enum.Enum):
+    """What a confirmation found."""
+
+    GAIN = "faster than the default"
+    NONE = "no significant gain"
+    NOISY = "too noisy: the default differs from itself by more than the gain"
+    SHORT = "the time was too short for enough rounds"
+    FALLEN = "it failed while it was timed"
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """One candidate against the baseline on fresh samples: gain, the control's ratio, and what follows."""
+
+    verdict: Verdict
+    gain: Ratio
+    control: Ratio
+
+
+def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1.0) -> Confirmation:
+    """Run baseline, control and one candidate until the gain is certain, or hopeless, or rounds or time are used up.
+
+    A gain counts when the lower end of its interval is worth a change and its median is beyond the control's interval.
+    Contention widens both, nothing is decided, and more rounds follow.
+    """
+    nothing = Confirmation(Verdict.FALLEN, ratio((), (), ALPHA), ratio((), (), ALPHA))
+    found = nothing
+    for alpha, last in play(contest, measurer, watch, share, CONFIRM_ROUNDS, ALPHA):
+        if contest.fallen:
+            return nothing
+        gain, control = contest.gain(2, alpha), contest.gain(1, alpha)
+        noise = max(control.high, 1 / control.low)
+        found = Confirmation(Verdict.NONE, gain, control)
+        if gain.low >= LEAST_GAIN and gain.median > noise:
+            return Confirmation(Verdict.GAIN, gain, control)
+        if contest.gain(2, FUTILE).high < LEAST_GAIN:
+            return found
+        if last and unknown(gain):
+            return Confirmation(Verdict.SHORT, gain, control)
+        if last and noise >= gain.median >= LEAST_GAIN:
+            return Confirmation(Verdict.NOISY, gain, control)
+    return found

@@ -1,0 +1,69 @@
+"""Records from samples: what a session writes down of a candidate, and of the circumstances."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .._version import __version__
+from ..devices.base import Target
+from ..search.base import Status
+from ..solvers import serial
+from ..solvers.base import Config, Problem, Solver
+from .hunt import plain
+from .key import Key
+from .measure import Candidate, Regime
+from .record import Evidence, Fault, Measurement, Ratio, now
+
+#: samples that a record keeps; quartiles are those of all
+KEPT = 64
+#: characters of a reason that a record keeps
+LONGEST_WHY = 2000
+
+
+def environment() -> dict[str, str]:
+    """Where and in what company something is measured."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+        "load before": load(),
+    }
+
+
+def load() -> str:
+    """How many processes wanted the processor in the last minute."""
+    try:
+        return f"{os.getloadavg()[0]:.2f}"
+    except (OSError, AttributeError):  # AttributeError: a platform without it
+        return "unknown"
+
+
+def measurement(
+    problem: Problem, target: Target, solver: Solver, config: Config, samples: Sequence[float], error: float,
+    gain: Ratio, control: Ratio, confirmed: bool, default: Candidate, regime: Regime, before: Mapping[str, str],
+) -> Measurement:  # fmt: skip
+    """A measurement of now. ``before``: the `environment` as it was when measuring began."""
+    lower, middle, upper = (float(q) for q in np.quantile(np.asarray(samples, np.float64), (0.25, 0.5, 0.75)))
+    kept = np.unique(np.linspace(0, len(samples) - 1, KEPT).round().astype(int)) if len(samples) > KEPT else None
+    found = Evidence(
+        middle, lower, upper, tuple(float(samples[i]) for i in (range(len(samples)) if kept is None else kept)),
+        float(error), gain, control, confirmed, plain(default), regime.kind, regime.copies, regime.nbytes,
+        {**before, "load after": load()},
+    )  # fmt: skip
+    key = Key.of(problem, target, solver, config)
+    what = serial.to_json(problem)
+    return Measurement(
+        key, plain((solver.id, config))[1], found, what, problem.family(), problem.sizes, now(), __version__
+    )
+
+
+def fault(problem: Problem, target: Target, solver: Solver, config: Config, status: Status, why: str) -> Fault:
+    """A fault of now."""
+    key = Key.of(problem, target, solver, config)
+    return Fault(key, plain((solver.id, config))[1], status, why[:LONGEST_WHY], now(), __version__)
+

@@ -1,0 +1,280 @@
+"""The search of a tuning session: which candidates are attempted, in which order, and how their times are compared.
+
+The default comes first, then the defaults of the other solvers, then what is known of kindred problems, then what the
+solvers' strategies ask. Attempts lie seconds apart, and the machine changes meanwhile: so whoever is worth it takes a
+few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .. import search
+from ..devices.base import Target
+from ..search.base import Status, Strategy, Trial
+from ..search.space import Config, Space
+from ..solvers.base import Config as AnyConfig
+from ..solvers.base import Problem, Solver
+from .contest import impossible
+from .key import Key
+from .measure import Attempt, Candidate, Measurer
+from .progress import Watch
+from .record import Measurement
+from .statistics import relative
+
+#: an attempt that is slower than the best by this factor is only probed
+LIMIT = 1.5
+#: solvers within this factor of the best get turns, the others one where those get SELDOM
+PROMISING, SELDOM = 2.0, 8
+#: turns that an attempt takes with the anchor
+TURNS = 5
+#: a probe that looks slow is repeated so often, and once more when the anchor, too, is slower than it was by this factor
+PROBES, CONTENDED = 3, 1.25
+#: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
+KNOWN = 3
+#: who takes part in the race: within this factor of the best, and so many
+NEAR, MOST_LEADERS = 1.1, 5
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate that was looked at, for curves and counts."""
+
+    candidate: Candidate
+    status: Status
+    #: as compared with the others; infinite unless OK
+    seconds: float
+    why: str
+    #: when, in seconds since the session began
+    at: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate that is correct."""
+
+    candidate: Candidate
+    seconds: float
+    attempt: Attempt
+
+
+@dataclass
+class _Lane:
+    """A solver with its space and strategy."""
+
+    solver: Solver
+    space: Space
+    strategy: Strategy | None
+    best: float = math.inf
+    #: advances by one with each turn of a promising solver, by more with others: the lowest is next
+    turns: float = 0.0
+
+
+@dataclass
+class Hunt:
+    """Attempts candidates and remembers what came of them."""
+
+    problem: Problem
+    target: Target
+    measurer: Measurer
+    watch: Watch
+    barred: Callable[[str, AnyConfig], str | None]
+    tell: Callable[[], None]
+    found: dict[Candidate, Found] = field(default_factory=dict)
+    faults: dict[Candidate, Attempt] = field(default_factory=dict)
+    tried: list[Tried] = field(default_factory=list)
+    anchor: Found | None = None
+    compile_seconds: float = 0.0
+    check_seconds: float = 0.0
+
+    # ---- what came of it --------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Found | None:
+        return min(self.found.values(), key=lambda f: f.seconds, default=None)
+
+    @property
+    def failed(self) -> int:
+        return sum(t.status is not Status.OK for t in self.tried)
+
+    def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
+        """Who races with a baseline: the fastest and those that may be as fast, and the best of ``again`` in any case."""
+        ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
+        bound = NEAR * min(f.seconds for f in [baseline, *ranked])
+        near = [f.candidate for f in ranked if f.seconds <= bound][:MOST_LEADERS]
+        return near + [f.candidate for f in ranked if f.candidate in again and f.candidate not in near][:1]
+
+    def discard(self, candidate: Candidate, attempt: Attempt) -> None:
+        """A candidate that was correct failed later on."""
+        if self.found.pop(candidate, None) is None:
+            return  # it stood in a contest twice
+        self.faults[candidate] = attempt
+        self.tried.append(Tried(candidate, attempt.status, math.inf, attempt.why, self.watch.elapsed))
+
+    # ---- the order of attempts --------------------------------------------------------------------------------
+
+    def run(
+        self,
+        solvers: Sequence[Solver],
+        strategy: Callable[[str], str | None],
+        seed: int,
+        seeds: Mapping[str, Sequence[AnyConfig]],
+        known: Sequence[Measurement],
+        share: float,
+    ) -> None:
+        """Search until a share of the budget is used or nothing is left to attempt. The default was attempted."""
+        lanes = {}
+        for solver in solvers:
+            if solver.why_not(self.problem, self.target) is None:
+                lanes[solver.id] = self._lane(solver, strategy(solver.id), seed)
+        for candidate in self._first(lanes, seeds, self._learn(lanes, known)):
+            if self.watch.left(share) <= 0:
+                return
+            self._turn(lanes[candidate[0]], candidate[1])
+        while self.watch.left(share) > 0 and (lane := self._next(lanes)) is not None:
+            assert lane.strategy is not None
+            asked = lane.strategy.ask(1)
+            if asked:
+                self._turn(lane, asked[0])
+            else:
+                del lanes[lane.solver.id]
+
+    def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
+        space = solver.space(self.problem, self.target)
+        lane = _Lane(solver, space, None if name is None else search.create(name, space, seed))
+        for tried in self.tried:  # the default
+            if tried.candidate[0] == solver.id:
+                self._told(lane, tried)
+        return lane
+
+    def _learn(self, lanes: Mapping[str, _Lane], known: Sequence[Measurement]) -> list[Candidate]:
+        """Tell strategies what was measured before; returns the best of it, which is attempted again."""
+        again: list[Candidate] = []
+        for lane in lanes.values():
+            mine = [m for m in known if m.key.solver == lane.solver.id and m.config in lane.space]
+            mine.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median, m.digest))
+            again += [plain((lane.solver.id, m.config)) for m in mine[:KNOWN]]
+            for m in mine[KNOWN:]:
+                candidate = plain((lane.solver.id, m.config))
+                same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
+                same = same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
+                if lane.strategy is not None and same and self.anchor is not None and candidate not in again:
+                    # what it gained over the default then, from the default's time now
+                    seconds = self.anchor.seconds / max(m.evidence.gain.median, 1e-9)
+                    lane.strategy.tell([Trial(candidate[1], seconds=seconds)])
+        return again
+
+    def _first(
+        self, lanes: Mapping[str, _Lane], seeds: Mapping[str, Sequence[AnyConfig]], again: Sequence[Candidate]
+    ) -> Iterator[Candidate]:
+        """What is attempted before strategies are asked: each once, and only what its space holds."""
+        wanted = [plain((s, lane.solver.default(self.problem, self.target))) for s, lane in lanes.items()]
+        wanted += again
+        wanted += [plain((s, config)) for s in lanes for config in seeds.get(s, ())]
+        seen = {tried.candidate for tried in self.tried}
+        for candidate in dict.fromkeys(wanted):
+            if candidate not in seen and candidate[1] in lanes[candidate[0]].space:
+                yield candidate
+
+    def _next(self, lanes: Mapping[str, _Lane]) -> _Lane | None:
+        """Whose turn it is: solvers far behind the best seldom get one."""
+        open_ = [lane for lane in lanes.values() if lane.strategy is not None]
+        if not open_:
+            return None
+        lane = min(open_, key=lambda lane: lane.turns)
+        best = min(lane.best for lane in lanes.values())
+        lane.turns += 1 if lane.best <= PROMISING * best else SELDOM
+        return lane
+
+    # ---- one candidate ----------------------------------------------------------------------------------------
+
+    def _turn(self, lane: _Lane, config: AnyConfig) -> None:
+        self._told(lane, self.attempt((lane.solver.id, config)))
+
+    def _told(self, lane: _Lane, tried: Tried) -> None:
+        lane.best = min(lane.best, tried.seconds)
+        if lane.strategy is not None and tried.candidate[1] in lane.space:
+            lane.strategy.tell([Trial(tried.candidate[1], tried.status, tried.seconds, tried.why)])
+
+    def attempt(self, candidate: Candidate) -> Tried:
+        """Attempt a candidate, compare it with the anchor, and keep what came of it."""
+        candidate = plain(candidate)
+        reason = self.barred(*candidate)
+        attempt = Attempt(Status.FAILED, f"barred: {reason}") if reason is not None else self._measure(candidate)
+        seconds = math.inf
+        if attempt.status is Status.OK:
+            attempt, seconds = self._compare(candidate, attempt)
+        tried = Tried(candidate, attempt.status, seconds, attempt.why, self.watch.elapsed)
+        self.tried.append(tried)
+        if attempt.status is Status.OK:
+            found = Found(candidate, seconds, attempt)
+            self.found[candidate] = found
+            if self.anchor is None or seconds < self.anchor.seconds / LIMIT:
+                self.anchor = found
+        elif reason is None:
+            self.faults[candidate] = attempt
+        self.tell()
+        return tried
+
+    def _measure(self, candidate: Candidate) -> Attempt:
+        best = self.best
+        limit = math.inf if best is None else LIMIT * best.seconds
+        attempt = self._attempt(candidate, limit)
+        cost = attempt.compile_seconds + attempt.check_seconds
+        self.compile_seconds += attempt.compile_seconds
+        self.check_seconds += attempt.check_seconds
+        # Slow, or somebody else had the processor just then? Compiling cost far more than a few more probes.
+        probes: list[float] = []
+        while attempt.probed and len(probes) < PROBES and sum(probes) < cost:
+            probes += attempt.samples
+            attempt = self._attempt(candidate, limit)
+        if attempt.probed:
+            least = min([*probes, *attempt.samples])
+            attempt = replace(attempt, samples=(least,))
+            if least < limit * PROMISING and (slower := self._contention()) > CONTENDED:
+                attempt = self._attempt(candidate, limit * slower)
+        return attempt
+
+    def _attempt(self, candidate: Candidate, limit: float) -> Attempt:
+        attempt = self.measurer.attempt(candidate, limit)
+        wrong = impossible(attempt.samples)
+        if attempt.status is Status.OK and (wrong or not attempt.samples):
+            return Attempt(Status.WRONG, wrong or "it was not timed")
+        return attempt
+
+    def _contention(self) -> float:
+        """How many times as long as before the anchor takes now."""
+        if self.anchor is None:
+            return 1.0
+        samples = self.measurer.race([self.anchor.candidate], TURNS).samples[0]
+        return float(np.median(samples)) / self.anchor.seconds if samples and not impossible(samples) else 1.0
+
+    def _compare(self, candidate: Candidate, attempt: Attempt) -> tuple[Attempt, float]:
+        """The attempt, and seconds that can be compared with those of the others."""
+        own = float(np.median(attempt.samples))
+        if self.anchor is None or attempt.probed:
+            return attempt, own
+        race = self.measurer.race([self.anchor.candidate, candidate], TURNS)
+        if 1 in race.fallen:
+            return race.fallen[1], math.inf
+        wrong = impossible(race.samples[1])
+        if wrong:
+            return Attempt(Status.WRONG, wrong), math.inf
+        if 0 in race.fallen or impossible(race.samples[0]):
+            self._anchor_fell(race.fallen.get(0) or Attempt(Status.WRONG, impossible(race.samples[0])))
+            return attempt, own
+        return attempt, self.anchor.seconds * relative(race.samples[1], race.samples[0])
+
+    def _anchor_fell(self, attempt: Attempt) -> None:
+        assert self.anchor is not None
+        self.discard(self.anchor.candidate, attempt)
+        self.anchor = self.best
+
+
+def plain(candidate: Candidate) -> Candidate:
+    """The candidate with a config that can be hashed and compared."""
+    return candidate[0], Config(candidate[1])

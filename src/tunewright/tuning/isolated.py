@@ -1,0 +1,359 @@
+"""Measuring in another process: a candidate that crashes, hangs, eats memory or lies about time harms nobody.
+
+`Isolated` is a `Measurer` that forwards what it is asked to a worker (`worker`), which runs a `bench.Local`. One worker
+serves many candidates and problems; it is replaced after every fault, so nobody is blamed for what another left behind.
+The caller's process is idle while the worker works, and its clock is the witness of the worker's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, TypeVar
+
+from ..devices.base import Device, Target
+from ..errors import DeviceError, InputError
+from ..search.base import Status
+from ..search.space import Config
+from ..settings import Settings, child_environment
+from ..solvers import serial
+from ..solvers.base import Problem
+from . import wire
+from .bench import LEAST_TURNS, Local
+from .measure import Attempt, Candidate, Measurer, Race, Regime
+from .process import Lost, Process
+from .record import FAULTS
+
+#: most seconds until a worker is ready, and until a problem is posed: no candidate's doing, so there is time
+START_SECONDS, POSE_SECONDS = 60.0, 120.0
+#: seconds in which an idle worker may end by itself
+PATIENCE = 0.5
+#: a worker whose memory grew by more than this since its problem was posed is replaced
+MOST_GROWTH = 1 << 30
+#: least memory that a worker is allowed; by default it gets a half of what Tunewright may use
+LEAST_MEMORY = 1 << 30
+#: TUNE_TIMEOUT is for each step of an attempt (compiling and checking, every turn); so many of them for the whole
+STEPS = 3
+#: what takes less says nothing about a candidate, only about the machine
+LEAST_TIMEOUT = 1.0
+#: a race may take so many times what its turns should, and TUNE_TIMEOUT on top
+PATIENCE_IN_RACES = 20
+#: seconds of a turn at least, with what is done before and after
+LEAST_TURN = 0.010
+
+T = TypeVar("T")
+
+
+class Worker:
+    """A process with what is known of it."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        #: the request by which a problem was posed, and what it answered
+        self.posed: wire.Message | None = None
+        self.refusal: str | None = None
+        #: candidates that were right in it
+        self.known: set[tuple[str, Config]] = set()
+        #: bytes of memory when the problem was posed, and now
+        self.base = self.resident = 0
+
+    def ask(self, request: wire.Message, step: float, whole: float = math.inf) -> tuple[wire.Message, str | None]:
+        """The answer, and what is wrong with its clock."""
+        began = time.monotonic()
+        answer = self.process.ask(request, step, whole)
+        took = time.monotonic() - began
+        try:
+            if answer.get("kind") != "answer":
+                raise wire.Broken(f"{str(answer)[:80]} where an answer belongs")
+            self.resident = wire.whole(answer.get("resident"))
+            objection = wire.Clock.of(answer.get("clock")).objection(took)
+        except wire.Broken as error:
+            self.process.end()
+            raise Lost(Status.CRASHED, f"its process sent {error}") from None
+        return answer, objection
+
+    def read(self, parse: Callable[[Any], T], answer: wire.Message) -> T:
+        """What the answer says."""
+        try:
+            return parse(answer.get("value"))
+        except wire.Broken as error:
+            self.process.end()
+            raise Lost(Status.CRASHED, f"its process sent {error}") from None
+
+
+class Isolated(Measurer):
+    """Measures in a worker process, which starts when it is first needed.
+
+    ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
+    what the device must be in the worker too, where that is checked.
+    """
+
+    def __init__(
+        self,
+        device_name: str,
+        timeout: float,
+        *,
+        settings: Settings | None = None,
+        python: str = sys.executable,
+        memory_bytes: int | None = None,
+        target: Target | None = None,
+    ) -> None:
+        self.device_name, self.timeout, self.python, self.target = device_name, timeout, python, target
+        self.settings = Settings.from_environment() if settings is None else settings
+        self.memory_bytes = memory_bytes or max(LEAST_MEMORY, self.settings.max_memory_bytes // 2)
+        #: workers that were started so far
+        self.starts = 0
+        self._lock = threading.RLock()
+        #: one at most; a list, so that the finaliser sees it and not this object
+        self._workers: list[Worker] = []
+        self._problem: wire.Message | None = None
+        self._regime: Regime | None = None
+        #: seconds of candidates of the posed problem
+        self._seconds: dict[tuple[str, Config], float] = {}
+        self._finalizer = weakref.finalize(self, _end, self._workers)
+        _LIVE.add(self)
+
+    # ---- what a measurer does -------------------------------------------------------------------------------------
+
+    def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
+        with self._lock:
+            self._regime = None
+            self._seconds.clear()
+            try:
+                self._problem = {"do": "pose", "problem": serial.to_json(problem), "seed": seed, "regime": regime}
+                wire.pack(self._problem)
+            except (InputError, wire.Broken) as error:
+                self._problem = None
+                return str(error)
+            return self._posed().refusal
+
+    def regime(self) -> Regime:
+        with self._lock:
+            if self._regime is None:
+                raise RuntimeError("no problem was posed")
+            return self._regime
+
+    def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
+        with self._lock:
+            found, doubt = self._attempt(candidate, limit)
+            if not doubt:
+                return found
+            # A process may also die or lose time by what others do to the machine: it counts when it happens again.
+            again, _ = self._attempt(candidate, limit)
+            if again.status is Status.OK and found.status is Status.CRASHED:
+                return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
+            return again
+
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
+        with self._lock:
+            try:
+                return self._race(candidates, rounds)
+            except _Spoilt:
+                pass
+            # Nobody knows whose doing it was. So everyone runs alone, and those who can then run together.
+            alone = {who: self._alone(who, rounds) for who in dict.fromkeys(map(_plain, candidates))}
+            fallen = {i: bad for i, who in enumerate(candidates) if (bad := alone[_plain(who)]) is not None}
+            staying = [i for i in range(len(candidates)) if i not in fallen]
+            try:
+                found = self._race([candidates[i] for i in staying], rounds) if staying else Race(())
+            except _Spoilt as spoilt:
+                bad = Attempt(Status.FAILED, f"together with others, not alone: {spoilt.attempt.why}")
+                found = Race(((),) * len(staying), dict.fromkeys(range(len(staying)), bad))
+            rows: list[tuple[float, ...]] = [()] * len(candidates)
+            for i, row in zip(staying, found.samples, strict=True):
+                rows[i] = row
+            return Race(tuple(rows), fallen | {staying[k]: bad for k, bad in found.fallen.items()})
+
+    def close(self) -> None:
+        with self._lock:
+            _end(self._workers)
+
+    # ---- one request ----------------------------------------------------------------------------------------------
+
+    def _attempt(self, candidate: Candidate, limit: float) -> tuple[Attempt, bool]:
+        """What came of it, and whether that may have been another's doing."""
+        worker = self._posed()
+        if worker.refusal is not None:
+            return Attempt(Status.FAILED, worker.refusal), False
+        request = {"do": "attempt", "candidates": wire.candidates_json([candidate]), "limit": limit}
+        try:
+            answer, objection = worker.ask(request, self.timeout, STEPS * self.timeout)
+            found = worker.read(wire.attempt, answer)
+        except Lost as lost:
+            return Attempt(lost.status, lost.why), lost.died
+        if found.status is Status.OK and not _is_plausible(found.samples, 1 if found.probed else LEAST_TURNS):
+            found = _without(found, f"impossible times: {list(found.samples[:4])}")
+        elif found.status is Status.OK and objection is not None:
+            found = _without(found, objection)
+        else:
+            objection = None
+        if found.status is Status.OK:
+            worker.known.add(_plain(candidate))
+            self._seconds[_plain(candidate)] = median(found.samples)
+        self._look_after(worker, found.status)
+        return found, objection is not None
+
+    def _race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
+        worker = self._posed()
+        if worker.refusal is not None:
+            refused = Attempt(Status.FAILED, worker.refusal)
+            return Race(((),) * len(candidates), dict.fromkeys(range(len(candidates)), refused))
+        who = [_plain(candidate) for candidate in candidates]
+        turns = sum(max(self._seconds.get(c, self.timeout), LEAST_TURN) for c in who)
+        new = len(set(who) - worker.known)  # in this process: they are attempted first
+        whole = self.timeout * (1 + STEPS * new) + PATIENCE_IN_RACES * (rounds + 1) * turns
+        request = {"do": "race", "candidates": wire.candidates_json(candidates), "rounds": rounds}
+        try:
+            answer, objection = worker.ask(request, self.timeout, whole)
+            found = worker.read(lambda data: wire.race(data, len(candidates)), answer)
+        except Lost as lost:
+            raise _Spoilt(Attempt(lost.status, lost.why)) from None
+        fallen = dict(found.fallen)
+        for i, row in enumerate(found.samples):
+            if i not in fallen and (len(row) != rounds or not _is_plausible(row, 0)):
+                fallen[i] = Attempt(Status.WRONG, f"impossible times: {list(row[:4])} in {rounds} rounds")
+        if objection is not None:
+            worker.process.end()
+            raise _Spoilt(Attempt(Status.WRONG, objection))
+        worker.known |= {c for i, c in enumerate(who) if i not in fallen}
+        for attempt in fallen.values():
+            self._look_after(worker, attempt.status)
+        return replace(found, fallen=fallen)
+
+    def _alone(self, candidate: Candidate, rounds: int) -> Attempt | None:
+        """What becomes of a candidate that races with nobody; None: nothing."""
+        try:
+            return self._race([candidate], rounds).fallen.get(0)
+        except _Spoilt as spoilt:
+            return spoilt.attempt
+
+    def _look_after(self, worker: Worker, status: Status) -> None:
+        """Replace a worker in which something wrong was written somewhere, or that grew too large."""
+        if status in FAULTS or worker.resident > worker.base + MOST_GROWTH:
+            worker.process.end()
+
+    # ---- the worker -----------------------------------------------------------------------------------------------
+
+    def _posed(self) -> Worker:
+        """A worker that knows the problem."""
+        if self._problem is None:
+            raise RuntimeError("no problem was posed")
+        for last in (False, True):
+            worker = self._running()
+            if worker.posed is self._problem:
+                return worker
+            worker.known.clear()
+            try:
+                answer, _ = worker.ask(self._problem, POSE_SECONDS)
+                worker.refusal, regime = worker.read(wire.pose, answer)
+            except Lost as lost:
+                if last:
+                    raise DeviceError(
+                        f"inputs or reference cannot be made: {lost.why}", where=f"the worker of {self.device_name}"
+                    ) from None
+                continue
+            worker.posed, worker.base = self._problem, worker.resident
+            self._regime = regime
+            break
+        return worker
+
+    def _running(self) -> Worker:
+        """The worker; a new one where there is none, or it is gone."""
+        if self._workers and self._workers[0].process.is_running:
+            return self._workers[0]
+        _end(self._workers)
+        why = ""
+        for _ in range(2):
+            try:
+                process = Process(self._command(), child_environment(self.settings))
+                self._workers.append(Worker(process))
+                self.starts += 1
+                why = self._objection(process.ask(None, START_SECONDS))
+                if not why:
+                    return self._workers[0]
+            except Lost as lost:
+                why = lost.why
+            except OSError as error:
+                why = str(error)
+            _end(self._workers)
+        raise DeviceError(
+            f"cannot start: {why}", where=f"the worker of {self.device_name}",
+            hint="TUNING_MODE = TUNING_DISABLED does without it",
+        )  # fmt: skip
+
+    def _objection(self, ready: wire.Message) -> str:
+        """What is wrong with a worker's first message; empty: nothing."""
+        if ready.get("kind") != "ready":
+            return str(ready.get("why", ready))[:1000]
+        if self.target is not None and ready.get("target") != repr(self.target):
+            return f"its device is another: {str(ready.get('target'))[:1000]}, not {self.target!r}"
+        return ""
+
+    def _command(self) -> list[str]:
+        # -P: the folder of the caller is on its path only if it was on ours
+        return [self.python, "-P", "-m", f"{__package__}.worker", self.device_name, str(self.memory_bytes)]
+
+
+class _Spoilt(Exception):
+    """A race without a result, and what spoilt it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt.why)
+        self.attempt = attempt
+
+
+def _plain(candidate: Candidate) -> tuple[str, Config]:
+    """With a config that can be hashed."""
+    return candidate[0], Config(candidate[1])
+
+
+def _is_plausible(samples: Sequence[float], least: int) -> bool:
+    return len(samples) >= least and all(math.isfinite(s) and s > 0 for s in samples)
+
+
+def _without(attempt: Attempt, why: str) -> Attempt:
+    """The attempt of one whose times are not to be believed."""
+    return replace(attempt, status=Status.WRONG, why=why, samples=(), probed=False)
+
+
+# ---- nothing is left behind ---------------------------------------------------------------------------------------
+
+_LIVE: weakref.WeakSet[Isolated] = weakref.WeakSet()
+_SHARED: dict[str, Isolated] = {}
+
+
+def _end(workers: list[Worker]) -> None:
+    while workers:
+        workers.pop().process.end(PATIENCE)
+
+
+def _forked() -> None:
+    """In a process that was just forked: the workers are those of the other."""
+    for isolated in list(_LIVE):
+        isolated._lock = threading.RLock()
+        for worker in isolated._workers:
+            worker.process.abandon()
+        isolated._workers.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def measurer_for(device: Device, settings: Settings) -> Measurer:
+    """What measures on a device: one worker for each in this process, which ends with it."""
+    if device.family == "null":
+        return Local(device)  # its script cannot go to another process, and there is nothing that could crash
+    shared = _SHARED.get(device.name)
+    if shared is None or shared.settings != settings:
+        if shared is not None:
+            shared.close()
+        timeout = max(settings.tune_timeout, LEAST_TIMEOUT)
+        shared = _SHARED[device.name] = Isolated(device.name, timeout, settings=settings, target=device.target)
+    return shared

@@ -1,0 +1,261 @@
+"""Judges kernels before their times count: what they compute against the reference, and what they write.
+
+Inputs and outputs lie between guard bands; outputs are poisoned, once with each of two bytes, so an element that is not
+written differs between the runs even where it happens to be right. The two runs must agree bit by bit (races), with the
+reference within the table of tolerances (`ops.tolerance`), and inputs must be as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device, Queue
+from ..devices.host import HostQueue
+from ..errors import TunewrightError
+from ..ir.types import PLAIN, DType, TensorType
+from ..ops import lookup
+from ..ops.fused import from_plain, to_plain
+from ..ops.tolerance import compare, deviation
+from ..solvers.base import Array, Kernel, Problem
+from ..solvers.host.reference import HostKernel
+from . import inputs
+
+#: bytes on either side of a tensor that nobody may write to
+GUARD = 256
+#: what outputs hold before a run: NaN of every float type; then large numbers
+POISONS = (0xFF, 0x7F)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a kernel, in words (empty: nothing), and its largest deviation relative to the result."""
+
+    wrong: str
+    error: float = 0.0
+
+
+class Guarded:
+    """A tensor in a device's memory with guard bands around it."""
+
+    def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
+        #: ``stagger`` moves it by so many cache lines, so that tensors of one size do not all lie alike
+        self.type, self.start = type, GUARD + 64 * stagger
+        self.buffer = device.alloc(self.start + type.nbytes + GUARD)
+        self.view = device.view(self.buffer, self.start, type)
+
+    @staticmethod
+    def holding(device: Device, queue: Queue, array: Array, stagger: int = 0) -> Guarded:
+        """One with a copy of an array of the host."""
+        found = Guarded(device, TensorType.of(array), stagger)
+        found.poison(queue, POISONS[0])
+        queue.put(array, found.view)
+        return found
+
+    def poison(self, queue: Queue, byte: int) -> None:
+        """Fill it, bands included."""
+        if isinstance(self.buffer, np.ndarray):
+            self.buffer.fill(byte)
+        else:
+            queue.put(np.full(self.buffer.nbytes, byte, np.uint8), self.buffer)
+
+    def tensor(self, fetched: Array) -> Array:
+        """The tensor in what `Queue.fetch` made of the buffer."""
+        return np.ndarray(self.type.physical, self.type.dtype.numpy, fetched, self.start)
+
+    def is_intact(self, fetched: Array, byte: int) -> bool:
+        """Nobody wrote to the bands."""
+        end = self.start + self.type.nbytes
+        return not ((fetched[: self.start] != byte).any() or (fetched[end:] != byte).any())
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs as the problem's layouts hold them, and what the reference makes of them."""
+
+    name: str
+    inputs: Sequence[Array | None]
+    want: Sequence[Array]
+
+
+class Judge:
+    """Judges kernels of one problem. Inputs and the reference's results are made once, when they are first needed."""
+
+    def __init__(self, problem: Problem, device: Device, seed: int = 0) -> None:
+        self.problem, self.device, self.seed = problem, device, seed
+        self.terms = terms(problem) if problem.is_static else 1.0
+
+    @cached_property
+    def unfit(self) -> str | None:
+        """Why the problem cannot be judged; None when it can."""
+        for type in [*self.problem.inputs, *self.problem.outputs]:
+            if type is not None and not (isinstance(type, TensorType) and type.is_static):
+                return f"{type} has no static shape"
+            if type is not None and type.dtype is DType.STRING:
+                return "its strings are not measured"
+        if None in self.problem.outputs:
+            return "nothing is known of a result"
+        ops = [self.problem.op, *(step.op for step in self.problem.epilogue)]
+        missing = [op for op in ops if lookup(op) is None]
+        if missing:
+            return f"no definition of {missing[0]}"
+        return None if isinstance(self._random, Case) else self._random
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        """Random inputs, on which times are taken, then edge cases where the reference takes them."""
+        first = self._random
+        assert isinstance(first, Case), first
+        return [first, *([self._edge] if isinstance(self._edge, Case) else [])]
+
+    @cached_property
+    def _random(self) -> Case | str:
+        """Random inputs; the tamest ones where the reference does not take those, or makes no numbers of them."""
+        found = self._case("random")
+        if isinstance(found, Case) and _is_finite(found.want):
+            return found
+        tame = self._case("tame")
+        return tame if isinstance(tame, Case) else found
+
+    @cached_property
+    def _edge(self) -> Case | str:
+        found = self._case("edge")
+        return found if isinstance(found, Case) else self._case("tame")
+
+    def _case(self, kind: str) -> Case | str:
+        rng = np.random.default_rng([self.seed, *kind.encode()])
+        try:
+            plain = inputs.make(self.problem, rng, kind)
+            given = physical(self.problem, plain)
+            want = HostKernel(self.problem).run(HostQueue(), given, [None] * len(self.problem.outputs))
+        except (TunewrightError, MemoryError) as error:
+            return f"the reference refuses {kind} inputs: {error}"
+        for n, (array, type) in enumerate(zip(want, self.problem.outputs, strict=True)):
+            assert isinstance(type, TensorType)
+            if (array.shape, array.dtype) != (type.physical, type.dtype.numpy):
+                return f"the reference makes {array.dtype}{list(array.shape)} of output {n}, not {type}"
+        return Case(kind, given, want)
+
+    def check(self, kernel: Kernel, queue: Queue) -> Verdict:
+        """What is wrong with the kernel on any of the cases."""
+        error = 0.0
+        for case in self.cases:
+            verdict = examine(kernel, self.problem, self.device, queue, case.inputs, case.want, self.terms)
+            error = max(error, verdict.error)
+            if verdict.wrong:
+                return Verdict(f"{case.name} inputs: {verdict.wrong}", error)
+        return Verdict("", error)
+
+    def compare(self, n: int, array: Array) -> str:
+        """How output n differs from the reference's result for the random inputs; empty: it does not."""
+        type = self.problem.outputs[n]
+        return compare(to_plain(array, type), to_plain(self.cases[0].want[n], type), self.terms)
+
+
+def examine(
+    kernel: Kernel,
+    problem: Problem,
+    device: Device,
+    queue: Queue,
+    given: Sequence[Array | None],
+    want: Sequence[Array],
+    terms: float = 1,
+) -> Verdict:
+    """What is wrong with a kernel on inputs that lie as the problem's layouts say."""
+    given = pack(kernel, problem, given)
+    there = [None if a is None else Guarded.holding(device, queue, a) for a in given]
+    error, before = 0.0, None
+    for run, poison in enumerate(POISONS, 1):
+        outs = [Guarded(device, _tensor(t)) for t in problem.outputs]
+        for out in outs:
+            out.poison(queue, poison)
+        kernel.run(queue, [None if g is None else g.view for g in there], [out.view for out in outs])
+        results = []
+        for n, (out, buffer) in enumerate(zip(outs, queue.fetch([out.buffer for out in outs]), strict=True)):
+            if not out.is_intact(buffer, poison):
+                return Verdict(f"output {n}, run {run}, is written out of bounds", error)
+            result, wanted = (to_plain(a, problem.outputs[n]) for a in (out.tensor(buffer), want[n]))
+            results.append(result)
+            if before is not None and same(result, before[n]):
+                continue
+            error = max(error, deviation(result, wanted))
+            wrong = _odd(result) or compare(result, wanted, terms)
+            if wrong:
+                return Verdict(f"output {n}, run {run}: {wrong}", error)
+            if before is not None:
+                return Verdict(f"output {n} differs between two runs on the same inputs", error)
+        held = [g for g in there if g is not None]
+        for g, buffer, array in zip(
+            held, queue.fetch([g.buffer for g in held]), (a for a in given if a is not None), strict=True
+        ):
+            if not g.is_intact(buffer, POISONS[0]) or not same(g.tensor(buffer), array):
+                at = next(i for i, other in enumerate(there) if other is g)
+                return Verdict(f"it writes to its input {at}", error)
+        before = results
+    return Verdict("", error)
+
+
+def physical(problem: Problem, plain: Sequence[Array | None]) -> list[Array | None]:
+    """Logical arrays as the problem's layouts hold them."""
+    return [None if a is None else from_plain(a, t) for a, t in zip(plain, problem.inputs, strict=True)]
+
+
+def pack(kernel: Kernel, problem: Problem, given: Sequence[Array | None]) -> list[Array | None]:
+    """Inputs with the constants rearranged as the kernel wants them."""
+    packed = list(given)
+    for i, packing in kernel.packings.items():
+        array = packed[i]
+        assert array is not None and problem.constant[i]
+        packed[i] = packing.pack(array)
+    return packed
+
+
+def terms(problem: Problem) -> float:
+    """How many summands an element of the result has: about half of the arithmetic that it takes."""
+    spec = lookup(problem.op)
+    outputs = [t for t in problem.outputs if isinstance(t, TensorType)]
+    size = sum(t.size for t in outputs)
+    if spec is None or not size:
+        return 1.0
+    main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
+    count = spec.work(main, outputs, problem.attrs).flops / size / 2
+    first = main[0] if main else None
+    if first is not None and first.size and first.rank and ("Normalization" in spec.name or "oftmax" in spec.name):
+        # They sum over a row, or a group of channels, of what they scale.
+        axis = int(problem.attrs.get("axis", -1 if "oftmax" in spec.name else 1)) % first.rank
+        row = first.dims[axis:] if "Normalization" in spec.name else first.dims[axis : axis + 1]
+        count = max(count, float(np.prod(row)))
+    return max(count, 1.0)
+
+
+def _tensor(type: object) -> TensorType:
+    assert isinstance(type, TensorType)
+    return type
+
+
+def same(a: Array, b: Array) -> bool:
+    """Bit by bit."""
+    return a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
+
+
+def _bytes(array: Array) -> Array:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint64 if flat.nbytes % 8 == 0 else np.uint8)
+
+
+def _odd(array: Array) -> str:
+    """A truth value is 0 or 1."""
+    return "a truth value is neither 0 nor 1" if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any() else ""
+
+
+def _is_finite(arrays: Sequence[Array]) -> bool:
+    with np.errstate(all="ignore"):
+        return all(
+            np.isfinite(a.astype(np.float64)).all()
+            for a in arrays
+            if DType.of_numpy(a.dtype).is_float
+        )

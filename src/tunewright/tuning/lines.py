@@ -1,0 +1,135 @@
+"""Records as lines of text: ``{"digest":"<64 hex digits>","record":<content>}``, found without parsing them.
+
+The digest stands at a fixed place, and the content is canonical, so a line's family can be cut out of its bytes. What
+is cut out is a guess of where to look; a record is parsed, and its digest checked, before anyone sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from .record import MOST_BYTES, AnyRecord, Fault, Measurement, from_text
+
+_BEGIN, _MIDDLE = b'{"digest":"', b'","record":'
+_DIGEST = slice(len(_BEGIN), len(_BEGIN) + 64)
+_CONTENT = slice(len(_BEGIN) + 64 + len(_MIDDLE), -1)
+#: Members are in the order of their names, so `key` follows `family`. A parameter may have one of those names too: what
+#: stands at any of them is a guess.
+_FAMILY, _KEY, _FAULT = b'"family":"', b'","key":{', b'"kind":"fault"'
+
+_Place: TypeAlias = tuple[bytes, int, int]
+
+
+def split(line: bytes) -> tuple[str, bytes] | None:
+    """The digest that a line claims, and its content; None when it does not look like a record."""
+    if not line.startswith(_BEGIN) or line[_DIGEST.stop : _CONTENT.start] != _MIDDLE or not line.endswith(b"}"):
+        return None
+    return line[_DIGEST].decode("latin-1"), line[_CONTENT]
+
+
+def read(line: bytes) -> AnyRecord:
+    """The record of a line; InputError says what is wrong with it."""
+    parts = split(line)
+    if parts is None:
+        raise InputError("it does not begin with a digest and a record", where="a record")
+    if len(line) > 2 * MOST_BYTES:
+        raise InputError("it is too long", where="a record")
+    return from_text(parts[1].decode("utf-8", "replace"), parts[0])
+
+
+def fits(line: bytes) -> bool:
+    """The line's content is what its digest says."""
+    parts = split(line)
+    return parts is not None and hashlib.sha256(parts[1]).hexdigest() == parts[0]
+
+
+class Lines:
+    """A set of lines by digest, by family and by kind. Lines are parsed when they are asked for, and then kept."""
+
+    def __init__(self) -> None:
+        #: where the line of a digest is: in which bytes, from where to where
+        self._lines: dict[bytes, _Place] = {}
+        #: other lines that claim the same digest; at most one of them all is right
+        self._others: dict[bytes, list[_Place]] = {}
+        self._families: dict[bytes, list[bytes]] = {}
+        self._faults: list[bytes] = []
+        self._parsed: dict[bytes, AnyRecord | None] = {}
+        #: what was given for a family, or for faults, since the last line of theirs came
+        self._given: dict[bytes | None, Sequence[Any]] = {}
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Take in the lines of some bytes; those that do not look like records are returned."""
+        rest = []
+        start, size = 0, len(data)
+        while start < size:
+            end = data.find(b"\n", start)
+            end = size if end < 0 else end
+            if data.startswith(_BEGIN, start) and data.startswith(_MIDDLE, start + _DIGEST.stop):
+                self._take(data, start, end)
+            elif end > start:
+                rest.append(data[start:end])
+            start = end + 1
+        return rest
+
+    def _take(self, data: bytes, start: int, end: int) -> None:
+        digest = data[start + _DIGEST.start : start + _DIGEST.stop]
+        known = self._lines.setdefault(digest, place := (data, start, end))
+        if known is not place:
+            same = data[start:end]
+            if any(d[s:e] == same for d, s, e in (known, *self._others.get(digest, ()))):
+                return
+            self._others.setdefault(digest, []).append(place)
+            self._parsed.pop(digest, None)
+        at = start
+        while (at := data.find(_FAMILY, at, end)) >= 0:
+            at += len(_FAMILY)
+            family = data[at : data.find(_KEY, at, end)]
+            self._families.setdefault(family, []).append(digest)
+            self._given.pop(family, None)
+        if data.find(_FAULT, start, end) >= 0:
+            self._faults.append(digest)
+            self._given.pop(None, None)
+
+    def get(self, digest: str) -> AnyRecord | None:
+        """The record with this digest, if it is there and right."""
+        return self._get(digest.encode("utf-8", "replace"))
+
+    def family(self, family: str) -> Sequence[Measurement]:
+        """Every measurement of a family, in the order of digests; the same object until it changes."""
+        at = json.dumps(family)[1:-1].encode("ascii")
+        if at not in self._families:
+            return ()
+        if at not in self._given:
+            found = (self._get(digest) for digest in sorted(set(self._families[at])))
+            self._given[at] = tuple(m for m in found if isinstance(m, Measurement) and m.family == family)
+        return self._given[at]
+
+    def faults(self) -> Sequence[Fault]:
+        """Every fault, in the order of digests; the same object until they change."""
+        if None not in self._given:
+            found = (self._get(digest) for digest in sorted(set(self._faults)))
+            self._given[None] = tuple(f for f in found if isinstance(f, Fault))
+        return self._given[None]
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        """Every record, in the order of digests."""
+        return (record for digest in sorted(self._lines) if (record := self._get(digest)) is not None)
+
+    def _get(self, digest: bytes) -> AnyRecord | None:
+        if digest in self._parsed:
+            return self._parsed[digest]
+        if digest not in self._lines:
+            return None
+        found: AnyRecord | None = None
+        for data, start, end in (self._lines[digest], *self._others.get(digest, ())):
+            try:
+                found = read(data[start:end])
+                break
+            except InputError:
+                continue  # `damage` of the knowledge base says where it is and why
+        self._parsed[digest] = found
+        return found

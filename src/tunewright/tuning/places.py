@@ -1,0 +1,88 @@
+"""Where knowledge bases are, and who opens them: each place is opened once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import InputError
+from ..settings import Settings
+from .database import Database
+
+_OPEN: dict[tuple[str, Path], Database] = {}
+
+
+def user_folder(settings: Settings) -> Path:
+    """USER_DB_PATH, else TUNE_BANK_PATH, else a folder among the user's data."""
+    named = settings.user_db_path or settings.tune_bank_path
+    if named:
+        return Path(named).expanduser().absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("tunewright", appauthor=False))
+
+
+def system_folder(settings: Settings) -> Path:
+    """SYSTEM_DB_PATH, else what ships with the package."""
+    if settings.system_db_path:
+        return Path(settings.system_db_path).expanduser().absolute()
+    return Path(__file__).parents[1] / "data"
+
+
+def warnings(settings: Settings) -> list[str]:
+    """What is odd about these settings."""
+    one, other = settings.user_db_path, settings.tune_bank_path
+    if one and other and Path(one).expanduser().absolute() != Path(other).expanduser().absolute():
+        return [f"USER_DB_PATH ({one}) and TUNE_BANK_PATH ({other}) differ: USER_DB_PATH is used"]
+    return []
+
+
+def open_user(settings: Settings) -> Database:
+    """The user's knowledge base."""
+    return _open(settings.user_db_mode, user_folder(settings))
+
+
+def open_system(settings: Settings) -> Database:
+    """The system's knowledge base, which is only read."""
+    return _open("SYSTEM", system_folder(settings))
+
+
+def open_path(path: Path) -> Database:
+    """Any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl) or a tuning file (.json)."""
+    path = path.absolute()
+    if path.suffix == ".json":
+        from .tuning_file import TuningFile
+
+        return TuningFile(path).as_database()
+    if path.suffix == ".jsonl":
+        from .system import SystemDatabase
+
+        return SystemDatabase(path.parent, path.name)
+    folder = path.parent if path.name == "kb.sqlite" else path
+    for mode, name in (("SQLITE", "kb.sqlite"), ("SHARED", "writers"), ("SYSTEM", "system.jsonl")):
+        if (folder / name).exists():
+            return _open(mode, folder)
+    hint = "it is a folder with kb.sqlite, writers or system.jsonl in it, a .jsonl file or a tuning file in .json"
+    raise InputError("is no knowledge base", where=str(path), hint=hint)
+
+
+def _open(mode: str, folder: Path) -> Database:
+    if (mode, folder) not in _OPEN:
+        # Opening reads nothing, so that two threads may do it at once: the first one's stays.
+        _OPEN.setdefault((mode, folder), _opener(mode)(folder))
+    return _OPEN[mode, folder]
+
+
+def _opener(mode: str) -> Callable[[Path], Database]:
+    """Imported when it is needed: most programs use one of them."""
+    if mode == "SHARED":
+        from .shared import SharedDatabase
+
+        return SharedDatabase
+    if mode == "SYSTEM":
+        from .system import SystemDatabase
+
+        return SystemDatabase
+    from .sqlite import SqliteDatabase
+
+    return SqliteDatabase

@@ -1,0 +1,225 @@
+"""When to search, for which problems, among which candidates, and how: the one table, and `decide`, which reads it.
+
+Four settings are the axes. *When*: TUNING_MODE, as in OpenVINO. *Which problems*: FIND_ENFORCE, *which candidates*:
+FIND_MODE, as in MIOpen. *How*: AUTO_TUNE_MODE, as in MindSpore. `RULES` has one row for every combination of the first
+two with what matters of the others; no combination has two rows, and every combination has one (a test counts them).
+
+Tuning is *requested* by TUNING_CREATE. TUNING_USE_EXISTING searches nothing unless FIND_ENFORCE 3 or 4 demands it, and
+TUNING_DISABLED never does. AUTO_TUNE_MODE NO_TUNE never searches either; where one of the two overrules a wish, a
+warning says so. Whatever the row, the layers of the knowledge base answer, and nothing that is stored is overwritten:
+a search adds measurements. FIND_ENFORCE 5 alone deletes, in the user's knowledge base.
+
+What FIND_MODE means stands in `FINDS`. FAST never searches by itself: where nothing answers, the immediate solver (the
+heuristic's, else the default) is used as it is, and a search that FIND_ENFORCE demands stays in that solver's space.
+
+TUNING_FILE stands on top of the layers, but for TUNING_DISABLED, and but for a search of what is known already: the
+file keeps the entries that it has, so they would hide what is measured anew. TUNING_CREATE extends it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from .. import ops, search
+from ..errors import SettingsError
+from ..settings import Settings
+from . import places
+from .key import Kind
+
+
+class Search(enum.Enum):
+    """Which problems are tuned."""
+
+    NEVER = "never"
+    MISSING = "missing"  # what is not known (see `Known`)
+    ALWAYS = "always"
+
+
+class Known(enum.Enum):
+    """Which answers make a problem known."""
+
+    EXACT = "exact"  # exact ones of a knowledge base
+    STORED = "stored"  # provisional ones too
+    ANY = "any"  # whatever answers, the heuristic too
+
+
+class Candidates(enum.Enum):
+    """What a search may choose from."""
+
+    ALL = "all"  # every solver, whole spaces
+    GENERIC = "generic"  # solvers that compile nothing for a new shape (not `Solver.tuned_only`)
+    IMMEDIATE = "immediate"  # the solver that would be used without a search, its whole space
+
+
+class File(enum.Flag):
+    """What is done with TUNING_FILE."""
+
+    UNUSED = 0
+    READ = 1
+    EXTEND = 2
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row. The first four fields say when it holds, the others what follows."""
+
+    mode: str
+    enforce: str  # any of these digits
+    tunes: str  # "yes": any AUTO_TUNE_MODE but NO_TUNE, "no": NO_TUNE, "any"
+    find: str  # "FAST", "others", "any"
+    search: Search
+    delete: bool
+    file: File
+    warning: str = ""
+
+    def holds(self, mode: str, enforce: str, tunes: bool, fast: bool) -> bool:
+        return (
+            self.mode == mode
+            and enforce in self.enforce
+            and self.tunes in ("any", "yes" if tunes else "no")
+            and self.find in ("any", "FAST" if fast else "others")
+        )
+
+
+_DISABLED = "TUNING_DISABLED wins over FIND_ENFORCE {enforce}: nothing is tuned"
+_NO_TUNE = "AUTO_TUNE_MODE NO_TUNE wins over {over}: nothing is tuned"
+_CLEAN = "FIND_ENFORCE 5 (DB_CLEAN) deletes and wins over TUNING_CREATE: nothing is tuned"
+_FAST = "FIND_MODE FAST takes the immediate answer: TUNING_CREATE tunes nothing (FIND_ENFORCE 3 tunes what is missing)"
+_KEEPS = "TUNING_FILE keeps the entries that it has: what is tuned anew of these goes to the user's knowledge base only"
+
+_OFF, _EXISTING, _CREATE = "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"
+_NEVER, _MISSING, _ALWAYS = Search.NEVER, Search.MISSING, Search.ALWAYS
+_NOT, _READ, _EXTEND = File.UNUSED, File.READ, File.EXTEND
+_BOTH_WAYS = _READ | _EXTEND
+
+#: The table. 1 NONE, 2 DB_UPDATE, 3 SEARCH, 4 SEARCH_DB_UPDATE, 5 DB_CLEAN.
+RULES = (
+    #    TUNING_MODE ENFORCE tunes  find      search    delete TUNING_FILE warning
+    Rule(_OFF,       "1",   "any", "any",    _NEVER,   False, _NOT),
+    Rule(_OFF,       "234", "any", "any",    _NEVER,   False, _NOT,       _DISABLED),
+    Rule(_OFF,       "5",   "any", "any",    _NEVER,   True,  _NOT),
+    Rule(_EXISTING,  "1",   "any", "any",    _NEVER,   False, _READ),
+    Rule(_EXISTING,  "2",   "yes", "any",    _NEVER,   False, _READ),
+    Rule(_EXISTING,  "3",   "yes", "any",    _MISSING, False, _READ),
+    Rule(_EXISTING,  "4",   "yes", "any",    _ALWAYS,  False, _NOT),
+    Rule(_EXISTING,  "234", "no",  "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    Rule(_EXISTING,  "5",   "any", "any",    _NEVER,   True,  _READ),
+    Rule(_CREATE,    "1",   "yes", "others", _MISSING, False, _BOTH_WAYS),
+    Rule(_CREATE,    "1",   "yes", "FAST",   _NEVER,   False, _BOTH_WAYS, _FAST),
+    Rule(_CREATE,    "3",   "yes", "any",    _MISSING, False, _BOTH_WAYS),
+    Rule(_CREATE,    "24",  "yes", "any",    _ALWAYS,  False, _EXTEND),
+    Rule(_CREATE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    Rule(_CREATE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN),
+)  # fmt: skip
+
+#: FIND_MODE -> what counts as known, and which candidates take part
+FINDS = {
+    "NORMAL": (Known.EXACT, Candidates.ALL),
+    "FAST": (Known.ANY, Candidates.IMMEDIATE),
+    "HYBRID": (Known.STORED, Candidates.ALL),
+    "DYNAMIC_HYBRID": (Known.STORED, Candidates.GENERIC),
+}
+#: which kinds of stored answers make a problem known
+_KNOWN = {
+    Known.EXACT: {Kind.EXACT},
+    Known.STORED: {Kind.EXACT, Kind.PROVISIONAL},
+    Known.ANY: {Kind.EXACT, Kind.PROVISIONAL},
+}
+_ENFORCE_NAMES = {"1": "NONE", "2": "DB_UPDATE", "3": "SEARCH", "4": "SEARCH_DB_UPDATE", "5": "DB_CLEAN"}
+#: AUTO_TUNE_MODE besides the names of strategies
+MODES = ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL")
+
+#: operations that go over axes or windows and keep little; a domain does not matter. Reduce* are too.
+_REDUCE = frozenset({
+    "ArgMax", "ArgMin", "AveragePool", "BatchNormalization", "CumProd", "CumSum", "GlobalAveragePool", "GlobalLpPool",
+    "GlobalMaxPool", "GroupNorm", "GroupNormalization", "Hardmax", "InstanceNormalization", "LRN", "LayerNormalization",
+    "LogSoftmax", "LpNormalization", "LpPool", "MaxPool", "MeanVarianceNormalization", "QLinearAveragePool",
+    "QLinearGlobalAveragePool", "QLinearSoftmax", "RMSNormalization", "SimplifiedLayerNormalization",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax",
+})  # fmt: skip
+_BROADCAST = frozenset({"Expand", "Tile", "ConstantOfShape"})
+_CUBE = {"Conv": "conv", "MatMul": "matmul", "Gemm": "matmul"}
+
+
+def op_class(op: str) -> str:
+    """The class of an operation as AUTO_TUNE_MODE knows it: elementwise, broadcast, reduce, conv, matmul or other."""
+    name = op.rpartition("::")[2]
+    for part, kind in _CUBE.items():
+        if part in name:
+            return kind
+    if name in _REDUCE or name.startswith("Reduce"):
+        return "reduce"
+    if name in _BROADCAST:
+        return "broadcast"
+    spec = ops.lookup(op)
+    return "elementwise" if spec is not None and spec.elementwise else "other"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the settings mean. Whoever uses it logs each warning once."""
+
+    search: Search
+    known: Known
+    candidates: Candidates
+    #: remove the problem's entries from the user's knowledge base
+    delete: bool
+    #: the entries of TUNING_FILE are the first layer
+    use_tuning_file: bool
+    #: exact answers that a load uses, new ones and known ones, are added to TUNING_FILE where they are missing
+    extend_tuning_file: bool
+    #: one of `MODES` or the name of a strategy
+    how: str
+    warnings: tuple[str, ...] = ()
+
+    def wanted(self, kind: Kind | None, from_heuristic: bool = False) -> bool:
+        """Whether to search for a problem.
+
+        ``kind``: how well the best stored answer fits, None where there is none. ``from_heuristic``: there is none, and
+        the heuristic answers.
+        """
+        if self.search is not Search.MISSING:
+            return self.search is Search.ALWAYS
+        return not (self.known is Known.ANY if from_heuristic else kind in _KNOWN[self.known])
+
+    def strategy(self, op: str) -> str | None:
+        """The strategy that searches for an operation; None: none does."""
+        if self.how == "AUTO":
+            return "auto"
+        # the class of an operation decides only where both modes are allowed
+        return search.strategy_for(self.how, op_class(op) if "," in self.how else "") if self.how in MODES else self.how
+
+
+def decide(settings: Settings) -> Policy:
+    """The policy that settings ask for; SettingsError for an AUTO_TUNE_MODE that nobody knows."""
+    mode, enforce, find = settings.tuning_mode, settings.find_enforce, settings.find_mode
+    how = _how(settings.auto_tune_mode)
+    rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))
+    known, candidates = FINDS[find]
+    file = rule.file if settings.tuning_file else File.UNUSED
+    return Policy(
+        rule.search, known, candidates, rule.delete, File.READ in file, File.EXTEND in file, how,
+        tuple(_warnings(rule, settings)),
+    )  # fmt: skip
+
+
+def _warnings(rule: Rule, settings: Settings) -> list[str]:
+    enforce = settings.find_enforce
+    named = f"{enforce} ({_ENFORCE_NAMES[enforce]})"
+    wishes = [_CREATE] * (rule.mode == _CREATE) + [f"FIND_ENFORCE {named}"] * (enforce in "234")
+    found = [rule.warning.format(enforce=named, over=" and ".join(wishes))] if rule.warning else []
+    if settings.tuning_file and rule.search is Search.ALWAYS:
+        found.append(_KEEPS)
+    return [*found, *places.warnings(settings)]
+
+
+def _how(text: str) -> str:
+    mode = ",".join(part.strip() for part in text.upper().split(","))
+    if mode in MODES:
+        return mode
+    named = {name.lower(): name for name in search.names()}
+    if mode.lower() in named:
+        return named[mode.lower()]
+    choices = ", ".join([*MODES, *named.values()])
+    raise SettingsError(f"AUTO_TUNE_MODE = {text!r} is unknown", where="settings", hint=f"one of: {choices}")

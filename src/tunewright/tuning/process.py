@@ -1,0 +1,204 @@
+"""A process at the other end of a channel: limited in time and in what it prints, and ended for certain.
+
+The parent sleeps until something happens. A process that hangs, prints without end, dies or sends nonsense is ended
+with everything that it started, and `Lost` says what it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from ..search.base import Status
+from . import wire
+
+#: bytes that a process may print during one request, how many of the last are kept, and shown
+MOST_OUTPUT, KEPT_OUTPUT, SHOWN_OUTPUT = 8 << 20, 4096, 200
+#: seconds that a process has to be gone in, once it hung up or was killed
+GONE = 2.0
+
+
+class Lost(Exception):
+    """The process is gone, or had to be ended. ``died``: it went by itself."""
+
+    def __init__(self, status: Status, why: str, died: bool = False) -> None:
+        super().__init__(why)
+        self.status, self.why, self.died = status, why, died
+
+
+class Process:
+    """One process, from its start to its end. The command gets two more arguments: the descriptors of the channel, and
+    of the lifeline, a pipe that says nothing until the parent is gone.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._owner, self._open = os.getpid(), True
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        listening, self._lifeline = os.pipe()
+        self._output, printing = os.pipe()
+        os.set_blocking(self._output, False)
+        self._reader, self._waiting = wire.Reader(), deque[wire.Message]()
+        self._tail, self._printed, self._outgoing = b"", 0, b""
+        try:
+            self._child = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(listening)], stdin=subprocess.DEVNULL, stdout=printing,
+                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening), start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            os.close(listening)
+            os.close(printing)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """It is there, and it is ours: not that of a process which this one was forked from."""
+        return self._open and self._owner == os.getpid() and not self._has_died()
+
+    def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
+        """What it answers to a request; None: the first message of all.
+
+        ``step``: most seconds until there is a sign of life, ``whole``: until there is an answer.
+        """
+        try:
+            return self._ask(request, step, whole)
+        except wire.Broken as error:
+            self.end()
+            raise Lost(Status.CRASHED, f"its process sent {error}{self._said()}") from None
+        except BaseException:  # Ctrl-C too: the answer that it owes must not be taken for the next one
+            self.end()
+            raise
+
+    def _ask(self, request: wire.Message | None, step: float, whole: float) -> wire.Message:
+        self._outgoing = b"" if request is None else wire.pack(request)
+        self._printed = 0
+        began = heard = time.monotonic()
+        while True:
+            while self._waiting:
+                message, heard = self._waiting.popleft(), time.monotonic()
+                if message.get("kind") != "alive":
+                    return message
+            deadline = min(heard + step, began + whole)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.end()
+                raise Lost(Status.TIMEOUT, f"took longer than {deadline - heard:.4g} s{self._said()}")
+            self._wait(left)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until something happens, and deal with it."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        if self._output >= 0:
+            poll.register(self._output, select.POLLIN)
+        # Who inherited its end of the channel may outlive it, and there is no news: so its death is looked for as well.
+        events = dict(poll.poll(math.ceil(min(seconds, 1.0) * 1e3)))
+        if self._output in events:
+            self._listen()
+            if self._printed > MOST_OUTPUT:
+                self.end()
+                raise Lost(Status.CRASHED, f"flooded its output with {self._printed} bytes")
+        try:
+            self._talk(events.get(self._channel.fileno(), 0))
+        except (ConnectionResetError, BrokenPipeError):
+            raise self._loss() from None
+
+    def _talk(self, event: int) -> None:
+        if event & select.POLLIN:
+            data = self._channel.recv(1 << 20)
+            if not data:
+                raise ConnectionResetError
+            self._waiting.extend(self._reader.feed(data))
+        elif event & (select.POLLHUP | select.POLLERR) or self._has_died():
+            raise ConnectionResetError
+        elif event & select.POLLOUT:
+            self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
+
+    def _listen(self) -> None:
+        """Take in what it printed."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._output, 1 << 16)
+            if not data:
+                os.close(self._output)
+                self._output = -1
+            self._printed += len(data)
+            self._tail = (self._tail + data)[-KEPT_OUTPUT:]
+
+    def _said(self) -> str:
+        """Its last words: one line, since reasons are kept and shared, and tracebacks are full of paths."""
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
+        text = "".join(c for c in lines[-1][-SHOWN_OUTPUT:] if c.isprintable()) if lines else ""
+        return f" (it printed: {text})" if text else ""
+
+    # ---- its end --------------------------------------------------------------------------------------------------
+
+    def _has_died(self) -> bool:
+        """It is not reaped by that: until then nobody else can have its number."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _loss(self) -> Lost:
+        """What became of it, once it hung up."""
+        late = time.monotonic() + GONE
+        while not (died := self._has_died()) and time.monotonic() < late:
+            time.sleep(0.005)
+        before = -1
+        while self._output >= 0 and before < self._printed <= MOST_OUTPUT:
+            before = self._printed
+            self._listen()
+        self.end()
+        code = self._child.returncode
+        if not died or code is None:
+            return Lost(Status.CRASHED, f"its process hung up{self._said()}")
+        name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return Lost(Status.CRASHED, f"its process ended with {name}{self._said()}", died=True)
+
+    def end(self, patience: float = 0.0) -> None:
+        """Make an end of it, and of what it started; an idle one is given some patience to go by itself."""
+        if not self._open:
+            return
+        if self._owner != os.getpid():
+            self.abandon()
+            return
+        if patience:
+            with contextlib.suppress(OSError):
+                self._channel.shutdown(socket.SHUT_RDWR)
+            late = time.monotonic() + patience
+            while not self._has_died() and time.monotonic() < late:
+                time.sleep(0.005)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(GONE)
+        self._close()
+
+    def abandon(self) -> None:
+        """Let go of it, in a process that was forked from its owner."""
+        self._child.returncode = 0  # it is not a child of this process: there is nothing to wait for
+        self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._channel.close()
+            os.close(self._lifeline)
+            if self._output >= 0:
+                os.close(self._output)
+                self._output = -1

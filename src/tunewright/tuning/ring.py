@@ -1,0 +1,162 @@
+"""The data that timed executions work on: a ring of copies, so that everything comes from memory as in a network.
+
+A slot of the ring holds a copy of every input and outputs of its own. Executions take slots in turn, and the position
+goes on from candidate to candidate, so what an execution touches was used last a whole revolution ago: longer than the
+last-level cache remembers. Where even the largest ring is too small for that, another buffer is read between
+revolutions. One slot that is used again and again is the warm regime.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device, Queue
+from ..devices.host import free_bytes
+from ..ir.types import TensorType
+from ..solvers.base import Array, Kernel, Problem
+from .judge import POISONS, Case, Guarded
+from .measure import Regime
+
+#: a ring holds this many times the last-level cache, but no more copies than this; two at least
+CACHES, MOST_SLOTS, LEAST_SLOTS = 2, 256, 2
+#: the part of free memory that a ring may take, and that all copies of a problem may take
+MOST_MEMORY, ALL_MEMORY = 1 / 4, 1 / 2
+#: lines of a cache by which tensors are moved at random: else those of one size would lie alike in all slots
+STAGGER = 32
+
+
+class Copies:
+    """One input, a copy for each slot."""
+
+    def __init__(self, ring: Ring, array: Array) -> None:
+        ring.reserve(array.nbytes * ring.slots)
+        self.array = array
+        self.nbytes = array.nbytes * ring.slots
+        self.slots = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(ring.slots)]
+
+
+class Ring:
+    """Slots for one problem. Not safe to use from several threads."""
+
+    def __init__(self, problem: Problem, device: Device, queue: Queue, case: Case, kind: str, seed: int) -> None:
+        self.problem, self.device, self.queue, self.case, self.kind = problem, device, queue, case, kind
+        self._rng = np.random.default_rng(seed)
+        types = [t for t in problem.outputs if isinstance(t, TensorType)]
+        self.slot_bytes = sum(a.nbytes for a in case.inputs if a is not None) + sum(t.nbytes for t in types)
+        wanted = CACHES * device.cache_bytes if kind == "cold" else 0
+        self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if kind == "cold" else 1
+        #: what is read between revolutions
+        self.rest = max(wanted - self.slots * self.slot_bytes, 0)
+        self._sweeper: Sweeper | None = None
+        self.position = 0
+        self._copies: weakref.WeakValueDictionary[tuple[int, str, int], Copies] = weakref.WeakValueDictionary()
+        #: every input as it is
+        self._plain: list[Copies | None] = [None] * len(case.inputs)
+        self.reserve(self.slots * sum(t.nbytes for t in types))
+        self.outputs = [[Guarded(device, t, self.stagger()) for t in types] for _ in range(self.slots)]
+        self.poison(range(self.slots))
+
+    @property
+    def regime(self) -> Regime:
+        return Regime(self.kind, self.slots, self.slots * self.slot_bytes + self.rest)
+
+    def stagger(self) -> int:
+        return int(self._rng.integers(STAGGER))
+
+    def reserve(self, nbytes: int) -> None:
+        """MemoryError where so much would take memory that others need."""
+        most = _memory(self.device) * ALL_MEMORY
+        if nbytes > most:
+            raise MemoryError(f"copies for timing need {nbytes:,} bytes more, of {int(most):,} that may be taken")
+
+    def inputs(self, kernel: Kernel, twin: int) -> list[Copies | None]:
+        """The inputs as a kernel wants them. Packed constants are shared by equal packings; a twin has its own."""
+        found: list[Copies | None] = []
+        for i, array in enumerate(self.case.inputs):
+            packing = kernel.packings.get(i)
+            if array is None:
+                found.append(None)
+            elif packing is None:
+                there = self._plain[i]
+                if there is None:
+                    there = self._plain[i] = Copies(self, array)
+                found.append(there)
+            else:
+                key = i, packing.key, twin
+                copies = self._copies.get(key)
+                if copies is None:
+                    copies = self._copies[key] = Copies(self, packing.pack(array))
+                found.append(copies)
+        return found
+
+    def take(self, count: int) -> list[int]:
+        """The slots of the next executions."""
+        if self.rest and self.position + count > self.slots:
+            self.sweep()
+            self.position = 0
+        slots = [(self.position + n) % self.slots for n in range(count)]
+        self.position = (self.position + count) % self.slots
+        return slots
+
+    def most(self) -> int:
+        """Executions of a turn: no more than there are slots where data is to be cold."""
+        return self.slots if self.kind == "cold" else MOST_SLOTS
+
+    def sweep(self) -> None:
+        """Push everything out of the caches."""
+        if self.kind == "cold" and self.device.cache_bytes:
+            if self._sweeper is None:
+                self._sweeper = Sweeper(self.device, self.queue, CACHES * self.device.cache_bytes)
+            self._sweeper()
+
+    def poison(self, slots: Sequence[int]) -> None:
+        for slot in set(slots):
+            for out in self.outputs[slot]:
+                out.poison(self.queue, POISONS[0])
+
+
+class Sweeper:
+    """Reads (on a device with memory of its own: writes) a buffer that is larger than the caches."""
+
+    def __init__(self, device: Device, queue: Queue, nbytes: int) -> None:
+        self.queue, self.device = queue, device
+        if device.shares_memory:
+            # A core has caches of its own: one thread for each reads its part.
+            parts = max(device.target.units, 1)
+            self.parts = [np.zeros(-(-nbytes // parts // 8), np.uint64) for _ in range(parts)]
+        else:
+            self.buffer, self.zeros = device.alloc(nbytes), np.zeros(nbytes, np.uint8)
+
+    def __call__(self) -> None:
+        if not self.device.shares_memory:
+            self.queue.put(self.zeros, self.buffer)
+            self.queue.finish()
+            return
+        threads = [threading.Thread(target=np.bitwise_or.reduce, args=(part,)) for part in self.parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _slots(slot_bytes: int, wanted: int, memory: float) -> int:
+    enough = -(-wanted // max(slot_bytes, 1))
+    affordable = int(min(memory * MOST_MEMORY // max(slot_bytes, 1), MOST_SLOTS))
+    return max(min(enough, affordable), LEAST_SLOTS)
+
+
+def _memory(device: Device) -> float:
+    """Bytes that could be taken."""
+    free = free_bytes() if device.shares_memory else device.memory_bytes
+    return math.inf if free is None else float(free)
+
+
+def views(copies: Sequence[Copies | None], slot: int) -> list[Any]:
+    """The inputs of one execution."""
+    return [None if c is None else c.slots[slot].view for c in copies]

@@ -1,0 +1,63 @@
+"""What can still be read of a broken SQLite file of a knowledge base: row by row, and in its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+
+from .database import Event
+
+#: After so many rows in a row that cannot be reached there are none left: a page holds far fewer.
+MOST_FAILURES = 5000
+#: A record that lies on one page: its digest, its kind, the digest of its family if it has one, its content.
+_ROW = re.compile(rb'([0-9a-f]{64})(?:measurement[0-9a-f]{64}|fault)(?=\{"config":)')
+_PAGE = 1 << 16
+
+
+def rows(connection: sqlite3.Connection) -> Iterator[tuple[object, object]]:
+    """Digest and text of every row that can be reached, past those that cannot."""
+    last, failures = -1, 0
+    while failures < MOST_FAILURES:
+        try:
+            query = "SELECT rowid, digest, text FROM records NOT INDEXED WHERE rowid > ? ORDER BY rowid"
+            for row, digest, text in connection.execute(query, (last,)):
+                if not isinstance(row, int) or row <= last:
+                    raise sqlite3.DatabaseError("rows are out of order")
+                last, failures = row, 0
+                yield digest, text
+            return
+        except (sqlite3.Error, MemoryError):
+            last, failures = last + 1, failures + 1
+
+
+def events(connection: sqlite3.Connection) -> list[Event]:
+    """The log, as far as it can be read."""
+    found: list[Event] = []
+    try:
+        for row in connection.execute("SELECT date, action, what FROM events NOT INDEXED"):
+            if all(isinstance(text, str) for text in row):
+                found.append(Event(*row))
+    except (sqlite3.Error, MemoryError):
+        pass
+    return found
+
+
+def carved(data: bytes) -> Iterator[tuple[str, str]]:
+    """Digest and text of every record that lies in one piece somewhere, whatever the structure around it is.
+
+    One that was removed from the file may be among them: the space that it took is cleared, but a page that was
+    rearranged before may have kept a copy.
+    """
+    decoder = json.JSONDecoder()
+    for row in _ROW.finditer(data):
+        text = data[row.end() : row.end() + _PAGE].decode("latin-1")
+        try:
+            _, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            continue
+        digest = row[1].decode("ascii")
+        if hashlib.sha256(text[:end].encode("latin-1")).hexdigest() == digest:
+            yield digest, text[:end]

@@ -1,0 +1,306 @@
+"""A tuning session: search, race the leaders, confirm the winner against the default, and say what was found.
+
+The default takes part in everything and stays unless something is faster beyond noise. All decisions follow from what
+the measurer says and from the seed, so on a scripted clock they repeat exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..devices.base import Target
+from ..errors import DeviceError
+from ..search.base import Status
+from ..solvers.base import Config, Problem, Solver
+from . import evidence
+from .contest import ALPHA, Confirmation, Contest, Verdict, confirm, race
+from .hunt import Found, Hunt, Tried, plain
+from .measure import Candidate, Measurer
+from .progress import Progress, Watch
+from .record import FAULTS, AnyRecord, Fault, Measurement, Ratio
+from .statistics import unknown
+
+#: shares of the budget at which the search ends, and the race; what is left belongs to the confirmation
+SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a session found."""
+
+    #: what to use from now on
+    chosen: Candidate
+    #: it is not the default
+    changed: bool
+    #: why, in words
+    reason: str
+    #: of the chosen one over the default, where it was confirmed; and what noise alone did
+    gain: Ratio | None = None
+    control: Ratio | None = None
+    #: what is wrong with the default itself: then the best correct candidate replaces it, and no gain is asked for
+    default_fault: str | None = None
+    records: tuple[Measurement, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    #: every candidate that was looked at, in order
+    trials: tuple[Tried, ...] = ()
+    #: seconds by phase (search, race, confirm), and how much of them went into compiling and checking
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def attempted(self) -> int:
+        return len(self.trials)
+
+    @property
+    def failed(self) -> int:
+        return sum(t.status is not Status.OK for t in self.trials)
+
+
+def tune(
+    problem: Problem,
+    target: Target,
+    default: Candidate,
+    solvers: Sequence[Solver],
+    measurer: Measurer,
+    *,
+    strategy: Callable[[str], str | None] | str,
+    seconds: float,
+    seed: int = 0,
+    regime: str = "cold",
+    seeds: Mapping[str, Sequence[Config]] | None = None,
+    known: Sequence[Measurement] = (),
+    barred: Callable[[str, Config], str | None] = lambda solver, config: None,
+    report: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Find the fastest correct candidate within a time.
+
+    ``strategy``: the name of one, or which one searches a solver's space by the solver's id (None: only its default and
+    seeds are attempted). ``seeds``: by solver, configs to try first. ``known``: what was measured here before; the best
+    of it is measured again. ``barred``: why a candidate must not be attempted, or None. ``report`` is called after
+    each step, ``stop`` asked before each; after a stop nothing changes, and what was found is kept as unconfirmed.
+    """
+    watch = Watch(seconds, stop, clock)
+    default = plain(default)
+    pick = (lambda solver: strategy) if isinstance(strategy, str) else strategy
+    refusal = measurer.pose(problem, seed, regime)
+    if refusal is not None:
+        return Outcome(default, False, f"it cannot be measured: {refusal}")
+    session = _Session(problem, target, {s.id: s for s in solvers}, measurer, watch, default, known, report)
+    hunt = session.hunt = Hunt(problem, target, measurer, watch, barred, lambda: session.tell("search"))
+    watch.enter("search")
+    first = hunt.attempt(default)
+    hunt.run(solvers, pick, seed, seeds or {}, known, SEARCH_SHARE)
+    if not hunt.found:
+        why = f"no candidate is correct; the default: {first.why}"
+        return session.outcome(default, why, default_fault=first.why or str(first.status))
+    return session.settle()
+
+
+def duel(
+    problem: Problem,
+    target: Target,
+    default: Candidate,
+    candidate: Candidate,
+    solvers: Sequence[Solver],
+    measurer: Measurer,
+    *,
+    seconds: float,
+    seed: int = 0,
+    regime: str = "cold",
+    stop: Callable[[], bool] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AnyRecord:
+    """Measure one candidate against the default now. Confirmed: it is still faster beyond noise. Or its fault.
+
+    DeviceError when it cannot be measured: the problem cannot be posed, the default is faulty, the candidate does not
+    compile here. A measurement that noise left open has an interval that spans 1; who asked may ask again.
+    """
+    watch = Watch(seconds, stop, clock)
+    default, candidate = plain(default), plain(candidate)
+    refusal = measurer.pose(problem, seed, regime)
+    if refusal is not None:
+        raise DeviceError(f"cannot be measured: {refusal}", where=problem.key())
+    session = _Session(problem, target, {s.id: s for s in solvers}, measurer, watch, default, (), None)
+    hunt = session.hunt = Hunt(problem, target, measurer, watch, lambda solver, config: None, lambda: None)
+    for who in dict.fromkeys((default, candidate)):
+        hunt.attempt(who)
+    contest = Contest([default, default, candidate])
+    found = Confirmation(Verdict.FALLEN, Ratio.one(), Ratio.one())
+    if default in hunt.found and candidate in hunt.found:
+        found = confirm(contest, measurer, watch)
+        for row, attempt in contest.fallen.items():
+            hunt.discard(contest.entrants[row], attempt)
+    for who in (candidate, default):
+        bad = hunt.faults.get(who)
+        if bad is not None:
+            if who == candidate and bad.status in FAULTS:
+                return session.fault(who)
+            raise DeviceError(bad.why, where=f"{who[0]} {dict(who[1])}", hint="it cannot be measured here")
+    confirmed = found.verdict is Verdict.GAIN
+    samples = contest.samples[2]
+    return session.measurement(candidate, samples, found.gain, found.control, confirmed, default)
+
+
+@dataclass
+class _Session:
+    """What the phases of one session share."""
+
+    problem: Problem
+    target: Target
+    solvers: Mapping[str, Solver]
+    measurer: Measurer
+    watch: Watch
+    default: Candidate
+    known: Sequence[Measurement]
+    report: Callable[[Progress], None] | None
+    hunt: Hunt = field(init=False)
+    before: Mapping[str, str] = field(default_factory=evidence.environment)
+
+    def tell(self, phase: str) -> None:
+        if self.report is not None:
+            best, hunt = self.hunt.best, self.hunt
+            default = hunt.found.get(self.default)
+            self.report(
+                Progress(
+                    phase, len(hunt.tried), hunt.failed, best.candidate if best else None,
+                    best.seconds if best else float("inf"), default.seconds if default else float("inf"),
+                    self.watch.elapsed, self.watch.budget,
+                )
+            )  # fmt: skip
+
+    # ---- from leaders to an outcome ---------------------------------------------------------------------------
+
+    def settle(self) -> Outcome:
+        """Race, confirm, decide. Whoever falls on the way is out, and the rest starts over."""
+        hunt = self.hunt
+        while True:
+            baseline = hunt.found.get(self.default) or hunt.best
+            if baseline is None:
+                return self.outcome(self.default, "no candidate stayed correct", default_fault=self._default_fault())
+            # what was confirmed before is measured again: if it is no better than the default now, that is news
+            before = {plain((m.key.solver, m.config)) for m in self.known if m.evidence.confirmed}
+            raced = Contest([baseline.candidate] * 2 + hunt.leaders(baseline, before))
+            picked = self._race(raced)
+            if self._fell(raced):
+                continue
+            final = Contest([baseline.candidate] * 2 + ([raced.entrants[picked]] if picked is not None else []))
+            found = None
+            if picked is not None and not self.watch.stopped:
+                self.watch.enter("confirm")
+                found = confirm(final, self.measurer, self.watch)
+                self.tell("confirm")
+                if self._fell(final):
+                    continue
+            return self._conclude(baseline, raced, final, found)
+
+    def _race(self, raced: Contest) -> int | None:
+        """The row to confirm. One leader by itself needs no race: the confirmation is one."""
+        leaders = raced.leaders
+        if self.watch.left() <= 0 or len(leaders) == 1:
+            return leaders[0] if leaders else None
+        self.watch.enter("race")
+        picked = race(raced, self.measurer, self.watch, RACE_SHARE)
+        self.tell("race")
+        return picked
+
+    def _fell(self, contest: Contest) -> bool:
+        """Take out who fell; whether that needs a new start: the baseline fell, or the one to be confirmed."""
+        for row, attempt in contest.fallen.items():
+            self.hunt.discard(contest.entrants[row], attempt)
+        return contest.upset or (bool(contest.fallen) and not contest.leaders)
+
+    def _conclude(self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None) -> Outcome:
+        won = found is not None and found.verdict is Verdict.GAIN
+        chosen = final.entrants[2] if won else baseline.candidate
+        fault = self._default_fault()
+        records = self._records(baseline, raced, final, found)
+        reason = self._reason(raced, final, found)
+        if fault is not None:
+            reason = f"the default is faulty ({fault}), {chosen[0]} replaces it: {reason}"
+        gain, control = (found.gain, found.control) if found is not None else (None, None)
+        return self.outcome(chosen, reason, gain if won else None, control, fault, records)
+
+    def _reason(self, raced: Contest, final: Contest, found: Confirmation | None) -> str:
+        if found is None:
+            if self.watch.stopped:
+                return "stopped before anything was confirmed"
+            return "nothing else is near" if len(raced.entrants) == 2 else "no significant gain in the race"
+        solver, config = final.entrants[2]
+        gain, control = found.gain, found.control
+        if unknown(gain):
+            return f"{solver} {dict(config)}: {found.verdict.value}"
+        spread = f"{gain.low:.3f} to {gain.high:.3f} in {gain.pairs} pairs"
+        noise = f"the default over itself {control.low:.3f} to {control.high:.3f}"
+        return f"{solver} {dict(config)}: {found.verdict.value}, {gain.median:.3f} times as fast ({spread}; {noise})"
+
+    def _default_fault(self) -> str | None:
+        """What is wrong with the default: the last that was found out about it."""
+        if self.default in self.hunt.found:
+            return None
+        return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
+
+    # ---- records ----------------------------------------------------------------------------------------------
+
+    def _records(
+        self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None
+    ) -> tuple[Measurement, ...]:
+        control = found.control if found is not None else raced.gain(1, ALPHA)
+        # A default that was not beaten because nobody could tell is no answer: the next session may try again.
+        open_ = self.watch.stopped or (found is not None and found.verdict in (Verdict.NOISY, Verdict.SHORT))
+        own = final.samples[0] or raced.samples[0]
+        made = [self.measurement(baseline.candidate, own, Ratio.one(), control, not open_, baseline.candidate)]
+        if found is not None:
+            won = found.verdict is Verdict.GAIN
+            made.append(
+                self.measurement(
+                    final.entrants[2], final.samples[2], found.gain, found.control, won, baseline.candidate
+                )
+            )
+        for row, candidate in enumerate(raced.entrants):
+            if row > 1 and candidate in self.hunt.found and (found is None or candidate != final.entrants[2]):
+                gain = raced.gain(row, ALPHA)
+                if not gain.pairs:  # no time was left to race it
+                    gain = replace(gain, median=baseline.seconds / self.hunt.found[candidate].seconds)
+                samples = raced.samples[row]
+                made.append(
+                    self.measurement(candidate, samples, gain, raced.gain(1, ALPHA), False, baseline.candidate)
+                )
+        return tuple(m for m in made if not self._would_demote(m))
+
+    def _would_demote(self, m: Measurement) -> bool:
+        """The newest measurement of a candidate counts: one that tells less must not stand before a confirmed one."""
+        if m.evidence.confirmed:
+            return False
+        gain, default = m.evidence.gain, m.evidence.default
+        earlier = [k.evidence for k in self.known if k.key == m.key and k.config == m.config and k.evidence.confirmed]
+        return any(k.default != default or gain.high >= k.gain.low for k in earlier)
+
+    def measurement(
+        self, who: Candidate, samples: Sequence[float], gain: Ratio, control: Ratio, confirmed: bool, default: Candidate
+    ) -> Measurement:
+        """A record; without samples of a contest those of the attempt stand in it."""
+        attempt = self.hunt.found[who].attempt
+        return evidence.measurement(
+            self.problem, self.target, self.solvers[who[0]], who[1], samples or attempt.samples, attempt.error, gain,
+            control, confirmed, default, self.measurer.regime(), self.before,
+        )  # fmt: skip
+
+    def fault(self, who: Candidate) -> Fault:
+        attempt = self.hunt.faults[who]
+        return evidence.fault(self.problem, self.target, self.solvers[who[0]], who[1], attempt.status, attempt.why)
+
+    def outcome(
+        self, chosen: Candidate, reason: str, gain: Ratio | None = None, control: Ratio | None = None,
+        default_fault: str | None = None, records: tuple[Measurement, ...] = (),
+    ) -> Outcome:  # fmt: skip
+        self.watch.enter("")
+        hunt = self.hunt
+        faults = tuple(self.fault(who) for who, attempt in hunt.faults.items() if attempt.status in FAULTS)
+        seconds = {**self.watch.spent, "compile": hunt.compile_seconds, "check": hunt.check_seconds}
+        return Outcome(
+            chosen, chosen != self.default, reason, gain, control, default_fault, records, faults, tuple(hunt.tried),
+            seconds,
+        )  # fmt: skip

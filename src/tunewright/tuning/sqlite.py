@@ -1,0 +1,480 @@
+"""The user's knowledge base in a SQLite file, for a folder on a disk of this machine.
+
+A rollback journal and full syncs: what `add` has returned from is on disk. A question holds a lock for as long as it
+takes. Whoever writes holds the folder's lock too, so that a file is never replaced under another writer's hands.
+
+Nothing in the file is trusted. Its tables must be exactly ours, every content is checked against its digest when it is
+read, and a row that does not fit is a miss. A file that cannot be used at all is a miss as a whole; the next write puts
+it aside, under another name, and takes what can still be read of it into a new one (`salvage`). A file of a later
+format, which has a higher number and other tables, is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import os
+import secrets
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import DatabaseError, InputError
+from . import salvage
+from .database import Database, Event
+from .disk import Forkable, failed, make_folder, sync_folder, why_not_writable
+from .record import LONGEST, MOST_BYTES, AnyRecord, Fault, Measurement, from_text, now
+
+FILE = "kb.sqlite"
+FORMAT = 1
+_TABLES = {
+    "records": "CREATE TABLE records (digest TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL,"
+    " family TEXT NOT NULL, text TEXT NOT NULL)",
+    "records_of_family": "CREATE INDEX records_of_family ON records (family)",
+    "events": "CREATE TABLE events (date TEXT NOT NULL, action TEXT NOT NULL, what TEXT NOT NULL)",
+}
+#: what is in the schema of a file of ours: the tables, and the index that SQLite makes for the digests
+_SCHEMA = {*_TABLES.items(), ("sqlite_autoindex_records_1", None)}
+#: A row that is there already is written again only if something has happened to it.
+_ADD = (
+    "INSERT INTO records VALUES (?1, ?2, ?3, ?4) ON CONFLICT (digest)"
+    " DO UPDATE SET kind = ?2, family = ?3, text = ?4 WHERE kind IS NOT ?2 OR family IS NOT ?3 OR text IS NOT ?4"
+)
+
+#: A page holds a few records whole, so that each can be found in the bytes of a broken file.
+PAGE_BYTES = 8192
+#: How long a question waits for a writer, and for other questions of this process: together less than 5 seconds.
+BUSY_SECONDS, QUEUE_SECONDS = 2.0, 1.5
+#: how long a writer waits for other writers, and for readers
+LOCK_SECONDS, WRITE_SECONDS = 60.0, 10.0
+#: most events that are kept, most families that are remembered
+MOST_EVENTS, MOST_FAMILIES = 10_000, 4096
+_BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT,
+           sqlite3.SQLITE_TOOBIG}  # fmt: skip
+
+_ERRORS = (sqlite3.Error, MemoryError, OSError)
+
+T = TypeVar("T")
+
+
+class _Damaged(Exception):
+    """The file is of no use as it is."""
+
+
+class _Newer(Exception):
+    """The file is of a later format."""
+
+
+class SqliteDatabase(Database, Forkable):
+    """The file ``kb.sqlite`` in a folder. Reading makes nothing; the first write makes folder and file."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path
+        self._file = path / FILE
+        self.path = str(self._file)
+        #: the file that the last full check found good
+        self._sound: tuple[int, int] | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._inherited: list[sqlite3.Connection | None] = []
+        super().__init__()
+
+    def start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._inherited.append(self._connection)  # closing it is the parent's business
+        self._connection = None
+        self._stamp: tuple[int, int] | None = None
+        self._version: int | None = None
+        #: what was found in a family, and in which version of the file
+        self._known: dict[str, tuple[int | None, Sequence[AnyRecord]]] = {}
+        #: why the last question was a miss
+        self._trouble: str | None = None
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def read_only(self) -> str | None:
+        try:
+            self._ask_apart(lambda connection: None)
+        except _Newer as newer:
+            return str(newer)
+        except (*_ERRORS, _Damaged):  # a write makes a new file
+            pass
+        if self._file.is_file() and not os.access(self._file, os.W_OK):
+            return f"{self._file} cannot be written to"
+        return why_not_writable(self._folder)
+
+    def family(self, family: str) -> Sequence[Measurement]:
+        def ask(connection: sqlite3.Connection) -> Sequence[Measurement]:
+            found = self._column(connection, _digest(family))
+            return found if not found or found[0].family == family else ()
+
+        return self._ask(ask, ())
+
+    def faults(self) -> Sequence[Fault]:
+        return self._ask(lambda connection: self._column(connection, ""), ())
+
+    def _column(self, connection: sqlite3.Connection, family: str) -> Sequence[Any]:
+        """The records with this in their column, the same object as before if it still holds all of them."""
+        known = self._known.get(family)
+        if known is None or known[0] != self._version:
+            query = "SELECT {} FROM records WHERE family = ? ORDER BY digest"
+            digests = [digest for (digest,) in connection.execute(query.format("digest"), (family,))]
+            if known is None or digests != [record.digest for record in known[1]]:
+                rows = connection.execute(query.format("digest, text"), (family,)).fetchall()
+                records = {r.digest: r for r in _records(rows) if _family(r) == family}
+                known = (self._version, tuple(records.values()))
+            if len(self._known) >= MOST_FAMILIES:
+                self._known.clear()
+            self._known[family] = self._version, known[1]
+        return known[1]
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        rows: list[tuple[object, object]] = []
+
+        def ask(connection: sqlite3.Connection) -> None:
+            # In the table's own order: an index may be broken. What was read before something fails is kept.
+            for row in connection.execute("SELECT digest, text FROM records NOT INDEXED"):
+                rows.append(row)
+
+        with contextlib.suppress(*_ERRORS, _Damaged, _Newer):
+            self._ask_apart(ask)
+        found = {record.digest: record for record in _records(rows)}
+        return iter([found[digest] for digest in sorted(found)])
+
+    def events(self) -> Sequence[Event]:
+        def ask(connection: sqlite3.Connection) -> Sequence[Event]:
+            rows = connection.execute("SELECT date, action, what FROM events ORDER BY rowid").fetchall()
+            return [Event(*row) for row in rows if all(isinstance(text, str) for text in row)]
+
+        return self._ask(ask, ())
+
+    def damage(self) -> Sequence[str]:
+        rows: list[tuple[object, object, object]] = []
+
+        found: list[str] = []
+
+        def ask(connection: sqlite3.Connection) -> None:
+            found.extend(f"{FILE}: {text}" for text in _faults_of(connection))
+            for row in connection.execute("SELECT digest, text, family FROM records NOT INDEXED"):
+                rows.append(row)
+
+        try:
+            self._ask_apart(ask)
+        except (*_ERRORS, _Damaged, _Newer) as error:
+            found.append(f"{FILE}: {_reason(error)}")
+        if self._trouble is not None:
+            found.append(f"{FILE}: a question found nothing: {self._trouble}")
+        for digest, text, family in rows:
+            try:
+                if family != _family(_record(digest, text)):
+                    found.append(f"{FILE}, record {str(digest)[:16]}: it stands with another family")
+            except InputError as error:
+                found.append(f"{FILE}, record {str(digest)[:16]}: {error.what}")
+        return found
+
+    def _ask_apart(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Ask what may take long on a connection of its own, so that no other question waits for it."""
+        if _stamp(self._file) is None:
+            return None
+        with contextlib.closing(_connect(self._file, "rw")) as connection, _transaction(connection, "BEGIN"):
+            _check(connection)
+            return question(connection)
+
+    def _ask(self, question: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+        """Ask in one short transaction, which waits for a writer at most once. What cannot be asked is a miss."""
+        if not self._lock.acquire(timeout=QUEUE_SECONDS):
+            self._trouble = "other threads of this process took too long"
+            return nothing
+        try:
+            connection = self._current()
+            if connection is None:
+                return nothing
+            with _transaction(connection, "BEGIN"):
+                (version,) = connection.execute("PRAGMA data_version").fetchone()
+                if version != self._version:  # somebody has written since
+                    _check(connection)
+                    self._version = version
+                answer = question(connection)
+            self._trouble = None
+            return answer
+        except (*_ERRORS, _Damaged, _Newer) as error:
+            self._trouble = _reason(error)
+            if _code(error) != sqlite3.SQLITE_BUSY:
+                self._forget()
+            return nothing
+        finally:
+            self._lock.release()
+
+    def _current(self) -> sqlite3.Connection | None:
+        """A connection to the file that is there now, if there is one."""
+        while True:
+            stamp = _stamp(self._file)
+            if stamp is None:
+                self._forget()
+                return None
+            if stamp == self._stamp and self._connection is not None:
+                return self._connection
+            self._forget()
+            self._connection = _connect(self._file, "rw")
+            self._stamp = stamp  # and look again: the file that was opened may be another one already
+
+    def _forget(self) -> None:
+        connection, self._connection, self._stamp, self._version = self._connection, None, None, None
+        self._known.clear()
+        self._sound = None
+        if connection is not None:
+            connection.close()
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    def add(self, records: Iterable[AnyRecord]) -> int:
+        # What could not be read again must not be taken: that it is here would be all that anyone ever knows of it.
+        rows = [_row(from_text(record.text, record.digest)) for record in records]
+
+        def write(connection: sqlite3.Connection) -> int:
+            before = connection.total_changes
+            connection.executemany(_ADD, rows)
+            return connection.total_changes - before
+
+        return self._write(write) if rows else 0
+
+    def remove(self, digests: Iterable[str]) -> int:
+        rows = [(digest,) for digest in digests]
+
+        def write(connection: sqlite3.Connection) -> int:
+            before = connection.total_changes
+            connection.executemany("DELETE FROM records WHERE digest = ?", rows)
+            return connection.total_changes - before
+
+        return self._write(write) if rows and os.path.lexists(self._file) else 0
+
+    def note(self, action: str, what: str) -> None:
+        self._write(lambda connection: _note(connection, action, what))
+
+    def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """One transaction, on disk when this returns; before it, whatever the file needs to be usable."""
+        try:
+            make_folder(self._folder)
+            with self._locked():
+                try:
+                    return self._change(job)
+                except _Damaged as damage:
+                    self._repair(str(damage))
+                    return self._change(job)
+        except (*_ERRORS, _Damaged) as error:
+            raise failed(self.path, error) from None
+        except _Newer as newer:
+            hint = "use a newer Tunewright, or set USER_DB_PATH to another folder"
+            raise DatabaseError(f"cannot be written: {newer}", where=self.path, hint=hint) from None
+
+    def _change(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """The job in a transaction of its own. `_Damaged` when the file is not there or not fit for it."""
+        stamp = _stamp(self._file)
+        if stamp is None:
+            self._build([], [])
+            stamp = _stamp(self._file)
+        try:
+            with _opened(self._file, "rw") as connection:
+                _check(connection)
+                # Once for each file: to write into a broken one may destroy what is still good in it.
+                if stamp != self._sound and (faults := _faults_of(connection)):
+                    raise _Damaged("; ".join(faults))
+                result = job(connection)
+                connection.execute("COMMIT")
+        except (sqlite3.Error, MemoryError) as error:
+            # A number in the file's head says who may write; when the system would let us, the number is wrong.
+            barred = _code(error) == sqlite3.SQLITE_READONLY and self.read_only is None
+            if barred or _code(error) in _BROKEN:
+                raise _Damaged(str(error)) from None
+            raise
+        self._sound = stamp
+        return result
+
+    def _repair(self, reason: str) -> None:
+        """Put the file aside, and what can still be read of it into a new one."""
+        day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
+        names = (self._file.with_name(f"{FILE}.damaged-{day}-{n}") for n in range(1, 1 << 30))
+        aside = next(name for name in names if not os.path.lexists(name))
+        records: dict[str, AnyRecord] = {}
+        events: list[Event] = []
+
+        def save(connection: sqlite3.Connection) -> None:
+            records.update((r.digest, r) for r in _records(salvage.rows(connection)))
+            events.extend(salvage.events(connection))
+
+        if self._file.is_file():
+            # Only where the tables are ours: in another file a plain SELECT may compute for ever.
+            with contextlib.suppress(*_ERRORS, _Damaged):
+                self._ask_apart(save)
+            for digest, text in salvage.carved(self._file.read_bytes()):
+                if digest not in records:
+                    records |= {r.digest: r for r in _records([(digest, text)])}
+        what = f"{reason[:500]}; {len(records)} records taken over from {aside.name}"
+        self._build(records.values(), [*events, Event(now(), "repaired", what)], aside)
+
+    def _build(self, records: Iterable[AnyRecord], events: Iterable[Event], aside: Path | None = None) -> None:
+        """A new file, in place when all of it is on disk. The old one, if any, is then known by another name."""
+        for left in self._folder.glob(f"{FILE}.new-*"):  # of a process that was killed; nobody else is here now
+            left.unlink()
+        new = self._file.with_name(f"{FILE}.new-{os.getpid()}-{secrets.token_hex(4)}")
+        with _opened(new, "rwc") as connection:
+            for sql in _TABLES.values():
+                connection.execute(sql)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.executemany(_ADD, map(_row, records))
+            connection.executemany("INSERT INTO events VALUES (?, ?, ?)", ((e.date, e.action, e.what) for e in events))
+            connection.execute("COMMIT")
+        if aside is not None:
+            try:
+                os.link(self._file, aside, follow_symlinks=False)
+            except OSError:  # a folder, or a file system without links
+                os.rename(self._file, aside)
+            for ending in ("-journal", "-wal", "-shm"):  # SQLite would apply them to the new file
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(f"{self._file}{ending}", f"{aside}{ending}")
+        os.replace(new, self._file)
+        sync_folder(self._folder)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The folder's lock. It goes with the process that holds it, however that ends."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            end = time.monotonic() + LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise OSError(f"other processes held its lock for {LOCK_SECONDS:g} seconds") from None
+                    time.sleep(0.003)
+            yield
+            # A child that was forked meanwhile shares the descriptor, and closing ours alone would leave it locked.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Which file is there; None when there is none. `_Damaged` when it cannot be a database."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise _Damaged("it is not a file")
+    if not found.st_size:
+        raise _Damaged("the file is empty")
+    return found.st_dev, found.st_ino
+
+
+def _connect(file: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """Open a file. In mode ``rw`` nothing is made; a journal that somebody who was killed has left is played back."""
+    connection = sqlite3.connect(
+        f"{file.absolute().as_uri()}?mode={mode}", seconds, isolation_level=None, check_same_thread=False, uri=True
+    )
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * MOST_BYTES)
+    # EXTRA is FULL with a sync of the folder when the journal goes: without it a power cut may bring the journal back.
+    for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = EXTRA", "secure_delete = ON",
+                   "temp_store = MEMORY", "mmap_size = 0", f"page_size = {PAGE_BYTES}"):  # fmt: skip
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    """Whatever was not committed inside is undone."""
+    connection.execute(begin)
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def _opened(file: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """A connection in a transaction that may write; who uses it commits."""
+    connection = _connect(file, mode, WRITE_SECONDS)
+    with contextlib.closing(connection), _transaction(connection, "BEGIN IMMEDIATE"):
+        yield connection
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """The file is one of ours, with our tables and nothing beside them."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    schema = set(connection.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    if version > FORMAT and schema != _SCHEMA:
+        raise _Newer(f"it has format {version} of a later Tunewright, and this one knows {FORMAT}")
+    if schema != _SCHEMA or version != FORMAT:
+        raise _Damaged("the file is not a knowledge base, or its head is damaged")
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "delete":
+        raise _Damaged(f"its journal is in mode {mode}")
+
+
+def _faults_of(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong in the structure of the file."""
+    found = [str(text) for (text,) in connection.execute("PRAGMA integrity_check(8)")]
+    return [] if found == ["ok"] else found
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary code of an error."""
+    if isinstance(error, MemoryError):
+        return sqlite3.SQLITE_NOMEM
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _reason(error: BaseException) -> str:
+    if _code(error) == sqlite3.SQLITE_BUSY:
+        return f"it was locked for more than {BUSY_SECONDS:g} seconds"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _digest(family: str) -> str:
+    return hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _family(record: AnyRecord) -> str:
+    """What stands in the column: faults have no family."""
+    return _digest(record.family) if isinstance(record, Measurement) else ""
+
+
+def _row(record: AnyRecord) -> tuple[str, str, str, str]:
+    return record.digest, record.kind, _family(record), record.text
+
+
+def _record(digest: object, text: object) -> AnyRecord:
+    if not isinstance(digest, str) or not isinstance(text, str):
+        raise InputError("a row is not made of texts", where="a record")
+    return from_text(text, digest)
+
+
+def _records(rows: Iterable[tuple[object, object]]) -> Iterator[AnyRecord]:
+    """The records of rows that are as they were written; `damage` names the others."""
+    for digest, text in rows:
+        with contextlib.suppress(InputError):
+            yield _record(digest, text)
+
+
+def _note(connection: sqlite3.Connection, action: str, what: str) -> None:
+    texts = [text.encode("utf-8", "replace").decode()[:LONGEST] for text in (action, what)]
+    connection.execute("INSERT INTO events VALUES (?, ?, ?)", (now(), *texts))
+    connection.execute("DELETE FROM events WHERE rowid <= (SELECT max(rowid) FROM events) - ?", (MOST_EVENTS,))

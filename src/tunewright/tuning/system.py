@@ -1,0 +1,119 @@
+"""A knowledge base that is only read: a file of JSON Lines, such as the one that ships, or what `kb export` wrote.
+
+The file is read when it is first asked, and again when it has changed. A line that is not as it was written is a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..errors import DatabaseError, InputError
+from .database import Database, Event
+from .disk import Forkable, failed, replace_file
+from .lines import Lines, read
+from .record import AnyRecord, Fault, Measurement, to_line
+
+FILE = "system.jsonl"
+#: the largest file that is read
+MOST_FILE_BYTES = 1 << 30
+
+
+class SystemDatabase(Database, Forkable):
+    """The records of ``system.jsonl`` in a folder, or of another file there. None where there is no such file."""
+
+    def __init__(self, folder: Path, file: str = FILE) -> None:
+        self._file = folder / file
+        self.path = str(self._file)
+        self._stamp: tuple[int, ...] | None = None
+        self._lines = Lines()
+        super().__init__()
+
+    def start_anew(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def read_only(self) -> str:
+        return "it is only ever replaced as a whole"
+
+    def add(self, records: Iterable[AnyRecord]) -> int:
+        raise self._refusal()
+
+    def remove(self, digests: Iterable[str]) -> int:
+        raise self._refusal()
+
+    def note(self, action: str, what: str) -> None:
+        raise self._refusal()
+
+    def _refusal(self) -> DatabaseError:
+        hint = "records belong into the user's knowledge base; `write_lines` makes such a file"
+        return DatabaseError(f"cannot be written: {self.read_only}", where=self.path, hint=hint)
+
+    def family(self, family: str) -> Sequence[Measurement]:
+        with self._lock:
+            return self._current().family(family)
+
+    def faults(self) -> Sequence[Fault]:
+        with self._lock:
+            return self._current().faults()
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        with self._lock:
+            return iter(list(self._current()))
+
+    def events(self) -> Sequence[Event]:
+        return []
+
+    def damage(self) -> Sequence[str]:
+        found = []
+        try:
+            data = self._read()
+        except OSError as error:
+            return [f"{self._file.name} cannot be read: {error.strerror or error}"]
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            if line.strip():
+                try:
+                    read(line)
+                except InputError as error:
+                    found.append(f"{self._file.name}, line {number}: {error.what}")
+        return found
+
+    def _current(self) -> Lines:
+        """The lines as they are in the file now."""
+        try:
+            now = os.stat(self._file)
+            stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+            if stamp != self._stamp:
+                self._lines, self._stamp = self._load(), stamp
+        except OSError:  # `damage` says why
+            self._lines, self._stamp = Lines(), None
+        return self._lines
+
+    def _load(self) -> Lines:
+        lines = Lines()
+        lines.take(self._read())
+        return lines
+
+    def _read(self) -> bytes:
+        """The file's bytes; none where there is no file."""
+        try:
+            found = os.stat(self._file)
+        except FileNotFoundError:
+            return b""
+        if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for whoever writes to it
+            raise OSError("it is not a file")
+        if found.st_size > MOST_FILE_BYTES:
+            raise OSError(f"it is larger than {MOST_FILE_BYTES >> 20} MiB")
+        return self._file.read_bytes()
+
+
+def write_lines(path: Path, records: Iterable[AnyRecord]) -> None:
+    """Write records to a file, in the order of digests, each once. It is replaced as a whole or not at all."""
+    lines = {record.digest: to_line(record) for record in records}
+    try:
+        replace_file(path, "".join(f"{lines[digest]}\n" for digest in sorted(lines)).encode("ascii"))
+    except OSError as error:
+        raise failed(str(path), error) from None

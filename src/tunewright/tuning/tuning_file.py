@@ -1,0 +1,399 @@
+"""TUNING_FILE: tuned kernels in a JSON file of the two-level form that OpenVINO's GPU tuning has, with keys beside it.
+
+::
+
+    {"<execution units>": {
+        "<hash>": ["<kernel name>", <index>], ...,
+        "keys": {"<hash>": {"digest": ..., "record": {...}, "space": {"hash": ..., "params": {...}}}, ...}}}
+
+The hash stands for a problem in a place: 32 hex digits of SHA-256 over the key's problem and where (`hash_of`). The
+kernel name is the id of a solver, the index the number of its config in the solver's space (`Space.index`). What those
+two levels leave open stands under ``keys``: the whole measurement with its digest, and the space's hash and parameters.
+An entry counts only if all of it agrees; any other is ignored with the reason, as is one without a key, which is what
+files of OpenVINO have. Whether an answer can be used here, by the solvers as they are now, is for `lookup` to say.
+
+Entries are only ever added. Whatever else is in the file stays: other sections, members that nobody knows here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..devices.base import Target
+from ..errors import InputError, TunewrightError
+from ..search.space import Config, Space
+from ..solvers import serial
+from ..solvers.base import solvers
+from .database import MemoryDatabase, better, newest
+from .key import WHERE_FIELDS, Key, Kind, Match, Where
+from .record import MOST_PARAMETERS, AnyRecord, Measurement, parse
+
+#: the largest file that is read, and the most values of a space's parameters
+MOST_FILE_BYTES, MOST_VALUES = 64 << 20, 1 << 16
+#: how long to wait for another process that extends the file
+LOCK_SECONDS = 60.0
+KEYS = "keys"
+_UNITS = re.compile(r"0|[1-9][0-9]{0,18}")
+_ARCH = re.compile(r"(.*); ([0-9]{1,9}) registers of ([0-9]{1,9}) bytes; ([^;]*)((?:; no [^;]+)*)")
+
+
+class TuningFile:
+    """A tuning file at a path. Safe to use from several processes and threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.expanduser(path))
+
+    def read(self, *, new: bool = False) -> tuple[list[Measurement], list[str]]:
+        """The measurements of the entries that are sound, and what was ignored, each with the reason.
+
+        InputError: there is no file (unless it may be ``new``), it cannot be read, or it is not of this form at all.
+        """
+        try:
+            with self._opened(os.O_RDONLY) as descriptor:
+                data = self._parse(descriptor)
+        except FileNotFoundError:
+            if new:
+                return [], []
+            raise self.error("there is no such file", "TUNING_MODE = TUNING_CREATE makes it") from None
+        found: list[Measurement] = []
+        ignored: list[str] = []
+        for units, section in data.items():
+            if not _is_section(units, section):
+                ignored.append(f"{_short(units)}: is not a section for a number of execution units")
+                continue
+            keys = section.get(KEYS, {})
+            for name, entry in section.items():
+                if name == KEYS:
+                    continue
+                try:
+                    found.append(_entry(int(units), name, entry, keys))
+                except TunewrightError as error:
+                    ignored.append(f"{units}, {_short(name)}: {error.what}")
+            lone = keys.keys() - section.keys() if isinstance(keys, dict) else ()
+            ignored += [f"{units}, {_short(name)}: is a key without an entry" for name in sorted(lone)]
+        return found, ignored
+
+    def as_database(self, *, new: bool = False) -> MemoryDatabase:
+        """The sound entries as a layer; its `damage` says what was ignored."""
+        return _Layer(str(self.path), *self.read(new=new))
+
+    def extend(self, records: Iterable[AnyRecord]) -> tuple[int, list[str]]:
+        """Add the best answer for each problem in each place, unless the file has one; makes the file.
+
+        Returns how many entries are new, and why each of the others was not added. When it returns they are on disk.
+        InputError: the file cannot be written, or is not of this form.
+        """
+        skipped: list[str] = []
+        entries = list(_entries(records, skipped))
+        if not entries:
+            return 0, skipped
+        try:
+            with self._locked() as descriptor:
+                data, added = self._parse(descriptor), 0
+                for m, index, space in entries:
+                    section = data.setdefault(str(m.key.where.units), {})
+                    name, keys = hash_of(m.key), section.setdefault(KEYS, {}) if isinstance(section, dict) else None
+                    if not isinstance(keys, dict):
+                        skipped.append(f"{_title(m)}: the section {m.key.where.units} is damaged")
+                    elif name in section or name in keys:
+                        skipped.append(f"{_title(m)}: the file has an entry for it")
+                    else:
+                        section[name] = [m.key.solver, index]
+                        space_json = {"hash": m.key.space, "params": {k: list(v) for k, v in space.params.items()}}
+                        keys[name] = {"digest": m.digest, "record": m.body(), "space": space_json}
+                        added += 1
+                if added:
+                    self._replace(descriptor, _text(data))
+        except RecursionError:
+            raise self.error("is nested too deeply to be written again") from None
+        except OSError as error:
+            raise self.error(f"cannot be written: {error.strerror or error}") from None
+        return added, skipped
+
+    # ---- the file ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _opened(self, flags: int) -> Iterator[int]:
+        """A descriptor of the file, if it is one."""
+        try:
+            # opening a fifo must not wait for a writer
+            descriptor = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            raise self.error(f"cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise self.error("is not a file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The file as it is now, made if need be, which nobody else extends for a while.
+
+        Who extends puts another file in its place, so a lock counts only if it is on the one that is there.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self.error("another process has been extending it for too long") from None
+                else:
+                    try:
+                        there = os.stat(self.path)
+                    except FileNotFoundError:
+                        continue
+                    if os.path.samestat(there, os.fstat(descriptor)):
+                        yield descriptor
+                        return
+            time.sleep(0.01)
+
+    def _parse(self, descriptor: int) -> dict[str, Any]:
+        """The file's content. An empty file is one without entries: it has just been made."""
+        size = os.fstat(descriptor).st_size
+        if size > MOST_FILE_BYTES:
+            raise self.error(f"has {size:,} bytes", f"at most {MOST_FILE_BYTES:,} are read")
+        try:
+            text = os.pread(descriptor, size, 0).decode("utf-8")
+            hooks: dict[str, Any] = {"parse_constant": _finite, "parse_float": _finite, "object_pairs_hook": _unique}
+            data = json.loads(text, **hooks) if text.strip() else {}
+        except OSError as error:
+            raise self.error(f"cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise self.error(f"is not JSON: {error}", "name another TUNING_FILE") from None
+        if not isinstance(data, dict) or (data and not any(_is_section(*member) for member in data.items())):
+            raise self.error(
+                "is not a tuning file: it has no section for a number of execution units", "name another TUNING_FILE"
+            )
+        return data
+
+    def _replace(self, descriptor: int, text: str) -> None:
+        """Put a new content in the file's place at once. Only who holds the lock does, so one name will do."""
+        if len(text) > MOST_FILE_BYTES:
+            raise self.error(f"would have more than {MOST_FILE_BYTES:,} bytes", "name another TUNING_FILE")
+        path = Path(os.path.realpath(self.path))  # a link stays one
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)  # of somebody who was killed
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode))
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def error(self, what: str, hint: str = "") -> InputError:
+        """Something about this file."""
+        return InputError(what, where=f"tuning file {self.path}", hint=hint)
+
+
+def export(path: str | os.PathLike[str], records: Iterable[AnyRecord]) -> tuple[int, list[str]]:
+    """Write a new tuning file with the best answer for each problem in each place; see `TuningFile.extend`."""
+    file = TuningFile(path)
+    if os.path.lexists(file.path):
+        raise file.error("exists already", "name another one, or remove it first")
+    return file.extend(records)
+
+
+def hash_of(key: Key) -> str:
+    """What a key's problem and place are called in a tuning file."""
+    place = [getattr(key.where, name) for name in WHERE_FIELDS]
+    text = json.dumps([key.problem, *place], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+class _Layer(MemoryDatabase):
+    """The entries of a file; what is added to it stays in memory."""
+
+    def __init__(self, path: str, records: Iterable[Measurement], ignored: Sequence[str]) -> None:
+        super().__init__(records)
+        self.path, self._ignored = path, list(ignored)
+
+    def damage(self) -> Sequence[str]:
+        return list(self._ignored)
+
+
+# ---- reading: nothing in a file is trusted --------------------------------------------------------------------------
+
+
+def _is_section(name: str, content: Any) -> bool:
+    return _UNITS.fullmatch(name) is not None and isinstance(content, dict)
+
+
+def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
+    """The measurement of an entry; an error says why it does not count."""
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
+        raise InputError("is not a list of a kernel's name and an index")
+    if not isinstance(keys, dict) or name not in keys:
+        raise InputError("has no key beside it, so nobody can tell what it is for")
+    solver, index = entry
+    beside = keys[name]
+    if not isinstance(beside, dict) or not {"digest", "record", "space"} <= beside.keys():
+        raise InputError("its key lacks digest, record or space")
+    try:
+        record = parse(beside["record"])
+        digest = record.digest
+    except (RecursionError, ValueError, OverflowError) as error:  # nested too deeply, or a number beyond any float
+        raise InputError(f"its key is no record ({type(error).__name__})") from None
+    if digest != beside["digest"]:
+        raise InputError("its key does not fit the digest")
+    if not isinstance(record, Measurement):
+        raise InputError("its key is not a measurement")
+    if record.key.where.units != units:
+        raise InputError(f"was measured on {record.key.where.units} execution units")
+    if hash_of(record.key) != name:
+        raise InputError("its hash belongs to another problem or place than its key")
+    if record.key.solver != solver:
+        raise InputError(f"names the kernel {_short(solver)}, its key {_short(record.key.solver)}")
+    _check_problem(record)
+    _check_space(record, index, beside["space"])
+    return record
+
+
+def _check_problem(m: Measurement) -> None:
+    problem = serial.from_json(m.problem)
+    if (problem.key(), problem.family(), problem.sizes) != (m.key.problem, m.family, m.sizes):
+        raise InputError("its problem is another one than its key says")
+
+
+def _check_space(m: Measurement, index: int, space: Any) -> None:
+    if not isinstance(space, dict) or space.get("hash") != m.key.space:
+        raise InputError("its space is another one than its key says")
+    params = space.get("params")
+    if not isinstance(params, dict) or len(params) > MOST_PARAMETERS:
+        raise InputError("its space has no parameters")
+    if not all(isinstance(v, list) for v in params.values()) or sum(map(len, params.values())) > MOST_VALUES:
+        raise InputError("a parameter of its space is not a list of values")
+    if _canonical(Space(params).at(index)) != _canonical(m.config):
+        raise InputError("its index is that of another config")
+
+
+def _canonical(config: Config) -> str:
+    """To Python, 1, 1.0 and true are equal."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:80]} is no number")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):  # one of them would be lost when the file is extended
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has two members {_short(next(n for n in names if names.count(n) > 1))}")
+    return found
+
+
+def _short(text: str) -> str:
+    """A name out of a file, for a message."""
+    return ascii(text if len(text) <= 40 else text[:37] + "...")
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def _entries(records: Iterable[AnyRecord], skipped: list[str]) -> Iterator[tuple[Measurement, int, Space]]:
+    """The best answer for each problem and place with its index and space, in the order of hashes."""
+    groups: dict[str, list[Measurement]] = {}
+    for m in newest(r for r in records if isinstance(r, Measurement)):
+        groups.setdefault(hash_of(m.key), []).append(m)
+    for _, group in sorted(groups.items()):
+        ranked = better((Match(Kind.EXACT), m) for m in group if m.evidence.gain.low >= 1)
+        if not ranked:
+            skipped.append(f"{_title(group[0])}: nothing is confirmed to be as fast as the default")
+            continue
+        m = ranked[0][1]
+        try:
+            _check_problem(m)
+            space = _space(m)
+            yield m, space.index(m.config), space
+        except TunewrightError as error:
+            skipped.append(f"{_title(m)}: {error}")
+
+
+def _space(m: Measurement) -> Space:
+    """The space that a measurement's config is of."""
+    solver = next((s for s in solvers() if s.id == m.key.solver), None)
+    if solver is None:
+        raise InputError(f"there is no solver {m.key.solver} here that could tell the index of its config")
+    problem, target = serial.from_json(m.problem), _target(m.key.where)
+    if target is None:
+        raise InputError("its place is named in the way of another version")
+    try:
+        reason = solver.why_not(problem, target)
+        space = Space({}) if reason is not None else solver.space(problem, target)
+        changed = space.hash != m.key.space or m.config not in space
+    except Exception as error:  # a record may come from anywhere, and a solver need not expect all that it can say
+        raise InputError(f"{m.key.solver} does not understand it: {error!r}") from None
+    if reason is not None:
+        raise InputError(f"{m.key.solver} refuses it: {reason}")
+    if changed:
+        raise InputError(f"the space of {m.key.solver} has changed since it was measured")
+    return space
+
+
+def _target(where: Where) -> Target | None:
+    """The target that a key names, as far as solvers look at it; None when the text is of another version."""
+    found = _ARCH.fullmatch(where.arch)
+    if found is None:
+        return None
+    arch, registers, vector_bytes, language, lacks = found.groups()
+    names = [text.partition(" ")[::2] for text in where.software.split("; ") if text]
+    for software in (names, [*names, ("opencl", where.runtime)]):
+        target = Target(
+            where.device, where.processor, arch, where.units, tuple(software), language, where.options,
+            int(vector_bytes), int(registers), tuple(lacks.split("; no ")[1:]),
+        )  # fmt: skip
+        if Where.of(target) == where:
+            return target
+    return None
+
+
+def _title(m: Measurement) -> str:
+    return m.key.problem if len(m.key.problem) <= 200 else m.key.problem[:197] + "..."
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """The file's text: an entry a line, so that people and diffs can read it."""
+    parts = [f"{_json(name)}: {_lines(content, 1)}" for name, content in data.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(content: Any, depth: int) -> str:
+    if not isinstance(content, dict) or not content or depth > 2:
+        return _json(content)
+    blanks = " " * depth
+    parts = [f"{blanks}{_json(n)}: {_lines(c, depth + 1 if n == KEYS else 3)}" for n, c in content.items()]
+    return "{\n" + ",\n".join(parts) + "\n" + blanks[:-1] + "}"
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,208 @@
+"""What a measurer and its worker say to each other: frames of JSON, and values that are checked when they are read.
+
+A frame is its length (four bytes) and a JSON object. A worker runs kernels that may be broken, so its parent takes
+nothing for granted: whatever is not as it should be raises `Broken`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..search.base import Status
+from ..search.space import Config
+from .measure import Attempt, Candidate, Race, Regime
+
+Message: TypeAlias = dict[str, Any]
+
+#: longest frame, most samples of one candidate, longest text
+MOST_BYTES, MOST_SAMPLES, LONGEST = 64 << 20, 1 << 16, 1 << 16
+#: seconds that a request may seem longer than it is, and a timed stretch: somebody was woken late
+BUSY, LATE = 0.25, 50e-6
+#: clocks may be read differently by so much
+MORE, MORE_SECONDS = 1.01, 1e-4
+_LENGTH = struct.Struct("!I")
+
+
+class Broken(Exception):
+    """What came is no message."""
+
+
+def pack(message: Message) -> bytes:
+    """The frame of a message. Infinity is a limit like any other, so JSON is Python's, which has it."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(body) > MOST_BYTES:
+        raise Broken(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Reader:
+    """Puts frames together from pieces."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete with these bytes."""
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            if length > MOST_BYTES:
+                raise Broken(f"a frame of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                return
+            body = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            try:
+                message = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise Broken(f"a frame that is not JSON ({error})") from None
+            if not isinstance(message, dict):
+                raise Broken("a frame that is no object")
+            yield message
+
+
+# ---- values: to JSON, and back with a check of every field --------------------------------------------------------
+
+
+def candidates_json(candidates: Sequence[Candidate]) -> list[Any]:
+    return [[solver, dict(config)] for solver, config in candidates]
+
+
+def candidates(data: Any) -> list[Candidate]:
+    pairs = [_list(pair, 2) for pair in _list(data)]
+    return [(_text(solver), Config(_members(config))) for solver, config in pairs]
+
+
+def attempt_json(attempt: Attempt) -> Message:
+    return {
+        "status": str(attempt.status), "why": attempt.why[:LONGEST], "samples": [float(s) for s in attempt.samples],
+        "error": float(attempt.error), "compile_seconds": float(attempt.compile_seconds),
+        "check_seconds": float(attempt.check_seconds), "probed": bool(attempt.probed),
+    }  # fmt: skip
+
+
+def attempt(data: Any) -> Attempt:
+    given = _members(data, "status", "why", "samples", "error", "compile_seconds", "check_seconds", "probed")
+    if given["status"] not in set(Status) or not isinstance(given["probed"], bool):
+        raise Broken("an attempt without a status")
+    return Attempt(
+        Status(given["status"]), _text(given["why"]), _numbers(given["samples"]), _number(given["error"]),
+        _number(given["compile_seconds"]), _number(given["check_seconds"]), given["probed"],
+    )  # fmt: skip
+
+
+def race_json(race: Race) -> Message:
+    fallen = [[i, attempt_json(a)] for i, a in race.fallen.items()]
+    return {"samples": [[float(s) for s in row] for row in race.samples], "fallen": fallen}
+
+
+def race(data: Any, count: int) -> Race:
+    """``count``: of the candidates that were sent."""
+    given = _members(data, "samples", "fallen")
+    rows = tuple(_numbers(row) for row in _list(given["samples"]))
+    fallen: dict[int, Attempt] = {}
+    for pair in _list(given["fallen"]):
+        i, what = _list(pair, 2)
+        fallen[whole(i, count)] = attempt(what)
+    if len(rows) != count:
+        raise Broken(f"samples of {len(rows)} candidates, not of {count}")
+    return Race(rows, fallen)
+
+
+def regime_json(regime: Regime) -> Message:
+    return {"kind": regime.kind, "copies": int(regime.copies), "nbytes": int(regime.nbytes)}
+
+
+def regime(data: Any) -> Regime:
+    given = _members(data, "kind", "copies", "nbytes")
+    return Regime(_text(given["kind"]), whole(given["copies"]), whole(given["nbytes"]))
+
+
+def pose_json(refusal: str | None, regime: Regime | None) -> Message:
+    return {"refusal": refusal, "regime": None if regime is None else regime_json(regime)}
+
+
+def pose(data: Any) -> tuple[str | None, Regime | None]:
+    """Why a problem cannot be measured, or how it is."""
+    given = _members(data, "refusal", "regime")
+    if given["refusal"] is not None:
+        return _text(given["refusal"]), None
+    return None, regime(given["regime"])
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a worker's clocks say of a request: how long it took, and how much of it was timed.
+
+    ``stamped`` is what the timed stretches took by a clock that was taken hold of before any candidate ran; ``claimed``
+    is what the candidate's times were made from.
+    """
+
+    whole: float
+    stretches: int
+    stamped: float
+    claimed: float
+
+    def to_json(self) -> list[Any]:
+        return [self.whole, self.stretches, self.stamped, self.claimed]
+
+    @staticmethod
+    def of(data: Any) -> Clock:
+        took, stretches, stamped, claimed = _list(data, 4)
+        return Clock(_number(took), whole(stretches), _number(stamped), _number(claimed))
+
+    def objection(self, took: float) -> str | None:
+        """Why that cannot be true, if the request took so long by the clock of who asked; None when it may be.
+
+        What the worker did lies between our two looks at our clock, and what it claims between two of its own, so more
+        is impossible. Less is not, since who is woken may be woken late: then it must be much less.
+        """
+        if not took / 2 - BUSY <= self.whole <= took * MORE + MORE_SECONDS:
+            return f"its process has a clock that disagrees with ours: {self.whole:.4g} s for what took {took:.4g} s"
+        least = self.stamped / 2 - self.stretches * LATE
+        if not least <= self.claimed <= self.stamped * MORE + MORE_SECONDS:
+            return f"its clock disagrees with ours: {self.claimed:.4g} s for what took {self.stamped:.4g} s"
+        return None
+
+
+def whole(data: Any, end: int = 1 << 62) -> int:
+    """A number from 0 up to, but not including, ``end``."""
+    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < end:
+        raise Broken(f"{str(data)[:80]} where a whole number belongs")
+    return data
+
+
+def _number(data: Any) -> float:
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        raise Broken(f"{str(data)[:80]} where a number belongs")
+    try:
+        return float(data)
+    except OverflowError:
+        raise Broken("a number beyond all bounds") from None
+
+
+def _numbers(data: Any) -> tuple[float, ...]:
+    return tuple(_number(x) for x in _list(data))
+
+
+def _text(data: Any) -> str:
+    if not isinstance(data, str) or len(data) > LONGEST:
+        raise Broken(f"{str(data)[:80]} where a text belongs")
+    return data
+
+
+def _list(data: Any, length: int | None = None) -> Sequence[Any]:
+    if not isinstance(data, list) or len(data) > MOST_SAMPLES or (length is not None and len(data) != length):
+        raise Broken(f"{str(data)[:80]} where a list belongs")
+    return data
+
+
+def _members(data: Any, *names: str) -> Message:
+    if not isinstance(data, dict) or (names and set(data) != set(names)):
+        raise Broken(f"{str(data)[:80]} where an object belongs")
+    return data

@@ -1,0 +1,163 @@
+"""The process that runs candidates: ``python -m tunewright.tuning.worker``, started by `isolated.Isolated`.
+
+It answers one request after the other until its parent closes the channel, or dies. Whatever a candidate does to it
+(crash, hang, eat memory) is the parent's to notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from .. import discovery
+from ..devices.base import Device
+from ..errors import DeviceError
+from ..solvers import serial
+from . import wire
+from .bench import Local
+
+#: seconds between two signs of life
+ALIVE = 0.05
+#: taken hold of before any candidate can put another in its place
+_now = time.monotonic
+
+
+class Channel:
+    """The worker's end of the socket."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw, self._reader, self._waiting = raw, wire.Reader(), list[wire.Message]()
+
+    def send(self, **message: Any) -> None:
+        self._raw.sendall(wire.pack(message))
+
+    def receive(self) -> wire.Message:
+        """The next message. When there is no parent any more, there is nothing left to do."""
+        while not self._waiting:
+            data = self._raw.recv(1 << 16)
+            if not data:
+                raise SystemExit(0)
+            self._waiting.extend(self._reader.feed(data))
+        return self._waiting.pop(0)
+
+
+class Announced:
+    """Is called before and after timed stretches: stamps them, and lets the parent know that we are alive."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._told = channel, _now()
+        self.stretches, self.stamped = 0, 0.0
+        self._begun = 0.0
+
+    def __call__(self, what: str) -> None:
+        if what == "begin":
+            if _now() > self._told + ALIVE:
+                self._channel.send(kind="alive")
+                self._told = _now()
+            self._begun = _now()
+        else:
+            self.stamped += _now() - self._begun
+            self.stretches += 1
+
+    def clear(self) -> None:
+        self.stretches, self.stamped = 0, 0.0
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline."""
+    name, memory, channel_number, lifeline = arguments
+    channel = Channel(socket.socket(fileno=int(channel_number)))
+    _die_with_parent(int(lifeline))
+    _limit(int(memory))
+    announced = Announced(channel)
+    try:
+        device = open_device(name)
+        local = Local(device, timing=announced)
+    except Exception as error:  # a driver may raise anything; the parent says what to do
+        channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")
+        return
+    gc.collect()
+    gc.freeze()  # what is here stays here
+    channel.send(kind="ready", target=repr(device.target))
+    while True:
+        request = channel.receive()
+        began, timed = _now(), local.timed
+        announced.clear()
+        value = _answer(local, request)
+        claimed = local.timed - timed
+        # On a device with a memory of its own, what was queued before a stretch ends within it: no clock can tell.
+        stamped = announced.stamped if device.shares_memory else claimed
+        clock = wire.Clock(_now() - began, announced.stretches, stamped, claimed)
+        channel.send(kind="answer", value=value, resident=_resident(), clock=clock.to_json())
+
+
+def _answer(local: Local, request: wire.Message) -> wire.Message:
+    what = request["do"]
+    if what == "pose":
+        refusal = local.pose(serial.from_json(request["problem"]), request["seed"], request["regime"])
+        return wire.pose_json(refusal, None if refusal is not None else local.regime())
+    candidates = wire.candidates(request["candidates"])
+    if what == "attempt":
+        return wire.attempt_json(local.attempt(candidates[0], request["limit"]))
+    return wire.race_json(local.race(candidates, request["rounds"]))
+
+
+def open_device(name: str) -> Device:
+    """The device of exactly that name, by the implementation that the parent uses for it."""
+    families: dict[str, type[Device]] = discovery.find("tunewright.devices", key=lambda d: d.family)
+    offered = {family: device.available() for family, device in families.items()}
+    found = [families[family] for family, names in offered.items() if not isinstance(names, str) and name in names]
+    if not found:
+        why = "; ".join(f"{family}: {names}" for family, names in offered.items() if isinstance(names, str))
+        raise DeviceError(f"there is no device {name!r}" + (f" ({why})" if why else ""))
+    return max(found, key=lambda d: d.priority)(name)
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Whatever hangs here, and whoever holds the interpreter: when the parent is gone, the system kills this group.
+
+    The parent alone holds the other end of the pipe and never writes to it, so its end is the only news. A signal at
+    the parent's death (PR_SET_PDEATHSIG) would not do: it comes when the *thread* ends that started this process.
+    """
+    os.set_inheritable(lifeline, False)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(lifeline, 1):  # it died before we listened
+                raise SystemExit(0)
+
+
+def _limit(memory: int) -> None:
+    """A candidate that asks for too much gets an error, leaves no core, and is the first to go when memory is short.
+
+    What counts is data, not addresses: drivers reserve far more of those than they will ever use.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _resident() -> int:
+    """Bytes of memory in use, where the system tells it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The tuning settings: by config key, by environment variable, through `Core`; every spelling, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+from tunewright import Core, tools
+from tunewright.errors import SettingsError
+from tunewright.settings import Settings
+
+#: key -> {what is given: what it is read as}
+SPELLINGS = {
+    "TUNING_MODE": {
+        **{name: name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")},
+        "tuning_create": "TUNING_CREATE",
+    },
+    "FIND_ENFORCE": {
+        **{str(n): str(n) for n in range(1, 6)},
+        "NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5", "search": "3",
+    },
+    "FIND_MODE": {
+        **{name: name for name in ("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID")},
+        "1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID", "dynamic_hybrid": "DYNAMIC_HYBRID",
+    },
+    "AUTO_TUNE_MODE": {name: name for name in ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL", "random")},
+    "TUNING_FILE": {"some/file.json": "some/file.json", "": ""},
+    "USER_DB_PATH": {"/user/specified/directory": "/user/specified/directory"},
+    "TUNE_BANK_PATH": {"bank": "bank"},
+    "USER_DB_MODE": {"SQLITE": "SQLITE", "shared": "SHARED"},
+    "SYSTEM_DB_PATH": {"some folder": "some folder"},
+    "TUNE_SECONDS": {"0.5": 0.5, "7": 7.0},
+    "TUNE_TIMEOUT": {"2": 2.0},
+    "TUNE_REGIME": {"COLD": "COLD", "warm": "WARM"},
+    "TUNE_SEED": {"7": 7},
+    "CACHE_DIR": {"cache": "cache", "": ""},
+    "CACHE_BYTES": {"1024": 1024},
+}  # fmt: skip
+CASES = [(key, text, value) for key, spellings in SPELLINGS.items() for text, value in spellings.items()]
+WRONG = [
+    ("TUNING_MODE", "CREATE", ["TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"]),
+    ("TUNING_MODE", "", ["TUNING_CREATE"]),
+    ("FIND_ENFORCE", "0", ["1", "2", "3", "4", "5", "NONE", "DB_UPDATE", "SEARCH", "SEARCH_DB_UPDATE", "DB_CLEAN"]),
+    ("FIND_ENFORCE", "6", ["DB_CLEAN"]),
+    ("FIND_ENFORCE", "CLEAN", ["DB_CLEAN"]),
+    ("FIND_MODE", "4", ["NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID"]),
+    ("FIND_MODE", "FAST_HYBRID", ["DYNAMIC_HYBRID"]),
+    ("USER_DB_MODE", "WAL", ["SQLITE", "SHARED"]),
+    ("TUNE_REGIME", "HOT", ["COLD", "WARM"]),
+    ("USER_DB_PATH", "", ["name a folder"]),
+    ("TUNE_BANK_PATH", " ", ["name a folder"]),
+    ("SYSTEM_DB_PATH", "", ["name a folder", "unset"]),
+    ("TUNE_SECONDS", "-1", ["below 0"]),
+    ("TUNE_SECONDS", "nan", ["below 0"]),
+    ("TUNE_TIMEOUT", "soon", ["not a number"]),
+    ("TUNE_SEED", "1.5", ["not a whole number"]),
+    ("CACHE_BYTES", "-1", ["below 0"]),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("TUNEWRIGHT_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("key", "text", "value"), CASES)
+def test_a_config_key_sets_it(key, text, value) -> None:
+    for name in (key, f"KEY_{key}", key.lower()):
+        assert Settings.make({name: text}).get(key) == value
+
+
+@pytest.mark.parametrize(("key", "text", "value"), CASES)
+def test_a_variable_sets_it(key, text, value, monkeypatch) -> None:
+    monkeypatch.setenv(f"TUNEWRIGHT_{key}", text)
+    assert Settings.from_environment().get(key) == value
+    assert Core().settings.get(key) == value
+
+
+@pytest.mark.parametrize(("key", "text", "value"), CASES)
+def test_a_core_sets_it(key, text, value) -> None:
+    assert Core({key: text}).settings.get(key) == value
+    core = Core()
+    core.set_property({key: text})
+    assert core.settings.get(key) == value
+    assert core.get_property("CPU.HOST", key) == value
+
+
+@pytest.mark.parametrize(("key", "text", "named"), WRONG)
+def test_a_wrong_value_names_the_choices(key, text, named, monkeypatch) -> None:
+    with pytest.raises(SettingsError) as by_config:
+        Settings.make({key: text})
+    monkeypatch.setenv(f"TUNEWRIGHT_{key}", text)
+    with pytest.raises(SettingsError) as by_variable:
+        Settings.from_environment()
+    for caught, where in ((by_config, "config"), (by_variable, "environment")):
+        assert key in str(caught.value) and str(caught.value).startswith(where)
+        assert all(name in str(caught.value) for name in named), caught.value
+
+
+def test_the_cases_cover_every_choice_of_every_setting() -> None:
+    for f in dataclasses.fields(Settings):
+        values = f.metadata.get("values")
+        if values:
+            assert set(SPELLINGS[f.name.upper()].values()) == set(values.values()), f.name
+            assert set(values) <= {text.upper() for text in SPELLINGS[f.name.upper()]}, f.name
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_numbers_may_be_numbers(number) -> None:
+    assert Settings.make({"FIND_ENFORCE": number}).find_enforce == str(number)
+
+
+def test_config_wins_over_environment_and_environment_over_default(monkeypatch) -> None:
+    assert Settings.from_environment().find_enforce == "1"
+    monkeypatch.setenv("TUNEWRIGHT_FIND_ENFORCE", "SEARCH")
+    assert Core().settings.find_enforce == "3"
+    core = Core({"FIND_ENFORCE": "4"})
+    assert core.settings.find_enforce == "4"
+    core.set_property({"FIND_ENFORCE": "DB_CLEAN"})
+    assert core.settings.find_enforce == "5"
+
+
+def test_a_folder_may_be_unset_again() -> None:
+    base = Settings.make({"SYSTEM_DB_PATH": "x"}, Settings())
+    assert Settings.make({"SYSTEM_DB_PATH": None}, base).system_db_path is None
+
+
+def test_the_list_of_settings_is_readable(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert tools.execute(["settings"]) == 0
+    out = capsys.readouterr().out
+    assert all(key in out for key in SPELLINGS)
+    assert max(map(len, out.splitlines())) <= 120

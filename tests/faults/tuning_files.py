@@ -94,7 +94,7 @@ def originals() -> tuple[Measurement, ...]:
 @cache
 def seed_text() -> str:
     """A file with two sections of ours, one entry of another engine, and members that nobody knows."""
-    folder = Path(os.environ.get("TUNING_FILES_FOLDER", "."))
+    folder = Path(os.environ["TUNING_FILES_FOLDER"])
     path = folder / "seed.json"
     path.write_text('{"24": {"15830": ["convolution_gpu_bfyx_os_iyx_osv16", 3]}, "remark": "kept", "2": {"x": null}}')
     assert TuningFile(path).extend(originals()) == (8, [])

@@ -1,4 +1,4 @@
-"""Tuning on the Null device with the real measurer: kernels compute on the host and take the time that a script says."""
+"""Tuning on the Null device with the real measurer: kernels compute on the host and take the time of a script."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class Clocked(NullDevice):
         return self.clock
 
 
-def run(script: Any, others: Mapping[str, Any] | None = None, seconds: float = 10.0, **options: Any) -> tuple[Outcome, float]:
+Scripts = Mapping[str, Any]
+
+
+def run(script: Any, others: Scripts | None = None, seconds: float = 10.0, **options: Any) -> tuple[Outcome, float]:
     device = Clocked()
     solvers = [Scripted(script), *(Scripted(other, id) for id, other in (others or {}).items())]
     with Local(device, solvers, device.clock.now) as measurer:

@@ -32,7 +32,7 @@ def problem(op="Relu", shape=(2, 3), fused=()):
 
 def measurement(
     posed=None, where=NULL, solver="null.any", config=(), gain=(1.5, 1.4, 1.6), confirmed=True, seconds=1e-4,
-    date="2026-11-15T12:00:00Z", regime="cold", version="1.0", default=("null.any", ()),
+    date="2026-11-15T12:00:00Z", regime="cold", version="1.0", default=("null.slow", ()),
 ):  # fmt: skip
     posed = posed or problem()
     samples = tuple(seconds * (1 + (i * 7 % 5 - 2) / 100) for i in range(20))

@@ -199,7 +199,7 @@ def test_a_filter_by_solver_does_not_change_the_answer(call, user):
 def test_rows_are_limited_and_the_rest_is_counted(call, user):
     user.add([measurement(problem(shape=(n,))) for n in range(1, 8)])
     _, out, _ = call("list", "--count", 3)
-    assert out.count("null.any") == 3 and "7 problems, 7 answers; 4 more rows (--count 7, or --json)" in out
+    assert out.count("null.any") == 3 and "and 4 more rows (--count 7, or --json)" in out
 
 
 def test_the_quarantine(call, user):
@@ -214,8 +214,10 @@ def test_the_quarantine(call, user):
 
 
 def test_a_default_that_was_confirmed_is_called_one(call, user):
-    user.add([measurement(gain=(1.0, 1.0, 1.0))])
-    assert "null.any, the default" in call("list")[1]
+    user.add([measurement(gain=(1.0, 1.0, 1.0), default=("null.any", ()))])
+    _, out, _ = call("list")
+    assert "null.any, the default: nothing is faster" in flat(out) and "1.00" not in out
+    assert "1 problem, 1 answer, 0 of them faster than the default" in out
 
 
 def test_show_a_record(call, user):
@@ -223,7 +225,7 @@ def test_show_a_record(call, user):
     user.add([record])
     code, out, _ = call("show", record.digest[:6])
     assert code == 0
-    for text in (CONV.key(), "tile=8", "1.50x (1.40 to 1.60) over null.any", "confirmed", "1.00x (0.99 to 1.01)",
+    for text in (CONV.key(), "tile=8", "1.50x (1.40 to 1.60) over null.slow", "confirmed", "1.00x (0.99 to 1.01)",
                  "cold, 3 copies, 1.0 MiB", "quartiles", "▁▅█", "load before 0.10", "20 samples"):  # fmt: skip
         assert text in flat(out), text
     assert record.digest in out, "in one piece at 80 columns"
@@ -258,6 +260,14 @@ def test_show_orders_the_records_of_a_problem_and_says_why(call, user, tmp_path)
     assert out.index(records["best"].digest) < min(out.index(r.digest) for k, r in records.items() if k != "best")
 
 
+def test_show_names_an_answer_of_a_neighbouring_shape(call, user):
+    near, posed = exact(problem(shape=(4, 3)), {}, "NULL"), problem(shape=(2, 3))
+    user.add([near, measurement(posed, solver="no.such")])
+    code, out, err = call("show", posed.key(), "--device", "NULL")
+    assert code == 0 and f"on NULL {near.digest[:10]} answers, provisional: another problem" in err
+    assert near.digest not in out
+
+
 def test_show_needs_one_problem(call, user):
     user.add([measurement(problem(shape=(n,))) for n in (1, 2)])
     code, _, err = call("show", "relu")
@@ -282,7 +292,8 @@ def test_stats(call, user, tmp_path):
     system(tmp_path, measurement(problem("Exp"), FOREIGN))
     found = json.loads(call("stats", "--json")[1])
     assert found["layers"]["user"] == {
-        "measurements": 3, "confirmed": 2, "problems": 2, "answers": 2, "median_gain": 2.0, "faults": 1, "damage": 0,
+        "measurements": 3, "confirmed": 2, "problems": 2, "answers": 2, "faster_than_default": 2, "median_gain": 2.0,
+        "faults": 1, "damage": 0,
     }  # fmt: skip
     assert found["records_by"]["op"] == {"Relu": 3, "Abs": 1, "Exp": 1}
     assert found["records_by"]["fault"] == {"wrong": 1}
@@ -354,6 +365,19 @@ def test_merge_is_a_union_and_says_what_it_added(call, user, mine, tmp_path):
     assert "0 records added" in call("merge", tmp_path / "a")[1]
     assert [(e.action, e.what.partition(" from ")[0]) for e in user.events()] == [("merged", "4 records")]
     assert call("diff", "user", tmp_path / "a" / "kb.sqlite")[0] == 1
+
+
+def test_what_moves_tells_programs_too(call, user, mine, tmp_path):
+    write_lines(tmp_path / "x.jsonl", mine)
+    for command in ("merge", "import"):
+        found = json.loads(call(command, tmp_path / "x.jsonl", "--dry-run", "--json")[1])
+        assert (found["new"], found["damaged"], found["dry_run"]) == (4, 0, True)
+        assert [(row["processor"], row["device"], row["new"]) for row in found["sources"]] == [
+            (here().processor, "cpu", 4)
+        ]
+    user.add(mine)
+    found = json.loads(call("prune", "--faults", "--dry-run", "--json")[1])
+    assert (found["by"], found["dropped"], found["of"]) == ({"faults": 1}, 1, 4) and len(list(user)) == 4
 
 
 def test_merge_in_any_order_gives_the_same(call, mine, tmp_path):

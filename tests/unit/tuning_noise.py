@@ -42,8 +42,8 @@ class Noise:
                 state = self.memory * state + fresh
                 found[:, step] += state
         if self.drift:
-            waves = rng.uniform(0.3, 3, (experiments, 1)) * np.arange(steps) / steps + rng.uniform(size=(experiments, 1))
-            found += self.drift * np.sin(2 * np.pi * waves)
+            pace, start = rng.uniform(0.3, 3, (experiments, 1)), rng.uniform(size=(experiments, 1))
+            found += self.drift * np.sin(2 * np.pi * (pace * np.arange(steps) / steps + start))
         if self.contention:
             busy = rng.uniform(size=experiments) < self.contention
             for step in range(steps):
@@ -51,7 +51,7 @@ class Noise:
                 busy = np.where(changes, rng.uniform(size=experiments) < self.contention, busy)
                 found[:, step] += busy * np.maximum(0.0, math.log(2) * (1 + 0.3 * rng.standard_normal(experiments)))
         if self.tail:
-            found += (rng.uniform(size=shape) < self.tail) * rng.exponential(1.5, shape)
+            found += (rng.uniform(size=shape) < self.tail) * np.minimum(rng.exponential(1.5, shape), 4.0)
         return found
 
     def rounds(self, rng: np.random.Generator, experiments: int, entrants: int, rounds: int) -> np.ndarray:
@@ -79,9 +79,12 @@ TARGET = Target("null", "nothing", "null", 1, (("script", "1"),), language="null
 class Fake(Solver):
     """A solver with a space; nothing of it is ever compiled."""
 
-    def __init__(self, id: str, space: Mapping[str, Sequence[int]] | None = None, default: Mapping[str, int] | None = None):
-        self.id, self._space = id, Space(space or {})
-        self._default = dict(default if default is not None else {k: v[0] for k, v in (space or {}).items()})
+    def __init__(
+        self, id: str, space: Mapping[str, Sequence[int]] | None = None, default: Mapping[str, int] | None = None
+    ) -> None:
+        space = space or {}
+        self.id, self._space = id, Space(space)
+        self._default = default or {name: values[0] for name, values in space.items()}
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return None
@@ -125,7 +128,6 @@ class Machine(Measurer):
 
     def pose(self, problem, seed=0, regime="cold"):
         self.kind = regime
-        return None
 
     def regime(self):
         return Regime(self.kind, 4, 1 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pathlib
 import platform
 import time
 from functools import cache
@@ -14,6 +15,7 @@ from .base import Device, Queue, Target
 
 #: taken for the last-level cache where the system does not tell its size
 CACHE_BYTES = 32 << 20
+_CONTAINER = "/sys/fs/cgroup/memory"
 
 
 class HostQueue(Queue):
@@ -62,10 +64,9 @@ def free_bytes() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most:
-            with open("/sys/fs/cgroup/memory.current", encoding="ascii") as taken:
-                found.append(max(int(most.read()) - int(taken.read()), 0))
-    except (OSError, ValueError, IndexError):  # "max": no bound
+        most, used = (int(pathlib.Path(_CONTAINER + end).read_text("ascii")) for end in (".max", ".current"))
+        found.append(max(most - used, 0))
+    except (OSError, ValueError, IndexError):  # there is no container, or it has no bound ("max")
         pass
     return min(found, default=memory_bytes())
 

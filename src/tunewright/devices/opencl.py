@@ -189,7 +189,7 @@ class OpenCLDevice(Device):
         self.context = cl.Context([self.raw])
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
-        self.cache_bytes = cache_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_cache_size)
+        self.cache_bytes = cache_bytes() if self.target.device == "cpu" else _gpu_cache(self.raw)
         self.shares_memory = _shares_memory(self.raw) if shares_memory is None else shares_memory
         self._memory = None if self.shares_memory else Memory(self.context)
         self._programs = Programs(name, self.context, self.raw, self.target.options)
@@ -261,6 +261,11 @@ def _vectors(version: str) -> tuple[int, int]:
     if wide:
         return 64, 32
     return (32, 16) if "avx2" in flags else (16, 16)
+
+
+def _gpu_cache(device: Any) -> int:
+    """Of the last level; some drivers tell the first one's size instead, so it is taken to be large."""
+    return max(int(device.global_mem_cache_size), 64 << 20)
 
 
 def _is_cpu(device: Any) -> bool:

@@ -6,7 +6,8 @@ gives it a folder of its own, which is removed at exit, and the kernel cache kee
 PoCL compiles in two steps: a program when it is built, and machine code when a kernel is first launched (and again for
 a grid of another kind). A binary is worth having when it has both, so it is taken some time later. Asked for it, PoCL
 first compiles a third, generic form that is never launched here: a quarter of a second, while it holds the interpreter.
-It does not when it finds that file, so it is shown the one that it made for the launch, for as long as it looks.
+It does not when it finds that file, so it is shown the one that it made for the launch. No launch looks for it: they
+all have groups of one work-item, and PoCL has (or makes) code for just those.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ GENERIC = "0-0-0"
 ROOM = 32 << 20
 #: seconds without a build until binaries are taken, and the most that they wait while there are builds
 QUIET, LONGEST, SLOWEST = 1.0, 5.0, 64.0
+#: programs that are gone and whose files stay: PoCL does not write machine code again that it has in memory
+SPARE = 256
 #: the largest binary that PoCL makes
 MOST_BYTES = 256 << 20
 #: programs that wait for a first launch, or may get machine code for another grid
@@ -93,6 +96,9 @@ class Private:
         self._lock = threading.Lock()
         self._records: OrderedDict[tuple[Path, str], Record] = OrderedDict()
         self._where: dict[str, str] = {}
+        #: programs that use a folder, and folders of programs that are gone
+        self._holders: Counter[str] = Counter()
+        self._gone: deque[str] = deque()
         self._timer: threading.Timer | None = None
         self._first = self._last = 0.0
         self._pause = QUIET
@@ -102,8 +108,9 @@ class Private:
 
     def build(self, key: str, make: Callable[[], Any]) -> tuple[Any, str | None]:
         """A program, and the folder in which PoCL keeps it; None where that cannot be told."""
-        name = hashlib.sha256(key.encode()).hexdigest()
+        name = _digest(key)
         with self._building:
+            self._tidy()
             before = self._listing()
             program = make()
             new = self._listing() - before
@@ -112,7 +119,10 @@ class Private:
             if len(new) == 1:
                 self._where[name] = new.pop()
             # Else PoCL has it already, from another device over the same runtime.
-            return program, self._where.get(name)
+            where = self._where.get(name)
+            if where is not None:
+                self._hold(program, where)
+            return program, where
 
     def restore(self, files: Mapping[str, bytes], make: Callable[[bytes], Any]) -> tuple[Any, str]:
         """A program from what `flush` stored."""
@@ -121,19 +131,37 @@ class Private:
             raise ValueError(f"{where!r} is no folder of a program")
         place = self.programs / where
         with self._building:
+            self._tidy()
             for name, data in files.items():
                 if name not in (FOLDER, PROGRAM):
                     _place(place / name, data)
             program = make(files[PROGRAM])
-            _hide_generic(place)
+            self._hold(program, where)
             return program, where
+
+    def _hold(self, program: Any, where: str) -> None:
+        """Keep a program's folder for as long as the program."""
+        self._holders[where] += 1
+        # A finalizer may run anywhere, so it only takes a note.
+        weakref.finalize(program, self._gone.append, where).atexit = False
+
+    def _tidy(self) -> None:
+        """Remove folders of programs that are gone (a process may try many), and be sure that there is one for all."""
+        self.programs.mkdir(0o700, parents=True, exist_ok=True)  # a cleaner of /tmp came by, or we are at exit
+        while len(self._gone) > SPARE:
+            where = self._gone.popleft()
+            self._holders[where] -= 1
+            if not self._holders[where]:
+                del self._holders[where]
+                self._where = {name: each for name, each in self._where.items() if each != where}
+                shutil.rmtree(self.programs / where, ignore_errors=True)
 
     def collect(self, record: Record) -> None:
         """Have a program stored once it has run."""
         if record.stored is None and record.program is None:
             record.stored = set(self._code(record.where))
         with self._lock:
-            self._records[record.cache.folder, kernel_cache.key_text(record.key)] = record
+            self._records[record.cache.folder, _digest(kernel_cache.key_text(record.key))] = record
             while len(self._records) > MOST:
                 self._records.popitem(last=False)
             if record.stored is None:
@@ -157,9 +185,11 @@ class Private:
 
     def _start(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = threading.Timer(seconds, self._tick)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(seconds, self._tick)
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be started, as at exit
+                timer.start()
+                self._timer = timer
 
     def _tick(self) -> None:
         with self._lock:
@@ -216,14 +246,12 @@ class Private:
             return None
         with mmap.mmap(-1, MOST_BYTES):  # PoCL takes that much for a moment, and crashes when it does not get it
             pass
-        try:
-            for kernel, path in ran.items():
-                generic = self.programs / record.where / kernel / GENERIC
-                generic.mkdir(exist_ok=True)
+        for kernel, path in ran.items():
+            generic = self.programs / record.where / kernel / GENERIC
+            generic.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # from when it was taken for another cache
                 os.link(path, generic / path.name)
-            (binary,) = record.program.get_info(cl.program_info.BINARIES)
-        finally:
-            _hide_generic(self.programs / record.where)
+        (binary,) = record.program.get_info(cl.program_info.BINARIES)
         return {FOLDER: record.where.encode(), PROGRAM: binary}
 
     def _code(self, where: str) -> dict[str, Path]:
@@ -241,6 +269,10 @@ class Private:
         return found
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _place(path: Path, data: bytes) -> None:
     """A file that PoCL will find whole, or not at all."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
@@ -248,11 +280,6 @@ def _place(path: Path, data: bytes) -> None:
     made.write_bytes(data)
     made.chmod(0o700)
     os.replace(made, path)
-
-
-def _hide_generic(place: Path) -> None:
-    for generic in place.glob(f"*/{GENERIC}"):
-        shutil.rmtree(generic, ignore_errors=True)
 
 
 # The folder

@@ -45,6 +45,10 @@ _GROWTH = {
 }
 
 
+#: What a factor common to all elements of a bfloat16 result may be off by: a unit in the last place of one.
+BIAS = 2**-7 + 2**-11
+
+
 def absolute(dtype: DType, terms: float = 1) -> float:
     """The absolute part for results that are sums of so many terms each, in parts of the scale."""
     longer = math.sqrt(min(max(terms, SHORT), LONGEST) / SHORT) - 1
@@ -99,6 +103,17 @@ def deviation(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
     scale = float(np.abs(b[finite]).max())
     worst = float(np.abs(a[finite] - b[finite]).max())
     return worst / scale if scale else worst
+
+
+def bias(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:
+    """Empty, or by which factor a result of coarse elements is off as a whole: one of them may be, by more than 1 %."""
+    if DType.of_numpy(mine.dtype) is not DType.BFLOAT16:  # in finer types `compare` sees it in each element
+        return ""
+    a, b = mine.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    square = float((b[finite] ** 2).sum())
+    factor = float((a[finite] * b[finite]).sum()) / square if square else 1.0
+    return f"it is {factor:.4f} times what it should be" if abs(factor - 1) > BIAS else ""
 
 
 def _bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

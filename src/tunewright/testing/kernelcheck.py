@@ -1,7 +1,6 @@
 """Checks kernels of solvers against the reference: `check` runs every solver that accepts a case, in several configs.
 
-Outputs lie between guard bands and are poisoned first, so that a write out of bounds or an element that is not written
-shows. Results are compared within the one table of tolerances (`ops.tolerance`).
+How a kernel is judged is `tuning.judge`: the same for tests and for candidates that are measured.
 """
 
 from __future__ import annotations
@@ -17,14 +16,10 @@ from ..ir.graph import Fused
 from ..ir.types import PLAIN, Layout, TensorType, Type
 from ..ops import lookup
 from ..ops.base import Operand
-from ..ops.fused import from_plain, to_plain
-from ..ops.tolerance import compare
 from ..plugins.single import open_device
 from ..solvers.base import Array, Config, Problem, Solver, is_value, solvers
 from ..solvers.host.reference import HostKernel
-
-GUARD = 256
-POISON = 0xA5
+from ..tuning.judge import examine, physical
 
 
 @dataclass(frozen=True)
@@ -138,33 +133,10 @@ def candidates(solver: Solver, problem: Problem, device: Device, count: int) -> 
 def run_one(
     case: Case, problem: Problem, solver: Solver, config: Config, device: Device, want: Sequence[Any]
 ) -> str:
-    """Empty, or how the kernel's results differ from what is wanted."""
+    """Empty, or what is wrong with the kernel; ``want`` are the right results (see `tuning.judge.examine`)."""
     kernel = solver.compile(problem, config, device)
-    inputs = _physical(case, problem)
-    for i, packing in kernel.packings.items():
-        array = inputs[i]
-        assert array is not None and problem.constant[i]
-        inputs[i] = packing.pack(array)
-    queue = device.queue()
-    for attempt in range(2):  # a race shows in the second run
-        buffers, outs = [], []
-        for type in problem.outputs:
-            assert isinstance(type, TensorType)
-            buffer = device.alloc(type.nbytes + 2 * GUARD)
-            queue.put(np.full(buffer.nbytes, POISON, np.uint8), buffer)
-            buffers.append(buffer)
-            outs.append(device.view(buffer, GUARD, type))
-        kernel.run(queue, inputs, outs)
-        for n, (buffer, type) in enumerate(zip(queue.fetch(buffers), problem.outputs, strict=True)):
-            assert isinstance(type, TensorType)
-            out = np.ndarray(type.physical, type.dtype.numpy, buffer, GUARD)
-            if (buffer[:GUARD] != POISON).any() or (buffer[len(buffer) - GUARD :] != POISON).any():
-                return f"output {n} is written out of bounds"
-            wrong = compare(to_plain(out, type), to_plain(want[n], type))
-            if wrong:
-                return f"output {n}, run {attempt + 1}: {wrong}"
-    return ""
+    return examine(kernel, problem, device, device.queue(), _physical(case, problem), want).wrong
 
 
 def _physical(case: Case, problem: Problem) -> list[Array | None]:
-    return [None if a is None else from_plain(a, t) for a, t in zip(case.inputs, problem.inputs, strict=True)]
+    return physical(problem, case.inputs)

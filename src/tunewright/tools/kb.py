@@ -5,6 +5,7 @@ The commands that look stand here; `kb_exchange` has those that move records, `k
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -77,15 +78,15 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
     settings = settings_of(config)
     found: dict[str, dict[str, Any]] = {}
     for layer, folder in (("user", user_folder(settings)), ("system", system_folder(settings))):
-        files = _files(folder)
+        sizes = _sizes(folder)
         database = opened(settings, layer)[layer]
         found[layer] = {
             "path": str(folder),
             "mode": settings.user_db_mode if layer == "user" else "JSON Lines",
             "exists": folder.is_dir(),
             "read_only": database.read_only,
-            "files": len(files),
-            "bytes": sum(file.stat().st_size for file in files),
+            "files": len(sizes),
+            "bytes": sum(sizes),
             "records": sum(1 for _ in database),
             "damage": list(database.damage()),
         }
@@ -107,8 +108,14 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
         damage(layer, about["damage"])
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
+def _sizes(folder: Path) -> list[int]:
+    """Of the files in a folder; others may take some away meanwhile."""
+    sizes = []
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if file.is_file():
+                sizes.append(file.stat().st_size)
+    return sizes
 
 
 def list_(
@@ -144,19 +151,22 @@ def list_(
         return
     out = console()
     answers = sum(row.answer is not None for row in rows)
+    gains = sum(row.answer is not None and not row.is_default for row in rows)
     for where, some in _by_place(rows[:count]):
         out.print(cell(place(where)), style="bold", soft_wrap=True)
         out.print(cell(f"  {safe(where.software)}"), soft_wrap=True)
         out.print()
         out.print(answers_table(some, solvers_here()))
         out.print()
-    summary = f"{plural(len(rows), 'problem')}, {plural(answers, 'answer')}"
+    summary = f"{plural(len(rows), 'problem')}, {plural(answers, 'answer')}, {gains} of them faster than the default"
     _print_summary(summary, len(rows), count)
 
 
 def _print_summary(summary: str, rows: int, count: int) -> None:
-    hidden = rows - count
-    console().print(f"{summary}; {hidden:,} more rows (--count {rows}, or --json)" if hidden > 0 else summary)
+    out = console()
+    if rows > count:
+        out.print(f"and {rows - count:,} more rows (--count {rows}, or --json)\n")
+    out.print(summary)
 
 
 def _by_place(rows: Iterable[Known]) -> Iterator[tuple[Where, list[Known]]]:
@@ -251,12 +261,14 @@ def _figures(records: Sequence[AnyRecord]) -> dict[str, Any]:
 
     measurements, faults = split(records)
     rows = known({"": records})
-    gains = [row.answer.record.evidence.gain.median for row in rows if row.answer]
+    answers = [row for row in rows if row.answer]
+    gains = [row.answer.record.evidence.gain.median for row in answers if row.answer and not row.is_default]
     return {
         "measurements": len(measurements),
         "confirmed": sum(m.evidence.confirmed for m in measurements),
         "problems": len(rows),
-        "answers": len(gains),
+        "answers": len(answers),
+        "faster_than_default": len(gains),
         "median_gain": median(gains) if gains else None,
         "faults": len(faults),
     }

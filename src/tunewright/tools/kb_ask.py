@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..solvers.base import Problem, Solver
     from ..tuning.database import Database
     from ..tuning.key import Where
-    from ..tuning.lookup import Answer, Layer
+    from ..tuning.lookup import Answer, Lookup
     from ..tuning.measure import Candidate
     from ..tuning.record import Measurement
 
@@ -33,25 +33,25 @@ class Asked:
     def __init__(self, name: str, layers: Mapping[str, Database], settings: Settings) -> None:
         from ..plugins.single import open_device
         from ..tuning.key import Where
-        from ..tuning.lookup import Layer
+        from ..tuning.lookup import Layer, Lookup
         from ..tuning.tuner import Tuner
 
         self.device = open_device(name)
         self.name, self.where = self.device.name, Where.of(self.device.target)
         self.layers = [Layer(layer, database) for layer, database in layers.items()]
-        self._tuner = Tuner(settings)
+        self._tuner, self._lookup = Tuner(settings), Lookup(self.layers)
 
     def answer(self, problem: Problem) -> Answer:
         """What would be used now, the best first."""
-        return self._ask(problem, self.layers)
+        return self._ask(problem, self._lookup)
 
     def verdict(self, problem: Problem, layer: str, m: Measurement) -> str:
         """How one measurement fits by itself (exact, provisional and which field differs), or why it does not."""
         from ..tuning.database import MemoryDatabase
-        from ..tuning.lookup import Layer
+        from ..tuning.lookup import Layer, Lookup
 
         faults = [fault for each in self.layers for fault in each.database.faults()]
-        answer = self._ask(problem, [Layer(layer, MemoryDatabase([m, *faults]))])
+        answer = self._ask(problem, Lookup([Layer(layer, MemoryDatabase([m, *faults]))]))
         if answer.best is not None:
             return str(answer.best.match)
         # the reason follows the name of the record
@@ -71,13 +71,18 @@ class Asked:
 
     def is_here(self, where: Where) -> bool:
         """Something was measured on this device, be it with other versions."""
+        return self.is_like(where) and where.processor == self.where.processor
+
+    def is_like(self, where: Where) -> bool:
+        """What was measured there may be of use here."""
         mine = self.where
-        return (where.device, where.processor, where.runtime) == (mine.device, mine.processor, mine.runtime)
+        return (where.device, where.arch, where.runtime) == (mine.device, mine.arch, mine.runtime)
 
-    def _ask(self, problem: Problem, layers: Sequence[Layer]) -> Answer:
-        from ..tuning.lookup import Lookup
-
+    def _ask(self, problem: Problem, lookup: Lookup) -> Answer:
         accepting, rejected = self._tuner.ask(problem, self.device)
-        asked = [s for s in self._tuner.candidates if s in accepting or s.id in rejected]
+
+        def why_not(solver: Solver) -> str | None:
+            return None if solver in accepting else rejected.get(solver.id, "the device does not compile its kernels")
+
         default = self.default(problem)
-        return Lookup(layers).ask(problem, self.device.target, asked, lambda s: rejected.get(s.id), default)
+        return lookup.ask(problem, self.device.target, self._tuner.candidates, why_not, default)

@@ -33,8 +33,6 @@ from .kb_open import (
 from .kb_view import Filter, Known, config_text, known, plural, problem_text, safe, split
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..settings import Settings
     from ..tuning.record import AnyRecord
 
@@ -125,6 +123,7 @@ def merge(
     any_processor: AnyProcessor = False,
     dry_run: DryRun = False,
     config: Configs = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take the records of others into the user's knowledge base. Nothing is overwritten: it is a union of sets.
 
@@ -132,10 +131,12 @@ def merge(
 
     Example: tunewright kb merge /shared/kb colleague.jsonl --dry-run
     """
-    _take("merged", sources, any_processor, dry_run, settings_of(config))
+    _take("merged", sources, any_processor, dry_run, settings_of(config), as_json)
 
 
-def _take(action: str, sources: Sequence[str], any_processor: bool, dry_run: bool, settings: Settings) -> None:
+def _take(
+    action: str, sources: Sequence[str], any_processor: bool, dry_run: bool, settings: Settings, as_json: bool
+) -> None:
     """Union of the sources into the user's knowledge base, or nothing at all; leaves with 1 where some are damaged."""
     user = opened(settings, "user")["user"] if dry_run else writable(settings)
     loaded: dict[str, list[AnyRecord]] = {}
@@ -150,29 +151,40 @@ def _take(action: str, sources: Sequence[str], any_processor: bool, dry_run: boo
         for source, records in loaded.items():
             check_processors(records, source)
     have = {r.digest for r in user}
-    made = table("source", "processor", ">records", ">new")
+    rows: list[dict[str, Any]] = []
     new: dict[str, AnyRecord] = {}
     for source, records in loaded.items():
         fresh = [r for r in records if r.digest not in have and r.digest not in new]
         new |= {r.digest: r for r in fresh}
-        _count(made, source, records, fresh)
+        rows += _counts(source, records, fresh)
     if not dry_run and new:
         user.merge(new.values())
         user.note(action, f"{plural(len(new), 'record')} from {', '.join(sources)}")
+    if as_json:
+        report = {"sources": rows, "new": len(new), "damaged": bad, "dry_run": dry_run, "user": user.path}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        raise typer.Exit(1 if bad else 0)
+    made = table("source", "processor", ">records", ">new")
+    for row in rows:
+        where = f"{safe(row['processor'])} ({safe(row['device'])})"
+        made.add_row(cell(safe(row["source"])), cell(where), f"{row['records']:,}", f"{row['new']:,}")
     out = console()
-    out.print(made)
+    if rows:
+        out.print(made)
+        out.print()
     verb = "would be added to" if dry_run else "added to"
     left_out = f"; left out as damaged: {bad}" if bad else ""
-    out.print(cell(f"\n{plural(len(new), 'record')} {verb} {user.path}{left_out}"), soft_wrap=True)
+    out.print(cell(f"{plural(len(new), 'record')} {verb} {user.path}{left_out}"), soft_wrap=True)
     raise typer.Exit(1 if bad else 0)
 
 
-def _count(made: Table, source: str, records: Sequence[AnyRecord], fresh: Sequence[AnyRecord]) -> None:
-    """Rows of one source, one for each processor."""
+def _counts(source: str, records: Sequence[AnyRecord], fresh: Sequence[AnyRecord]) -> list[dict[str, Any]]:
+    """What came from a source, one row for each processor."""
     all_, new = (Counter((r.key.where.processor, r.key.where.device) for r in some) for some in (records, fresh))
-    for i, (at, count) in enumerate(sorted(all_.items()) or [(("-", ""), 0)]):
-        name = f"{safe(at[0])} ({safe(at[1])})" if at[1] else at[0]
-        made.add_row(cell("" if i else safe(source)), cell(name), f"{count:,}", f"{new[at]:,}")
+    return [
+        {"source": source, "processor": at[0], "device": at[1], "records": count, "new": new[at]}
+        for at, count in sorted(all_.items())
+    ]
 
 
 def export(
@@ -228,6 +240,7 @@ def import_(
     any_processor: AnyProcessor = False,
     dry_run: DryRun = False,
     config: Configs = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take the records of a file into the user's knowledge base, each checked by itself.
 
@@ -236,7 +249,7 @@ def import_(
     Example: tunewright kb import team.jsonl
     """
     _check_ending(file)
-    _take("imported", [str(file)], any_processor, dry_run, settings_of(config))
+    _take("imported", [str(file)], any_processor, dry_run, settings_of(config), as_json)
 
 
 def _check_ending(file: Path) -> None:

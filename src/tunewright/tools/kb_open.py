@@ -95,9 +95,9 @@ def solvers_here() -> set[str]:
 
 
 def damage(name: str, found: Sequence[str]) -> None:
-    """Tell what could not be read."""
+    """Tell what could not be read. A file's own faults begin with its name already."""
     for text in found[:NAMED]:
-        note(f"{name}: {safe(text)}")
+        note(safe(text) if text.startswith(Path(name).name) else f"{name}: {safe(text)}")
     if len(found) > NAMED:
         note(f"{name}: and {plural(len(found) - NAMED, 'other fault')} of this kind")
 

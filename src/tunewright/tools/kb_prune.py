@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from .common import Configs, cell, console, table
-from .kb_open import DryRun, opened, settings_of, solvers_here, writable
+from .kb_open import AsJson, DryRun, opened, settings_of, solvers_here, writable
 from .kb_view import plural, split
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def prune(
     ] = None,
     dry_run: DryRun = False,
     config: Configs = None,
+    as_json: AsJson = False,
 ) -> None:
     """Drop records of the user's knowledge base that are of no use. Without an option nothing is dropped.
 
@@ -58,6 +61,17 @@ def prune(
             chosen = {f"older than {plural(older_than, 'day')}": records}
         chosen = {why: [r for r in found if r.date < date] for why, found in chosen.items()}
     gone = {r.digest for found in chosen.values() for r in found}
+    if gone and not dry_run:
+        user.remove(gone)
+        what = ", ".join(why for why, found in chosen.items() if found)
+        user.note("pruned", f"{plural(len(gone), 'record')}: {what}")
+    if not dry_run and isinstance(user, SharedDatabase):
+        user.compact()
+    if as_json:
+        counts = {why: len(found) for why, found in chosen.items() if found}
+        report = {"by": counts, "dropped": len(gone), "of": len(records), "dry_run": dry_run, "user": user.path}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return
     out = console()
     made = table("dropped", ">records")
     for why, found in chosen.items():
@@ -66,12 +80,6 @@ def prune(
     if gone:
         out.print(made)
         out.print()
-    if gone and not dry_run:
-        user.remove(gone)
-        what = ", ".join(why for why, found in chosen.items() if found)
-        user.note("pruned", f"{plural(len(gone), 'record')}: {what}")
-    if not dry_run and isinstance(user, SharedDatabase):
-        user.compact()
     verb = "would be dropped of" if dry_run else "dropped of"
     out.print(cell(f"{plural(len(gone), 'record')} {verb} {len(records):,} in {user.path}"), soft_wrap=True)
 

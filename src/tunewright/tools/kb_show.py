@@ -139,6 +139,9 @@ def _worths(places: Sequence[Known], asked: Sequence[Asked]) -> list[Worth]:
         return [Worth(s, {}) for s in standings]
     ranked: list[tuple[int, Worth]] = []
     found = {each: each.answer(problem).found for each in asked}
+    for each, answers in found.items():
+        if answers and answers[0].measurement.key.problem != problem.key():
+            note(f"on {each.name} {answers[0].measurement.digest[:DIGEST]} answers, {answers[0].match}")
     for s in standings:
         texts, best = {}, len(standings)
         for each, answers in found.items():

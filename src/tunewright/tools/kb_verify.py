@@ -14,7 +14,7 @@ from ..errors import DeviceError, InputError
 from .common import Configs, console, note, table, working
 from .kb_ask import Asked, pose
 from .kb_open import AsJson, Op, SolverName, damage, opened, settings_of, writable
-from .kb_view import Filter, Known, config_text, known, plural, problem_text, safe, stacked
+from .kb_view import Filter, Known, config_text, gain_lines, known, plural, problem_text, safe, stacked
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..tuning.measure import Measurer
     from ..tuning.record import Measurement, Ratio
 
+#: rows of the table; JSON has all
+SHOWN = 50
 #: what can come of an answer
 HOLDS, DRIFTED, OPEN, GONE, UNCHECKED = "holds", "drifted", "open", "gone", "not checkable"
 
@@ -97,17 +99,20 @@ def _cases(asked: Asked, rows: Iterable[Known]) -> list[Case]:
     """The answers that a device would get, and those that were its own and are none any more (with the verdict)."""
     problems: dict[str, list[Known]] = {}
     for row in rows:
-        problems.setdefault(row.problem, []).append(row)
+        if asked.is_like(row.where):
+            problems.setdefault(row.problem, []).append(row)
     found: list[Case] = []
     for some in problems.values():
         mine = next((row.answer for row in some if row.answer and asked.is_here(row.where)), None)
         try:
             problem = pose(next(row.answer for row in some if row.answer).record)
-            best = asked.answer(problem).best
+            found_here = asked.answer(problem).found
         except InputError as error:
             if mine is not None:
                 found.append(Case(asked.name, mine.record, UNCHECKED, str(error)))
             continue
+        # one of a neighbouring shape is measured as the answer of that shape
+        best = next((f for f in found_here if f.measurement.key.problem == problem.key()), None)
         if best is not None:
             # that the default is as good as anything needs no duel
             if (best.solver.id, best.config) != asked.default(problem):
@@ -185,17 +190,16 @@ def _print(cases: Sequence[Case], left: int) -> None:
     out = console()
     if cases:
         made = table("problem and kernel", ">before", ">now", "verdict")
-        for case in cases:
+        for case in cases[:SHOWN]:
             m = case.stored
             kernel = f"{safe(m.key.solver)} {config_text(m.config)}".rstrip()
             texts = [problem_text(m.key.problem), kernel, *([safe(case.why)] if case.why else [])]
-            made.add_row(stacked(*texts), _gain(m.evidence.gain), _gain(case.gain), case.verdict)
+            now = gain_lines(case.gain) if case.gain is not None else "-"
+            made.add_row(stacked(*texts), gain_lines(m.evidence.gain), now, case.verdict)
         out.print(made)
         out.print()
+    if len(cases) > SHOWN:
+        out.print(f"and {len(cases) - SHOWN:,} more (--json has all)")
     counts = [(n, v) for v in (HOLDS, DRIFTED, OPEN, GONE, UNCHECKED) if (n := sum(c.verdict == v for c in cases))]
     summary = ", ".join(f"{n} {verdict}" for n, verdict in counts) or "no stored answer is used here"
     out.print(f"{summary}; {plural(left, 'answer')} not measured this time (--all)" if left else summary)
-
-
-def _gain(ratio: Ratio | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f}x\n{ratio.low:.2f}-{ratio.high:.2f}"

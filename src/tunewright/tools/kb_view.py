@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DIGEST, LEAST = 10, 4
 #: characters of a problem and of a config that a table shows; JSON has all
 LONGEST = 160
+#: an interval up to here or beyond was never narrowed down
+UNKNOWN = 1e5
 #: marks of a sparkline; samples are gathered to so many
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
@@ -203,9 +205,16 @@ def place(where: Where) -> str:
 
 
 def gain_text(ratio: Ratio) -> str:
-    if not ratio.pairs and ratio.low < ratio.high:
-        return "unknown"
+    if ratio.high >= UNKNOWN:
+        return f"about {ratio.median:.2f}x (too few turns for an interval)"
     return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def gain_lines(ratio: Ratio) -> str:
+    """For a column of a table."""
+    if ratio.high >= UNKNOWN:
+        return f"{ratio.median:.2f}x\n?"
+    return f"{ratio.median:.2f}x\n{ratio.low:.2f}-{ratio.high:.2f}"
 
 
 def sparkline(samples: Sequence[float]) -> str:
@@ -230,14 +239,14 @@ def answers_table(rows: Sequence[Known], solvers: Collection[str]) -> Table:
     made = table("problem and kernel", ">gain", "from", ">date, record")
     for row in rows:
         s = row.shown
+        kernel, ratio = f"the default stays: {s.why}", "-"
         if row.answer:
-            gain = s.record.evidence.gain
             kernel = f"{safe(s.record.key.solver)} {config_text(s.record.config)}".rstrip()
-            kernel += ", the default" if row.is_default else ""
             kernel += "" if s.record.key.solver in solvers else ", a solver that is not here"
-            ratio = f"{gain.median:.2f}x\n{gain.low:.2f}-{gain.high:.2f}"
-        else:
-            kernel, ratio = f"the default stays: {s.why}", "-"
+        if row.is_default:
+            kernel += ", the default: nothing is faster"
+        elif row.answer:
+            ratio = gain_lines(s.record.evidence.gain)
         date = f"{s.record.date[:10]}\n{s.record.digest[:DIGEST]}"
         made.add_row(stacked(problem_text(row.problem), kernel), ratio, cell(s.layer), date)
     return made

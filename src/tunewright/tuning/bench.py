@@ -33,9 +33,15 @@ TURN = 0.5e-3
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
 #: inputs up to so many bytes are compared after every turn
 CHEAP = 4 << 20
-#: The roofline that no kernel is above: cycles per second, bytes of a vector, multiply-adds per cycle and unit. A kernel
-#: may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
-CLOCK, VECTOR_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
+#: The roofline that no kernel is above: cycles per second, and bytes that a core or a GPU's unit works on in one. A
+#: kernel may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
+CLOCK, CORE_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
+#: candidates whose launches and packed weights are kept, where memory allows
+MOST_BOUND = 32
+
+
+class Refused(Exception):
+    """A candidate that is not even compiled."""
 
 
 class Faulty(Exception):
@@ -48,6 +54,8 @@ class Binding:
 
     copies: list[Copies | None]
     calls: list[Callable[[], object]]
+    #: results that were compared with the reference: equal ones need no further comparison
+    right: dict[int, Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,8 +66,8 @@ class Entry:
     attempt: Attempt
     #: median of its samples
     seconds: float = math.inf
-    #: results that were compared with the reference: equal ones need no further comparison
-    right: list[Array | None] = field(default_factory=list)
+    #: its bindings are needed until the race is over
+    racing: bool = False
     #: by number: a second one is the candidate's twin in a race against itself
     bindings: dict[int, Binding] = field(default_factory=dict)
 
@@ -67,8 +75,8 @@ class Entry:
 class Local(Measurer):
     """Measures in this process, on one queue of one device.
 
-    ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing`` is
-    called with "begin" and "end" around every timed stretch, and ``timed`` is the sum of what they claim to have taken.
+    ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing``
+    is called with "begin" and "end" around every timed stretch; ``timed`` is the sum of what they claim to have taken.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class Local(Measurer):
 
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         self.close()
+        self._queue = self.device.queue()  # the old one keeps the kernels of earlier problems
         judge = Judge(problem, self.device, seed)
         why = judge.unfit
         if why is not None:
@@ -136,8 +145,8 @@ class Local(Measurer):
             return entry
         try:
             binding = self._bind(entry, 0)
-            estimate = self._turn(entry, binding, 1)  # a first execution: whatever is made then does not count
-            probe = self._turn(entry, binding, self._count(estimate))
+            estimate = self._turn(binding, 1)  # a first execution: whatever is made then does not count
+            probe = self._turn(binding, self._count(estimate))
             entry.seconds = probe
             if probe > limit:
                 entry.attempt = replace(entry.attempt, samples=(probe,), probed=True)
@@ -145,7 +154,7 @@ class Local(Measurer):
             samples: list[float] = []
             count, spent = self._count(probe), 0.0
             while len(samples) < LEAST_TURNS or (len(samples) < MOST_TURNS and spent < ENOUGH):
-                samples.append(self._turn(entry, binding, count))
+                samples.append(self._turn(binding, count))
                 spent += samples[-1] * count
         except Faulty as fault:
             return self._out(candidate, entry, Status.WRONG, str(fault))
@@ -157,6 +166,7 @@ class Local(Measurer):
 
     def _entry(self, candidate: Candidate) -> Entry | Attempt:
         """The candidate, compiled and found right; or what became of it."""
+        judge = self.judge
         key = candidate[0], Config(candidate[1])
         known = self._entries.pop(key, None)
         if known is not None:
@@ -169,7 +179,7 @@ class Local(Measurer):
             return Attempt(Status.FAILED, _words(error), compile_seconds=self._clock() - start)
         compiled = self._clock()
         try:
-            verdict = self.judge.check(kernel, self._queue)
+            verdict = judge.check(kernel, self._queue)
         except Exception as error:
             self._queue.finish()
             status, why, error_found = Status.FAILED, _words(error), 0.0
@@ -181,7 +191,7 @@ class Local(Measurer):
         )
         if status is not Status.OK:
             return attempt
-        entry = self._entries[key] = Entry(kernel, attempt, right=[None] * len(self.judge.problem.outputs))
+        entry = self._entries[key] = Entry(kernel, attempt)
         return entry
 
     def _compile(self, candidate: Candidate) -> Kernel:
@@ -228,22 +238,21 @@ class Local(Measurer):
             if isinstance(entry, Attempt):
                 fallen[i] = entry
             else:
-                entries[i] = entry
+                entries[i], entry.racing = entry, True
         samples: list[list[float]] = [[] for _ in candidates]
         count = self._count(max((e.seconds for e in entries.values()), default=TURN))
         for lap in range(rounds + 1):  # the first one warms up
             for i in self._rng.permutation(sorted(entries)).tolist():
-                entry = entries[i]
                 try:
-                    seconds = self._turn(entry, self._bind(entry, numbers[i]), count if lap else 1)
+                    seconds = self._turn(self._bind(entries[i], numbers[i]), count if lap else 1)
                 except Faulty as fault:
-                    fallen[i] = self._out(candidates[i], entry, Status.WRONG, str(fault))
+                    fallen[i] = self._out(candidates[i], entries.pop(i), Status.WRONG, str(fault))
                 except Exception as error:
-                    fallen[i] = self._out(candidates[i], entry, Status.FAILED, _words(error))
+                    fallen[i] = self._out(candidates[i], entries.pop(i), Status.FAILED, _words(error))
                 else:
                     samples[i] += [seconds] if lap else []
-                    continue
-                del entries[i]
+        for entry in entries.values():
+            entry.racing = False
         return Race(tuple(tuple(s) for s in samples), fallen)
 
     def _raced(self, candidate: Candidate) -> Entry | Attempt:
@@ -260,7 +269,7 @@ class Local(Measurer):
         found = entry.bindings.get(number)
         if found is None:
             ring = self._made()
-            self._make_room(entry)
+            self._make_room(ring)
             copies = ring.inputs(entry.kernel, number)
             outs = [[out.view for out in slot] for slot in ring.outputs]
             calls = [entry.kernel.bind(self._queue, views(copies, s), outs[s]) for s in range(ring.slots)]
@@ -268,18 +277,18 @@ class Local(Measurer):
             ring.sweep()  # what was just written is warm
         return found
 
-    def _make_room(self, entry: Entry) -> None:
-        """Drop bindings that were not used for long while there are many."""
-        bound = [e for e in self._entries.values() if e.bindings and e is not entry]
-        for old in bound[: max(len(bound) - MOST_BOUND, 0)]:
-            old.bindings.clear()
+    def _make_room(self, ring: Ring) -> None:
+        """Drop bindings that were not used for long, while there are many or memory is short."""
+        bound = [e for e in self._entries.values() if e.bindings and not e.racing]
+        while bound and (len(bound) >= MOST_BOUND or not ring.has_room()):
+            bound.pop(0).bindings.clear()
 
     def _count(self, seconds: float) -> int:
         """Executions of a turn."""
         most = self._made().most()
         return most if seconds * most <= TURN else min(max(round(TURN / seconds), 1), most)
 
-    def _turn(self, entry: Entry, binding: Binding, count: int) -> float:
+    def _turn(self, binding: Binding, count: int) -> float:
         """Seconds per execution. Faulty when that is impossible, or results are not what they were."""
         ring, queue = self._made(), self._queue
         slots = ring.take(count)
@@ -298,35 +307,27 @@ class Local(Measurer):
             least = f", less than {self._floor:.3g}" if math.isfinite(seconds) and seconds > 0 else ""
             raise Faulty(f"impossible time: {seconds:.3g} s for one execution{least}")
         for slot in {slots[-1], slots[int(self._rng.integers(count))]}:
-            self._look(entry, binding, slot)
+            self._look(binding, slot)
         ring.poison(slots)
         return seconds
 
-    def _look(self, entry: Entry, binding: Binding, slot: int) -> None:
+    def _look(self, binding: Binding, slot: int) -> None:
         """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""
+        held = [c for c in binding.copies if c is not None and c.array.nbytes <= CHEAP]
+        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
+        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
+            raise Faulty("it writes to its inputs while it is timed")
         outs = self._made().outputs[slot]
         for n, (out, buffer) in enumerate(zip(outs, self._queue.fetch([o.buffer for o in outs]), strict=True)):
             if not out.is_intact(buffer, POISONS[0]):
                 raise Faulty(f"output {n} is written out of bounds while it is timed")
-            result, right = out.tensor(buffer), entry.right[n]
+            result, right = out.tensor(buffer), binding.right.get(n)
             if right is not None and same(result, right):
                 continue
             wrong = self.judge.compare(n, result)
             if wrong:
                 raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
-            entry.right[n] = result.copy()
-        held = [c for c in binding.copies if c is not None and c.array.nbytes <= CHEAP]
-        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
-        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
-            raise Faulty("it writes to its inputs while it is timed")
-
-
-class Refused(Exception):
-    """A candidate that is not even compiled."""
-
-
-#: candidates whose launches and packed weights are kept
-MOST_BOUND = 16
+            binding.right[n] = result.copy()
 
 
 def floor(problem: Problem, target: Target) -> float:
@@ -337,7 +338,9 @@ def floor(problem: Problem, target: Target) -> float:
         return 0.0
     main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
     flops = spec.work(main, outputs, problem.attrs).flops / FAST
-    width = (GPU_BYTES if target.device == "gpu" else VECTOR_BYTES) * max(target.units, 1)
+    if any(int(problem.attrs.get(side, -1)) >= 0 for side in ("left_window_size", "right_window_size")):
+        flops = 0.0  # attention may pass over most of what is counted
+    width = (GPU_BYTES if target.device == "gpu" else CORE_BYTES) * max(target.units, 1)
     narrow = min(t.dtype.itemsize for t in [*main, *outputs] if t is not None)
     arithmetic = flops / (width / narrow * 2 * 2 * CLOCK)  # two units of two operations each
     traffic = sum(t.nbytes for t in outputs) / (width * CLOCK)

@@ -27,6 +27,8 @@ RACE_ALPHA = 0.02
 MARGIN = 0.005
 #: One that is not worth a change, judged with this risk, is given up: 256 more rounds would hardly turn it.
 FUTILE = 0.1
+#: While the default may differ from itself by this factor, nothing is given up.
+CALM = 1.2
 #: Rounds at most. 3 % of gain under 5 % of jitter is found within about 200; the rest is for a busy machine.
 RACE_ROUNDS, CONFIRM_ROUNDS = 128, 512
 #: Share of the budget that one call of the measurer may take.
@@ -35,7 +37,7 @@ STEP = 0.05
 
 @dataclass
 class Contest:
-    """Samples of entrants over common rounds. The first two rows are the baseline and its control."""
+    """Samples of entrants over common rounds. In races the first two rows are the baseline and its control."""
 
     entrants: list[Candidate]
     samples: list[list[float]] = field(init=False)
@@ -172,10 +174,11 @@ def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1
         found = Confirmation(Verdict.NONE, gain, control)
         if gain.low >= LEAST_GAIN and gain.median > noise:
             return Confirmation(Verdict.GAIN, gain, control)
-        if contest.gain(2, FUTILE).high < LEAST_GAIN:
+        calm = contest.gain(1, ALPHA).high < CALM  # else it may look hopeless because of others
+        if (calm or last) and contest.gain(2, FUTILE).high < LEAST_GAIN:
             return found
         if last and unknown(gain):
             return Confirmation(Verdict.SHORT, gain, control)
-        if last and noise >= gain.median >= LEAST_GAIN:
+        if last and noise >= max(gain.median, LEAST_GAIN):
             return Confirmation(Verdict.NOISY, gain, control)
     return found

@@ -64,9 +64,9 @@ def why_not_writable(folder: Path) -> str | None:
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
 
 
-def failed(path: str, error: Exception) -> DatabaseError:
+def failed(path: str, error: OSError | str) -> DatabaseError:
     """What a user is told when a write did not succeed."""
-    reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    reason = error if isinstance(error, str) else error.strerror or str(error)
     hint = "nothing that was there is lost; make room, or set USER_DB_PATH to another folder"
     return DatabaseError(f"cannot be written: {reason}", where=path, hint=hint)
 

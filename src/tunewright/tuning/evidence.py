@@ -11,9 +11,9 @@ import numpy as np
 from .._version import __version__
 from ..devices.base import Target
 from ..search.base import Status
+from ..search.space import Config as Plain
 from ..solvers import serial
 from ..solvers.base import Config, Problem, Solver
-from .hunt import plain
 from .key import Key
 from .measure import Candidate, Regime
 from .record import Evidence, Fault, Measurement, Ratio, now
@@ -49,21 +49,18 @@ def measurement(
 ) -> Measurement:  # fmt: skip
     """A measurement of now. ``before``: the `environment` as it was when measuring began."""
     lower, middle, upper = (float(q) for q in np.quantile(np.asarray(samples, np.float64), (0.25, 0.5, 0.75)))
-    kept = np.unique(np.linspace(0, len(samples) - 1, KEPT).round().astype(int)) if len(samples) > KEPT else None
+    kept = sorted({round(i * (len(samples) - 1) / (KEPT - 1)) for i in range(KEPT)})  # evenly over all rounds
     found = Evidence(
-        middle, lower, upper, tuple(float(samples[i]) for i in (range(len(samples)) if kept is None else kept)),
-        float(error), gain, control, confirmed, plain(default), regime.kind, regime.copies, regime.nbytes,
-        {**before, "load after": load()},
+        middle, lower, upper, tuple(float(samples[i]) for i in kept), float(error), gain, control, confirmed,
+        (default[0], Plain(default[1])), regime.kind, regime.copies, regime.nbytes, {**before, "load after": load()},
     )  # fmt: skip
     key = Key.of(problem, target, solver, config)
     what = serial.to_json(problem)
-    return Measurement(
-        key, plain((solver.id, config))[1], found, what, problem.family(), problem.sizes, now(), __version__
-    )
+    return Measurement(key, Plain(config), found, what, problem.family(), problem.sizes, now(), __version__)
 
 
 def fault(problem: Problem, target: Target, solver: Solver, config: Config, status: Status, why: str) -> Fault:
     """A fault of now."""
     key = Key.of(problem, target, solver, config)
-    return Fault(key, plain((solver.id, config))[1], status, why[:LONGEST_WHY], now(), __version__)
+    return Fault(key, Plain(config), status, why[:LONGEST_WHY], now(), __version__)
 

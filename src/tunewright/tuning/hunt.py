@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
+from statistics import median
 
 from .. import search
 from ..devices.base import Target
@@ -19,25 +18,29 @@ from ..search.base import Status, Strategy, Trial
 from ..search.space import Config, Space
 from ..solvers.base import Config as AnyConfig
 from ..solvers.base import Problem, Solver
-from .contest import impossible
+from .contest import Contest, impossible
 from .key import Key
 from .measure import Attempt, Candidate, Measurer
 from .progress import Watch
 from .record import Measurement
-from .statistics import relative
+from .statistics import estimate, rough
 
 #: an attempt that is slower than the best by this factor is only probed
 LIMIT = 1.5
 #: solvers within this factor of the best get turns, the others one where those get SELDOM
 PROMISING, SELDOM = 2.0, 8
-#: turns that an attempt takes with the anchor
-TURNS = 5
-#: a probe that looks slow is repeated so often, and once more when the anchor, too, is slower than it was by this factor
+#: turns that an attempt takes with the anchor, and how many more where something disturbs them
+TURNS, MORE = 5, 20
+#: a slow probe is repeated so often, and once more when the anchor, too, is slower than it was by this factor
 PROBES, CONTENDED = 3, 1.25
 #: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
 KNOWN = 3
 #: who takes part in the race: within this factor of the best, and so many
 NEAR, MOST_LEADERS = 1.1, 5
+#: who takes part in the heat before it, and over how many rounds
+HEAT_NEAR, HEAT_MOST, HEAT_ROUNDS = 1.35, 12, 10
+#: the share of the budget that turns may cost which make times comparable, at one time
+SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,29 @@ class Hunt:
         return sum(t.status is not Status.OK for t in self.tried)
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
-        """Who races with a baseline: the fastest and those that may be as fast, and the best of ``again`` in any case."""
+        """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case."""
         ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
         bound = NEAR * min(f.seconds for f in [baseline, *ranked])
         near = [f.candidate for f in ranked if f.seconds <= bound][:MOST_LEADERS]
         return near + [f.candidate for f in ranked if f.candidate in again and f.candidate not in near][:1]
+
+    def heat(self) -> None:
+        """Measure those that came near once more, together: a few turns each do not tell who belongs in the race."""
+        if self.anchor is None:
+            return
+        ranked = sorted((f for f in self.found.values() if not f.attempt.probed), key=lambda f: f.seconds)
+        near = [f for f in ranked if f.seconds <= HEAT_NEAR * ranked[0].seconds][:HEAT_MOST]
+        while near and not self._affordable(sum(f.seconds for f in near), HEAT_ROUNDS):
+            near.pop()
+        if len(near) < 2 or self.watch.left() <= 0:
+            return
+        contest = self._turns([f.candidate for f in near], HEAT_ROUNDS)
+        for i, found in enumerate(near, 1):
+            if i in contest.fallen:
+                self.discard(found.candidate, contest.fallen[i])
+            elif 0 not in contest.fallen:
+                seconds = self.anchor.seconds * estimate(contest.samples[i], contest.samples[0])
+                self.found[found.candidate] = replace(found, seconds=seconds)
 
     def discard(self, candidate: Candidate, attempt: Attempt) -> None:
         """A candidate that was correct failed later on."""
@@ -251,28 +272,38 @@ class Hunt:
         if self.anchor is None:
             return 1.0
         samples = self.measurer.race([self.anchor.candidate], TURNS).samples[0]
-        return float(np.median(samples)) / self.anchor.seconds if samples and not impossible(samples) else 1.0
+        return min(samples) / self.anchor.seconds if samples and not impossible(samples) else 1.0
 
     def _compare(self, candidate: Candidate, attempt: Attempt) -> tuple[Attempt, float]:
         """The attempt, and seconds that can be compared with those of the others."""
-        own = float(np.median(attempt.samples))
-        if self.anchor is None or attempt.probed:
+        own = min(attempt.samples)
+        if self.anchor is None or attempt.probed or not self._affordable(own, TURNS):
             return attempt, own
-        race = self.measurer.race([self.anchor.candidate, candidate], TURNS)
-        if 1 in race.fallen:
-            return race.fallen[1], math.inf
-        wrong = impossible(race.samples[1])
-        if wrong:
-            return Attempt(Status.WRONG, wrong), math.inf
-        if 0 in race.fallen or impossible(race.samples[0]):
-            self._anchor_fell(race.fallen.get(0) or Attempt(Status.WRONG, impossible(race.samples[0])))
+        anchor = self.anchor
+        contest = self._turns([candidate], TURNS)
+        if 0 in contest.fallen:
+            self.discard(anchor.candidate, contest.fallen[0])
+            self.anchor = self.best
+        if 1 in contest.fallen:
+            return contest.fallen[1], math.inf
+        if 0 in contest.fallen:
             return attempt, own
-        return attempt, self.anchor.seconds * relative(race.samples[1], race.samples[0])
+        return attempt, anchor.seconds * estimate(contest.samples[1], contest.samples[0])
 
-    def _anchor_fell(self, attempt: Attempt) -> None:
+    def _turns(self, candidates: Sequence[Candidate], rounds: int) -> Contest:
+        """A few turns of the anchor and others; more where they are rough."""
         assert self.anchor is not None
-        self.discard(self.anchor.candidate, attempt)
-        self.anchor = self.best
+        contest = Contest([self.anchor.candidate, *candidates])
+        contest.run(self.measurer, rounds)
+        times = [contest.samples[i] for i in contest.running]
+        disturbed = 0 not in contest.fallen and any(rough(times[0], t) for t in times[1:])
+        if disturbed and self._affordable(sum(median(t) for t in times[1:]), MORE):
+            contest.run(self.measurer, MORE)
+        return contest
+
+    def _affordable(self, seconds: float, rounds: int) -> bool:
+        """Whether there is time for rounds of the anchor and of others that take so many seconds together."""
+        return self.anchor is not None and (self.anchor.seconds + seconds) * rounds <= SHARE * self.watch.budget
 
 
 def plain(candidate: Candidate) -> Candidate:

@@ -150,7 +150,7 @@ def _ends(dtype: DType) -> tuple[int, int]:
 def _edges(draw: Draw) -> Array:
     """Few different numbers, so that many are equal: zeros, ones, large and small ones."""
     wide = draw.type.dtype in (DType.FLOAT32, DType.FLOAT64) and draw.problem.op not in STEEP
-    large = 1e3 if wide else 8.0
+    large = 2.0 if draw.problem.epilogue else 1e3 if wide else 8.0  # a step may be steep, too
     palette = np.array([0.0, -0.0, 1.0, -1.0, 1.0, 0.5, -0.5, 2.0, -3.0, large, -large, 1 / large, -1 / large, 1e-6])
     picked = draw.rng.integers(0, len(palette), draw.dims, np.uint8)
     return np.asarray(palette.astype(draw.type.dtype.numpy)[picked])
@@ -183,7 +183,7 @@ def weight(inner: Callable[[Draw], int]) -> Role:
         values = data(draw)
         if draw.type.dtype not in _FLOATS:
             return values
-        return values * draw.type.dtype.numpy.type(1 / math.sqrt(max(inner(draw), 1)))
+        return np.asarray(values * draw.type.dtype.numpy.type(1 / math.sqrt(max(inner(draw), 1))))
 
     return role
 
@@ -399,11 +399,11 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
     "ConvTranspose": {1: weight(lambda draw: draw.dims[0] // draw.attr("group", 1))},
     **{op: {1: weight(rows)} for op in ("MatMul", "Gemm", MS + "FusedMatMul", MS + "TransposeMatMul")},
     "Attention": {3: mask, 6: lengths(lambda draw: draw.input_dims(1)[-2])},
-    **{op: _RECURRENT for op in ("LSTM", "GRU", "RNN")},
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
     # quantisation
     **{prefix + op: {1: SCALE, 2: zero_point} for op in ("QuantizeLinear", "DequantizeLinear") for prefix in ("", MS)},
     **{op: {2: zero_point, 3: zero_point} for op in ("MatMulInteger", "ConvInteger")},
-    **{op: _PRODUCT for op in ("QLinearConv", MS + "QLinearConv", "QLinearMatMul")},
+    **dict.fromkeys(("QLinearConv", MS + "QLinearConv", "QLinearMatMul"), _PRODUCT),
     MS + "QGemm": {1: SCALE, 2: zero_point, 4: SCALE, 5: zero_point, 6: ADDEND, 7: COARSE, 8: zero_point},
     MS + "MatMulIntegerToFloat": {2: SCALE, 3: SCALE, 4: zero_point, 5: zero_point},
     MS + "DynamicQuantizeMatMul": {2: SCALE, 3: zero_point},
@@ -433,6 +433,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
         1: of_output(lambda draw: draw.output_dims()[draw.attr("axis", -1)]),
     },
     "TopK": {1: of_output(lambda draw: draw.output_dims()[draw.attr("axis", -1)])},
+    "Split": {1: of_output(lambda draw: [draw.output_dims(n)[draw.attr("axis", 0)] for n in range(draw.type.size)])},
     "Reshape": {1: _SIZES}, "Expand": {1: _SIZES}, "ConstantOfShape": {0: _SIZES}, "AffineGrid": {0: UNIT},
     "Trilu": {1: between(-1, 1)}, MS + "Trilu": {1: between(-1, 1)},
     "ReverseSequence": {1: lengths(lambda draw: draw.input_dims(0)[draw.attr("time_axis", 0)])},

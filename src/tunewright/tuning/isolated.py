@@ -7,8 +7,10 @@ The caller's process is idle while the worker works, and its clock is the witnes
 
 from __future__ import annotations
 
+import enum
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -51,6 +53,17 @@ LEAST_TURN = 0.010
 T = TypeVar("T")
 
 
+class Unposed(DeviceError):
+    """The worker does not survive the posing of the problem; no candidate is to blame."""
+
+
+class Doubt(enum.Enum):
+    """What a fault that does not repeat says of a candidate."""
+
+    OF_ITS_GUILT = "it may have done it: it is not to be used, and not to be blamed for ever"
+    OF_THE_MACHINE = "it cannot have done it"
+
+
 class Worker:
     """A process with what is known of it."""
 
@@ -63,14 +76,16 @@ class Worker:
         self.known: set[tuple[str, Config]] = set()
         #: bytes of memory when the problem was posed, and now
         self.base = self.resident = 0
+        self._asked = 0
 
     def ask(self, request: wire.Message, step: float, whole: float = math.inf) -> tuple[wire.Message, str | None]:
         """The answer, and what is wrong with its clock."""
+        self._asked += 1
         began = time.monotonic()
-        answer = self.process.ask(request, step, whole)
+        answer = self.process.ask({**request, "number": self._asked}, step, whole)
         took = time.monotonic() - began
         try:
-            if answer.get("kind") != "answer":
+            if answer.get("kind") != "answer" or answer.get("number") != self._asked:
                 raise wire.Broken(f"{str(answer)[:80]} where an answer belongs")
             self.resident = wire.whole(answer.get("resident"))
             objection = wire.Clock.of(answer.get("clock")).objection(took)
@@ -105,7 +120,7 @@ class Isolated(Measurer):
         memory_bytes: int | None = None,
         target: Target | None = None,
     ) -> None:
-        self.device_name, self.timeout, self.python, self.target = device_name, timeout, python, target
+        self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self.memory_bytes = memory_bytes or max(LEAST_MEMORY, self.settings.max_memory_bytes // 2)
         #: workers that were started so far
@@ -132,7 +147,10 @@ class Isolated(Measurer):
             except (InputError, wire.Broken) as error:
                 self._problem = None
                 return str(error)
-            return self._posed().refusal
+            try:
+                return self._posed().refusal
+            except Unposed as error:
+                return error.what
 
     def regime(self) -> Regime:
         with self._lock:
@@ -143,11 +161,11 @@ class Isolated(Measurer):
     def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
         with self._lock:
             found, doubt = self._attempt(candidate, limit)
-            if not doubt:
+            if doubt is None:
                 return found
-            # A process may also die or lose time by what others do to the machine: it counts when it happens again.
+            # A process also dies, or loses time, by what others do to it: it counts when it happens again.
             again, _ = self._attempt(candidate, limit)
-            if again.status is Status.OK and found.status is Status.CRASHED:
+            if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
                 return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
             return again
 
@@ -177,28 +195,28 @@ class Isolated(Measurer):
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
-    def _attempt(self, candidate: Candidate, limit: float) -> tuple[Attempt, bool]:
+    def _attempt(self, candidate: Candidate, limit: float) -> tuple[Attempt, Doubt | None]:
         """What came of it, and whether that may have been another's doing."""
         worker = self._posed()
         if worker.refusal is not None:
-            return Attempt(Status.FAILED, worker.refusal), False
+            return Attempt(Status.FAILED, worker.refusal), None
         request = {"do": "attempt", "candidates": wire.candidates_json([candidate]), "limit": limit}
         try:
             answer, objection = worker.ask(request, self.timeout, STEPS * self.timeout)
             found = worker.read(wire.attempt, answer)
         except Lost as lost:
-            return Attempt(lost.status, lost.why), lost.died
-        if found.status is Status.OK and not _is_plausible(found.samples, 1 if found.probed else LEAST_TURNS):
-            found = _without(found, f"impossible times: {list(found.samples[:4])}")
-        elif found.status is Status.OK and objection is not None:
-            found = _without(found, objection)
-        else:
-            objection = None
+            return Attempt(lost.status, lost.why), _doubt(lost)
+        doubt = None
         if found.status is Status.OK:
-            worker.known.add(_plain(candidate))
-            self._seconds[_plain(candidate)] = median(found.samples)
+            if not _is_plausible(found.samples, 1 if found.probed else LEAST_TURNS):
+                found = _without(found, f"impossible times: {list(found.samples[:4])}")
+            elif objection is not None:
+                found, doubt = _without(found, objection), Doubt.OF_THE_MACHINE
+            else:
+                worker.known.add(_plain(candidate))
+                self._seconds[_plain(candidate)] = median(found.samples)
         self._look_after(worker, found.status)
-        return found, objection is not None
+        return found, doubt
 
     def _race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         worker = self._posed()
@@ -254,10 +272,9 @@ class Isolated(Measurer):
                 answer, _ = worker.ask(self._problem, POSE_SECONDS)
                 worker.refusal, regime = worker.read(wire.pose, answer)
             except Lost as lost:
-                if last:
-                    raise DeviceError(
-                        f"inputs or reference cannot be made: {lost.why}", where=f"the worker of {self.device_name}"
-                    ) from None
+                if last or lost.status is Status.TIMEOUT:
+                    what = f"inputs or the reference's results cannot be made: {lost.why}"
+                    raise Unposed(what, where=f"the worker of {self.device_name}") from None
                 continue
             worker.posed, worker.base = self._problem, worker.resident
             self._regime = regime
@@ -272,7 +289,7 @@ class Isolated(Measurer):
         why = ""
         for _ in range(2):
             try:
-                process = Process(self._command(), child_environment(self.settings))
+                process = Process(self._command(), self._environment())
                 self._workers.append(Worker(process))
                 self.starts += 1
                 why = self._objection(process.ask(None, START_SECONDS))
@@ -287,6 +304,10 @@ class Isolated(Measurer):
             f"cannot start: {why}", where=f"the worker of {self.device_name}",
             hint="TUNING_MODE = TUNING_DISABLED does without it",
         )  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        # No kernel cache: it stores what was compiled some time later, while others are timed, and most of it loses.
+        return child_environment(replace(self.settings, cache_dir=""))
 
     def _objection(self, ready: wire.Message) -> str:
         """What is wrong with a worker's first message; empty: nothing."""
@@ -312,6 +333,13 @@ class _Spoilt(Exception):
 def _plain(candidate: Candidate) -> tuple[str, Config]:
     """With a config that can be hashed."""
     return candidate[0], Config(candidate[1])
+
+
+def _doubt(lost: Lost) -> Doubt | None:
+    if lost.code is None:
+        return None
+    # Nothing kills itself: that was the system, short of memory, or a person.
+    return Doubt.OF_THE_MACHINE if lost.code == -signal.SIGKILL else Doubt.OF_ITS_GUILT
 
 
 def _is_plausible(samples: Sequence[float], least: int) -> bool:

@@ -87,9 +87,10 @@ class Lines:
         at = start
         while (at := data.find(_FAMILY, at, end)) >= 0:
             at += len(_FAMILY)
-            family = data[at : data.find(_KEY, at, end)]
-            self._families.setdefault(family, []).append(digest)
-            self._given.pop(family, None)
+            if (stop := data.find(_KEY, at, end)) >= 0:
+                family = data[at:stop]
+                self._families.setdefault(family, []).append(digest)
+                self._given.pop(family, None)
         if data.find(_FAULT, start, end) >= 0:
             self._faults.append(digest)
             self._given.pop(None, None)

@@ -27,11 +27,11 @@ GONE = 2.0
 
 
 class Lost(Exception):
-    """The process is gone, or had to be ended. ``died``: it went by itself."""
+    """The process is gone, or had to be ended. ``code``: its exit status, or the signal (negative), if it died."""
 
-    def __init__(self, status: Status, why: str, died: bool = False) -> None:
+    def __init__(self, status: Status, why: str, code: int | None = None) -> None:
         super().__init__(why)
-        self.status, self.why, self.died = status, why, died
+        self.status, self.why, self.code = status, why, code
 
 
 class Process:
@@ -88,17 +88,19 @@ class Process:
         self._outgoing = b"" if request is None else wire.pack(request)
         self._printed = 0
         began = heard = time.monotonic()
+        late = False
         while True:
             while self._waiting:
                 message, heard = self._waiting.popleft(), time.monotonic()
                 if message.get("kind") != "alive":
                     return message
-            deadline = min(heard + step, began + whole)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            left = min(heard + step, began + whole) - time.monotonic()
+            if late and left <= 0:
                 self.end()
-                raise Lost(Status.TIMEOUT, f"took longer than {deadline - heard:.4g} s{self._said()}")
-            self._wait(left)
+                limit = f"{step:.4g} s" if heard + step <= began + whole else f"{whole:.4g} s in all"
+                raise Lost(Status.TIMEOUT, f"took longer than {limit}{self._said()}")
+            late = left <= 0  # it may be us who slept: one more look
+            self._wait(max(left, 0.0))
 
     def _wait(self, seconds: float) -> None:
         """Sleep until something happens, and deal with it."""
@@ -168,7 +170,7 @@ class Process:
         if not died or code is None:
             return Lost(Status.CRASHED, f"its process hung up{self._said()}")
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        return Lost(Status.CRASHED, f"its process ended with {name}{self._said()}", died=True)
+        return Lost(Status.CRASHED, f"its process ended with {name}{self._said()}", code)
 
     def end(self, patience: float = 0.0) -> None:
         """Make an end of it, and of what it started; an idle one is given some patience to go by itself."""

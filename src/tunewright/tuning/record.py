@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -208,7 +209,7 @@ def parse(data: Any) -> AnyRecord:
         )  # fmt: skip
     if kind == "fault":
         given = _members(data, {"kind", "key", "config", "status", "why", "date", "tool"})
-        if given["status"] not in {str(s) for s in FAULTS}:
+        if given["status"] not in [str(s) for s in FAULTS]:
             raise _wrong(f"a fault is {', '.join(sorted(FAULTS))}")
         return Fault(
             _key(given["key"]), _config(given["config"]), Status(given["status"]), _text(given["why"], "why"),
@@ -277,7 +278,7 @@ def _whole(data: Any, what: str) -> int:
 
 
 def _number(data: Any, what: str) -> float:
-    if not isinstance(data, int | float) or isinstance(data, bool) or not 0 <= data < math.inf:
+    if not isinstance(data, int | float) or isinstance(data, bool) or not 0 <= data <= sys.float_info.max:
         raise _wrong(f"{what} is not a number from 0 up")
     return float(data)
 

@@ -75,6 +75,10 @@ class Ring:
         if nbytes > most:
             raise MemoryError(f"copies for timing need {nbytes:,} bytes more, of {int(most):,} that may be taken")
 
+    def has_room(self) -> bool:
+        """Packed inputs of another candidate may be kept."""
+        return sum(c.nbytes for c in self._copies.values()) < _memory(self.device) * MOST_MEMORY
+
     def inputs(self, kernel: Kernel, twin: int) -> list[Copies | None]:
         """The inputs as a kernel wants them. Packed constants are shared by equal packings; a twin has its own."""
         found: list[Copies | None] = []

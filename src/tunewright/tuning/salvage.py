@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from .database import Event
 
+#: what SQLite raises over a broken file; Python cannot even decode some of its messages
+ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
 #: After so many rows in a row that cannot be reached there are none left: a page holds far fewer.
 MOST_FAILURES = 5000
 #: A record that lies on one page: its digest, its kind, the digest of its family if it has one, its content.
@@ -18,19 +20,29 @@ _PAGE = 1 << 16
 
 
 def rows(connection: sqlite3.Connection) -> Iterator[tuple[object, object]]:
-    """Digest and text of every row that can be reached, past those that cannot."""
-    last, failures = -1, 0
+    """Digest and text of every row that can be reached in one way or another; most of them more than once."""
+    yield from _run(connection, "SELECT digest, text FROM records NOT INDEXED")
+    row, failures = 0, 0
     while failures < MOST_FAILURES:
-        try:
-            query = "SELECT rowid, digest, text FROM records NOT INDEXED WHERE rowid > ? ORDER BY rowid"
-            for row, digest, text in connection.execute(query, (last,)):
-                if not isinstance(row, int) or row <= last:
-                    raise sqlite3.DatabaseError("rows are out of order")
-                last, failures = row, 0
+        try:  # >= and not >: to look behind a row would lead through the page that it is on
+            query = "SELECT rowid, digest, text FROM records NOT INDEXED WHERE rowid >= ? ORDER BY rowid"
+            for number, digest, text in connection.execute(query, (row,)):
+                row, failures = max(row, number) + 1, 0
                 yield digest, text
-            return
-        except (sqlite3.Error, MemoryError):
-            last, failures = last + 1, failures + 1
+            break
+        except ERRORS:
+            row, failures = row + 1, failures + 1
+    listed = "SELECT family, NULL FROM records INDEXED BY records_of_family ORDER BY family"
+    for family in {family for family, _ in _run(connection, listed)}:
+        yield from _run(connection, "SELECT digest, text FROM records WHERE family = ?", family)
+
+
+def _run(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[tuple[object, object]]:
+    """The rows of a query until something fails."""
+    try:
+        yield from connection.execute(query, values)
+    except ERRORS:
+        return
 
 
 def events(connection: sqlite3.Connection) -> list[Event]:
@@ -40,7 +52,7 @@ def events(connection: sqlite3.Connection) -> list[Event]:
         for row in connection.execute("SELECT date, action, what FROM events NOT INDEXED"):
             if all(isinstance(text, str) for text in row):
                 found.append(Event(*row))
-    except (sqlite3.Error, MemoryError):
+    except ERRORS:
         pass
     return found
 

@@ -14,6 +14,7 @@ from ..devices.base import Target
 from ..errors import DeviceError
 from ..search.base import Status
 from ..solvers.base import Config, Problem, Solver
+from ..solvers.base import solvers as registered
 from . import evidence
 from .contest import ALPHA, Confirmation, Contest, Verdict, confirm, race
 from .hunt import Found, Hunt, Tried, plain
@@ -88,7 +89,7 @@ def tune(
     refusal = measurer.pose(problem, seed, regime)
     if refusal is not None:
         return Outcome(default, False, f"it cannot be measured: {refusal}")
-    session = _Session(problem, target, {s.id: s for s in solvers}, measurer, watch, default, known, report)
+    session = _Session(problem, target, _by_id(solvers), measurer, watch, default, known, report)
     hunt = session.hunt = Hunt(problem, target, measurer, watch, barred, lambda: session.tell("search"))
     watch.enter("search")
     first = hunt.attempt(default)
@@ -96,6 +97,7 @@ def tune(
     if not hunt.found:
         why = f"no candidate is correct; the default: {first.why}"
         return session.outcome(default, why, default_fault=first.why or str(first.status))
+    hunt.heat()
     return session.settle()
 
 
@@ -123,7 +125,7 @@ def duel(
     refusal = measurer.pose(problem, seed, regime)
     if refusal is not None:
         raise DeviceError(f"cannot be measured: {refusal}", where=problem.key())
-    session = _Session(problem, target, {s.id: s for s in solvers}, measurer, watch, default, (), None)
+    session = _Session(problem, target, _by_id(solvers), measurer, watch, default, (), None)
     hunt = session.hunt = Hunt(problem, target, measurer, watch, lambda solver, config: None, lambda: None)
     for who in dict.fromkeys((default, candidate)):
         hunt.attempt(who)
@@ -142,6 +144,11 @@ def duel(
     confirmed = found.verdict is Verdict.GAIN
     samples = contest.samples[2]
     return session.measurement(candidate, samples, found.gain, found.control, confirmed, default)
+
+
+def _by_id(solvers: Sequence[Solver]) -> dict[str, Solver]:
+    """Those that take part, and all others: the default's solver may not be among those that are searched."""
+    return {s.id: s for s in (*registered(), *solvers)}
 
 
 @dataclass

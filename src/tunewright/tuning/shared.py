@@ -24,7 +24,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import stat
 import threading
 import time
@@ -85,7 +84,7 @@ class SharedDatabase(Database, Forkable):
 
     def __init__(self, folder: Path, host: str | None = None) -> None:
         self._folder = folder / FOLDER
-        self._host = re.sub(r"[^A-Za-z0-9.]", "_", host or socket.gethostname())[:40] or "host"
+        self._host = re.sub(r"[^A-Za-z0-9.]", "_", host or os.uname().nodename)[:40] or "host"
         self.path = str(folder)
         super().__init__()
 

@@ -58,7 +58,7 @@ MOST_EVENTS, MOST_FAMILIES = 10_000, 4096
 _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT,
            sqlite3.SQLITE_TOOBIG}  # fmt: skip
 
-_ERRORS = (sqlite3.Error, MemoryError, OSError)
+_ERRORS = (*salvage.ERRORS, OSError)
 
 T = TypeVar("T")
 
@@ -173,8 +173,8 @@ class SqliteDatabase(Database, Forkable):
             self._ask_apart(ask)
         except (*_ERRORS, _Damaged, _Newer) as error:
             found.append(f"{FILE}: {_reason(error)}")
-        if self._trouble is not None:
-            found.append(f"{FILE}: a question found nothing: {self._trouble}")
+        if self._trouble is not None and f"{FILE}: {self._trouble}" not in found:
+            found.append(f"{FILE}: {self._trouble}")
         for digest, text, family in rows:
             try:
                 if family != _family(_record(digest, text)):
@@ -187,7 +187,8 @@ class SqliteDatabase(Database, Forkable):
         """Ask what may take long on a connection of its own, so that no other question waits for it."""
         if _stamp(self._file) is None:
             return None
-        with contextlib.closing(_connect(self._file, "rw")) as connection, _transaction(connection, "BEGIN"):
+        connection = _connect(self._file, "rw", BUSY_SECONDS)
+        with contextlib.closing(connection), _transaction(connection, "BEGIN"):
             _check(connection)
             return question(connection)
 
@@ -226,7 +227,7 @@ class SqliteDatabase(Database, Forkable):
             if stamp == self._stamp and self._connection is not None:
                 return self._connection
             self._forget()
-            self._connection = _connect(self._file, "rw")
+            self._connection = _connect(self._file, "rw", BUSY_SECONDS)
             self._stamp = stamp  # and look again: the file that was opened may be another one already
 
     def _forget(self) -> None:
@@ -273,7 +274,7 @@ class SqliteDatabase(Database, Forkable):
                     self._repair(str(damage))
                     return self._change(job)
         except (*_ERRORS, _Damaged) as error:
-            raise failed(self.path, error) from None
+            raise failed(self.path, _reason(error)) from None
         except _Newer as newer:
             hint = "use a newer Tunewright, or set USER_DB_PATH to another folder"
             raise DatabaseError(f"cannot be written: {newer}", where=self.path, hint=hint) from None
@@ -292,13 +293,13 @@ class SqliteDatabase(Database, Forkable):
                     raise _Damaged("; ".join(faults))
                 result = job(connection)
                 connection.execute("COMMIT")
-        except (sqlite3.Error, MemoryError) as error:
+        except salvage.ERRORS as error:
             # A number in the file's head says who may write; when the system would let us, the number is wrong.
             barred = _code(error) == sqlite3.SQLITE_READONLY and self.read_only is None
             if barred or _code(error) in _BROKEN:
-                raise _Damaged(str(error)) from None
+                raise _Damaged(_reason(error)) from None
             raise
-        self._sound = stamp
+        self._sound, self._trouble = stamp, None
         return result
 
     def _repair(self, reason: str) -> None:
@@ -310,7 +311,9 @@ class SqliteDatabase(Database, Forkable):
         events: list[Event] = []
 
         def save(connection: sqlite3.Connection) -> None:
-            records.update((r.digest, r) for r in _records(salvage.rows(connection)))
+            for row in salvage.rows(connection):
+                if row[0] not in records:
+                    records.update((r.digest, r) for r in _records([row]))
             events.extend(salvage.events(connection))
 
         if self._file.is_file():
@@ -319,7 +322,7 @@ class SqliteDatabase(Database, Forkable):
                 self._ask_apart(save)
             for digest, text in salvage.carved(self._file.read_bytes()):
                 if digest not in records:
-                    records |= {r.digest: r for r in _records([(digest, text)])}
+                    records.update((r.digest, r) for r in _records([(digest, text)]))
         what = f"{reason[:500]}; {len(records)} records taken over from {aside.name}"
         self._build(records.values(), [*events, Event(now(), "repaired", what)], aside)
 
@@ -383,7 +386,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(file: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+def _connect(file: Path, mode: str, seconds: float) -> sqlite3.Connection:
     """Open a file. In mode ``rw`` nothing is made; a journal that somebody who was killed has left is played back."""
     connection = sqlite3.connect(
         f"{file.absolute().as_uri()}?mode={mode}", seconds, isolation_level=None, check_same_thread=False, uri=True
@@ -431,20 +434,22 @@ def _check(connection: sqlite3.Connection) -> None:
 
 def _faults_of(connection: sqlite3.Connection) -> list[str]:
     """What SQLite finds wrong in the structure of the file."""
-    found = [str(text) for (text,) in connection.execute("PRAGMA integrity_check(8)")]
-    return [] if found == ["ok"] else found
+    found = [line for (text,) in connection.execute("PRAGMA integrity_check(8)") for line in str(text).splitlines()]
+    return [] if found == ["ok"] else [line for line in found if not line.startswith("***")]
 
 
 def _code(error: BaseException) -> int:
     """SQLite's primary code of an error."""
-    if isinstance(error, MemoryError):
-        return sqlite3.SQLITE_NOMEM
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _reason(error: BaseException) -> str:
     if _code(error) == sqlite3.SQLITE_BUSY:
         return f"it was locked for more than {BUSY_SECONDS:g} seconds"
+    if isinstance(error, UnicodeDecodeError):
+        return "database disk image is malformed"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

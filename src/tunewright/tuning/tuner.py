@@ -15,18 +15,18 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from ..devices.base import Device
-from ..errors import UnsupportedError
+from ..errors import DatabaseError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
 from . import places, session
-from .database import Database
+from .database import Database, MemoryDatabase
 from .isolated import measurer_for
 from .key import Kind, Match, Where
 from .lookup import Answer, Found, Layer, Lookup
 from .measure import Measurer
 from .policy import Candidates, Policy, decide
-from .record import Measurement
+from .record import AnyRecord, Measurement
 from .tuning_file import TuningFile
 
 LOG = logging.getLogger("tunewright")
@@ -86,7 +86,10 @@ class Tuner:
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
         self.user = places.open_user(settings) if user is None else user
-        self.lookup = Lookup(_layers(settings, self.policy, self.user, system))
+        #: what could not be written to the user's knowledge base
+        self._unsaved = MemoryDatabase()
+        layers = _layers(settings, self.policy, self.user, system)
+        self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers])
         self._measurer = measurer
         #: problems that were searched, or forgotten, by this tuner: once is enough
         self._done: set[tuple[str, Where]] = set()
@@ -159,15 +162,20 @@ class Tuner:
         if (problem.key(), where) in self._done:
             return
         self._done.add((problem.key(), where))
-        mine = [
-            m.digest
-            for m in self.user.family(problem.family())
-            if m.key.problem == problem.key()
-            and (m.key.where.device, m.key.where.processor) == (where.device, where.processor)
-        ]
+        mine = [m.digest for m in self._measured(problem, device)]
         if mine:
-            self.user.remove(mine)
+            self.user.remove(mine)  # an error here is the user's to know: deleting was all that was asked for
             self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
+
+    def _measured(self, problem: Problem, device: Device) -> list[Measurement]:
+        """What the user's knowledge base has of a problem on this device, whatever the software was."""
+        here = Where.of(device.target)
+
+        def is_here(there: Where) -> bool:
+            return (there.device, there.processor, there.runtime) == (here.device, here.processor, here.runtime)
+
+        stored = self.user.family(problem.family())
+        return [m for m in stored if m.key.problem == problem.key() and is_here(m.key.where)]
 
     def _search(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
         """Tune a problem and store what was found; False when there is nothing to choose, or it was done already."""
@@ -194,11 +202,17 @@ class Tuner:
             seed=self.settings.tune_seed,
             regime=self.settings.tune_regime.lower(),
             seeds=seeds,
+            known=self._measured(problem, device),
             barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
         )
-        self.user.add([*outcome.records, *outcome.faults])
-        self.user.note("tuned", f"{problem.key()}: {outcome.reason}")
         LOG.info("tuned %s: %s", problem.key(), outcome.reason)
+        records: list[AnyRecord] = [*outcome.records, *outcome.faults]
+        try:
+            self.user.add(records)
+            self.user.note("tuned", f"{problem.key()}: {outcome.reason}")
+        except DatabaseError as error:
+            warn(f"what is tuned is used, and lost when this process ends: {error}")
+            self._unsaved.add(records)
         return True
 
     def _extend(self, found: Found) -> None:

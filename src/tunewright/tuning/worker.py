@@ -96,7 +96,8 @@ def main(arguments: list[str]) -> None:
         # On a device with a memory of its own, what was queued before a stretch ends within it: no clock can tell.
         stamped = announced.stamped if device.shares_memory else claimed
         clock = wire.Clock(_now() - began, announced.stretches, stamped, claimed)
-        channel.send(kind="answer", value=value, resident=_resident(), clock=clock.to_json())
+        number = request["number"]
+        channel.send(kind="answer", number=number, value=value, resident=_resident(), clock=clock.to_json())
 
 
 def _answer(local: Local, request: wire.Message) -> wire.Message:

@@ -1,0 +1,61 @@
+"""Tunings among good and faulty candidates: none that is faulty is ever chosen, and each is recorded for what it is."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from faults import workers
+from faults.faulty.faulty import PACES, FaultyHost
+from faults.workers import HOST, PROBLEM, TWELVE, faulty
+from tunewright.devices.base import Target
+from tunewright.plugins.single import open_device
+from tunewright.search.base import Status
+from tunewright.search.space import Space
+from tunewright.solvers.base import Problem
+from tunewright.tuning.isolated import Isolated
+from tunewright.tuning.record import FAULTS
+from tunewright.tuning.session import Outcome, tune
+
+#: the worker's measurer is given so long for a candidate
+TIMEOUT = 1.5
+
+
+class Some(FaultyHost):
+    """The same solver with a part of its space: good ones of every pace, and a few faulty ones that the seed draws."""
+
+    def __init__(self, hows: list[str]) -> None:
+        self.hows = hows
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({"how": self.hows, "pace": PACES}, lambda c: c["how"] == "good" or c["pace"] == 1)
+
+
+def session(measurer: Isolated, seed: int, count: int) -> tuple[Outcome, list[str]]:
+    drawn = random.Random(seed).sample(TWELVE, count)
+    outcome = tune(
+        PROBLEM, open_device("CPU.HOST").target, faulty("CPU.HOST", "good", 2), [Some(["good", *drawn])], measurer,
+        strategy="random", seconds=30.0, seed=seed,
+    )  # fmt: skip
+    return outcome, drawn
+
+
+def check(outcome: Outcome, drawn: list[str]) -> None:
+    assert outcome.chosen[1]["how"] == "good", outcome.chosen
+    assert outcome.default_fault is None
+    tried = {(t.candidate[1]["how"], t.candidate[1]["pace"]): t for t in outcome.trials}
+    assert set(tried) == {("good", pace) for pace in PACES} | {(how, 1) for how in drawn}
+    for (how, _), trial in tried.items():
+        assert trial.status is (Status.OK if how == "good" else HOST[how][0]), trial
+    recorded = {(f.config["how"], f.config["pace"]): f.status for f in outcome.faults}
+    assert recorded == {who: trial.status for who, trial in tried.items() if trial.status in FAULTS}
+    assert {m.config["how"] for m in outcome.records} == {"good"}
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=[] if s < 2 else pytest.mark.soak) for s in range(200)])
+def test_a_faulty_candidate_is_never_chosen(tmp_path: Path, seed: int) -> None:
+    with workers.measurer(tmp_path, "CPU.HOST", TIMEOUT) as measurer:
+        assert isinstance(measurer, Isolated)
+        check(*session(measurer, seed, 3))

@@ -35,7 +35,7 @@ OPS = sorted({op for s in FAMILIES for op in s.ops or ()})
 _NAMES = {"f": "float32", "i": "int64", "j": "int32", "u8": "uint8", "i8": "int8", "i16": "int16", "b": "bool"}
 
 
-def pose(op: str, *operands: Any, n: int = 1, layouts: Sequence[Layout] = (), **attrs: Any) -> Problem:
+def pose(op: str, *operands: Any, n: int = 1, layouts: tuple[Layout, Layout] | None = None, **attrs: Any) -> Problem:
     """A problem from inputs like "f 2,3" (a ! behind the type: a constant) or arrays, which are part of the problem."""
     given: list[Operand | None] = []
     constant = []
@@ -52,9 +52,9 @@ def pose(op: str, *operands: Any, n: int = 1, layouts: Sequence[Layout] = (), **
     assert spec is not None, op
     outputs = tuple(spec.infer(given, attrs, n))[:n]
     types = tuple(None if g is None else g.type for g in given)
-    if layouts:
-        types = tuple(_in(t, lay) for t, lay in zip(types, layouts, strict=False)) + types[len(layouts) - 1 :]
-        outputs = (_in(outputs[0], layouts[-1]),)
+    if layouts is not None:
+        types = (_in(types[0], layouts[0]), *types[1:])
+        outputs = (_in(outputs[0], layouts[1]),)
     values = tuple(
         (i, g.value) for i, g in enumerate(given) if g is not None and g.value is not None and is_value(op, i, g.value)
     )
@@ -76,16 +76,16 @@ EXTRA: dict[str, list[Problem]] = {
     for op, made in {
         "CenterCropPad": pose("CenterCropPad", "f 6,7", ints(4, 9)),
         "Conv": [
-            pose("Conv", "f 1,20,9,9", "f! 12,20,3,3", pads=(1, 1, 1, 1), layouts=[_B, _B]),
-            pose("Conv", "f 1,19,9,9", "f! 19,1,3,3", "f! 19", group=19, pads=(1, 1, 1, 1), layouts=[_B, _B]),
+            pose("Conv", "f 1,20,9,9", "f! 12,20,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
+            pose("Conv", "f 1,19,9,9", "f! 19,1,3,3", "f! 19", group=19, pads=(1, 1, 1, 1), layouts=(_B, _B)),
         ],
-        "MatMul": pose("MatMul", "f 1,300", "f! 300,64"),
+        "MatMul": [pose("MatMul", "f 1,300", "f! 300,64"), pose("MatMul", "f 1,300", "f 300,64")],
         "Gemm": pose("Gemm", "f 1,300", "f! 64,300", transB=1),
         "Range": pose("Range", *(np.array(v, np.float32) for v in (3, 60, 4))),
         "Scatter": pose("Scatter", "f 5,4", "i 2,3", "f 2,3"),
         "SimplifiedLayerNormalization": pose("SimplifiedLayerNormalization", "f 3,4,5", "f 5"),
         "TensorScatter": pose("TensorScatter", "f 3,2,9,4", "f 3,2,2,4", "i 3", mode="linear"),
-        REORDER: [pose(REORDER, "f 1,20,5,6", layout=to, layouts=[Layout(), Layout.parse(to)])
+        REORDER: [pose(REORDER, "f 1,20,5,6", layout=to, layouts=(Layout(), Layout.parse(to)))
                   for to in ("blocked8", "nhwc")],
         MS + "BiasAdd": pose(MS + "BiasAdd", "f 2,4,8", "f 8", "f 2,4,8"),
         MS + "BiasGelu": pose(MS + "BiasGelu", "f 3,8", "f 8"),

@@ -101,8 +101,9 @@ def test_a_killed_writer_never_leaves_half_an_entry(tmp_path, kills):
 CROWD = """
     import json, random, sys
     from pathlib import Path
-    from tunewright.devices.kernel_cache import KernelCache
-    cache, rng = KernelCache(Path(sys.argv[1]), 500_000), random.Random(int(sys.argv[2]))
+    from tunewright.devices import kernel_cache
+    kernel_cache._TRUST = 0.0  # they look at the folder each time, so the bound holds for all together
+    cache, rng = kernel_cache.KernelCache(Path(sys.argv[1]), 500_000), random.Random(int(sys.argv[2]))
     for _ in range(int(sys.argv[3])):
         key = f"key {rng.randrange(40)}"
         found = cache.get(key)
@@ -116,14 +117,15 @@ CROWD = """
 @pytest.mark.parametrize("turns", [300, pytest.param(5000, marks=pytest.mark.soak)])
 def test_four_processes_share_a_cache_that_is_too_small(tmp_path, turns):
     crowd = [python(CROWD, tmp_path / "kernels", seed, turns) for seed in range(4)]
+    evictions = 0
     for child in crowd:
         out, err = child.communicate(timeout=300)
         assert child.returncode == 0, err
         counters = json.loads(out)
-        assert counters["rejected"] == counters["errors"] == 0 and counters["hits"] and counters["evictions"]
+        assert counters["rejected"] == counters["errors"] == 0 and counters["hits"]
+        evictions += counters["evictions"]
     cache = KernelCache(tmp_path / "kernels", 500_000)
-    cache.put("last", {})
-    assert 0 < sum(entry.nbytes for entry in cache.entries()) <= 500_000
+    assert evictions and 0 < sum(entry.nbytes for entry in cache.entries()) <= 500_000
     assert all(entry.path.suffix == ".kernel" for entry in cache.entries())
 
 

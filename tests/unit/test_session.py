@@ -10,7 +10,6 @@ import pytest
 
 from tunewright.errors import DeviceError
 from tunewright.search import Config, Status
-from tunewright.solvers.base import Problem
 from tunewright.tuning import contest, hunt
 from tunewright.tuning.database import MemoryDatabase
 from tunewright.tuning.measure import Attempt
@@ -376,7 +375,3 @@ def test_quiet_machines_need_few_rounds():
     machine = Machine(valley, QUIET)
     run(machine)
     assert sum(rounds for _, rounds in machine.races) < 17 * hunt.TURNS + contest.RACE_ROUNDS
-
-
-def test_the_problem_is_static():
-    assert isinstance(PROBLEM, Problem) and PROBLEM.is_static

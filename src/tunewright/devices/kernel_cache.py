@@ -44,7 +44,7 @@ _LABEL = 256
 #: seconds after which what an unfinished writer left is rubbish
 _STALE = 600
 #: seconds for which a process trusts what it knows of the folder's size while others write to it too
-_TRUST = 10.0
+_TRUST = 1.0
 
 _log = logging.getLogger("tunewright")
 

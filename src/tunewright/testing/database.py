@@ -45,14 +45,15 @@ class Place(ABC):
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """A small problem: of a few families, with many sizes."""
+    """A small problem: of a few families, with many sizes. One of the operations is not known to anyone."""
     op, rank, attrs = rng.choice((
-        ("Relu", 2, {}), ("Softmax", 3, {"axis": -1}), ("Conv", 4, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+        ("Relu", 2, {}), ("Softmax", 3, {"axis": -1}), ("Conv", 4, {"kernel_shape": [1, 1]}),
         ("Custom \u00e9\"\\", 1, {"family": "x", "alpha": 0.5, "text": 'a","key":{"b', "many": [1.5, -2.0]}),
     ))  # fmt: skip
     dtype = rng.choice((DType.FLOAT32, DType.FLOAT16))
-    shape = tuple(rng.choice((1, 2, 3, 8, 56, 224)) for _ in range(rank))
-    return Problem(op, (TensorType(dtype, shape),), (TensorType(dtype, shape),), attrs, constant=(False,))
+    data = TensorType(dtype, tuple(rng.choice((1, 2, 3, 8, 56, 224)) for _ in range(rank)))
+    weights = [TensorType(dtype, (data.dims[1], data.dims[1], 1, 1))] if op == "Conv" else []
+    return Problem(op, (data, *weights), (data,), attrs, constant=(False, *(True for _ in weights)))
 
 
 def random_where(rng: random.Random) -> Where:

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -101,7 +102,6 @@ class Local(Measurer):
 
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         self.close()
-        self._queue = self.device.queue()  # the old one keeps the kernels of earlier problems
         judge = Judge(problem, self.device, seed)
         why = judge.unfit
         if why is not None:
@@ -120,9 +120,9 @@ class Local(Measurer):
         return self._made().regime
 
     def close(self) -> None:
-        self._queue.finish()
+        self._start_afresh()  # a queue keeps the kernels of the problems that it served
         self._entries.clear()
-        self._ring = self._judge = None
+        self._judge = None
 
     @property
     def judge(self) -> Judge:
@@ -181,7 +181,7 @@ class Local(Measurer):
         try:
             verdict = judge.check(kernel, self._queue)
         except Exception as error:
-            self._queue.finish()
+            self._start_afresh()
             status, why, error_found = Status.FAILED, _words(error), 0.0
         else:
             status, why, error_found = Status.WRONG if verdict.wrong else Status.OK, verdict.wrong, verdict.error
@@ -212,14 +212,16 @@ class Local(Measurer):
         return solver.compile(problem, config, self.device)
 
     def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
-        """A candidate leaves; so does the ring, which it may have written to."""
-        self._queue.finish()
+        """A candidate leaves."""
         self._entries.pop((candidate[0], Config(candidate[1])), None)
-        self._drop_ring()
+        self._start_afresh()
         return replace(entry.attempt, status=status, why=why, samples=(), probed=False)
 
-    def _drop_ring(self) -> None:
-        self._ring = None
+    def _start_afresh(self) -> None:
+        """Another queue and another ring: a candidate may have broken the one and written to the other."""
+        with suppress(Exception):
+            self._queue.finish()
+        self._queue, self._ring = self.device.queue(), None
         for entry in self._entries.values():
             entry.bindings.clear()
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from ..errors import DatabaseError
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder, private to the user, that is still there after a crash."""
+def make_folder(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder that is still there after a crash, private to the user unless said otherwise."""
     if folder.is_dir():
         return
     missing = [folder, *(p for p in folder.parents if not p.exists())]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode, parents=True, exist_ok=True)
     for one in missing:
         sync_folder(one.parent)
 

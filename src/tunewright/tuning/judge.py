@@ -115,6 +115,10 @@ class Judge:
         missing = [op for op in ops if lookup(op) is None]
         if missing:
             return f"no definition of {missing[0]}"
+        try:
+            terms(self.problem)
+        except MISTAKES as error:  # a problem from a file may make no sense
+            return f"its types do not fit: {error or repr(error)}"
         return None if isinstance(self._random, Case) else self._random
 
     @property
@@ -146,7 +150,7 @@ class Judge:
             plain = inputs.make(self.problem, rng, kind)
             given = physical(self.problem, plain)
             want = HostKernel(self.problem).run(HostQueue(), given, [None] * len(self.problem.outputs))
-        except (TunewrightError, MemoryError, *MISTAKES) as error:  # a problem from a file may make no sense
+        except (TunewrightError, MemoryError, *MISTAKES) as error:
             return f"the reference refuses {kind} inputs: {error or repr(error)}"
         for n, (array, type) in enumerate(zip(want, self.problem.outputs, strict=True)):
             assert isinstance(type, TensorType)
@@ -251,13 +255,10 @@ def terms(problem: Problem) -> float:
 def _row(problem: Problem, dims: tuple[int, ...]) -> float:
     """How many elements are summed up to scale each of them; 0 for operations that do not."""
     name, attrs = problem.op.rpartition("::")[2], problem.attrs
-    if not dims:
-        return 0.0
-    axis = int(attrs.get("axis", -1)) % len(dims)
     if name.endswith(("LayerNormalization", "RMSNormalization")):
-        return float(math.prod(dims[axis:]))
+        return float(math.prod(dims[int(attrs.get("axis", -1)) :]))
     if name in ("Softmax", "LogSoftmax", "LpNormalization"):
-        return float(dims[axis])
+        return float(dims[int(attrs.get("axis", -1))]) if dims else 1.0
     if name in ("InstanceNormalization", "GroupNormalization"):
         return math.prod(dims[2:]) * (dims[1] / int(attrs.get("num_groups", dims[1])))
     return math.prod(dims) / dims[1] if name == "MeanVarianceNormalization" else 0.0

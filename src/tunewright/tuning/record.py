@@ -25,7 +25,7 @@ from .key import WHERE_FIELDS, Key, Where
 
 #: Longest text of a field, and most of what a record holds: a file must not make us build without end.
 LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
-_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
+_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -161,8 +161,8 @@ FAULTS = frozenset({Status.WRONG, Status.TIMEOUT, Status.CRASHED})
 
 
 def now() -> str:
-    """The date of a record that is made now."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """The date of a record that is made now. Always as long: dates are compared as texts."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def to_line(record: AnyRecord) -> str:

@@ -131,9 +131,9 @@ class Sweeper:
     def __init__(self, device: Device, queue: Queue, nbytes: int) -> None:
         self.queue, self.device = queue, device
         if device.shares_memory:
-            # A core has caches of its own: one thread for each reads its part.
+            # A core has caches of its own: one thread for each reads its part. Ones: pages of zeros are all the same.
             parts = max(device.target.units, 1)
-            self.parts = [np.zeros(-(-nbytes // parts // 8), np.uint64) for _ in range(parts)]
+            self.parts = [np.ones(-(-nbytes // parts // 8), np.uint64) for _ in range(parts)]
         else:
             self.buffer, self.zeros = device.alloc(nbytes), np.zeros(nbytes, np.uint8)
 

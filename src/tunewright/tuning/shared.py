@@ -283,7 +283,7 @@ class SharedDatabase(Database, Forkable):
                 if os.stat(writer.path).st_ino == writer.node and abs(time.time() - writer.last) < IDLE_SECONDS:
                     return writer
             self._close()
-        make_folder(self._folder)
+        make_folder(self._folder, 0o777)  # who may share it is up to the folder that it is in
         if len(_stats(self._folder)) >= MANY_FILES:
             with contextlib.suppress(DatabaseError):  # tidying up can wait
                 self.compact()

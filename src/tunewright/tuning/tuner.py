@@ -190,7 +190,7 @@ class Tuner:
         for found in answer.found:
             seeds.setdefault(found.solver.id, []).append(found.config)
         mine = (default.solver.id, default.config)
-        by_id = {s.id: s for s in taking_part}
+        by_id = {s.id: s for s in self.candidates}
         outcome = session.tune(
             problem,
             device.target,

@@ -1,0 +1,142 @@
+"""What a device can do at most, measured: its fp32 arithmetic and its memory's bandwidth. The roofline follows.
+
+Two small kernels go through the device's own compiler and queue: one multiplies and adds in registers and touches no
+memory, one reads memory that no cache holds and does nothing else. Each is repeated, and the best time counts: a busy
+machine makes a ceiling look lower, nothing makes it look higher. The host, which compiles no kernels, is measured with
+numpy: a product of matrices, and a sum.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..devices.opencl import OpenCLDevice, OpenCLQueue
+from ..errors import DeviceError
+from ..ir.types import DType, TensorType
+from ..ops import lookup
+from ..ops.base import Work
+from ..ops.infer import MISTAKES
+from ..solvers.base import Problem
+
+#: seconds that measuring one ceiling may take once its kernel runs, and how often it is repeated at least
+ENOUGH, LEAST = 0.08, 4
+#: multiply-adds in a row of each accumulator, and independent accumulators: enough to hide their latency
+ROUNDS, ACCUMULATORS = 1 << 12, 12
+#: work-items: several for each core; many groups of a few warps for each unit of a GPU
+CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 4, 32, 256
+#: memory that is read, as a multiple of the last-level cache, and its bounds
+BEYOND, LEAST_BYTES, MOST_BYTES = 4, 64 << 20, 512 << 20
+#: Operations that pick elements out of an input: of each input no more is read than there are results.
+PICKS = frozenset({
+    "Gather", "GatherElements", "GatherND", "Slice", "Resize", "Compress", "com.microsoft::EmbedLayerNormalization",
+    "com.microsoft::GatherBlockQuantized", "com.microsoft::GatherND",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at most; or, in ``why``, why nobody knows."""
+
+    #: fp32 operations per second, a multiply-add being two
+    flops: float = 0.0
+    #: bytes per second from memory
+    bandwidth: float = 0.0
+    why: str = ""
+
+    def floor(self, work: Work) -> tuple[float, str]:
+        """Seconds that some work takes at least, and what binds it: arithmetic or memory."""
+        arithmetic, memory = work.flops / self.flops, work.bytes / self.bandwidth
+        return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"
+
+
+def work_of(problem: Problem) -> Work | str:
+    """Arithmetic and traffic of one execution, its epilogue's included; or why it cannot be told."""
+    spec = lookup(problem.op)
+    if spec is None:
+        return f"nobody has counted the work of {problem.op}"
+    given = [t for t in problem.inputs if t is not None]
+    made = [t for t in problem.outputs if isinstance(t, TensorType)]
+    if not all(isinstance(t, TensorType) and t.is_static for t in [*given, *problem.outputs]):
+        return "its shapes depend on data"
+    if any(isinstance(t, TensorType) and t.dtype is DType.STRING for t in [*given, *made]):
+        return "texts have no fixed size"
+    main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
+    try:
+        flops = spec.work(main, made, problem.attrs).flops
+    except (*MISTAKES, AssertionError) as error:  # of the model: who runs it says so
+        return f"its types do not fit: {error}"
+    results = sum(t.nbytes for t in made)
+    read = [t.nbytes for t in given if isinstance(t, TensorType)]
+    if problem.op in PICKS:
+        read = [min(nbytes, results) for nbytes in read]
+    return Work(flops + len(problem.epilogue) * sum(t.size for t in made), float(sum(read) + results))
+
+
+_MEASURED: dict[Device, Ceilings] = {}
+_LOCK = threading.Lock()
+
+
+def ceilings(device: Device) -> Ceilings:
+    """The ceilings of a device, measured once in a process; well under a second."""
+    with _LOCK:
+        if device not in _MEASURED:
+            _MEASURED[device] = _measure(device)
+        return _MEASURED[device]
+
+
+def _measure(device: Device) -> Ceilings:
+    try:
+        if isinstance(device, OpenCLDevice):
+            return _Probe(device).ceilings()
+        if device.family == "host":
+            return _host(device)
+    except (DeviceError, MemoryError) as error:
+        return Ceilings(why=f"measuring it failed: {error}")
+    return Ceilings(why=f"nothing measures what a device of the family {device.family} can do")
+
+
+def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
+    """The shortest time of several runs, the first one not counted."""
+    run()
+    best, begin = float("inf"), now()
+    end, times = begin, 0
+    while times < LEAST or end - begin < ENOUGH:
+        start = now()
+        run()
+        end, times = now(), times + 1
+        best = min(best, end - start)
+    return max(best, 1e-9)
+
+
+# ---- OpenCL ---------------------------------------------------------------------------------------------------------
+
+
+def source(lanes: int) -> str:
+    """Both kernels, for vectors of so many floats."""
+    each = range(ACCUMULATORS)
+    declared = "".join(f" V a{i} = (V)(x + {i});" for i in each)
+    steps = "".join(f" a{i} = a{i} * m + b;" for i in each)
+    loads = "".join(f" s{i} += in[i + {i} * stride];" for i in range(4))
+    return f"""
+#pragma OPENCL FP_CONTRACT ON
+typedef float V __attribute__((ext_vector_type({lanes})));
+static float total(V v) {{ float s = 0; for (int i = 0; i < {lanes}; i++) s += v[i]; return s; }}
+__kernel void arithmetic(__global float* out, float x, float m, float b, int rounds) {{
+ {declared}
+  for (int r = 0; r < rounds; r++) {{{steps} }}
+  out[get_global_id(0)] = total({" + ".join(f"a{i}" for i in each)});
+}}
+__kernel void memory(__global float* out, __global const V* in, long step, long stride, long count) {{
+  V s0 = (V)(0), s1 = s0, s2 = s0, s3 = s0;
+  long first = get_global_id(0) * step;
+  for (long i = first; i < first + count; i += {{ADVANCE}}) {{{loads} }}
+  out[get_global_id(0)] = total(s0 + s1 + s2 + s3);
+}}
+"""

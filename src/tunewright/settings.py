@@ -98,6 +98,11 @@ class Settings:
         values=_words("COLD", "WARM"),
     )
     tune_seed: int = _setting(0, "of what is random in tuning", 0)
+    enable_tune_dump: bool = _setting(False, "write every problem that is met to TUNE_DUMP_PATH, to tune it elsewhere")
+    tune_dump_path: str | None = _folder(
+        "a .jsonl file, or a folder for one per process (unset: tune_dump_pid<number>.jsonl where the program runs)"
+    )
+    enable_logging_cmd: bool = _setting(False, "print every problem that is met as a `tunewright driver` command")
     cache_dir: str | None = _setting(None, "folder of compiled kernels (unset: the user's cache folder; empty: none)")
     cache_bytes: int = _setting(512 << 20, "most bytes in CACHE_DIR; the least recently used kernels go first", 0)
 

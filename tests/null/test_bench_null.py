@@ -114,7 +114,7 @@ def test_impossible_times_are_wrong(seconds: float, run: int) -> None:
     local, _ = posed(script)
     found = local.attempt(candidate(0))
     assert found.status is Status.WRONG and "impossible time" in found.why and found.samples == ()
-    assert local.attempt(candidate(1)).status is (Status.OK if math.isfinite(seconds) else Status.WRONG)
+    assert local.attempt(candidate(1)).status is Status.OK  # on another queue: whose clock stood still is gone
 
 
 def test_impossible_times_fall_out_of_a_race() -> None:
@@ -151,7 +151,7 @@ def test_decisions_follow_from_the_seed() -> None:
 
 
 def test_a_control_runs_along_under_the_same_name() -> None:
-    local, solver = posed(lambda n, run: 1e-3 + run * 1e-6)
+    local, _ = posed(lambda n, run: 1e-3 + run * 1e-6)
     race = local.race([candidate(0), candidate(0)], 5)
     assert not race.fallen and len(set(race.samples[0] + race.samples[1])) == 10  # ten turns, each of its own
 

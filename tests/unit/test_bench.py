@@ -21,7 +21,7 @@ from tunewright.tuning import bench, ring
 from tunewright.tuning.bench import Local, floor
 from tunewright.tuning.measure import Candidate
 
-F, I = DType.FLOAT32, DType.INT64
+F, INT = DType.FLOAT32, DType.INT64
 
 
 def problem(op: str, *types: Any, out: Any, constant: Sequence[int] = (), **attrs: Any) -> Problem:
@@ -39,7 +39,7 @@ REAL = {
     "conv": conv(),
     "matmul": problem("MatMul", (33, 70), (70, 45), out=(33, 45), constant=[1]),
     "softmax": problem("Softmax", (12, 200), out=(12, 200), axis=-1),
-    "gather": problem("Gather", (50, 16), TensorType(I, (30,)), out=(30, 16), axis=0),
+    "gather": problem("Gather", (50, 16), TensorType(INT, (30,)), out=(30, 16), axis=0),
     "elementwise": problem("Mul", (40, 50), (50,), out=(40, 50)),
 }
 
@@ -101,6 +101,7 @@ def test_what_is_refused_fails_and_says_why(candidate: Candidate, says: str) -> 
 def test_what_cannot_be_posed_says_why() -> None:
     with Local(open_device("CPU")) as local:
         assert "static" in (local.pose(problem("Relu", (2, None), out=(2, None))) or "")
+        assert "regime" in (local.pose(MATMUL, regime="hot") or "")
         with pytest.raises(RuntimeError, match="posed"):
             local.attempt(("opencl.elementwise", {}))
 
@@ -235,6 +236,30 @@ def test_who_turns_wrong_in_a_race_falls_and_the_others_go_on() -> None:
         assert not local.race([names[1]], 1).fallen and solver.made[1] is not first  # it was compiled and judged anew
 
 
+def test_a_large_input_is_looked_at_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "CHEAP", 0)
+    only_first = problem("Shape", (8, 30), out=TensorType(INT, (2,)))
+    solver = Acting(later(5, lambda i, o: i[0].fill(7)))
+    with Local(HOST, [solver]) as local:
+        local.pose(only_first, regime="warm")
+        found = local.attempt((solver.id, {"n": 0}))
+        assert found.status is Status.WRONG and "writes to its inputs" in found.why
+
+
+def test_when_one_of_twins_falls_the_other_is_judged_by_what_it_does() -> None:
+    solver = Acting(fine, fine)
+    with Local(HOST, [solver]) as local:
+        local.pose(MATMUL, regime="warm")
+        names: list[Candidate] = [(solver.id, {"n": n}) for n in range(2)]
+        assert all(local.attempt(c).status is Status.OK for c in names)
+        kernel = solver.made[0]
+        once = kernel.runs + 1
+        kernel.act = lambda k, i, o: wrong(i, o) if k.runs == once else None
+        race = local.race([names[0], names[1], names[0]], 4)
+        assert len(race.fallen) == 1 and next(iter(race.fallen)) in (0, 2)
+        assert sorted(map(len, race.samples)) == [0, 4, 4]
+
+
 def test_a_race_attempts_whom_it_does_not_know() -> None:
     solver = Acting(fine, later(1, wrong))
     with Local(HOST, [solver]) as local:
@@ -293,6 +318,7 @@ def test_a_tiny_problem_sweeps_the_caches_and_never_wraps_within_a_turn(monkeypa
         assert local.attempt((solver.id, {"n": 0})).status is Status.OK
         before = len(swept)
         made = local._made()
+        made.position = 100
         for _ in range(5):
             slots = made.take(200)
             assert slots == sorted(slots)  # 256 slots: each turn begins anew
@@ -345,7 +371,7 @@ def test_the_floor_is_far_below_what_hardware_can_do() -> None:
     seconds = floor(problem("Conv", x, w, out=x, pads=(1, 1, 1, 1)), target)
     flops = 2 * 576 * x.size
     assert flops / seconds == pytest.approx(target.units * 16 * 4 * 6e9 * 16)
-    assert floor(problem("Gather", (1 << 20, 64), TensorType(I, (1,)), out=(1, 64), axis=0), target) < 1e-8
+    assert floor(problem("Gather", (1 << 20, 64), TensorType(INT, (1,)), out=(1, 64), axis=0), target) < 1e-8
 
 
 def test_sweeping_reads_pages_of_its_own() -> None:

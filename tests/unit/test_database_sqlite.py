@@ -64,7 +64,7 @@ def test_asking_again_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sqlite, "from_text", None)
     assert database.family(family) is first and database.faults() is faults
     monkeypatch.undo()
-    filled(folder).add(random_records(1, 30))  # another connection
+    SqliteDatabase(folder).add(random_records(1, 90))  # another connection
     assert len(database.family(family)) > len(first)
 
 
@@ -214,10 +214,10 @@ from tunewright.testing.database import random_records
 from tunewright.tuning.{module} import {kind}
 
 def everything(folder):
-    database = {kind}(folder)
+    database, records = {kind}(folder), random_records(5, 400)
     print(len(list(database)), database.read_only)
     try:
-        print("added", sum(database.add(random_records(5, 400)[k : k + 1]) for k in range(400)))
+        print("added", sum(database.add([record]) for record in records))
     except DatabaseError as error:
         print(error)
     print(len(list(database)), len(list({kind}(folder))), database.damage())

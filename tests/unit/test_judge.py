@@ -161,15 +161,19 @@ def test_inputs_depend_on_the_seed_alone() -> None:
 
 def test_what_cannot_be_judged_says_why() -> None:
     t = TensorType(DType.FLOAT32, (2, 3))
-    assert "no static shape" in (Judge(Problem("Relu", (TensorType(DType.FLOAT32, (2, None)),), (t,), {}), DEVICE).unfit or "")
-    assert "no definition" in (Judge(Problem("mine::Absent", (t,), (t,), {}, constant=(False,)), DEVICE).unfit or "")
-    assert "refuses" in (Judge(Problem("MatMul", (t, t), (t,), {}, constant=(False,) * 2), DEVICE).unfit or "")
-    wrong = Problem("Relu", (t,), (TensorType(DType.FLOAT32, (3, 2)),), {}, constant=(False,))
-    assert "the reference makes" in (Judge(wrong, DEVICE).unfit or "")
+
+    def why(op: str, *types: TensorType, out: TensorType = t) -> str:
+        return Judge(Problem(op, types, (out,), {}, constant=(False,) * len(types)), DEVICE).unfit or ""
+
+    assert "no static shape" in why("Relu", TensorType(DType.FLOAT32, (2, None)))
+    assert "no definition" in why("mine::Absent", t)
+    assert "refuses" in why("MatMul", t, t)
+    assert "the reference makes" in why("Relu", t, out=TensorType(DType.FLOAT32, (3, 2)))
     big = TensorType(DType.FLOAT32, (1 << 20, 1 << 20))
-    assert "bytes" in (Judge(Problem("Relu", (big,), (big,), {}, constant=(False,)), DEVICE).unfit or "")
+    assert "bytes" in why("Relu", big, out=big)
     text = TensorType(DType.STRING, (2,))
-    assert "strings" in (Judge(Problem("Identity", (text,), (text,), {}, constant=(False,)), DEVICE).unfit or "")
+    assert "strings" in why("Identity", text, out=text)
+    assert why("Softmax", TensorType(DType.FLOAT32, ()))  # no reference, no kernel
 
 
 # ---- tolerances -----------------------------------------------------------------------------------------------------

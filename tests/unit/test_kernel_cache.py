@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -471,6 +472,42 @@ def test_a_program_in_memory_is_stored_in_every_cache_that_asks(cache, tmp_path)
     kernel_cache.flush()
     key = device._programs._key(source(k))
     assert cache.peek(key) == other.peek(key) is not None
+
+
+@opencl
+@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
+def test_a_program_that_came_from_one_cache_is_stored_in_another(cache, tmp_path):
+    """PoCL has its files by then, so none appear when it is built."""
+    code = "k = int(sys.argv[1])\n" + textwrap.dedent(LATER)
+    k = next(unused)
+    with kernel_cache.using(cache):
+        device = fresh()
+        run(device, device.build(source(k)))
+        kernel_cache.flush()
+    arguments = [str(k), source(k), str(cache.folder), str(tmp_path / "other")]
+    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(KernelCache(tmp_path / "other", 1 << 20).entries()) == 1
+
+
+LATER = """
+    from pathlib import Path
+    import numpy as np
+    from tunewright.devices import kernel_cache
+    from tunewright.devices.opencl import OpenCLDevice
+    for folder in sys.argv[3:]:
+        cache, device = kernel_cache.KernelCache(Path(folder), 1 << 20), OpenCLDevice("CPU")
+        with kernel_cache.using(cache):
+            program = device.build(sys.argv[2])
+        x, queue = np.zeros(4, np.int32), device.queue()
+        launch = device.launch(queue, program, "k", (4,))
+        launch.set(0, x)
+        launch()
+        queue.finish()
+        assert x.tolist() == [k] * 4
+        kernel_cache.flush()
+        assert (cache.counters.hits, cache.counters.stores) == ((1, 0) if folder == sys.argv[3] else (0, 1)), folder
+"""
 
 
 @opencl

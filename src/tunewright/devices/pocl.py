@@ -106,9 +106,9 @@ class Private:
         kernel_cache.on_flush(self.flush)
         atexit.register(self.close)
 
-    def build(self, key: str, make: Callable[[], Any]) -> tuple[Any, str | None]:
+    def build(self, key: Mapping[str, str], make: Callable[[], Any]) -> tuple[Any, str | None]:
         """A program, and the folder in which PoCL keeps it; None where that cannot be told."""
-        name = _digest(key)
+        name = _name(key)
         with self._building:
             self._tidy()
             before = self._listing()
@@ -118,13 +118,15 @@ class Private:
                 self.used = True
             if len(new) == 1:
                 self._where[name] = new.pop()
-            # Else PoCL has it already, from another device over the same runtime.
+            # Else PoCL has it already, from another device over the same runtime, or from another cache.
             where = self._where.get(name)
             if where is not None:
                 self._hold(program, where)
             return program, where
 
-    def restore(self, files: Mapping[str, bytes], make: Callable[[bytes], Any]) -> tuple[Any, str]:
+    def restore(
+        self, key: Mapping[str, str], files: Mapping[str, bytes], make: Callable[[bytes], Any]
+    ) -> tuple[Any, str]:
         """A program from what `flush` stored."""
         where = files[FOLDER].decode()
         if not is_inside(where):
@@ -136,6 +138,7 @@ class Private:
                 if name not in (FOLDER, PROGRAM):
                     _place(place / name, data)
             program = make(files[PROGRAM])
+            self._where[_name(key)] = where
             self._hold(program, where)
             return program, where
 
@@ -161,7 +164,7 @@ class Private:
         if record.stored is None and record.program is None:
             record.stored = set(self._code(record.where))
         with self._lock:
-            self._records[record.cache.folder, _digest(kernel_cache.key_text(record.key))] = record
+            self._records[record.cache.folder, _name(record.key)] = record
             while len(self._records) > MOST:
                 self._records.popitem(last=False)
             if record.stored is None:
@@ -269,8 +272,8 @@ class Private:
         return found
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _name(key: Mapping[str, str]) -> str:
+    return hashlib.sha256(kernel_cache.key_text(key).encode()).hexdigest()
 
 
 def _place(path: Path, data: bytes) -> None:

@@ -82,7 +82,7 @@ class Programs:
         try:
             if self._private is None:
                 return _Kept(self._from_binary(files[pocl.PROGRAM]), caches=[wanted])
-            program, where = self._private.restore(files, self._from_binary)
+            program, where = self._private.restore(key, files, self._from_binary)
         except (cl.Error, KeyError, ValueError, OSError):  # the runtime does not take it, whatever the key says
             wanted.reject(key)
             return None
@@ -98,7 +98,7 @@ class Programs:
         try:
             if self._private is None:
                 return _Kept(make())
-            return _Kept(*self._private.build(str(self._key(source)), make))
+            return _Kept(*self._private.build(self._key(source), make))
         except cl.Error as error:
             raise ExecutionError(f"{self._name} cannot compile a kernel: {error}") from error
 

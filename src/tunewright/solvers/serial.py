@@ -63,7 +63,12 @@ def from_json(data: Json) -> Problem:
         values.append((at, array))
     steps = tuple(_step(s, len(inputs), n) for n, s in enumerate(_list(given["epilogue"], "epilogue", MOST_STEPS)))
     constant = tuple(i in constants for i in range(len(inputs)))
-    return Problem(op, inputs, outputs, _attrs(given["attrs"]), steps, operands, constant, tuple(values))
+    problem = Problem(op, inputs, outputs, _attrs(given["attrs"]), steps, operands, constant, tuple(values))
+    try:
+        problem.key()
+    except (ValueError, TypeError, OverflowError):  # long lists that are no arrays
+        raise _wrong("its attributes have no text") from None
+    return problem
 
 
 def _type_text(type: Type) -> str:

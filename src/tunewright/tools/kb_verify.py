@@ -147,10 +147,11 @@ def _duel(asked: Asked, case: Case, measurer: Measurer, user: Database, settings
     if default is None:
         case.verdict, case.why = UNCHECKED, "there is no default to compare it with"
         return
+    regime = "warm" if m.evidence.regime == "warm" else "cold"  # inside a network data is cold
     try:
         now = duel(
             problem, asked.device.target, default, (m.key.solver, m.config), asked.solvers(problem), measurer,
-            seconds=settings.tune_seconds, seed=settings.tune_seed, regime=m.evidence.regime,
+            seconds=settings.tune_seconds, seed=settings.tune_seed, regime=regime,
         )  # fmt: skip
     except DeviceError as error:
         case.verdict, case.why = UNCHECKED, str(error)

@@ -131,7 +131,7 @@ def _standings(
     counts: dict[object, tuple[str, Measurement]] = {}
     for layer in layers:
         found = newest(m for name, m in group if name == layer)
-        found.sort(key=lambda m: (m.evidence.regime == "cold", m.date, m.digest))
+        found.sort(key=lambda m: (m.evidence.regime != "warm", m.date, m.digest))
         for m in reversed(found):
             counts.setdefault((m.key.solver, m.config), (layer, m))
     why: dict[tuple[str, str], str] = {}
@@ -298,14 +298,15 @@ def record_grid(record: AnyRecord, layer: str) -> Table:
         ("space", f"{safe(key.space)} (digest of the configs)"),
     ]
     if isinstance(record, Measurement):
-        rows += _evidence(record.evidence)
+        rows += evidence_rows(record.evidence)
     else:
         rows += [("fault", f"{record.status.lower()}: {safe(record.why)}")]
     rows += [("date", f"{record.date}, tunewright {safe(record.tool)}"), ("from", layer), ("record", record.digest)]
     return grid(rows)
 
 
-def _evidence(e: Evidence) -> Iterable[tuple[str, object]]:
+def evidence_rows(e: Evidence) -> Iterable[tuple[str, object]]:
+    """How a measurement came about and what it found, for `grid`."""
     spread = f"quartiles {milliseconds(e.lower)} to {milliseconds(e.upper)}, {plural(len(e.samples), 'sample')}"
     yield "time", f"{milliseconds(e.seconds)} ms ({spread})"
     if e.samples:

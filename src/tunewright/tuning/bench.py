@@ -32,7 +32,7 @@ from .ring import Copies, Ring, views
 TURN = 0.5e-3
 #: turns of an attempt, and how long they may take together
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
-#: inputs up to so many bytes are compared after every turn
+#: inputs up to so many bytes are compared after every turn, larger ones at the end
 CHEAP = 4 << 20
 #: The roofline that no kernel is above: cycles per second, and bytes that a core or a GPU's unit works on in one. A
 #: kernel may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
@@ -103,7 +103,7 @@ class Local(Measurer):
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         self.close()
         judge = Judge(problem, self.device, seed)
-        why = judge.unfit
+        why = judge.unfit if regime in ("cold", "warm") else f"there is no regime {regime!r}"
         if why is not None:
             return why
         self._judge, self._kind, self._seed = judge, regime, seed
@@ -156,6 +156,7 @@ class Local(Measurer):
             while len(samples) < LEAST_TURNS or (len(samples) < MOST_TURNS and spent < ENOUGH):
                 samples.append(self._turn(binding, count))
                 spent += samples[-1] * count
+            self._check_inputs(binding, self._made().position - 1, math.inf)
         except Faulty as fault:
             return self._out(candidate, entry, Status.WRONG, str(fault))
         except Exception as error:  # a candidate may fail in any way
@@ -214,6 +215,7 @@ class Local(Measurer):
     def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
         """A candidate leaves."""
         self._entries.pop((candidate[0], Config(candidate[1])), None)
+        entry.bindings.clear()
         self._start_afresh()
         return replace(entry.attempt, status=status, why=why, samples=(), probed=False)
 
@@ -315,10 +317,7 @@ class Local(Measurer):
 
     def _look(self, binding: Binding, slot: int) -> None:
         """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""
-        held = [c for c in binding.copies if c is not None and c.array.nbytes <= CHEAP]
-        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
-        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
-            raise Faulty("it writes to its inputs while it is timed")
+        self._check_inputs(binding, slot, CHEAP)
         outs = self._made().outputs[slot]
         for n, (out, buffer) in enumerate(zip(outs, self._queue.fetch([o.buffer for o in outs]), strict=True)):
             if not out.is_intact(buffer, POISONS[0]):
@@ -330,6 +329,13 @@ class Local(Measurer):
             if wrong:
                 raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
             binding.right[n] = result.copy()
+
+    def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
+        """Faulty when an input of up to so many bytes is not as it was."""
+        held = [c for c in binding.copies if c is not None and c.array.nbytes <= most]
+        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
+        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
+            raise Faulty("it writes to its inputs while it is timed")
 
 
 def floor(problem: Problem, target: Target) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..devices.base import Device
-from ..devices.opencl import OpenCLDevice, OpenCLQueue
+from ..devices.opencl import OpenCLDevice
+from ..devices.svm import DeviceArray
 from ..errors import DeviceError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
@@ -28,9 +29,11 @@ from ..solvers.base import Problem
 #: seconds that measuring one ceiling may take once its kernel runs, and how often it is repeated at least
 ENOUGH, LEAST = 0.08, 4
 #: multiply-adds in a row of each accumulator, and independent accumulators: enough to hide their latency
-ROUNDS, ACCUMULATORS = 1 << 12, 12
+ROUNDS, ACCUMULATORS = 1 << 15, 12
+#: loads under way at a time
+UNROLLED = 4
 #: work-items: several for each core; many groups of a few warps for each unit of a GPU
-CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 4, 32, 256
+CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 16, 32, 256
 #: memory that is read, as a multiple of the last-level cache, and its bounds
 BEYOND, LEAST_BYTES, MOST_BYTES = 4, 64 << 20, 512 << 20
 #: Operations that pick elements out of an input: of each input no more is read than there are results.
@@ -121,22 +124,87 @@ def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
 def source(lanes: int) -> str:
     """Both kernels, for vectors of so many floats."""
     each = range(ACCUMULATORS)
-    declared = "".join(f" V a{i} = (V)(x + {i});" for i in each)
-    steps = "".join(f" a{i} = a{i} * m + b;" for i in each)
-    loads = "".join(f" s{i} += in[i + {i} * stride];" for i in range(4))
+    declared = " ".join(f"V a{i} = (V)(x + {i});" for i in each)
+    steps = " ".join(f"a{i} = a{i} * m + b;" for i in each)
+    loads = " ".join(f"s{i} += in[first + (i + {i}) * stride];" for i in range(UNROLLED))
     return f"""
 #pragma OPENCL FP_CONTRACT ON
 typedef float V __attribute__((ext_vector_type({lanes})));
 static float total(V v) {{ float s = 0; for (int i = 0; i < {lanes}; i++) s += v[i]; return s; }}
 __kernel void arithmetic(__global float* out, float x, float m, float b, int rounds) {{
- {declared}
-  for (int r = 0; r < rounds; r++) {{{steps} }}
+  {declared}
+  for (int r = 0; r < rounds; r++) {{ {steps} }}
   out[get_global_id(0)] = total({" + ".join(f"a{i}" for i in each)});
 }}
-__kernel void memory(__global float* out, __global const V* in, long step, long stride, long count) {{
+__kernel void memory(__global float* out, __global const V* in, long apart, long stride, long count) {{
   V s0 = (V)(0), s1 = s0, s2 = s0, s3 = s0;
-  long first = get_global_id(0) * step;
-  for (long i = first; i < first + count; i += {{ADVANCE}}) {{{loads} }}
+  long first = get_global_id(0) * apart;
+  for (long i = 0; i < count; i += {UNROLLED}) {{ {loads} }}
   out[get_global_id(0)] = total(s0 + s1 + s2 + s3);
 }}
 """
+
+
+class _Probe:
+    """Runs the kernels on a device."""
+
+    def __init__(self, device: OpenCLDevice) -> None:
+        self.device, self.queue = device, device.queue()
+        self.gpu, self.lanes = device.target.device == "gpu", device.target.vector_bytes // 4
+        self.program = device.build(source(self.lanes))
+        units = max(device.target.units, 1)
+        self.local = GPU_LOCAL if self.gpu else 1
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
+        self.out = device.alloc(4 * self.items)
+
+    def ceilings(self) -> Ceilings:
+        return Ceilings(self.arithmetic(), self.bandwidth())
+
+    def arithmetic(self) -> float:
+        # m and b keep the values between 0 and 16 for ever: no denormals, no infinities
+        numbers = (np.float32(1.0), np.float32(0.5), np.float32(1.0), np.int32(ROUNDS))
+        run = self.launch("arithmetic", self.out, *numbers)
+        return 2.0 * ACCUMULATORS * self.lanes * ROUNDS * self.items / best_of(run, self.queue.now)
+
+    def bandwidth(self) -> float:
+        each = 4 * self.lanes * UNROLLED * self.items
+        rounds = max(1, _beyond(self.device) // each)
+        data, count = self.device.alloc(each * rounds), UNROLLED * rounds
+        if isinstance(data, np.ndarray):
+            data[:] = 0  # pages that nobody has written to may all be one
+        # neighbours on a GPU read neighbouring vectors; a core reads a stretch of its own
+        apart, stride = (1, self.items) if self.gpu else (count, 1)
+        run = self.launch("memory", self.out, data, np.int64(apart), np.int64(stride), np.int64(count))
+        return each * rounds / best_of(run, self.queue.now)
+
+    def launch(self, name: str, *arguments: Any) -> Callable[[], object]:
+        import pyopencl as cl
+
+        kernel = self.queue.kernel(self.program, name).kernel
+        for at, value in enumerate(arguments):
+            memory = value.memory if isinstance(value, DeviceArray) else value
+            kernel.set_arg(at, value if isinstance(value, np.generic) else cl.SVM(memory))
+
+        def run() -> None:
+            cl.enqueue_nd_range_kernel(self.queue.raw, kernel, (self.items,), (self.local,))
+            self.queue.pending = True
+
+        return run
+
+
+def _beyond(device: Device) -> int:
+    """Bytes that no cache of the device holds, and its memory does."""
+    most = min(MOST_BYTES, (device.memory_bytes or 8 * MOST_BYTES) // 8)
+    return min(max(BEYOND * device.cache_bytes, LEAST_BYTES), most)
+
+
+# ---- the host -------------------------------------------------------------------------------------------------------
+
+
+def _host(device: Device) -> Ceilings:
+    n = 512
+    a, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
+    product = best_of(lambda: np.matmul(a, a, out=out), time.perf_counter)
+    data = np.zeros(_beyond(device) // 4, np.float32)
+    data[:] = 1
+    return Ceilings(2.0 * n**3 / product, data.nbytes / best_of(data.max, time.perf_counter))

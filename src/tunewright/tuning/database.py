@@ -5,7 +5,7 @@ The answer for a question follows from a total order (`better`), which depends o
 1. Of each candidate (solver, version, config) the newest measurement counts; equal dates: the larger digest. A newer
    and worse one therefore demotes a candidate, and nothing is ever overwritten.
 2. Only confirmed measurements answer: their gain was found on samples of their own.
-3. Cold measurements come before warm ones, exact keys before provisional ones, nearer before farther.
+3. What was measured cold or inside a network comes before what was measured warm, nearer keys before farther ones.
 4. Then the larger lower end of the gain's interval, the larger median of the gain, the shorter time, the smaller digest.
 """
 
@@ -147,7 +147,7 @@ def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Of each candidate in each place the measurement that counts."""
     found: dict[object, Measurement] = {}
     for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
-        found[m.key, m.config, m.evidence.regime] = m
+        found[m.key, m.config, m.evidence.regime == "warm"] = m
     return list(found.values())
 
 
@@ -157,6 +157,6 @@ def better(found: Iterable[tuple[Match, Measurement]]) -> list[tuple[Match, Meas
     def rank(pair: tuple[Match, Measurement]) -> tuple[object, ...]:
         match, m = pair
         e = m.evidence
-        return (e.regime != "cold", match.distance, -e.gain.low, -e.gain.median, e.seconds, m.digest)
+        return (e.regime == "warm", match.distance, -e.gain.low, -e.gain.median, e.seconds, m.digest)
 
     return sorted(((match, m) for match, m in found if m.evidence.confirmed), key=rank)

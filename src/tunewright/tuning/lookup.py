@@ -196,7 +196,7 @@ def _nearer(
 ) -> bool:
     def rank(entry: tuple[str, Match, Measurement]) -> tuple[object, ...]:
         name, match, m = entry
-        return match.kind is not Kind.EXACT, order[name], m.evidence.regime != "cold", match.distance
+        return match.kind is not Kind.EXACT, order[name], m.evidence.regime == "warm", match.distance
 
     return rank(one) < rank(other)
 

@@ -26,6 +26,8 @@ from .key import WHERE_FIELDS, Key, Where
 #: Longest text of a field, and most of what a record holds: a file must not make us build without end.
 LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z")
+#: How data is fed: as it comes inside the running network, from memory, from the cache.
+REGIMES = ("network", "cold", "warm")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -63,7 +65,7 @@ class Evidence:
     confirmed: bool
     #: the default that it was compared with: solver and config
     default: tuple[str, Config]
-    #: cold (data comes from memory) or warm, over how many copies and bytes
+    #: one of `REGIMES`, over how many copies and bytes
     regime: str
     copies: int
     nbytes: int
@@ -329,8 +331,8 @@ def _evidence(data: Any) -> Evidence:
         raise _wrong("environment is not an object")
     if not isinstance(given["confirmed"], bool):
         raise _wrong("confirmed is neither true nor false")
-    if given["regime"] not in ("cold", "warm"):
-        raise _wrong("regime is cold or warm")
+    if given["regime"] not in REGIMES:
+        raise _wrong(f"regime is {', '.join(REGIMES)}")
     return Evidence(
         _number(given["seconds"], "seconds"), _number(given["lower"], "lower"), _number(given["upper"], "upper"),
         tuple(_number(s, "a sample") for s in samples), _number(given["error"], "error"), _ratio(given["gain"]),

@@ -19,17 +19,20 @@ from ..errors import DatabaseError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
-from . import places, session
+from . import dump, places, session
 from .database import Database, MemoryDatabase
 from .isolated import measurer_for
 from .key import Kind, Match, Where
 from .lookup import Answer, Found, Layer, Lookup
 from .measure import Measurer
 from .policy import Candidates, Policy, decide
+from .progress import Progress
 from .record import AnyRecord, Measurement
 from .tuning_file import TuningFile
 
 LOG = logging.getLogger("tunewright")
+#: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
+_SEARCHING = threading.RLock()
 
 
 class Origin(enum.Enum):
@@ -95,7 +98,6 @@ class Tuner:
         self._done: set[tuple[str, Where]] = set()
         #: digests that are in TUNING_FILE
         self._filed: set[str] = set()
-        self._lock = threading.RLock()
         for text in self.policy.warnings:
             warn(text)
 
@@ -110,13 +112,15 @@ class Tuner:
 
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
+        if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
+            dump.record(problem, device, self.settings)
         default = self.default(problem, device)
         if default.solver.host or not problem.is_static:
             return default
         answer = self.known(problem, device, default)
         origin = None
         if self.policy.delete or self._wants(answer):
-            with self._lock:
+            with _SEARCHING:
                 if self.policy.delete:
                     self._forget(problem, device)
                 elif self._search(problem, device, default, answer):
@@ -178,14 +182,42 @@ class Tuner:
         return [m for m in stored if m.key.problem == problem.key() and is_here(m.key.where)]
 
     def _search(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
-        """Tune a problem and store what was found; False when there is nothing to choose, or it was done already."""
+        """Tune a problem; False when there is nothing to choose, or it was done already."""
         at = (problem.key(), Where.of(device.target))
+        if at in self._done:
+            return False
+        self._done.add(at)
+        return self.tune(problem, device, default, answer) is not None
+
+    def tune(
+        self,
+        problem: Problem,
+        device: Device,
+        default: Choice,
+        answer: Answer,
+        report: Callable[[Progress], None] | None = None,
+        seconds: float | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> session.Outcome | None:
+        """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose."""
+        with _SEARCHING:
+            return self._tune(problem, device, default, answer, report, seconds, stop)
+
+    def _tune(
+        self,
+        problem: Problem,
+        device: Device,
+        default: Choice,
+        answer: Answer,
+        report: Callable[[Progress], None] | None,
+        seconds: float | None,
+        stop: Callable[[], bool] | None,
+    ) -> session.Outcome | None:
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
         choices = sum(s.space(problem, device.target).combinations for s in taking_part)
-        if at in self._done or strategy is None or choices < 2:
-            return False
-        self._done.add(at)
+        if strategy is None or choices < 2:
+            return None
         seeds: dict[str, list[Config]] = {}
         for found in answer.found:
             seeds.setdefault(found.solver.id, []).append(found.config)
@@ -198,12 +230,14 @@ class Tuner:
             taking_part,
             self._measurer(device, self.settings),
             strategy=strategy,
-            seconds=self.settings.tune_seconds,
+            seconds=self.settings.tune_seconds if seconds is None else seconds,
             seed=self.settings.tune_seed,
             regime=self.settings.tune_regime.lower(),
             seeds=seeds,
             known=self._measured(problem, device),
             barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
+            report=report,
+            stop=stop,
         )
         LOG.info("tuned %s: %s", problem.key(), outcome.reason)
         records: list[AnyRecord] = [*outcome.records, *outcome.faults]
@@ -213,7 +247,7 @@ class Tuner:
         except DatabaseError as error:
             warn(f"what is tuned is used, and lost when this process ends: {error}")
             self._unsaved.add(records)
-        return True
+        return outcome
 
     def _extend(self, found: Found) -> None:
         """Add an answer to TUNING_FILE, where it is missing."""

@@ -1,0 +1,304 @@
+"""``tunewright driver``: one problem by itself. Every solver is asked, timed beside the others and checked.
+
+What an application meets can be had as such commands (ENABLE_LOGGING_CMD) and run again here, alone or all together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InputError, TunewrightError
+from .common import Configs, DeviceName, cell, console, milliseconds, note, number, size, table
+from .kb_open import settings_of, writable
+from .kb_view import config_text, plural, problem_text, safe, short
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from ..solvers.base import Problem
+    from .driver_run import Entrant, Report
+
+#: changes with the meaning of a key of the JSON
+SCHEMA = "tunewright.driver/1"
+#: exit code: a kernel is faulty, or a command of many could not be run
+FAULTY = 1
+#: seconds after which progress is shown
+PATIENCE = 2.0
+
+Tune = Annotated[bool, typer.Option("--tune", help="Tune it first; what is found goes to the user's knowledge base.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=0, metavar="S", help="Time to tune; else TUNE_SECONDS.", show_default=False),
+]
+Warm = Annotated[bool, typer.Option("--warm", help="Data may stay in the cache; else it comes from memory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+app = typer.Typer(name="driver", invoke_without_command=True)
+
+
+@app.callback()
+def driver(
+    context: typer.Context,
+    commands: Annotated[
+        str | None,
+        typer.Option("--commands", metavar="FILE", help="Run the commands in a file (-: stdin).", show_default=False),
+    ] = None,
+    device: DeviceName = "CPU",
+    tune: Tune = False,
+    seconds: Seconds = None,
+    warm: Warm = False,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time and check every solver of one operation, and tune it.
+
+    A command poses one problem. An input is a type such as 'float32[1,64,56,56]', then a ! if it is constant, or
+    =VALUE if its value says what to do; _ is one that is absent. Attributes are options: --pads 1,1,1,1; those
+    that ONNX does not define: --attr name=JSON. Fused steps: --epilogue 'Add(@, 3) | Relu', where @ is the result, 3
+    an input; --operand for inputs of theirs. --output where the result's type does not follow.
+
+    With ENABLE_LOGGING_CMD=YES an application prints the commands of all that it meets; --commands runs them.
+
+    Example: tunewright driver --commands log.txt --tune --seconds 10
+    """
+    if context.invoked_subcommand is not None:
+        if commands is not None:
+            raise InputError(f"stands alone, without {context.invoked_subcommand}", where="--commands")
+        return
+    if commands is None:
+        sys.stdout.write(context.get_help() + "\n")
+        return
+    with _opened(commands) as lines:
+        problems, reasons = _read(lines)
+    for reason in reasons:
+        note(f"{commands}, {reason}")
+    if not problems:
+        hint = "ENABLE_LOGGING_CMD=YES makes an application print some"
+        raise InputError("holds no command that can be run", where=commands, hint=hint)
+    code = _run(problems, device, _settings(config, seconds, warm), tune, as_json)
+    raise typer.Exit(code or (FAULTY if reasons else 0))
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[Iterable[str]]:
+    if name == "-":
+        yield sys.stdin
+        return
+    with open(name, encoding="utf-8", errors="replace") as file:
+        yield file
+
+
+def _read(lines: Iterable[str]) -> tuple[list[Problem], list[str]]:
+    """Each problem once, and which commands pose none."""
+    from ..tuning.command import from_line
+
+    found: dict[str, Problem] = {}
+    reasons = []
+    for n, line in enumerate(lines, 1):
+        try:
+            problem = from_line(line)
+        except InputError as error:
+            reasons.append(f"line {n}: {error}")
+            continue
+        if problem is not None:
+            found.setdefault(problem.key(), problem)
+    return list(found.values()), reasons
+
+
+def _command(title: str) -> Callable[..., None]:
+    """The sub-command of a class: options that are not its own pose the problem."""
+
+    def run(
+        context: typer.Context,
+        device: DeviceName = "CPU",
+        tune: Tune = False,
+        seconds: Seconds = None,
+        warm: Warm = False,
+        config: Configs = None,
+        as_json: AsJson = False,
+    ) -> None:
+        from ..tuning.command import from_arguments
+
+        if not context.args:
+            sys.stdout.write(context.get_help() + "\n")
+            return
+        problem = from_arguments(title, context.args)
+        raise typer.Exit(_run([problem], device, _settings(config, seconds, warm), tune, as_json))
+
+    return run
+
+
+def _settings(config: Sequence[str] | None, seconds: float | None, warm: bool) -> Settings:
+    from ..settings import Settings
+
+    asked = {} if seconds is None else {"TUNE_SECONDS": seconds}
+    return Settings.make({**asked, **({"TUNE_REGIME": "WARM"} if warm else {})}, settings_of(config))
+
+
+def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune: bool, as_json: bool) -> int:
+    """Examine problems one by one; what is tuned is stored at once, so that an interrupt loses nothing."""
+    from ..plugins.single import open_device
+    from ..tuning.tuner import Tuner
+    from .driver_run import examine
+
+    if tune:
+        writable(settings)
+    device = open_device(device_name)
+    tuner = Tuner(settings)
+    code = 0
+    shown: list[dict[str, Any]] = []
+    for n, problem in enumerate(problems, 1):
+        before = f"{n} of {len(problems)}, {problem_text(problem.key())}: " if len(problems) > 1 else ""
+        try:
+            with _progress(before) as tell:
+                report = examine(problem, device, tuner, settings, tune, tell)
+        except TunewrightError as error:
+            if len(problems) == 1:
+                raise
+            note(f"{before}{error}")
+            code = FAULTY
+            shown.append({"problem": problem.key(), "error": str(error)})
+            continue
+        if any(e.is_faulty for e in report.entrants):
+            code = FAULTY
+        if as_json:
+            shown.append(_json(report))
+        else:
+            _print(report, device.name)
+    if as_json:
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "device": device.name, "results": shown}, indent=2) + "\n")
+    return code
+
+
+@contextlib.contextmanager
+def _progress(before: str) -> Iterator[Callable[[str], None]]:
+    """What is being done, on stderr, from the third second on and where it is a terminal."""
+    import time
+
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        status: list[Any] = []
+
+        def tell(text: str) -> None:
+            if status:
+                status[0].update(cell(before + text))
+            elif time.monotonic() - began > PATIENCE:
+                status.append(stack.enter_context(console(stderr=True).status(cell(before + text))))
+
+        yield tell
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+
+
+def _json(report: Report) -> dict[str, Any]:
+    from ..tuning.command import to_line
+
+    tuned, work, chosen = report.tuned, report.work, report.chosen
+    return {
+        "problem": report.problem.key(),
+        "command": to_line(report.problem),
+        "regime": {"kind": report.regime.kind, "copies": report.regime.copies, "bytes": report.regime.nbytes},
+        "work": None if isinstance(work, str) else {"flops": work.flops, "bytes": work.bytes},
+        "rounds": report.rounds,
+        "default": report.default.solver,
+        "chosen": {"solver": chosen.solver, "config": dict(chosen.config), "origin": chosen.origin},
+        "kernels": [_entrant(e) for e in report.entrants],
+        "refused": dict(report.refused),
+        "tuned": None
+        if tuned is None
+        else {
+            "solver": tuned.chosen[0],
+            "config": dict(tuned.chosen[1]),
+            "changed": tuned.changed,
+            "reason": tuned.reason,
+            "gain": vars(tuned.gain) if tuned.gain is not None else None,
+            "attempted": tuned.attempted,
+            "records": len(tuned.records) + len(tuned.faults),
+        },
+        "untunable": report.untunable or None,
+    }
+
+
+def _entrant(e: Entrant) -> dict[str, Any]:
+    found = e.quartiles
+    return {
+        "solver": e.solver,
+        "config": dict(e.config),
+        "origin": e.origin,
+        "status": str(e.status),
+        "why": e.attempt.why or None,
+        "seconds": dict(zip(("lower", "median", "upper"), found, strict=True)) if found else None,
+        "samples": len(e.samples),
+        "probed": e.attempt.probed,
+        "speed": vars(e.speed) if e.speed is not None else None,
+        "error": e.attempt.error,
+        "compile_seconds": e.attempt.compile_seconds,
+    }
+
+
+def _print(report: Report, device: str) -> None:
+    out = console()
+    work, regime = report.work, report.regime
+    out.print(cell(safe(report.problem.key())), style="bold", soft_wrap=True)
+    counted = work if isinstance(work, str) else f"{number(work.flops / 1e6)} MFLOP, {size(work.bytes)}"
+    data = f"{size(regime.nbytes)} in {regime.copies} {'copy' if regime.copies == 1 else 'copies'}"
+    out.print(cell(f"{device}; {counted}; {regime.kind}, {data}; {plural(report.rounds, 'round')}"), soft_wrap=True)
+    out.print()
+    made = table("kernel", ">median ms", ">quartiles", ">speed", ">GFLOP/s", ">GB/s", ">error")
+    for e in report.entrants:
+        found = e.quartiles
+        if found is None:
+            continue
+        rates = ["-", "-"] if isinstance(work, str) else [f"{x / found[1] / 1e9:.1f}" for x in (work.flops, work.bytes)]
+        spread = "one probe" if e.attempt.probed else f"{milliseconds(found[0])} - {milliseconds(found[2])}"
+        speed = f"{e.speed.median:.2f}" if e.speed is not None else f"{_rough(report, found[1])}"
+        made.add_row(cell(e.solver), milliseconds(found[1]), spread, speed, *rates, f"{e.attempt.error:.1e}")
+    out.print(made)
+    out.print()
+    for e in report.entrants:
+        if e.quartiles is None:
+            out.print(cell(f"{e.solver}: {str(e.status).lower()}: {safe(e.attempt.why)}"), style="red", soft_wrap=True)
+    for e in report.entrants:
+        if e is report.default or e is report.chosen or e.origin != "default":
+            name = "chosen" if e is report.chosen else "default"
+            origin = f" ({e.origin})" if e is report.chosen else ""
+            out.print(cell(f"{name}: {e.solver} {config_text(e.config)}".rstrip() + origin), soft_wrap=True)
+    if report.tuned is not None:
+        out.print(cell(f"tuned: {plural(report.tuned.attempted, 'candidate')}; {report.tuned.reason}"), soft_wrap=True)
+    elif report.untunable:
+        out.print(cell(f"not tuned: {report.untunable}"))
+    if report.refused:
+        out.print()
+        for name, why in report.refused.items():
+            out.print(cell(f"{name} refuses: {short(safe(why))}"), style="dim", soft_wrap=True)
+    out.print()
+
+
+def _rough(report: Report, seconds: float) -> str:
+    """The speed of one that was only probed."""
+    own = report.default.quartiles
+    return "-" if own is None else f"{own[1] / seconds:.2g}"
+
+
+def _register() -> None:
+    from ..tuning.command_form import CLASSES
+
+    for title, about in CLASSES.items():
+        app.command(
+            title,
+            help=f"{about.about}\n\nExample: tunewright driver {about.example}",
+            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        )(_command(title))
+
+
+_register()
+COMMANDS = (app,)

@@ -1,0 +1,177 @@
+"""One problem on a device: what every solver says of it, or how fast and how right its kernel is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import TYPE_CHECKING
+
+from ..errors import DeviceError, SettingsError
+
+if TYPE_CHECKING:
+    from ..devices.base import Device
+    from ..ops.base import Work
+    from ..search.base import Status
+    from ..search.space import Config
+    from ..settings import Settings
+    from ..solvers.base import Problem
+    from ..tuning.measure import Attempt, Measurer, Regime
+    from ..tuning.record import Ratio
+    from ..tuning.session import Outcome
+    from ..tuning.tuner import Choice, Tuner
+
+#: what is slower than the default by more than this factor is only probed: it would slow down the race of the others
+FAR = 20.0
+#: seconds that the race should take, and rounds of it
+RACE_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 7, 101
+#: seconds of a turn at least, with what is checked around it
+ROUND = 5e-3
+#: the chance that an interval of a ratio is wrong
+ALPHA = 0.05
+
+
+@dataclass
+class Entrant:
+    """A kernel that a solver offers, and what came of it."""
+
+    solver: str
+    config: Config
+    #: why it takes part: it is the solver's default, or an answer of a knowledge base
+    origin: str
+    attempt: Attempt
+    #: seconds of each round of the race; a probe's where it was not in it
+    samples: Sequence[float] = ()
+    #: time of the default through its own, from the rounds of both; None where it did not race
+    speed: Ratio | None = None
+    host: bool = False
+
+    @property
+    def quartiles(self) -> tuple[float, float, float] | None:
+        """Lower, median, upper; None where it was not timed."""
+        if not self.samples:
+            return None
+        if len(self.samples) == 1:
+            return (self.samples[0],) * 3
+        low, middle, high = quantiles(self.samples, n=4, method="inclusive")
+        return low, middle, high
+
+    @property
+    def status(self) -> Status:
+        return self.attempt.status
+
+    @property
+    def is_faulty(self) -> bool:
+        """It computes something wrong, crashes or hangs. That the host takes too long is no fault."""
+        from ..tuning.record import FAULTS
+
+        return self.status in FAULTS and not self.host
+
+
+@dataclass
+class Report:
+    """What is known of a problem now."""
+
+    problem: Problem
+    #: what runs when nothing is known, and what would be chosen now
+    default: Entrant
+    chosen: Entrant
+    regime: Regime
+    #: arithmetic and traffic of one execution, or why nobody has counted them
+    work: Work | str
+    #: the fastest first, those without a time last
+    entrants: list[Entrant]
+    #: solver -> why it does not take the problem
+    refused: Mapping[str, str]
+    #: of the race
+    rounds: int
+    #: of --tune: what was found, or why there is nothing to find
+    tuned: Outcome | None = None
+    untunable: str = ""
+
+
+def examine(
+    problem: Problem, device: Device, tuner: Tuner, settings: Settings, tune: bool, tell: Callable[[str], None]
+) -> Report:
+    """Pose a problem, tune it if that is wanted, and time every solver's kernel beside the others."""
+    from ..search.space import Config
+    from ..tuning.ceilings import work_of
+    from ..tuning.isolated import measurer_for
+
+    default = tuner.default(problem, device)
+    measurer = measurer_for(device, settings)
+    tuned, untunable = _tune(problem, device, tuner, default, tell) if tune else (None, "")
+    tell("making inputs and what the reference makes of them")
+    refusal = measurer.pose(problem, settings.tune_seed, settings.tune_regime.lower())
+    if refusal is not None:
+        raise DeviceError(f"it cannot be measured: {refusal}", where=problem.key()[:300])
+    best = None if default.solver.host else tuner.known(problem, device, default).best
+    accepting, refused = tuner.ask(problem, device)
+    offers = [(default.solver, default.config)]
+    offers += [(s, s.default(problem, device.target)) for s in accepting if s is not default.solver]
+    origins = ["default"] * len(offers)
+    names = [(s.id, Config(c)) for s, c in offers]
+    if best is not None and (best.solver.id, Config(best.config)) not in names:
+        offers.append((best.solver, best.config))
+        origins.append(best.layer)
+    entrants: list[Entrant] = []
+    limit = float("inf")
+    for n, ((solver, config), origin) in enumerate(zip(offers, origins, strict=True), 1):
+        tell(f"{n} of {len(offers)}: {solver.id}")
+        attempt = measurer.attempt((solver.id, config), limit)
+        entrants.append(Entrant(solver.id, Config(config), origin, attempt, attempt.samples, host=solver.host))
+        if n == 1 and attempt.samples:
+            limit = FAR * min(attempt.samples)
+    rounds = _race(measurer, entrants, tell)
+    by_name = {(e.solver, e.config): e for e in entrants}
+    chosen = by_name[(best.solver.id, Config(best.config)) if best is not None else names[0]]
+    if best is not None:
+        chosen.origin = best.layer if chosen is not entrants[0] else chosen.origin
+    first = entrants[0]
+    entrants.sort(key=lambda e: (q[1] if (q := e.quartiles) else float("inf"), e.solver))
+    work = work_of(problem)
+    return Report(problem, first, chosen, measurer.regime(), work, entrants, refused, rounds, tuned, untunable)
+
+
+def _tune(
+    problem: Problem, device: Device, tuner: Tuner, default: Choice, tell: Callable[[str], None]
+) -> tuple[Outcome | None, str]:
+    """What was found, or why there is nothing to find."""
+    from ..tuning.progress import Progress
+
+    if tuner.policy.strategy(problem.op) is None:
+        how = tuner.settings.auto_tune_mode
+        raise SettingsError(f"AUTO_TUNE_MODE = {how} tunes nothing", where="--tune", hint="set it to AUTO")
+    if default.solver.host:
+        return None, "only the host runs it"
+
+    def report(p: Progress) -> None:
+        gain = f", best so far {p.default_seconds / p.best_seconds:.2f} times the default" if p.best else ""
+        tell(f"tuning, {p.phase}: {p.attempted} candidates in {p.elapsed:.0f} of {p.budget:.0f} s{gain}")
+
+    tell("tuning")
+    outcome = tuner.tune(problem, device, default, tuner.known(problem, device, default), report)
+    return outcome, "" if outcome is not None else "there is one candidate only"
+
+
+def _race(measurer: Measurer, entrants: Sequence[Entrant], tell: Callable[[str], None]) -> int:
+    """Time those that are right and not far behind, in turns; how many rounds there were."""
+    from ..search.base import Status
+    from ..tuning.statistics import ratio
+
+    racing = [e for e in entrants if e.status is Status.OK and not e.attempt.probed]
+    if not racing:
+        return 0
+    each = sum(max(ROUND, min(e.attempt.samples)) for e in racing)
+    rounds = min(max(round(RACE_SECONDS / each), LEAST_ROUNDS), MOST_ROUNDS)
+    tell(f"{len(racing)} kernels, {rounds} rounds")
+    race = measurer.race([(e.solver, e.config) for e in racing], rounds)
+    for i, entrant in enumerate(racing):
+        entrant.samples = race.samples[i]
+        if i in race.fallen:
+            entrant.attempt, entrant.samples = race.fallen[i], ()
+    first = entrants[0]
+    for entrant in racing:
+        if first in racing and first.samples and entrant.samples:
+            entrant.speed = ratio(first.samples, entrant.samples, ALPHA)
+    return rounds

@@ -1,0 +1,341 @@
+"""What `tunewright explain` shows: a table of layers, everything about some, and what to tune next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.explanation import OPTIMIZED_OUT, State
+from .common import cell, console, milliseconds, size, table
+from .kb_view import config_text, evidence_rows, gain_lines, gain_text, grid, plural, problem_text, safe, stacked
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..runtime.explain import Explanation, Opinion, Proof, RunnerUp
+    from ..tuning.ceilings import Ceilings
+
+#: problems that are named as worth tuning
+NEXT = 3
+#: fused operations, nodes and layers that are named one by one
+NAMED = 4
+_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file"}
+
+
+# ---- totals ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Next:
+    """A problem that takes longer than the device would need, and whose kernel can be searched for."""
+
+    problem: str
+    layers: tuple[str, ...]
+    seconds: float
+    #: of that time, what is not accounted for by the roofline
+    lost: float
+    origin: str
+    #: it was searched for here already
+    tuned: bool
+    candidates: int
+
+    @property
+    def share(self) -> float:
+        return 1 - self.lost / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem,
+            "layers": list(self.layers),
+            "ms": self.seconds * 1e3,
+            "lost_ms": self.lost * 1e3,
+            "share": self.share,
+            "origin": self.origin,
+            "tuned": self.tuned,
+            "candidates": self.candidates,
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of all layers of a model."""
+
+    #: layers by origin; provisional ones apart
+    origins: Mapping[str, int]
+    #: seconds of all layers in one inference, over so many inferences; those of layers that have a roofline, and floor
+    seconds: float
+    inferences: int
+    roofed: float
+    floor: float
+    ceilings: Mapping[str, Ceilings]
+    next: tuple[Next, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        tops = {
+            name: {"flops": top.flops, "bandwidth": top.bandwidth} if not top.why else {"why": top.why}
+            for name, top in self.ceilings.items()
+        }
+        timed = {"ms": self.seconds * 1e3, "inferences": self.inferences, "floor_ms": self.floor * 1e3}
+        return {
+            "origins": dict(self.origins),
+            "time": timed if self.inferences else None,
+            "ceilings": tops,
+            "next": [each.to_json() for each in self.next],
+        }
+
+
+def summary(layers: Sequence[Explanation]) -> Summary:
+    """What all layers come to."""
+    timed = [(each, each.timing) for each in layers if each.timing is not None and each.is_leaf]
+    roofed = [(each, timing) for each, timing in timed if each.roofline.share is not None]
+    tops = {_place(each): each.roofline.ceilings for each in layers if each.roofline.ceilings is not None}
+    return Summary(
+        Counter(_group(each) for each in layers),
+        sum(timing.seconds for _, timing in timed),
+        max((timing.inferences for _, timing in timed), default=0),
+        sum(timing.seconds for _, timing in roofed),
+        sum(each.roofline.floor for each, _ in roofed),
+        tops,
+        tuple(_next(layers)),
+    )
+
+
+def _place(each: Explanation) -> str:
+    if each.on_host:
+        return "the host"
+    return f"{each.device} in one thread" if each.inline else each.device
+
+
+def _group(each: Explanation) -> str:
+    return f"{each.origin}, provisional" if each.match is not None and each.match.differs else each.origin
+
+
+def _next(layers: Iterable[Explanation]) -> list[Next]:
+    """Problems by the time that the roofline does not account for, those that were not measured here first.
+
+    Layers of one problem are tuned together.
+    """
+    found: dict[tuple[str, str, str], list[tuple[Explanation, float, float]]] = {}
+    for each in layers:
+        share = each.roofline.share
+        if each.timing is not None and share is not None and each.candidates > 1:
+            lost = each.timing.seconds * max(0.0, 1 - share)
+            found.setdefault((each.problem, each.solver, each.why), []).append((each, each.timing.seconds, lost))
+    rows = []
+    for (problem, _, why), some in found.items():
+        names = tuple(each.name for each, _, _ in some)
+        tuned = some[0][0].match is not None and not some[0][0].match.differs
+        seconds, lost = sum(seconds for _, seconds, _ in some), sum(lost for _, _, lost in some)
+        rows.append(Next(problem, names, seconds, lost, why, tuned, some[0][0].candidates))
+    rows.sort(key=lambda row: (row.tuned, -row.lost))
+    return [row for row in rows[:NEXT] if row.lost > 0]
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> None:
+    """One row per layer that runs, then what they come to."""
+    out = console()
+    out.print(cell(title), style="bold", soft_wrap=True)
+    out.print()
+    out.print(layers_table(layers, about))
+    out.print()
+    for text in totals(about):
+        out.print(cell(text))
+    if about.next:
+        out.print()
+        out.print("What to tune next, by the time that the roofline does not account for:")
+        out.print(next_grid(about.next))
+
+
+def next_grid(rows: Sequence[Next]) -> Table:
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 1))
+    for number, row in enumerate(rows, 1):
+        what = f"{_some(row.layers)}: {milliseconds(row.seconds)} ms at {row.share:.0%}, {row.origin}"
+        made.add_row(f"{number}.", stacked(f"{what}, {plural(row.candidates, 'candidate')}", problem_text(row.problem)))
+    return made
+
+
+def layers_table(layers: Sequence[Explanation], about: Summary) -> Table:
+    """Columns that would be empty are left out."""
+    shown = [each for each in layers if each.origin != OPTIMIZED_OUT]
+    gains = any(each.found is not None for each in shown)
+    timed, roofed = about.inferences > 0, any(each.roofline.share is not None for each in shown)
+    columns = ["layer and kernel", "from", *([">gain"] if gains else []), *([">ms", ">share"] if timed else [])]
+    made = table(*columns, *([">roof"] if roofed else []))
+    made.columns[1].no_wrap = True
+    for each in shown:
+        cells: list[Any] = [stacked(safe(each.name), what_runs(each)), cell(origin_lines(each))]
+        if gains:
+            cells.append(gain_cell(each))
+        if timed:
+            cells += time_cells(each, about)
+        if roofed:
+            cells.append("-" if each.roofline.share is None else f"{each.roofline.share:.0%}")
+        made.add_row(*cells)
+    return made
+
+
+def what_runs(each: Explanation) -> str:
+    """The operation with what was fused into it, and the kernel with its config; what was measured may be a default."""
+    op = " + ".join(name.removeprefix("tunewright::") for name in [each.op, *each.fused[:NAMED]])
+    op += f" + {len(each.fused) - NAMED} more" if len(each.fused) > NAMED else ""
+    inside = f" in {each.inside}" if each.inside else ""
+    if each.kernel == each.origin:
+        return safe(f"{op}{inside}")
+    kernel = f"{each.kernel} {config_text(each.config)}".rstrip()
+    return safe(f"{op}{inside}: {kernel}") + (", the default: nothing is faster" if _is_default(each) else "")
+
+
+def origin_lines(each: Explanation) -> str:
+    """For a narrow column."""
+    lines = [_ORIGINS.get(each.origin, each.origin)]
+    if each.match is not None and each.match.differs:
+        lines += ["provisional:", *(f"another {name}" for name in each.match.differs)]
+    return "\n".join(lines)
+
+
+def gain_cell(each: Explanation) -> str:
+    return "-" if each.found is None or _is_default(each) else gain_lines(each.found.measurement.evidence.gain)
+
+
+def _is_default(each: Explanation) -> bool:
+    """It was measured, and what it was measured against is itself."""
+    if each.found is None:
+        return False
+    m = each.found.measurement
+    return (m.key.solver, m.config) == m.evidence.default
+
+
+def time_cells(each: Explanation, about: Summary) -> tuple[str, str]:
+    if each.timing is None:
+        return "-", "-"
+    share = f"{each.timing.seconds / about.seconds:.1%}" if each.is_leaf and about.seconds else "-"
+    return milliseconds(each.timing.seconds), share
+
+
+def totals(about: Summary) -> Iterable[str]:
+    """What all layers come to, in sentences."""
+    counts = ", ".join(f"{n} {origin}" for origin, n in about.origins.items() if origin != OPTIMIZED_OUT)
+    gone = about.origins.get(OPTIMIZED_OUT, 0)
+    yield f"Layers by origin: {counts or 'none'}{f'; {gone} optimized out' if gone else ''}."
+    if about.inferences:
+        roof = f", {about.floor / about.roofed:.0%} of the roofline" if about.roofed else ""
+        times = plural(about.inferences, "inference")
+        yield f"All layers: {milliseconds(about.seconds)} ms{roof} (medians of {times}, with a wait after each layer)."
+    for name, top in about.ceilings.items():
+        if top.why:
+            yield f"No roofline for {name}: {top.why}."
+        else:
+            yield (
+                f"Roofline of {name}, measured: {top.flops / 1e9:,.0f} GFLOP/s in fp32, "
+                f"{top.bandwidth / 1e9:,.1f} GB/s from memory."
+            )
+    if about.roofed:
+        yield "A layer may be above 100 %: Winograd needs less arithmetic, and data may come from a cache."
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return safe(names[0]) + (f" and {more} more like it" if more else "")
+
+
+# ---- everything about a layer ---------------------------------------------------------------------------------------
+
+
+def show_layers(layers: Sequence[Explanation], about: Summary) -> None:
+    """Layers one after the other."""
+    out = console()
+    for n, each in enumerate(layers):
+        if n:
+            out.print()
+        out.print(cell(safe(each.name)), style="bold", soft_wrap=True)
+        out.print(grid(layer_rows(each, about)))
+        out.print("  solvers")
+        out.print(opinions_table(each))
+
+
+def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
+    yield "operation", safe(" + ".join([each.op, *each.fused]))
+    if each.inside:
+        yield "inside", safe(each.inside)
+    if each.nodes not in ((), (each.name,)):
+        yield "stands for", safe(", ".join(each.nodes))
+    if each.problem:
+        yield "problem", safe(each.problem)
+    yield "device", _place(each)
+    if each.solver:
+        yield "kernel", candidate_text(each.solver, each.config)
+    yield "origin", each.why
+    if each.found is not None:
+        yield from proof_rows(each.found)
+    if each.nearest:
+        yield "nearest", safe(each.nearest)
+    if each.solver:
+        yield "runner-up", runner_up_text(each.runner_up)
+        yield "search", f"{plural(each.candidates, 'candidate')} to choose from" if each.candidates else "never tuned"
+    for one in each.barred:
+        yield "barred", f"{candidate_text(one.solver, one.config)}, {safe(one.why)}"
+    yield from time_rows(each, about)
+    if each.note:
+        yield "note", safe(each.note)
+
+
+def candidate_text(solver: str, config: Mapping[str, Any]) -> str:
+    return f"{safe(solver)} {config_text(config)}".rstrip()
+
+
+def proof_rows(found: Proof) -> Iterable[tuple[str, object]]:
+    m = found.measurement
+    yield "measured", f"{m.date}, tunewright {safe(m.tool)}, record {m.digest[:10]} of the {found.layer}"
+    for name, value in evidence_rows(m.evidence):
+        yield {"time": "by itself"}.get(name, name), value
+
+
+def runner_up_text(one: RunnerUp | None) -> str:
+    if one is None:
+        return "none: no other solver accepts the problem"
+    gain = f", gain {gain_text(one.found.measurement.evidence.gain)}" if one.found is not None else ""
+    return f"{candidate_text(one.solver, one.config)}{gain}: {safe(one.why)}"
+
+
+def time_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
+    timing, roof = each.timing, each.roofline
+    if timing is not None:
+        spread = f"quartiles {milliseconds(timing.lower)} to {milliseconds(timing.upper)}"
+        calls = f", {plural(timing.calls, 'call')} each" if timing.calls > 1 else ""
+        share = f"{timing.seconds / about.seconds:.1%} of all layers; " if each.is_leaf and about.seconds else ""
+        times = plural(timing.inferences, "inference")
+        yield "in the model", f"{milliseconds(timing.seconds)} ms, {share}{spread}, {times}{calls}"
+    if roof.work is not None:
+        yield "work", f"{roof.work.flops / 1e6:,.2f} MFLOP, {size(roof.work.bytes)} of inputs and results"
+    if roof.share is not None and roof.ceilings is not None:
+        top = roof.ceilings
+        peak = f"{top.flops / 1e9:,.0f} GFLOP/s" if roof.bound == "arithmetic" else f"{top.bandwidth / 1e9:,.1f} GB/s"
+        floor = f"at least {milliseconds(roof.floor)} ms at {peak}, bound by {roof.bound}"
+        above = "; less arithmetic (Winograd) or data from a cache" if roof.share > 1 else ""
+        yield "roofline", f"{roof.share:.0%}: {floor}{above}"
+    elif roof.why:
+        yield "roofline", f"not known: {safe(roof.why)}"
+
+
+def opinions_table(each: Explanation) -> Any:
+    from rich.padding import Padding
+
+    made = table("solver", "state", "what it said, what was measured")
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    for one in each.solvers:
+        made.add_row(cell(safe(one.solver)), str(one.state), cell(opinion_text(one)))
+    return Padding(made, (0, 0, 0, 4))
+
+
+def opinion_text(one: Opinion) -> str:
+    text = safe(one.why)
+    if one.state is State.MEASURED and one.found is not None:
+        text = f"{config_text(one.config or {})}: {gain_text(one.found.measurement.evidence.gain)}, {text}"
+    return f"{text}; {plural(one.measured, 'config')} measured" if one.measured else text

@@ -28,7 +28,8 @@ def check(result: dict[str, Any], kills: int) -> None:
     assert result["damage"] == []
     assert result["wrong"] == ""
     assert result["longest"] < 5.0, "a reader was blocked"
-    assert result["acknowledged"] > kills and result["rounds"] > 0, "too little happened for this to prove anything"
+    assert result["acknowledged"] > kills and result["rounds"] > 5, "too little happened for this to prove anything"
+    assert result["seen"] == result["found"], "the reader has not seen everything in the end"
     assert result["aside"] == []
 
 

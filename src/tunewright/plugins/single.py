@@ -101,9 +101,9 @@ class SingleDevice(Plugin):
             return Support(ShapeKernel.name, rejected=rejected)
         return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
 
-    def compile(self, model: Model, settings: Settings) -> CompiledModel:
+    def compile(self, model: Model, settings: Settings, tuner: Tuner | None = None) -> CompiledModel:
         check_disabled(settings)
-        tuner = Tuner(settings)
+        tuner = Tuner(settings) if tuner is None else tuner
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
             fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())

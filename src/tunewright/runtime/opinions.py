@@ -151,8 +151,8 @@ class Asked:
         """Why a solver cannot be used for the problem, or with a config of its own."""
         language = self.device.target.language
         if solver.language not in (None, language):
-            compiles = f"compiles {language}" if language else "compiles no kernels"
-            return f"its kernels are written in {solver.language}, and {self.device.name} {compiles}"
+            compiles = f"compiles {language}" if language else "compiles nothing"
+            return f"for devices that compile {solver.language}, and {self.device.name} {compiles}"
         reason = self.tuner.why_not(solver, self.problem, self.device)
         if reason is None and not solver.host and not self.problem.is_static:
             return "shapes are not known before it runs"

@@ -66,9 +66,12 @@ def driver(
 
     Example: tunewright driver --commands log.txt --tune --seconds 10
     """
-    if context.invoked_subcommand is not None:
+    below = context.invoked_subcommand
+    if below is not None:
         if commands is not None:
-            raise InputError(f"stands alone, without {context.invoked_subcommand}", where="--commands")
+            raise InputError(f"stands alone, without {below}", where="--commands")
+        if device != "CPU" or tune or seconds is not None or warm or config or as_json:
+            raise InputError(f"options stand behind {below}", hint=f"tunewright driver {below} --device NAME ...")
         return
     if commands is None:
         sys.stdout.write(context.get_help() + "\n")
@@ -125,12 +128,23 @@ def _command(title: str) -> Callable[..., None]:
         from ..tuning.command import from_arguments
 
         if not context.args:
-            sys.stdout.write(context.get_help() + "\n")
+            sys.stdout.write(f"{context.get_help()}\n{_usage(title)}\n")
             return
         problem = from_arguments(title, context.args)
         raise typer.Exit(_run([problem], device, _settings(config, seconds, warm), tune, as_json))
 
     return run
+
+
+def _usage(title: str) -> str:
+    """The options of a class that pose a problem. ONNX has to be asked, so a plain --help does without."""
+    from ..tuning.command_form import CLASSES, form
+
+    op = CLASSES[title].default
+    if op is None:
+        return f"--op says which operation it is, as in: tunewright driver {CLASSES[title].example}"
+    own = [*form(op).roles, *(name.replace("_", "-") for name in form(op).kinds)]
+    return f"{op} takes {', '.join(f'--{name}' for name in own)}; --op names another operation."
 
 
 def _settings(config: Sequence[str] | None, seconds: float | None, warm: bool) -> Settings:
@@ -295,7 +309,7 @@ def _register() -> None:
     for title, about in CLASSES.items():
         app.command(
             title,
-            help=f"{about.about}\n\nExample: tunewright driver {about.example}",
+            help=f"{about.about} Without any options it says which there are.\n\nExample: tunewright driver {about.example}",
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         )(_command(title))
 

@@ -124,7 +124,7 @@ def looking(settings: Settings) -> tuple[Settings, str]:
         if settings.tuning_file and not Path(settings.tuning_file).exists():  # tuning would make it
             changes["tuning_file"] = ""
     named = ["TUNING_MODE TUNING_CREATE"] * creates + [f"FIND_ENFORCE {settings.find_enforce}"] * enforces
-    return replace(settings, **changes), f"nothing is tuned or deleted here: {' and '.join(named)} is set aside"
+    return replace(settings, **changes), f"nothing is tuned or deleted here, in spite of {' and '.join(named)}"
 
 
 def selected(layers: Sequence[Explanation], patterns: Sequence[str], nodes: set[str]) -> list[Explanation]:

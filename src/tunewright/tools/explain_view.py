@@ -182,14 +182,14 @@ def layers_table(layers: Sequence[Explanation], about: Summary) -> Table:
 
 
 def what_runs(each: Explanation) -> str:
-    """The operation with what was fused into it, and the kernel with its config; what was measured may be a default."""
+    """The operation with what was fused into it, and the kernel with its config."""
     op = " + ".join(name.removeprefix("tunewright::") for name in [each.op, *each.fused[:NAMED]])
     op += f" + {len(each.fused) - NAMED} more" if len(each.fused) > NAMED else ""
     inside = f" in {each.inside}" if each.inside else ""
     if each.kernel == each.origin:
         return safe(f"{op}{inside}")
     kernel = f"{each.kernel} {config_text(each.config)}".rstrip()
-    return safe(f"{op}{inside}: {kernel}") + (", the default: nothing is faster" if _is_default(each) else "")
+    return safe(f"{op}{inside}: {kernel}")
 
 
 def origin_lines(each: Explanation) -> str:
@@ -201,7 +201,9 @@ def origin_lines(each: Explanation) -> str:
 
 
 def gain_cell(each: Explanation) -> str:
-    return "-" if each.found is None or _is_default(each) else gain_lines(each.found.measurement.evidence.gain)
+    if each.found is None:
+        return "-"
+    return "none" if _is_default(each) else gain_lines(each.found.measurement.evidence.gain)
 
 
 def _is_default(each: Explanation) -> bool:
@@ -256,8 +258,9 @@ def show_layers(layers: Sequence[Explanation], about: Summary) -> None:
             out.print()
         out.print(cell(safe(each.name)), style="bold", soft_wrap=True)
         out.print(grid(layer_rows(each, about)))
-        out.print("  solvers")
-        out.print(opinions_table(each))
+        if each.solver:
+            out.print("  solvers")
+            out.print(opinions_table(each))
 
 
 def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
@@ -271,11 +274,13 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
     yield "device", _place(each)
     if each.solver:
         yield "kernel", candidate_text(each.solver, each.config)
-    yield "origin", each.why
+    yield "origin", f"{each.why}: nothing is faster than the default" if _is_default(each) else each.why
     if each.found is not None:
         yield from proof_rows(each.found)
     if each.nearest:
         yield "nearest", safe(each.nearest)
+    if not each.solver and each.solvers:
+        yield "solvers", f"nobody was asked: {each.solvers[0].why}"
     if each.solver:
         yield "runner-up", runner_up_text(each.runner_up)
         yield "search", f"{plural(each.candidates, 'candidate')} to choose from" if each.candidates else "never tuned"
@@ -304,6 +309,15 @@ def runner_up_text(one: RunnerUp | None) -> str:
     return f"{candidate_text(one.solver, one.config)}{gain}: {safe(one.why)}"
 
 
+def operations(flops: float) -> str:
+    """For people: 512 FLOP, 1.5 kFLOP, 12 MFLOP, 7.8 GFLOP."""
+    for unit in ("FLOP", "kFLOP", "MFLOP"):
+        if flops < 1000:
+            return f"{flops:.3g} {unit}"
+        flops /= 1000
+    return f"{flops:,.3g} GFLOP"
+
+
 def time_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]:
     timing, roof = each.timing, each.roofline
     if timing is not None:
@@ -313,14 +327,14 @@ def time_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]
         times = plural(timing.inferences, "inference")
         yield "in the model", f"{milliseconds(timing.seconds)} ms, {share}{spread}, {times}{calls}"
     if roof.work is not None:
-        yield "work", f"{roof.work.flops / 1e6:,.2f} MFLOP, {size(roof.work.bytes)} of inputs and results"
+        yield "work", f"{operations(roof.work.flops)}, {size(roof.work.bytes)} of inputs and results"
     if roof.share is not None and roof.ceilings is not None:
         top = roof.ceilings
         peak = f"{top.flops / 1e9:,.0f} GFLOP/s" if roof.bound == "arithmetic" else f"{top.bandwidth / 1e9:,.1f} GB/s"
         floor = f"at least {milliseconds(roof.floor)} ms at {peak}, bound by {roof.bound}"
         above = "; less arithmetic (Winograd) or data from a cache" if roof.share > 1 else ""
         yield "roofline", f"{roof.share:.0%}: {floor}{above}"
-    elif roof.why:
+    elif each.solver:
         yield "roofline", f"not known: {safe(roof.why)}"
 
 

@@ -231,9 +231,10 @@ def _built(
         return problem
     try:
         return replace(problem, outputs=(_infer(problem),))
+    except InputError:
+        raise
     except _SENSELESS as error:
-        what = f"the result of {op} does not follow from its inputs: {error or repr(error)}"
-        raise InputError(what, hint="say it with --output") from None
+        raise InputError(f"its inputs do not fit: {error or repr(error)}", where=op) from None
 
 
 def _inferred(problem: Problem) -> tuple[TensorType, ...]:
@@ -260,7 +261,8 @@ def _infer(problem: Problem) -> TensorType:
             step = problem.epilogue[len(results) - 1]
             steps.append((step.op, [inputs[a] if a >= 0 else results[~a] for a in step.args], step.attrs))
     if not isinstance(found, TensorType) or not found.is_static:
-        raise ValueError("its shape depends on more than that")
+        what = f"the result of {problem.op} does not follow from the types of its inputs"
+        raise InputError(what, hint="say it with --output")
     first = problem.inputs[0] if problem.inputs else None
     layout = first.layout if isinstance(first, TensorType) and len(found.dims) > 1 else Layout()
     return replace(found, layout=layout)
@@ -296,6 +298,9 @@ def _input(name: str, text: str) -> _Input:
     if found is None or not (found[1] or found[3]):
         raise InputError(f"{text!r} is not a type", where=f"--{name}", hint=_TYPE_FORM)
     type, mark, value = found.groups()
+    if type and type.partition("[")[0] not in (dtype.value for dtype in DType):
+        hint = f"{_TYPE_FORM}; the element types are {', '.join(dtype.value for dtype in DType)}"
+        raise InputError(f"{type.partition('[')[0]} is no element type", where=f"--{name}", hint=hint)
     if value is not None:
         return _valued(name, type, _json(value, f"--{name}"))
     return _Input(type, mark == "!" or (name in CONSTANT and mark != "~"))

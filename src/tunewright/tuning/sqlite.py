@@ -50,7 +50,7 @@ _ADD = (
 #: A page holds a few records whole, so that each can be found in the bytes of a broken file.
 PAGE_BYTES = 8192
 #: How long a question waits for a writer, and for other questions of this process: together less than 5 seconds.
-BUSY_SECONDS, QUEUE_SECONDS = 2.0, 1.5
+BUSY_SECONDS, QUEUE_SECONDS = 3.0, 1.0
 #: how long a writer waits for other writers, and for readers
 LOCK_SECONDS, WRITE_SECONDS = 60.0, 10.0
 #: most events that are kept, most families that are remembered

@@ -1,0 +1,377 @@
+"""Tuning a whole model within a time: where it pays, decided inside the running network, undone where it did not.
+
+1. *Profile*: the model runs as it is now, and every layer (all nodes that pose the same problem) gets its time.
+2. *Search*: layer by layer, the dearest first; each gets the part of the time left that its own has among the layers to
+   come. What a search finds goes into the user's knowledge base at once: stopping loses nothing.
+3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
+   per layer. A kernel that wins by itself and loses here, between its neighbours, is measured as what it is here.
+4. *Whole*: the network with all winners against the present one, uninstrumented. If it is not faster, changes are
+   taken back by halves until what remains is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..errors import DatabaseError, InputError
+from ..frontend.model import Model
+from ..runtime.plan import Step
+from ..runtime.program import Program
+from ..runtime.request import CompiledModel, InferRequest
+from ..search.space import Config as Plain
+from ..settings import Settings
+from ..solvers.base import Config, Problem
+from ..tuning import evidence, session, statistics
+from ..tuning.key import Kind
+from ..tuning.measure import Candidate, Regime
+from ..tuning.progress import Progress
+from ..tuning.record import Measurement, Ratio
+from ..tuning.tuner import Choice, Origin, Tuner, warn
+from .single import SingleDevice
+
+#: parts of the budget: search ends here, network races there, and what is left is for the whole network
+SEARCH_SHARE, NETWORK_SHARE = 0.75, 0.92
+#: layers that take less of the network's time than this together are left alone
+TAIL = 0.01
+#: a search shorter than this finds nothing
+LEAST_SECONDS = 0.5
+#: networks that run against the present one
+RIVALS = 3
+#: inferences of the profile, and rounds of contests
+PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 60, 200
+#: the chance that an interval is wrong, over all layers of a network together, and for the whole network
+ALPHA = 0.02
+
+
+@dataclass
+class Layer:
+    """All nodes that pose one problem."""
+
+    problem: Problem
+    device: Device
+    choice: Choice
+    nodes: list[str]
+    #: per inference, all nodes together, as it was before
+    seconds: float = 0.0
+    #: what it was given, and what came of it
+    budget: float = 0.0
+    outcome: session.Outcome | None = None
+    skipped: str = ""
+    #: candidates that ran inside the network: how many times as fast as the present one
+    network: dict[Candidate, Ratio] = field(default_factory=dict)
+    #: what it uses in the end; None: what it used before
+    chosen: Candidate | None = None
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast it is in the network."""
+        return self.network[self.chosen].median if self.chosen is not None else 1.0
+
+
+@dataclass(frozen=True)
+class State:
+    """What a caller is told while it works."""
+
+    phase: str  # profile, search, network, whole
+    layers: Sequence[Layer]
+    #: the layer being searched, and how far that is
+    at: Layer | None
+    progress: Progress | None
+    elapsed: float
+    budget: float
+
+
+@dataclass
+class Result:
+    """What became of a model."""
+
+    layers: list[Layer]
+    #: seconds of an inference before and after, medians of the last contest
+    before: float
+    after: float
+    #: before through after, in pairs; None when nothing changed or nothing was measured
+    gain: Ratio | None
+    #: layers whose change was taken back
+    undone: list[Layer]
+    #: it was stopped before the end
+    stopped: bool
+    seconds: dict[str, float]
+
+
+class Pinned(Tuner):
+    """Chooses what it is told, and otherwise what is known."""
+
+    def __init__(self, settings: Settings, pins: Mapping[str, Candidate]) -> None:
+        super().__init__(settings)
+        self.pins = pins
+
+    def choose(self, problem: Problem, device: Device) -> Choice:
+        found = super().choose(problem, device)
+        pin = self.pins.get(problem.key())
+        if pin is None or found.solver.host:
+            return found
+        solver = next(s for s in self.candidates if s.id == pin[0])
+        return Choice(solver, pin[1], Origin.SEARCH, found.ask)
+
+
+def tune(
+    plugin: SingleDevice,
+    model: Model,
+    values: Mapping[str, Any],
+    settings: Settings,
+    budget: float,
+    *,
+    again: bool = False,
+    report: Callable[[State], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Result:
+    """Tune a model for inputs like ``values`` on a plugin's device. ``again``: also layers whose answer is known."""
+    return _Tuning(plugin, model, values, settings, budget, again, report, stop).run()
+
+
+class _Tuning:
+    def __init__(
+        self,
+        plugin: SingleDevice,
+        model: Model,
+        values: Mapping[str, Any],
+        settings: Settings,
+        budget: float,
+        again: bool,
+        report: Callable[[State], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        if budget <= 0:
+            raise InputError("a budget is longer than nothing", where="budget", hint="60 seconds are a good start")
+        quiet = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
+        self.settings = Settings.make(quiet, settings)
+        self.plugin, self.model, self.values, self.budget, self.again = plugin, model, dict(values), budget, again
+        self._report, self._stop = report, stop
+        self.tuner = Tuner(self.settings)
+        self.layers: list[Layer] = []
+        self.start = time.monotonic()
+        self.spent: dict[str, float] = {}
+        self.stopped = False
+        self.rng = np.random.default_rng(settings.tune_seed)
+        self.before = evidence.environment()
+
+    # ---- time ---------------------------------------------------------------------------------------------------
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def left(self, share: float = 1.0) -> float:
+        self.stopped = self.stopped or (self._stop is not None and self._stop())
+        return 0.0 if self.stopped else share * self.budget - self.elapsed
+
+    def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
+        if self._report is not None:
+            self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
+
+    # ---- phases -------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        present = self.profile()
+        for name, phase in (("search", self.search), ("network", self.network)):
+            begin = self.elapsed
+            phase()
+            self.spent[name] = self.elapsed - begin
+        return self.whole(present)
+
+    def compile(self, pins: Mapping[str, Candidate], counters: bool) -> InferRequest:
+        settings = Settings.make({"PERF_COUNT": counters}, self.settings)
+        compiled = self.plugin.compile(self.model, settings, Pinned(settings, pins))
+        request = compiled.create_infer_request()
+        request.infer(self.values)  # plans and kernels are made now
+        return request
+
+    def profile(self) -> InferRequest:
+        """The layers with their times."""
+        self.tell("profile")
+        request = self.compile({}, counters=True)
+        found: dict[str, Layer] = {}
+        named: dict[str, Layer] = {}
+        for step, device in steps(request.model):
+            if step.choice is None:
+                continue
+            problem = Problem.of(step.node)
+            layer = found.setdefault(problem.key(), Layer(problem, device, step.choice, []))
+            layer.nodes.append(step.node.name or step.node.output.name)
+            named[layer.nodes[-1]] = layer
+        runs = [times(request, self.values) for _ in range(PROFILE_RUNS)]
+        for name, layer in named.items():
+            layer.seconds += float(np.median([run.get(name, 0.0) for run in runs]))
+        self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
+        self.spent["profile"] = self.elapsed
+        return request
+
+    def search(self) -> None:
+        """Look for better kernels, where most time goes first."""
+        todo = [layer for layer in self.layers if self._worthwhile(layer)]
+        weights = [layer.seconds for layer in todo]
+        for n, layer in enumerate(todo):
+            left = self.left(SEARCH_SHARE)
+            layer.budget = left * weights[n] / sum(weights[n:])
+            if layer.budget < LEAST_SECONDS:
+                layer.skipped = "stopped" if self.stopped else "no time was left for it"
+                continue
+            default = self.tuner.default(layer.problem, layer.device)
+            answer = self.tuner.known(layer.problem, layer.device, default)
+            layer.outcome = self.tuner.tune(
+                layer.problem, layer.device, default, answer,
+                report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
+                seconds=layer.budget, stop=lambda: self.left() <= 0,
+            )  # fmt: skip
+            if layer.outcome is None:
+                layer.skipped = "there is nothing to choose from"
+            self.tell("search", layer)
+
+    def _worthwhile(self, layer: Layer) -> bool:
+        total = sum(other.seconds for other in self.layers)
+        smaller = sum(other.seconds for other in self.layers if other.seconds <= layer.seconds)
+        if layer.choice.solver.host or not layer.problem.is_static:
+            layer.skipped = "it runs on the host"
+        elif smaller < TAIL * total:
+            layer.skipped = "it takes next to no time"
+        elif not self.again and layer.choice.match is not None and layer.choice.match.kind is Kind.EXACT:
+            layer.skipped = "it was tuned before"
+        return not layer.skipped
+
+    def network(self) -> None:
+        """Decide between candidates inside the running network."""
+        rivals = {layer.problem.key(): self._rivals(layer) for layer in self.layers}
+        count = min(RIVALS, max((len(r) for r in rivals.values()), default=0))
+        if not count or self.left(NETWORK_SHARE) <= 0:
+            return
+        self.tell("network")
+        lists: list[dict[str, Candidate]] = [{}]
+        lists += [{key: r[k] for key, r in rivals.items() if len(r) > k} for k in range(count)]
+        requests = [self.compile(pins, counters=True) for pins in lists]
+        samples: list[list[dict[str, float]]] = [[] for _ in requests]
+        for lap in range(NETWORK_ROUNDS):
+            if lap >= 8 and self.left(NETWORK_SHARE) <= 0:
+                break
+            for k in self.rng.permutation(len(requests)).tolist():
+                samples[k].append(times(requests[k], self.values))
+            self.tell("network")
+        changed = [layer for layer in self.layers if rivals[layer.problem.key()]]
+        for layer in changed:
+            mine = _sums(samples[0], layer.nodes)
+            for k, candidate in enumerate(rivals[layer.problem.key()][:count], 1):
+                theirs = _sums(samples[k], layer.nodes)
+                ratio = statistics.ratio(mine, theirs, ALPHA / len(changed))
+                layer.network[candidate] = ratio
+                self._record(layer, candidate, theirs, ratio)
+            best = max(layer.network, key=lambda c, layer=layer: layer.network[c].median)  # type: ignore[misc]
+            layer.chosen = best if layer.network[best].low >= 1 else None
+
+    def _rivals(self, layer: Layer) -> list[Candidate]:
+        """Candidates that seem faster than what the layer uses now, the best first."""
+        if layer.outcome is None:
+            return []
+        present = (layer.choice.solver.id, Plain(layer.choice.config))
+        faster = [m for m in layer.outcome.records if m.evidence.gain.median > 1]
+        faster.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median))
+        found: list[Candidate] = [(m.key.solver, m.config) for m in faster]
+        return [candidate for candidate in dict.fromkeys(found) if candidate != present][:RIVALS]
+
+    def _record(self, layer: Layer, candidate: Candidate, samples: Sequence[float], ratio: Ratio) -> None:
+        """Write down how a candidate did in the network, relative to the default."""
+        solver = next(s for s in self.tuner.candidates if s.id == candidate[0])
+        assert layer.outcome is not None
+        error = max((m.evidence.error for m in layer.outcome.records if _is(m, candidate)), default=0.0)
+        present = (layer.choice.solver.id, Plain(layer.choice.config))
+        made = evidence.measurement(
+            layer.problem, layer.device.target, solver, candidate[1], samples, error, ratio, Ratio.one(), True, present,
+            Regime("network", 1, 0), self.before,
+        )  # fmt: skip
+        self._add([made])
+
+    def _add(self, records: Sequence[Measurement]) -> None:
+        try:
+            self.tuner.user.add(records)
+        except DatabaseError as error:
+            warn(f"what is tuned is lost when this process ends: {error}")
+
+    def whole(self, present: InferRequest) -> Result:
+        """The network with every change against the one without; changes are taken back until it is no slower."""
+        begin = self.elapsed
+        undone: list[Layer] = []
+        changed = [layer for layer in self.layers if layer.chosen is not None]
+        old = self.compile({}, counters=False) if changed and not self.stopped else None
+        gain, before, after = None, float("nan"), float("nan")
+        while changed and old is not None:
+            self.tell("whole")
+            pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
+            a, b = self._duel(old, self.compile(pins, counters=False))
+            gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(a)), float(np.median(b))
+            if gain.median >= 1 or self.stopped:
+                break
+            # the half whose gains are least certain goes back
+            changed.sort(key=lambda layer: layer.network[layer.chosen].low if layer.chosen else 1.0)
+            half = changed[: (len(changed) + 1) // 2]
+            for layer in half:
+                self._take_back(layer)
+            undone, changed, gain = undone + half, changed[len(half) :], None
+        if before != before:  # nothing was changed, or nothing measured: what the profile saw
+            before = after = sum(layer.seconds for layer in self.layers)
+        elif not changed:
+            after = before
+        self.spent["whole"] = self.elapsed - begin
+        return Result(self.layers, before, after, gain, undone, self.stopped, self.spent)
+
+    def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
+        samples: tuple[list[float], list[float]] = ([], [])
+        both = (old, new)
+        for lap in range(WHOLE_ROUNDS):
+            if lap >= 8 and self.left() <= 0:
+                break
+            for k in self.rng.permutation(2).tolist():
+                begin = time.perf_counter()
+                both[k].infer(self.values)
+                samples[k].append(time.perf_counter() - begin)
+        return samples
+
+    def _take_back(self, layer: Layer) -> None:
+        """A change that does not pay in the whole network never answers again, unless somebody finds it better."""
+        assert layer.chosen is not None
+        ratio = layer.network[layer.chosen]
+        worse = Ratio(min(ratio.median, 1.0), min(ratio.low, 0.99), ratio.high, ratio.pairs)
+        self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, worse)
+        layer.chosen = None
+
+
+def steps(compiled: CompiledModel) -> Iterator[tuple[Step, Device]]:
+    """Every step of the plans of a model, bodies and segments included, with the device it runs on."""
+
+    def of(program: Program) -> Iterator[tuple[Step, Device]]:
+        for plan in program.plans:
+            for step in plan.steps:
+                yield step, plan.device
+                for body in step.control.bodies.values() if step.control is not None else ():
+                    yield from of(body)
+            if plan.rest is not None:
+                yield from of(plan.rest)
+
+    yield from of(compiled.program)
+
+
+def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each node in one inference."""
+    request.infer(values)
+    return {row.name: row.device_seconds + row.host_seconds for row in request.get_profiling_info() if row.calls}
+
+
+def _sums(samples: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[float]:
+    return [sum(sample.get(name, 0.0) for name in nodes) for sample in samples]
+
+
+def _is(m: Measurement, candidate: tuple[str, Config]) -> bool:
+    return (m.key.solver, m.config) == candidate

@@ -72,7 +72,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """What would run if the chosen kernel did not exist."""
+    """The next best candidate, as far as that is known."""
 
     solver: str
     config: Config
@@ -147,7 +147,7 @@ class Explanation:
     barred: tuple[Barred, ...] = ()
     #: of a default: why nothing that is stored could be used
     nearest: str = ""
-    #: how many candidates (solver and config) a search could choose from
+    #: among how many candidates (solver and config) a search could choose at most; constraints may leave fewer
     candidates: int = 0
     timing: Timing | None = None
     roofline: Roofline = field(default_factory=Roofline)

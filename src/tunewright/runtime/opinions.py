@@ -90,7 +90,7 @@ class Asked:
         return tuple(found[at] for at in sorted(found, key=lambda at: (at[0], sorted(at[1].items(), key=str))))
 
     def runner_up(self) -> RunnerUp | None:
-        """What would be used if the chosen kernel did not exist; None where nobody else accepts the problem."""
+        """The next best, as far as that is known; None where nobody else accepts the problem."""
         for found in self.answer.found:
             if (found.solver.id, found.config) != self.chosen:
                 why = f"the next answer, {found.layer} ({found.match})"
@@ -104,9 +104,10 @@ class Asked:
         if default != self.chosen:
             return RunnerUp(*default, "the default")
         for solver in self.tuner.ask(self.problem, self.device)[0]:
-            config = Config(solver.default(self.problem, self.device.target))
-            if solver.id != self.chosen[0] and self._refusal(solver, config) is None:
-                return RunnerUp(solver.id, config, "the next solver that accepts it, not measured")
+            if solver.id != self.chosen[0] and self._refusal(solver, None) is None:
+                config = Config(solver.default(self.problem, self.device.target))
+                if self._refusal(solver, config) is None:
+                    return RunnerUp(solver.id, config, "the next solver that accepts it, not measured")
         return None
 
     def opinions(self) -> tuple[Opinion, ...]:

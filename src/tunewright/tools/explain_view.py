@@ -157,7 +157,7 @@ def next_grid(rows: Sequence[Next]) -> Table:
     made = Table.grid(padding=(0, 1))
     for number, row in enumerate(rows, 1):
         what = f"{_some(row.layers)}: {milliseconds(row.seconds)} ms at {row.share:.0%}, {row.origin}"
-        made.add_row(f"{number}.", stacked(f"{what}, {plural(row.candidates, 'candidate')}", problem_text(row.problem)))
+        made.add_row(f"{number}.", stacked(f"{what}, up to {plural(row.candidates, 'candidate')}", problem_text(row.problem)))
     return made
 
 
@@ -283,7 +283,8 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
         yield "solvers", f"nobody was asked: {each.solvers[0].why}"
     if each.solver:
         yield "runner-up", runner_up_text(each.runner_up)
-        yield "search", f"{plural(each.candidates, 'candidate')} to choose from" if each.candidates else "never tuned"
+        candidates = f"up to {plural(each.candidates, 'candidate')}"
+        yield "search", candidates if each.candidates else "never tuned: it runs on the host"
     for one in each.barred:
         yield "barred", f"{candidate_text(one.solver, one.config)}, {safe(one.why)}"
     yield from time_rows(each, about)
@@ -299,7 +300,7 @@ def proof_rows(found: Proof) -> Iterable[tuple[str, object]]:
     m = found.measurement
     yield "measured", f"{m.date}, tunewright {safe(m.tool)}, record {m.digest[:10]} of the {found.layer}"
     for name, value in evidence_rows(m.evidence):
-        yield {"time": "by itself"}.get(name, name), value
+        yield {"time": "took"}.get(name, name), value  # there is another time: that in this model
 
 
 def runner_up_text(one: RunnerUp | None) -> str:

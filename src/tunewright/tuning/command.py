@@ -116,9 +116,10 @@ def _attr_text(value: Any, kind: int | None) -> str | None:
     if isinstance(value, dict) and set(value) == {"tuple"}:
         value = value["tuple"]
     many = isinstance(value, list)
-    if kind not in ((FLOATS, INTS, STRINGS) if many else (FLOAT, INT, STRING)):
-        return None
     items = [x["float"] if isinstance(x, dict) and set(x) == {"float"} else x for x in (value if many else [value])]
+    wanted = {FLOAT: float, FLOATS: float, INT: int, INTS: int, STRING: str, STRINGS: str}.get(kind or 0)
+    if many != (kind in (FLOATS, INTS, STRINGS)) or not all(type(x) in (wanted, str) for x in items):
+        return None
     text = ",".join(repr(x) if isinstance(x, float) else str(x) for x in items)
     return text or None
 

@@ -188,10 +188,10 @@ def _parse(line: bytes | None) -> Problem:
     _check_texts(data)
     problem = serial.from_json(data["problem"])
     try:
-        key = problem.key()
-        key.encode()
+        json.dumps(data["problem"], ensure_ascii=False).encode()
     except ValueError as error:  # half of a character: it could not be shown, or written again
         raise _wrong(f"its text is no text ({error})") from None
+    key = problem.key()
     if key != data["key"]:
         raise _wrong(f"the key belongs to another problem than {key[:200]}")
     return problem

@@ -1,0 +1,116 @@
+"""What a device can do at most, and the least that a problem takes there."""
+
+import numpy as np
+import pytest
+
+from tunewright.devices.null import NullDevice
+from tunewright.errors import DeviceError
+from tunewright.ir.graph import Fused
+from tunewright.ir.types import DType, TensorType
+from tunewright.ops.base import Work
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import Problem
+from tunewright.tuning import bench
+from tunewright.tuning import ceilings as module
+from tunewright.tuning.ceilings import Ceilings, best_of, ceilings, work_of
+
+CPU = open_device("CPU")
+needs_opencl = pytest.mark.skipif(CPU.family != "opencl", reason="needs the OpenCL CPU device")
+
+
+def f32(*shape):
+    return TensorType(DType.FLOAT32, shape)
+
+
+def test_the_floor_is_the_larger_of_arithmetic_and_traffic():
+    top = Ceilings(100.0, 10.0)
+    assert top.floor(Work(300.0, 20.0)) == (3.0, "arithmetic")
+    assert top.floor(Work(300.0, 50.0)) == (5.0, "memory")
+
+
+def test_work_counts_the_epilogue_and_its_operands():
+    x, w, y = f32(1, 8, 4, 4), f32(16, 8, 3, 3), f32(1, 16, 4, 4)
+    plain = Problem("Conv", (x, w), (y,), {"pads": [1, 1, 1, 1]}, constant=(False, True))
+    fused = Problem(
+        "Conv", (x, w, y), (y,), {"pads": [1, 1, 1, 1]}, (Fused("Add", (-1, 2)), Fused("Relu", (-2,))), 1,
+        (False, True, False),
+    )  # fmt: skip
+    one, both = work_of(plain), work_of(fused)
+    assert one.flops == 2 * 8 * 9 * y.size and one.bytes == x.nbytes + w.nbytes + y.nbytes
+    assert both.flops == one.flops + 2 * y.size and both.bytes == one.bytes + y.nbytes
+
+
+def test_of_a_table_only_what_is_picked_is_read():
+    table, at, made = f32(30_000, 384), TensorType(DType.INT64, (1, 8)), f32(1, 8, 384)
+    work = work_of(Problem("Gather", (table, at), (made,), {}, constant=(True, False)))
+    assert work.bytes == made.nbytes + at.nbytes + made.nbytes
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem("Relu", (f32("n"),), (f32("n"),), {}, constant=(False,)), "shapes depend on data"),
+        (Problem("Relu", (None,), (None,), {}, constant=(False,)), "shapes depend on data"),
+        (Problem("no::Such", (f32(2),), (f32(2),), {}, constant=(False,)), "nobody has counted"),
+        (
+            Problem("Identity", (TensorType(DType.STRING, (2,)),), (f32(2),), {}, constant=(False,)),
+            "texts have no fixed size",
+        ),
+        (Problem("MatMul", (f32(), f32()), (f32(),), {}, constant=(False, True)), "its types do not fit"),
+    ],
+)
+def test_work_that_cannot_be_told_has_a_reason(problem, reason):
+    assert reason in work_of(problem)
+
+
+def test_the_best_of_several_runs_counts_and_the_first_one_does_not():
+    times, clock = iter([0.5, 5.0, 3.0, 4.0, 6.0]), [0.0]
+
+    def run():
+        clock[0] += next(times, 7.0)
+
+    assert best_of(run, lambda: clock[0]) == 3.0
+
+
+def test_a_device_that_nobody_can_measure_says_so():
+    assert "family null" in ceilings(NullDevice()).why
+
+
+@needs_opencl
+def test_a_device_that_fails_says_so(monkeypatch):
+    def fail(source):
+        raise DeviceError("out of order")
+
+    monkeypatch.setattr(CPU, "build", fail)
+    assert module._measure(CPU).why == "measuring it failed: out of order"
+
+
+@pytest.mark.parametrize("name", ["CPU", "CPU.HOST"])
+def test_ceilings_are_measured_once_and_lie_where_hardware_does(name):
+    device = open_device(name)
+    top = ceilings(device)
+    assert ceilings(device) is top and not top.why
+    # a kernel whose loop the compiler had dropped would be far above
+    most = bench.CORE_BYTES / 4 * 2 * 2 * bench.CLOCK * device.target.units
+    assert 1e8 < top.flops < most
+    assert 1e8 < top.bandwidth < 2e12
+
+
+@needs_opencl
+def test_the_kernels_do_what_is_counted():
+    probe = module._Probe(CPU)
+    probe.launch("arithmetic", probe.out, *map(np.float32, (1.0, 0.5, 1.0)), np.int32(100))()
+    probe.queue.finish()
+    made = probe.out.view(np.float32)
+    np.testing.assert_allclose(made, 2.0 * module.ACCUMULATORS * probe.lanes)  # where a = a / 2 + 1 ends
+    count = 6 * module.UNROLLED
+    data = CPU.alloc(4 * probe.lanes * count * probe.items)
+    numbers = data.view(np.float32)
+    numbers[:] = np.arange(numbers.size) % 7
+    each = numbers.reshape(probe.items, -1).sum(1)
+    for apart, stride in ((count, 1), (1, probe.items)):  # as on a processor, and as on a GPU
+        probe.launch("memory", probe.out, data, *map(np.int64, (apart, stride, count)))()
+        probe.queue.finish()
+        assert made.sum() == numbers.sum(), "every element is read once"
+        if stride == 1:
+            np.testing.assert_array_equal(made, each)

@@ -16,9 +16,12 @@ from faults import hostile_control, hostile_files, hostile_values  # noqa: F401 
 from faults.hostile import CASES, SECRET, Case, external, model_of, weight
 from faults.sandbox import SOURCE, Worker
 from tunewright import Core, LimitError, ModelError
+from tunewright.devices.kernel_cache import KernelCache
+from tunewright.settings import Settings
 
-#: what the interpreter and numpy may open whatever the model is
-ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/")
+#: what the interpreter, numpy and the kernel cache (whose names are digests) may open whatever the model is
+KERNELS = KernelCache.of(Settings.from_environment())
+ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", *([f"{KERNELS.folder}/"] if KERNELS else []))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`explain`: every layer has an origin, every solver of its operation is accounted for, and nothing is changed."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from tunewright.testing import models
 from tunewright.tuning import places
 from tunewright.tuning.key import Where
 from tunewright.tuning.record import Measurement
+from unit.explained import check
 from unit.kb_records import exact, fault
 
 needs_opencl = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
@@ -28,25 +28,6 @@ W = np.random.default_rng(1).standard_normal((32, 48)).astype(np.float32)
 
 def model(text, version=21):
     return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {version}]>\ng {text}')
-
-
-def check(layers, compiled):
-    """What holds for every model: the property that issue 6 names."""
-    for each in layers:
-        concerned = {s.id for s in compiled.env.tuner.candidates if s.ops is None or each.op in s.ops}
-        assert {o.solver for o in each.solvers} == concerned and len(each.solvers) == len(concerned)
-        assert each.origin and each.kernel and each.name
-        assert all(o.why for o in each.solvers)
-        chosen = [o for o in each.solvers if o.state is State.CHOSEN]
-        assert [o.solver for o in chosen] == ([each.solver] if each.solver else [])
-        if not each.solver:
-            assert {o.state for o in each.solvers} <= {State.UNASKED}
-        for o in each.solvers:
-            assert "not measured" in o.why if o.state is State.ACCEPTS else True
-            assert o.found is not None or "measured against" in o.why if o.state is State.MEASURED else True
-        if each.timing is not None and each.solver:
-            assert each.roofline.share is not None or each.roofline.why
-    json.dumps([each.to_json() for each in layers], allow_nan=False)
 
 
 def one(layers, op):
@@ -250,10 +231,12 @@ def test_the_nearest_key_and_the_field_that_differed(bench):
 
 @needs_opencl
 def test_what_was_measured_and_is_slower_is_the_runner_up(bench):
-    bench.database.add([
-        bench.measured(bench.default.config, gain=(1.0, 1.0, 1.0)),
-        bench.measured(bench.others[0], gain=(0.9, 0.8, 0.95)),
-    ])
+    bench.database.add(
+        [
+            bench.measured(bench.default.config, gain=(1.0, 1.0, 1.0)),
+            bench.measured(bench.others[0], gain=(0.9, 0.8, 0.95)),
+        ]
+    )
     layer = bench.layer()
     assert layer.origin == "user knowledge base" and layer.config == bench.default.config
     assert layer.runner_up.config == bench.others[0] and "not faster than the default" in layer.runner_up.why

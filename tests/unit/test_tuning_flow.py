@@ -1,4 +1,4 @@
-"""Tuning as a user meets it: `compile_model` with document 002's variables, TUNING_CREATE and TUNING_FILE, on the CPU."""
+"""Tuning as a user meets it: `compile_model` with document 002's variables, TUNING_CREATE and TUNING_FILE."""
 
 import json
 import logging

@@ -7,7 +7,7 @@ solver said, and how near the layer comes to what the device can do. Nothing is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import median, quantiles
@@ -63,15 +63,15 @@ def explain(
     once, and nothing is timed). Without, the plan that was used last is explained, and nothing is timed.
     """
     run = None if inputs is None else _Run(compiled, inputs, seconds, count)
-    plans = compiled.program.plans
+    plans = [*run.clock.plans][:1] if run is not None else compiled.program.plans[-1:]
     if not plans:
         raise InputError("no plan is made yet: the shapes of its inputs are open", hint="give inputs to explain")
     layers = _Layers(compiled, run)
     with kernel_cache.using(KernelCache.of(compiled.settings)):
-        return [layers.explain(*at) for at in _steps(plans[-1], "", None if run is None else run.clock.plans)]
+        return [layers.explain(*at) for at in _steps(plans[0], "", None if run is None else run.clock.plans)]
 
 
-def _steps(plan: Plan, inside: str, seen: set[Plan] | None) -> Iterator[tuple[Plan, Step, str]]:
+def _steps(plan: Plan, inside: str, seen: Collection[Plan] | None) -> Iterator[tuple[Plan, Step, str]]:
     """Steps of a plan, of the bodies in it and of the segments behind it: of every plan of these, or of those seen."""
     below = f"{inside} / " if inside else ""
     for step in plan.steps:
@@ -87,7 +87,7 @@ def _steps(plan: Plan, inside: str, seen: set[Plan] | None) -> Iterator[tuple[Pl
             yield from _steps(inner, later, seen)
 
 
-def _plans(program: Program, seen: set[Plan] | None) -> list[Plan]:
+def _plans(program: Program, seen: Collection[Plan] | None) -> list[Plan]:
     return [plan for plan in program.plans if seen is None or plan in seen]
 
 
@@ -103,7 +103,8 @@ class _Clock(Counters):
 
     def __init__(self) -> None:
         super().__init__()
-        self.plans: set[Plan] = set()
+        #: in the order in which they were first entered
+        self.plans: dict[Plan, None] = {}
         self.spent: dict[Step, list[float]] = {}
         self.calls: dict[Step, int] = {}
         self._inference: dict[Step, list[float]] = {}
@@ -114,7 +115,7 @@ class _Clock(Counters):
 
     def enter(self, plan: Plan) -> None:
         super().enter(plan)
-        self.plans.add(plan)
+        self.plans[plan] = None
 
     def record(self, step: Step, seconds: float, launches: int = 0) -> None:
         self._inference.setdefault(step, []).append(seconds)

@@ -143,7 +143,8 @@ def selected(layers: Sequence[Explanation], patterns: Sequence[str], nodes: set[
         if not fits:
             every = sorted({name for known in names for name in known})
             close = difflib.get_close_matches(pattern, every, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(close)}?" if close else f"the layers are {', '.join(every[:5])}, ..."
+            some = ", ".join(every[:5]) + (", ..." if every[5:] else "")
+            hint = f"did you mean {', '.join(close)}?" if close else f"the layers are {some}"
             raise InputError("there is no such layer", where=f"--layer {pattern}", hint=hint)
         found.update(fits)
     return [layers[i] for i in sorted(found)]

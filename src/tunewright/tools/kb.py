@@ -297,7 +297,7 @@ def log(
         out.print()
     made = table("date", "action", "what")
     for event in events[-count:]:
-        made.add_row(*(cell(safe(text)) for text in (event.date, event.action, event.what)))
+        made.add_row(*(cell(safe(text)) for text in (f"{event.date[:19]}Z", event.action, event.what)))
     out.print(made if events else "nothing has happened yet")
 
 

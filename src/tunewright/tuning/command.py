@@ -117,8 +117,10 @@ def _attr_text(value: Any, kind: int | None) -> str | None:
         value = value["tuple"]
     many = isinstance(value, list)
     items = [x["float"] if isinstance(x, dict) and set(x) == {"float"} else x for x in (value if many else [value])]
-    wanted = {FLOAT: float, FLOATS: float, INT: int, INTS: int, STRING: str, STRINGS: str}.get(kind or 0)
-    if many != (kind in (FLOATS, INTS, STRINGS)) or not all(type(x) in (wanted, str) for x in items):
+    wanted = {FLOAT: float, FLOATS: float, INT: int, INTS: int, STRING: str, STRINGS: str}
+    if kind not in wanted or many != (kind in (FLOATS, INTS, STRINGS)):
+        return None
+    if not all(type(x) in (wanted[kind], str) for x in items):
         return None
     text = ",".join(repr(x) if isinstance(x, float) else str(x) for x in items)
     return text or None

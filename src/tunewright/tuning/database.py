@@ -6,7 +6,7 @@ The answer for a question follows from a total order (`better`), which depends o
    and worse one therefore demotes a candidate, and nothing is ever overwritten.
 2. Only confirmed measurements answer: their gain was found on samples of their own.
 3. What was measured cold or inside a network comes before what was measured warm, nearer keys before farther ones.
-4. Then the larger lower end of the gain's interval, the larger median of the gain, the shorter time, the smaller digest.
+4. Then the larger lower end of the gain's interval, the larger median of it, the shorter time, the smaller digest.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import SettingsError
@@ -15,6 +15,8 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     import onnx
+
+    from .plugins.tune import Result, State
 
 
 class Core:
@@ -97,6 +99,31 @@ class Core:
         settings = Settings.make(config, self.settings)
         loaded = model if isinstance(model, Model) else self.read_model(model)
         return self._plugin(device).query(loaded, settings)
+
+    def tune(
+        self,
+        model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+        inputs: Mapping[str, Any],
+        device: str = "CPU",
+        budget: float = 60.0,
+        *,
+        config: Mapping[str, Any] | None = None,
+        again: bool = False,
+        report: Callable[[State], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Result:
+        """Tune a model for inputs like these within ``budget`` seconds; what is found is in the user's knowledge base.
+
+        Layers whose answer is known already are left alone, unless ``again``. ``report`` is told how far it is,
+        ``stop`` asked whether to end early: nothing that was found is lost.
+        """
+        from .plugins.tune import tune
+
+        settings = Settings.make(config, self.settings)
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        plugin = self._plugin(device)
+        assert isinstance(plugin, SingleDevice)
+        return tune(plugin, loaded, inputs, settings, budget, again=again, report=report, stop=stop)
 
     def _plugin(self, device: str) -> Plugin:
         if not isinstance(device, str) or not device:

@@ -63,15 +63,18 @@ def model(tmp_path):
     return path
 
 
-def test_the_table_has_a_row_per_layer_and_fits_80_columns(call, model):
+def test_the_table_has_a_row_per_layer_and_fits_80_columns(call, model, monkeypatch):
     code, out, err = call("explain", model, "-s", "n=6", "-n", 2, "-d", "CPU.HOST")
     assert code == 0 and err == ""
     title, *lines = out.splitlines()
     assert title.startswith(f"{model} on CPU.HOST: ")
     assert all(len(line) <= 80 for line in lines)
-    assert lines[1].split() == ["layer", "and", "kernel", "from", "ms", "share", "roof"]
-    rows = [line.split() for line in lines if line.endswith("%")]
-    assert [row[:2] for row in rows] == [["first", "default"], ["second", "default"]]
+    assert lines[1].split() == ["ms"]
+    assert lines[2].split() == ["layer", "and", "kernel", "from", "share", "roof"]
+    assert [line.split()[:2] for line in lines if line.endswith("%")] == [["first", "default"], ["second", "default"]]
+    monkeypatch.setenv("COLUMNS", "120")
+    _, out, _ = call("explain", model, "-s", "n=6", "-n", 2, "-d", "CPU.HOST")
+    rows = [line.split() for line in out.splitlines() if line.endswith("%")]
     assert sum(float(row[3].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.2)
     assert "MatMul + Relu: host.reference" in out and "Layers by origin: 2 default; 1 optimized out." in out
     assert "Roofline of CPU.HOST, measured: " in out and "may be above 100 %" in out
@@ -89,7 +92,12 @@ def test_without_timing_there_are_no_times(call, model):
 def test_what_to_tune_next(call, model):
     _, out, _ = call("explain", model, "-s", "n=6", "-n", 3)
     text = " ".join(out.split())
-    assert "What to tune next" in text and "1. " in text and "default, up to" in text and "candidates" in text
+    assert (
+        "What to tune next" in text
+        and "1. " in text
+        and "default, none of up to" in text
+        and "candidates measured" in text
+    )
     assert "MatMul(f32[6,32], f32[32,48]) -> f32[6,48] | Relu" in text
 
 
@@ -152,8 +160,8 @@ REPORT = {"schema", "model", "device", "config", "inputs", "origins", "time", "c
           "environment"}  # fmt: skip
 LAYER = {
     "name", "op", "inside", "fused", "nodes", "device", "on_host", "inline", "problem", "kernel", "solver", "config",
-    "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "candidates", "time", "roofline",
-    "note",
+    "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "candidates", "measured", "time",
+    "roofline", "note",
 }  # fmt: skip
 EVIDENCE = {"layer", "gain", "control", "confirmed", "default", "ms", "lower_ms", "upper_ms", "samples", "error",
             "regime", "problem", "date", "tool", "digest"}  # fmt: skip
@@ -163,7 +171,7 @@ PARTS = {
     "time": {"ms", "lower_ms", "upper_ms", "calls", "inferences"},
     "roofline": {"flops", "bytes", "peak_flops", "peak_bandwidth", "floor_ms", "bound", "share", "why"},
 }
-NEXT = {"problem", "layers", "ms", "lost_ms", "share", "origin", "tuned", "candidates"}
+NEXT = {"problem", "layers", "ms", "lost_ms", "share", "origin", "measured", "candidates"}
 
 
 def test_json_goes_to_stdout_alone_or_to_a_file(call, model, tmp_path):
@@ -225,7 +233,7 @@ def test_a_measured_layer_shows_its_gain_and_its_evidence(call, model, knowing):
     text = " ".join(out.split())
     assert "origin user knowledge base" in text and "gain 1.50x (1.40 to 1.60) over opencl." in text
     assert "control 1.00x (0.99 to 1.01): the default against itself" in text and "regime cold" in text
-    assert "measured 2026-11-15T12:00:00" in text and "2 configs measured" in text
+    assert "measured 2026-11-15T12:00:00" in text and "measurements of 2 configs kept" in text
     assert "the next answer, user knowledge base (exact)" in text
     for name, value in config.items():
         assert f"{name}={value}" in text
@@ -267,12 +275,14 @@ def test_texts_of_a_row(model, knowing):
     first = layers[0]
     assert origin_lines(first) == "user" and gain_cell(first) == "1.50x\n1.40-1.60"
     other = replace(first, match=Match(Kind.PROVISIONAL, ("software",)))
-    assert origin_lines(other) == "user\nprovisional:\nanother software"
+    assert origin_lines(other) == "user\nprovisional:\nsoftware"
     long = replace(first, fused=("Add", "Mul", "Sigmoid", "Mul", "Add", "Relu"), inside="loop.body")
     assert what_runs(long).startswith("MatMul + Add + Mul + Sigmoid + Mul + 2 more in loop.body: opencl.")
     about = summary([first, other])
-    assert about.origins == {"user knowledge base": 1, "user knowledge base, provisional": 1}
-    assert [row.tuned for row in about.next] == [False, True], "what was measured here comes last"
+    assert about.origins == {"user knowledge base": 1, "user knowledge base (provisional)": 1}
+    new = replace(first, match=None, found=None, measured=0, origin="default", name="new")
+    assert gain_cell(new) == "-" and gain_cell(replace(new, measured=2)) == "none"
+    assert [row.layers for row in summary([first, new]).next] == [("new",), ("first",)], "what was measured comes last"
     assert about.seconds == 2 * first.timing.seconds
 
 

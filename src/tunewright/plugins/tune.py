@@ -4,13 +4,14 @@
 2. *Search*: layer by layer, the dearest first; each gets the part of the time left that its own has among the layers to
    come. What a search finds goes into the user's knowledge base at once: stopping loses nothing.
 3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
-   per layer. A kernel that wins by itself and loses here, between its neighbours, is measured as what it is here.
+   per layer. A kernel that wins by itself and loses here, between its neighbours, does not answer any more.
 4. *Whole*: the network with all winners against the present one, uninstrumented. If it is not faster, changes are
    taken back by halves until what remains is.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ import numpy as np
 from ..devices.base import Device
 from ..errors import DatabaseError, InputError
 from ..frontend.model import Model
+from ..ir.types import DType
+from ..ops.tolerance import TOLERANCES, deviation
 from ..runtime.plan import Step
 from ..runtime.program import Program
 from ..runtime.request import CompiledModel, InferRequest
@@ -97,6 +100,8 @@ class Result:
     after: float
     #: before through after, in pairs; None when nothing changed or nothing was measured
     gain: Ratio | None
+    #: largest difference between the outputs of both, relative to the largest element; what the layers promised holds
+    error: float
     #: layers whose change was taken back
     undone: list[Layer]
     #: it was stopped before the end
@@ -178,12 +183,15 @@ class _Tuning:
     # ---- phases -------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        present = self.profile()
+        self.profile()
         for name, phase in (("search", self.search), ("network", self.network)):
             begin = self.elapsed
-            phase()
+            try:
+                phase()
+            except KeyboardInterrupt:  # what was found is stored already
+                self.stopped = True
             self.spent[name] = self.elapsed - begin
-        return self.whole(present)
+        return self.whole()
 
     def compile(self, pins: Mapping[str, Candidate], counters: bool) -> InferRequest:
         settings = Settings.make({"PERF_COUNT": counters}, self.settings)
@@ -192,7 +200,7 @@ class _Tuning:
         request.infer(self.values)  # plans and kernels are made now
         return request
 
-    def profile(self) -> InferRequest:
+    def profile(self) -> None:
         """The layers with their times."""
         self.tell("profile")
         request = self.compile({}, counters=True)
@@ -210,7 +218,6 @@ class _Tuning:
             layer.seconds += float(np.median([run.get(name, 0.0) for run in runs]))
         self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
         self.spent["profile"] = self.elapsed
-        return request
 
     def search(self) -> None:
         """Look for better kernels, where most time goes first."""
@@ -268,9 +275,13 @@ class _Tuning:
                 theirs = _sums(samples[k], layer.nodes)
                 ratio = statistics.ratio(mine, theirs, ALPHA / len(changed))
                 layer.network[candidate] = ratio
-                self._record(layer, candidate, theirs, ratio)
-            best = max(layer.network, key=lambda c, layer=layer: layer.network[c].median)  # type: ignore[misc]
-            layer.chosen = best if layer.network[best].low >= 1 else None
+                if ratio.low >= 1 or ratio.median < 1:  # what the network left open stays as the search found it
+                    self._record(layer, candidate, theirs, ratio)
+            layer.chosen = max(
+                (c for c, ratio in layer.network.items() if ratio.low >= 1 or (ratio.median > 1 and _sure(layer, c))),
+                key=lambda c, layer=layer: layer.network[c].median,  # type: ignore[misc]
+                default=None,
+            )
 
     def _rivals(self, layer: Layer) -> list[Candidate]:
         """Candidates that seem faster than what the layer uses now, the best first."""
@@ -300,19 +311,21 @@ class _Tuning:
         except DatabaseError as error:
             warn(f"what is tuned is lost when this process ends: {error}")
 
-    def whole(self, present: InferRequest) -> Result:
+    def whole(self) -> Result:
         """The network with every change against the one without; changes are taken back until it is no slower."""
         begin = self.elapsed
         undone: list[Layer] = []
         changed = [layer for layer in self.layers if layer.chosen is not None]
         old = self.compile({}, counters=False) if changed and not self.stopped else None
-        gain, before, after = None, float("nan"), float("nan")
+        gain, before, after, error = None, float("nan"), float("nan"), 0.0
         while changed and old is not None:
             self.tell("whole")
             pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
-            a, b = self._duel(old, self.compile(pins, counters=False))
+            new = self.compile(pins, counters=False)
+            right, error = _agree(old.infer(self.values), new.infer(self.values))
+            a, b = self._duel(old, new)
             gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(a)), float(np.median(b))
-            if gain.median >= 1 or self.stopped:
+            if right and (gain.median >= 1 or self.stopped):
                 break
             # the half whose gains are least certain goes back
             changed.sort(key=lambda layer: layer.network[layer.chosen].low if layer.chosen else 1.0)
@@ -325,7 +338,7 @@ class _Tuning:
         elif not changed:
             after = before
         self.spent["whole"] = self.elapsed - begin
-        return Result(self.layers, before, after, gain, undone, self.stopped, self.spent)
+        return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
     def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
         samples: tuple[list[float], list[float]] = ([], [])
@@ -369,8 +382,28 @@ def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:
     return {row.name: row.device_seconds + row.host_seconds for row in request.get_profiling_info() if row.calls}
 
 
+def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, float]:
+    """Whether two networks' outputs are equal within the table of tolerances, and how far they are apart."""
+    worst, right = 0.0, True
+    for name, a in mine.items():
+        b = other[name]
+        if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or a.dtype == object:
+            continue  # sequences and texts are made of tensors that went through kernels that were checked
+        error = deviation(b, a) if a.shape == b.shape else math.inf
+        limit = TOLERANCES.get(DType.of_numpy(a.dtype))
+        right = right and error <= (limit.network if limit is not None else 0.0)
+        worst = max(worst, error)
+    return right, worst
+
+
 def _sums(samples: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[float]:
     return [sum(sample.get(name, 0.0) for name in nodes) for sample in samples]
+
+
+def _sure(layer: Layer, candidate: Candidate) -> bool:
+    """The search confirmed it."""
+    records = layer.outcome.records if layer.outcome is not None else ()
+    return any(m.evidence.confirmed and _is(m, candidate) for m in records)
 
 
 def _is(m: Measurement, candidate: tuple[str, Config]) -> bool:

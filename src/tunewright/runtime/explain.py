@@ -206,7 +206,8 @@ class _Layers:
         return replace(
             bare, solver=choice.solver.id, config=Config(choice.config), match=choice.match, found=asked.proof,
             runner_up=asked.runner_up(), solvers=asked.opinions(), barred=asked.barred(), nearest=choice.nearest,
-            candidates=asked.candidates(), roofline=self._roofline(plan, step, problem, timing),
+            candidates=asked.candidates(), measured=asked.measured(),
+            roofline=self._roofline(plan, step, problem, timing),
         )  # fmt: skip
 
     def _choice(self, plan: Plan, step: Step) -> tuple[Problem | None, Choice | None, str, list[str]]:

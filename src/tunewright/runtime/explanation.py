@@ -66,7 +66,7 @@ class Opinion:
     #: of what was measured, or the default of one that accepts
     config: Config | None = None
     found: Proof | None = None
-    #: how many of its configs were measured for this problem on this device
+    #: of how many of its configs a knowledge base has measurements for this problem on this device
     measured: int = 0
 
 
@@ -149,6 +149,8 @@ class Explanation:
     nearest: str = ""
     #: among how many candidates (solver and config) a search could choose at most; constraints may leave fewer
     candidates: int = 0
+    #: of how many a knowledge base has measurements for this problem on this device (sessions keep their leaders')
+    measured: int = 0
     timing: Timing | None = None
     roofline: Roofline = field(default_factory=Roofline)
     #: what else there is to know
@@ -188,6 +190,7 @@ class Explanation:
             "barred": [{"solver": b.solver, "config": dict(b.config), "why": b.why} for b in self.barred],
             "nearest": self.nearest,
             "candidates": self.candidates,
+            "measured": self.measured,
             "time": None if self.timing is None else _timing(self.timing),
             "roofline": _roofline(self.roofline),
             "note": self.note,

@@ -72,6 +72,10 @@ class Asked:
         accepting = self.tuner.ask(self.problem, self.device)[0]
         return sum(s.space(self.problem, self.device.target).combinations for s in accepting if not s.host)
 
+    def measured(self) -> int:
+        """How many candidates were measured."""
+        return len({(p.measurement.key.solver, p.measurement.config) for p in self.stored})
+
     def barred(self) -> tuple[Barred, ...]:
         """Candidates that must not run here."""
         known = {s.id: s for s in _concerned(self.problem.op, self.tuner)}

@@ -214,17 +214,15 @@ def _progress(before: str) -> Iterator[Callable[[str], None]]:
 
 
 def _json(report: Report) -> dict[str, Any]:
-    from ..tuning.command import to_line
-
     tuned, work, chosen = report.tuned, report.work, report.chosen
     return {
         "problem": report.problem.key(),
-        "command": to_line(report.problem),
+        "command": _line(report.problem),
         "regime": {"kind": report.regime.kind, "copies": report.regime.copies, "bytes": report.regime.nbytes},
         "work": None if isinstance(work, str) else {"flops": work.flops, "bytes": work.bytes},
         "rounds": report.rounds,
         "default": report.default.solver,
-        "chosen": {"solver": chosen.solver, "config": dict(chosen.config), "origin": chosen.origin},
+        "chosen": {"solver": chosen.solver, "config": dict(chosen.config), "origin": report.origin},
         "kernels": [_entrant(e) for e in report.entrants],
         "refused": dict(report.refused),
         "tuned": None
@@ -242,12 +240,20 @@ def _json(report: Report) -> dict[str, Any]:
     }
 
 
+def _line(problem: Problem) -> str | None:
+    """The command that poses it; one that was read from a file may be too long for a shell."""
+    from ..tuning.command import to_line
+
+    with contextlib.suppress(InputError):
+        return to_line(problem)
+    return None
+
+
 def _entrant(e: Entrant) -> dict[str, Any]:
     found = e.quartiles
     return {
         "solver": e.solver,
         "config": dict(e.config),
-        "origin": e.origin,
         "status": str(e.status),
         "why": e.attempt.why or None,
         "seconds": dict(zip(("lower", "median", "upper"), found, strict=True)) if found else None,
@@ -267,25 +273,24 @@ def _print(report: Report, device: str) -> None:
     data = f"{size(regime.nbytes)} in {regime.copies} {'copy' if regime.copies == 1 else 'copies'}"
     out.print(cell(f"{device}; {counted}; {regime.kind}, {data}; {plural(report.rounds, 'round')}"), soft_wrap=True)
     out.print()
-    made = table("kernel", ">median ms", ">quartiles", ">speed", ">GFLOP/s", ">GB/s", ">error")
+    made = table("solver", ">ms", ">quartiles", ">speed", ">GFLOP/s", ">GB/s", ">error")
     for e in report.entrants:
         found = e.quartiles
         if found is None:
             continue
         rates = ["-", "-"] if isinstance(work, str) else [f"{x / found[1] / 1e9:.1f}" for x in (work.flops, work.bytes)]
-        spread = "one probe" if e.attempt.probed else f"{milliseconds(found[0])} - {milliseconds(found[2])}"
+        spread = "one probe" if e.attempt.probed else f"{milliseconds(found[0])}-{milliseconds(found[2])}"
         speed = f"{e.speed.median:.2f}" if e.speed is not None else f"{_rough(report, found[1])}"
-        made.add_row(cell(e.solver), milliseconds(found[1]), spread, speed, *rates, f"{e.attempt.error:.1e}")
+        name = f"{e.solver} (chosen)" if e is report.chosen and e is not report.default else e.solver
+        made.add_row(cell(name), milliseconds(found[1]), spread, speed, *rates, f"{e.attempt.error:.0e}")
     out.print(made)
     out.print()
     for e in report.entrants:
         if e.quartiles is None:
             out.print(cell(f"{e.solver}: {str(e.status).lower()}: {safe(e.attempt.why)}"), style="red", soft_wrap=True)
-    for e in report.entrants:
-        if e is report.default or e is report.chosen or e.origin != "default":
-            name = "chosen" if e is report.chosen else "default"
-            origin = f" ({e.origin})" if e is report.chosen else ""
-            out.print(cell(f"{name}: {e.solver} {config_text(e.config)}".rstrip() + origin), soft_wrap=True)
+    out.print(cell(f"default: {_kernel(report.default)}"), soft_wrap=True)
+    if report.chosen is not report.default:
+        out.print(cell(f"chosen: {_kernel(report.chosen)} ({report.origin})"), soft_wrap=True)
     if report.tuned is not None:
         out.print(cell(f"tuned: {plural(report.tuned.attempted, 'candidate')}; {report.tuned.reason}"), soft_wrap=True)
     elif report.untunable:
@@ -295,6 +300,10 @@ def _print(report: Report, device: str) -> None:
         for name, why in report.refused.items():
             out.print(cell(f"{name} refuses: {short(safe(why))}"), style="dim", soft_wrap=True)
     out.print()
+
+
+def _kernel(e: Entrant) -> str:
+    return f"{e.solver} {config_text(e.config)}".rstrip()
 
 
 def _rough(report: Report, seconds: float) -> str:
@@ -307,9 +316,10 @@ def _register() -> None:
     from ..tuning.command_form import CLASSES
 
     for title, about in CLASSES.items():
+        example = f"Example: tunewright driver {about.example}"
         app.command(
             title,
-            help=f"{about.about} Without any options it says which there are.\n\nExample: tunewright driver {about.example}",
+            help=f"{about.about} Without options it says which there are.\n\n{example}",
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         )(_command(title))
 

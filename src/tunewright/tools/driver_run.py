@@ -37,8 +37,6 @@ class Entrant:
 
     solver: str
     config: Config
-    #: why it takes part: it is the solver's default, or an answer of a knowledge base
-    origin: str
     attempt: Attempt
     #: seconds of each round of the race; a probe's where it was not in it
     samples: Sequence[float] = ()
@@ -73,9 +71,10 @@ class Report:
     """What is known of a problem now."""
 
     problem: Problem
-    #: what runs when nothing is known, and what would be chosen now
+    #: what runs when nothing is known, what would be chosen now, and where that comes from
     default: Entrant
     chosen: Entrant
+    origin: str
     regime: Regime
     #: arithmetic and traffic of one execution, or why nobody has counted them
     work: Work | str
@@ -97,6 +96,7 @@ def examine(
     from ..search.space import Config
     from ..tuning.ceilings import work_of
     from ..tuning.isolated import measurer_for
+    from ..tuning.tuner import Origin
 
     default = tuner.default(problem, device)
     measurer = measurer_for(device, settings)
@@ -107,30 +107,25 @@ def examine(
         raise DeviceError(f"it cannot be measured: {refusal}", where=problem.key()[:300])
     best = None if default.solver.host else tuner.known(problem, device, default).best
     accepting, refused = tuner.ask(problem, device)
-    offers = [(default.solver, default.config)]
-    offers += [(s, s.default(problem, device.target)) for s in accepting if s is not default.solver]
-    origins = ["default"] * len(offers)
-    names = [(s.id, Config(c)) for s, c in offers]
-    if best is not None and (best.solver.id, Config(best.config)) not in names:
-        offers.append((best.solver, best.config))
-        origins.append(best.layer)
+    offers = [(default.solver, Config(default.config))]
+    offers += [(s, Config(s.default(problem, device.target))) for s in accepting if s is not default.solver]
+    picked = offers[0] if best is None else (best.solver, Config(best.config))
+    offers += [picked] if picked not in offers else []
     entrants: list[Entrant] = []
     limit = float("inf")
-    for n, ((solver, config), origin) in enumerate(zip(offers, origins, strict=True), 1):
+    for n, (solver, config) in enumerate(offers, 1):
         tell(f"{n} of {len(offers)}: {solver.id}")
         attempt = measurer.attempt((solver.id, config), limit)
-        entrants.append(Entrant(solver.id, Config(config), origin, attempt, attempt.samples, host=solver.host))
+        entrants.append(Entrant(solver.id, config, attempt, attempt.samples, host=solver.host))
         if n == 1 and attempt.samples:
             limit = FAR * min(attempt.samples)
     rounds = _race(measurer, entrants, tell)
-    by_name = {(e.solver, e.config): e for e in entrants}
-    chosen = by_name[(best.solver.id, Config(best.config)) if best is not None else names[0]]
-    if best is not None:
-        chosen.origin = best.layer if chosen is not entrants[0] else chosen.origin
-    first = entrants[0]
+    first, chosen = entrants[0], entrants[offers.index(picked)]
+    origin = Origin.DEFAULT.value if best is None else best.layer
     entrants.sort(key=lambda e: (q[1] if (q := e.quartiles) else float("inf"), e.solver))
-    work = work_of(problem)
-    return Report(problem, first, chosen, measurer.regime(), work, entrants, refused, rounds, tuned, untunable)
+    return Report(
+        problem, first, chosen, origin, measurer.regime(), work_of(problem), entrants, refused, rounds, tuned, untunable
+    )
 
 
 def _tune(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..runtime.explain import Explanation, Opinion, Proof, RunnerUp
     from ..tuning.ceilings import Ceilings
 
+#: columns of a terminal from which on a row may be long
+WIDE = 100
 #: problems that are named as worth tuning
 NEXT = 3
 #: fused operations, nodes and layers that are named one by one
@@ -37,8 +39,8 @@ class Next:
     #: of that time, what is not accounted for by the roofline
     lost: float
     origin: str
-    #: it was searched for here already
-    tuned: bool
+    #: how many candidates were measured here already, of at most how many
+    measured: int
     candidates: int
 
     @property
@@ -53,7 +55,7 @@ class Next:
             "lost_ms": self.lost * 1e3,
             "share": self.share,
             "origin": self.origin,
-            "tuned": self.tuned,
+            "measured": self.measured,
             "candidates": self.candidates,
         }
 
@@ -109,7 +111,7 @@ def _place(each: Explanation) -> str:
 
 
 def _group(each: Explanation) -> str:
-    return f"{each.origin}, provisional" if each.match is not None and each.match.differs else each.origin
+    return f"{each.origin} (provisional)" if each.match is not None and each.match.differs else each.origin
 
 
 def _next(layers: Iterable[Explanation]) -> list[Next]:
@@ -126,10 +128,9 @@ def _next(layers: Iterable[Explanation]) -> list[Next]:
     rows = []
     for (problem, _, why), some in found.items():
         names = tuple(each.name for each, _, _ in some)
-        tuned = some[0][0].match is not None and not some[0][0].match.differs
         seconds, lost = sum(seconds for _, seconds, _ in some), sum(lost for _, _, lost in some)
-        rows.append(Next(problem, names, seconds, lost, why, tuned, some[0][0].candidates))
-    rows.sort(key=lambda row: (row.tuned, -row.lost))
+        rows.append(Next(problem, names, seconds, lost, why, some[0][0].measured, some[0][0].candidates))
+    rows.sort(key=lambda row: (row.measured > 0, -row.lost))
     return [row for row in rows[:NEXT] if row.lost > 0]
 
 
@@ -141,7 +142,7 @@ def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> Non
     out = console()
     out.print(cell(title), style="bold", soft_wrap=True)
     out.print()
-    out.print(layers_table(layers, about))
+    out.print(layers_table(layers, about, wide=out.width >= WIDE))
     out.print()
     for text in totals(about):
         out.print(cell(text))
@@ -156,25 +157,26 @@ def next_grid(rows: Sequence[Next]) -> Table:
 
     made = Table.grid(padding=(0, 1))
     for number, row in enumerate(rows, 1):
-        what = f"{_some(row.layers)}: {milliseconds(row.seconds)} ms at {row.share:.0%}, {row.origin}"
-        made.add_row(f"{number}.", stacked(f"{what}, up to {plural(row.candidates, 'candidate')}", problem_text(row.problem)))
+        what = f"{_some(row.layers)}: {milliseconds(row.seconds)} ms at {row.share:.0%}, {row.origin}, "
+        what += candidates_text(row.candidates, row.measured)
+        made.add_row(f"{number}.", stacked(what, problem_text(row.problem)))
     return made
 
 
-def layers_table(layers: Sequence[Explanation], about: Summary) -> Table:
-    """Columns that would be empty are left out."""
+def layers_table(layers: Sequence[Explanation], about: Summary, wide: bool = True) -> Table:
+    """Columns that would be empty are left out; where it is not ``wide``, time and share stand beneath each other."""
     shown = [each for each in layers if each.origin != OPTIMIZED_OUT]
-    gains = any(each.found is not None for each in shown)
+    gains = any(each.found is not None or _stays(each) for each in shown)
     timed, roofed = about.inferences > 0, any(each.roofline.share is not None for each in shown)
-    columns = ["layer and kernel", "from", *([">gain"] if gains else []), *([">ms", ">share"] if timed else [])]
-    made = table(*columns, *([">roof"] if roofed else []))
+    times = [">ms", ">share"] if wide else [">ms\nshare"]
+    made = table("layer and kernel", "from", *([">gain"] * gains), *(times * timed), *([">roof"] * roofed))
     made.columns[1].no_wrap = True
     for each in shown:
         cells: list[Any] = [stacked(safe(each.name), what_runs(each)), cell(origin_lines(each))]
         if gains:
             cells.append(gain_cell(each))
         if timed:
-            cells += time_cells(each, about)
+            cells += time_cells(each, about) if wide else ["\n".join(time_cells(each, about))]
         if roofed:
             cells.append("-" if each.roofline.share is None else f"{each.roofline.share:.0%}")
         made.add_row(*cells)
@@ -196,20 +198,22 @@ def origin_lines(each: Explanation) -> str:
     """For a narrow column."""
     lines = [_ORIGINS.get(each.origin, each.origin)]
     if each.match is not None and each.match.differs:
-        lines += ["provisional:", *(f"another {name}" for name in each.match.differs)]
+        lines += ["provisional:", *each.match.differs]
     return "\n".join(lines)
 
 
 def gain_cell(each: Explanation) -> str:
-    if each.found is None:
-        return "-"
-    return "none" if _is_default(each) else gain_lines(each.found.measurement.evidence.gain)
+    if _stays(each):
+        return "none"
+    return "-" if each.found is None else gain_lines(each.found.measurement.evidence.gain)
 
 
-def _is_default(each: Explanation) -> bool:
-    """It was measured, and what it was measured against is itself."""
+def _stays(each: Explanation) -> bool:
+    """It was measured, and nothing was found faster than the default."""
     if each.found is None:
-        return False
+        return each.measured > 0
+    if each.match is not None and each.match.differs:
+        return False  # the default there need not be the default here
     m = each.found.measurement
     return (m.key.solver, m.config) == m.evidence.default
 
@@ -274,7 +278,8 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
     yield "device", _place(each)
     if each.solver:
         yield "kernel", candidate_text(each.solver, each.config)
-    yield "origin", f"{each.why}: nothing is faster than the default" if _is_default(each) else each.why
+    stays = ": nothing that was measured is faster than the default beyond noise"
+    yield "origin", f"{each.why}{stays}" if _stays(each) else each.why
     if each.found is not None:
         yield from proof_rows(each.found)
     if each.nearest:
@@ -283,13 +288,19 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
         yield "solvers", f"nobody was asked: {each.solvers[0].why}"
     if each.solver:
         yield "runner-up", runner_up_text(each.runner_up)
-        candidates = f"up to {plural(each.candidates, 'candidate')}"
-        yield "search", candidates if each.candidates else "never tuned: it runs on the host"
+        some = candidates_text(each.candidates, each.measured)
+        yield "search", some if each.candidates else "never tuned: it runs on the host"
     for one in each.barred:
         yield "barred", f"{candidate_text(one.solver, one.config)}, {safe(one.why)}"
     yield from time_rows(each, about)
     if each.note:
         yield "note", safe(each.note)
+
+
+def candidates_text(candidates: int, measured: int) -> str:
+    """Of a search; a knowledge base keeps the measurements of its leaders alone."""
+    kept = f"measurements of {measured} kept" if measured else "none measured"
+    return f"up to {plural(candidates, 'candidate')}, {kept}"
 
 
 def candidate_text(solver: str, config: Mapping[str, Any]) -> str:
@@ -353,4 +364,4 @@ def opinion_text(one: Opinion) -> str:
     text = safe(one.why)
     if one.state is State.MEASURED and one.found is not None:
         text = f"{config_text(one.config or {})}: {gain_text(one.found.measurement.evidence.gain)}, {text}"
-    return f"{text}; {plural(one.measured, 'config')} measured" if one.measured else text
+    return f"{text}; measurements of {plural(one.measured, 'config')} kept" if one.measured else text

@@ -297,6 +297,7 @@ class Local(Measurer):
         ring, queue = self._made(), self._queue
         slots = ring.take(count)
         calls = [binding.calls[slot] for slot in slots]
+        queue.finish()  # poison may still be on its way to a device with memory of its own
         if self.timing is not None:
             self.timing("begin")
         start = queue.now()

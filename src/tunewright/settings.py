@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .errors import SettingsError
@@ -142,6 +143,24 @@ class Settings:
     def get(self, key: str) -> Any:
         """The value of a key; an unknown key names the closest one."""
         return getattr(self, _field(key, "property").name)
+
+
+#: kind of folder -> the variable that names it, and where it is below the home folder without one
+_FOLDERS = {
+    "data": ("XDG_DATA_HOME", ".local/share"),
+    "cache": ("XDG_CACHE_HOME", ".cache"),
+    "config": ("XDG_CONFIG_HOME", ".config"),
+}
+
+
+def own_folder(kind: str) -> Path:
+    """The user's folder for our data, cache or config. It need not exist."""
+    try:
+        import platformdirs
+    except ImportError:  # where Tunewright runs from its source, with what is there
+        variable, below = _FOLDERS[kind]
+        return Path(os.environ.get(variable) or Path.home() / below) / "tunewright"
+    return Path(getattr(platformdirs, f"user_{kind}_dir")("tunewright", appauthor=False))
 
 
 def export(name: str, value: str) -> None:

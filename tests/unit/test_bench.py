@@ -31,7 +31,7 @@ def problem(op: str, *types: Any, out: Any, constant: Sequence[int] = (), **attr
 
 
 def conv() -> Problem:
-    x, y = (TensorType(F, (1, 20, 14, 14), blocked(8)) for _ in range(2))
+    x, y = (TensorType(F, (1, 20, 14, 14), blocked(open_device("CPU").target.vector_bytes // 4)) for _ in range(2))
     return problem("Conv", x, (20, 20, 3, 3), out=y, constant=[1], pads=(1, 1, 1, 1))
 
 

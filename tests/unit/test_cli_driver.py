@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from tunewright import Core, tools
 from tunewright.plugins.single import open_device
@@ -231,17 +231,15 @@ def test_a_wrong_command_does_not_stop_the_others(drive, tmp_path):
 
 
 def model() -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    weights = numpy_helper.from_array(rng.standard_normal((96, 256), np.float32), "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 96])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 256])
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Softmax", ["p"], ["y"], axis=-1)]
-    graph = helper.make_graph(nodes, "g", [x], [y], [weights])
+    """One layer, whose default is slower than other candidates by more than noise makes."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32, 64, 64]) for name in "xy")
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 1])
+    graph = helper.make_graph([node], "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def steps(compiled):
-    compiled({"x": np.ones((64, 96), np.float32)})
+    compiled({"x": np.ones((1, 32, 64, 64), np.float32)})
     return [s for plan in compiled.program.plans for s in plan.steps if s.choice is not None]
 
 
@@ -264,15 +262,16 @@ def test_dump_then_tune_elsewhere_then_merge_then_use(results, tmp_path, monkeyp
     dumped, reasons = dump.read("d")
     logged = [p for line in done.stderr.splitlines() if (p := from_line(line)) is not None]
     planned = {Problem.of(s.node) for s in steps(Core().compile_model(model()))}
-    assert not reasons and set(dumped) == set(logged) == planned and len(logged) == len(planned) == 2
+    assert not reasons and set(dumped) == set(logged) == planned and len(logged) == len(planned) == 1
     assert [to_line(p) for p in logged] == [line for line in done.stderr.splitlines() if line.startswith("tunewright")]
 
-    for seconds in (2, 6, 18):  # the machine may be busy
+    for seconds in (3, 6, 12, 24):  # the machine may be busy
         code, found = results("--commands", "log.txt", "--tune", "--seconds", seconds)
-        assert code == 0 and {row["problem"] for row in found.values()} == {p.key() for p in planned}
-        if answered(tmp_path / "user"):
+        (row,) = found.values()
+        assert code == 0 and row["problem"] == logged[0].key() and row["tuned"]["records"]
+        if row["tuned"]["attempted"] > 1 and answered(tmp_path / "user"):
             break
-    assert all(row["tuned"]["attempted"] > 2 and row["tuned"]["records"] for row in found.values()), found
+    assert row["tuned"]["attempted"] > 1
     here = {s.node.op: s.choice for s in steps(Core().compile_model(model()))}
     for op, row in results("--commands", "log.txt")[1].items():
         chosen = row["chosen"]

@@ -92,12 +92,8 @@ def test_without_timing_there_are_no_times(call, model):
 def test_what_to_tune_next(call, model):
     _, out, _ = call("explain", model, "-s", "n=6", "-n", 3)
     text = " ".join(out.split())
-    assert (
-        "What to tune next" in text
-        and "1. " in text
-        and "default, none of up to" in text
-        and "candidates measured" in text
-    )
+    assert "What to tune next" in text and "1. " in text
+    assert "default, up to" in text and "candidates, none measured" in text
     assert "MatMul(f32[6,32], f32[32,48]) -> f32[6,48] | Relu" in text
 
 

@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from ..settings import Settings
+from ..settings import Settings, own_folder
 
 Key = Mapping[str, str] | str
 
@@ -264,9 +264,7 @@ _OPEN = threading.Lock()
 
 def default_folder() -> Path:
     """Where kernels are kept when CACHE_DIR says nothing."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("tunewright")) / "kernels"
+    return own_folder("cache") / "kernels"
 
 
 # The container
@@ -348,9 +346,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _secret() -> bytes:
     """The user's key, made on first use: by one process, whoever comes first."""
-    import platformdirs
-
-    path = Path(platformdirs.user_config_dir("tunewright")) / "kernel-cache.key"
+    path = own_folder("config") / "kernel-cache.key"
     for _ in range(3):
         found = _read_secret(path)
         if found is not None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..settings import exported, is_exported
+from ..settings import exported, is_exported, own_folder
 from . import kernel_cache
 from .kernel_cache import KernelCache, is_inside
 
@@ -325,9 +325,7 @@ def _make() -> Private | None:
 
 def _places() -> Iterator[Path]:
     """Folders for a process's files, the best first: code must run from there."""
-    import platformdirs
-
-    candidates = [Path(platformdirs.user_cache_dir("tunewright"))]
+    candidates = [own_folder("cache")]
     with contextlib.suppress(OSError):
         candidates.insert(0, Path(tempfile.gettempdir()))
     for place in candidates:

@@ -100,11 +100,12 @@ def examine(
 
     default = tuner.default(problem, device)
     measurer = measurer_for(device, settings)
-    tuned, untunable = _tune(problem, device, tuner, default, tell) if tune else (None, "")
     tell("making inputs and what the reference makes of them")
     refusal = measurer.pose(problem, settings.tune_seed, settings.tune_regime.lower())
     if refusal is not None:
         raise DeviceError(f"it cannot be measured: {refusal}", where=problem.key()[:300])
+    # Tuning poses the problem in the same way; the worker has started by now, so that its time goes to the candidates.
+    tuned, untunable = _tune(problem, device, tuner, default, tell) if tune else (None, "")
     best = None if default.solver.host else tuner.known(problem, device, default).best
     accepting, refused = tuner.ask(problem, device)
     offers = [(default.solver, Config(default.config))]

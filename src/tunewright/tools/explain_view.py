@@ -343,7 +343,8 @@ def time_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]]
     if roof.share is not None and roof.ceilings is not None:
         top = roof.ceilings
         peak = f"{top.flops / 1e9:,.0f} GFLOP/s" if roof.bound == "arithmetic" else f"{top.bandwidth / 1e9:,.1f} GB/s"
-        floor = f"at least {milliseconds(roof.floor)} ms at {peak}, bound by {roof.bound}"
+        least = f"{milliseconds(roof.floor)} ms" if roof.floor >= 1e-6 else f"{roof.floor * 1e9:.3g} ns"
+        floor = f"at least {least} at {peak}, bound by {roof.bound}"
         above = "; less arithmetic (Winograd) or data from a cache" if roof.share > 1 else ""
         yield "roofline", f"{roof.share:.0%}: {floor}{above}"
     elif each.solver:

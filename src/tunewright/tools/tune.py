@@ -192,7 +192,8 @@ def picture(state: State) -> RenderableType:
                 best = layer.seconds * p.best_seconds / p.default_seconds
             now = f"{p.phase}, {p.attempted} tried, {max(0.0, p.budget - p.elapsed):.0f} s left"
         share = f"{layer.seconds / total:.0%}"
-        made.add_row(cell(title(layer)), cell(layer.problem.op), share, milliseconds(layer.seconds), milliseconds(best), cell(now))
+        times = milliseconds(layer.seconds), milliseconds(best)
+        made.add_row(cell(title(layer)), cell(layer.problem.op), share, *times, cell(now))
     return Group(Text(head), made)
 
 
@@ -234,7 +235,8 @@ def show(result: Result) -> None:
     for layer in shown:
         gain = f"{layer.gain:.2f}x" if layer.chosen is not None else "-"
         share = f"{layer.seconds / total:.0%}"
-        made.add_row(cell(title(layer)), cell(layer.problem.op), share, milliseconds(layer.seconds), gain, cell(_kernel(layer)))
+        time = milliseconds(layer.seconds)
+        made.add_row(cell(title(layer)), cell(layer.problem.op), share, time, gain, cell(_kernel(layer)))
     if shown:
         out.print(made)
         out.print()

@@ -179,6 +179,6 @@ def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1
             return found
         if last and unknown(gain):
             return Confirmation(Verdict.SHORT, gain, control)
-        if last and noise >= max(gain.median, LEAST_GAIN):
+        if last and noise >= gain.median >= LEAST_GAIN:
             return Confirmation(Verdict.NOISY, gain, control)
     return found

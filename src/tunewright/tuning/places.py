@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
-from ..settings import Settings
+from ..settings import Settings, own_folder
 from .database import Database
 
 _OPEN: dict[tuple[str, Path], Database] = {}
@@ -17,9 +17,7 @@ def user_folder(settings: Settings) -> Path:
     named = settings.user_db_path or settings.tune_bank_path
     if named:
         return Path(named).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("tunewright", appauthor=False))
+    return own_folder("data")
 
 
 def system_folder(settings: Settings) -> Path:

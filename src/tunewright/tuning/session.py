@@ -16,7 +16,7 @@ from ..search.base import Status
 from ..solvers.base import Config, Problem, Solver
 from ..solvers.base import solvers as registered
 from . import evidence
-from .contest import ALPHA, Confirmation, Contest, Verdict, confirm, race
+from .contest import ALPHA, FUTILE, Confirmation, Contest, Verdict, confirm, race
 from .hunt import Found, Hunt, Tried, plain
 from .measure import Candidate, Measurer
 from .progress import Progress, Watch
@@ -234,6 +234,8 @@ class _Session:
         if found is None:
             if self.watch.stopped:
                 return "stopped before anything was confirmed"
+            if self._too_short(raced):
+                return "the time was too short to compare anything with the default"
             return "nothing else is near" if len(raced.entrants) == 2 else "no significant gain in the race"
         solver, config = final.entrants[2]
         gain, control = found.gain, found.control
@@ -249,6 +251,13 @@ class _Session:
             return None
         return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
 
+    def _too_short(self, raced: Contest) -> bool:
+        """The time was over before another candidate was attempted, or before a race could tell anything."""
+        if self.watch.left(SEARCH_SHARE) > 0:
+            return False
+        alone = len({t.candidate for t in self.hunt.tried}) == 1
+        return alone or any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
+
     # ---- records ----------------------------------------------------------------------------------------------
 
     def _records(
@@ -256,7 +265,8 @@ class _Session:
     ) -> tuple[Measurement, ...]:
         control = found.control if found is not None else raced.gain(1, ALPHA)
         # A default that was not beaten because nobody could tell is no answer: the next session may try again.
-        open_ = self.watch.stopped or (found is not None and found.verdict in (Verdict.NOISY, Verdict.SHORT))
+        open_ = found.verdict in (Verdict.NOISY, Verdict.SHORT) if found is not None else self._too_short(raced)
+        open_ = open_ or self.watch.stopped
         own = final.samples[0] or raced.samples[0]
         made = [self.measurement(baseline.candidate, own, Ratio.one(), control, not open_, baseline.candidate)]
         if found is not None:

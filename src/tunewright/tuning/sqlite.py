@@ -43,8 +43,9 @@ _TABLES = {
 _SCHEMA = {*_TABLES.items(), ("sqlite_autoindex_records_1", None)}
 #: A row that is there already is written again only if something has happened to it.
 _ADD = (
-    "INSERT INTO records VALUES (?1, ?2, ?3, ?4) ON CONFLICT (digest)"
-    " DO UPDATE SET kind = ?2, family = ?3, text = ?4 WHERE kind IS NOT ?2 OR family IS NOT ?3 OR text IS NOT ?4"
+    "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (digest)"
+    " DO UPDATE SET kind = excluded.kind, family = excluded.family, text = excluded.text"
+    " WHERE kind IS NOT excluded.kind OR family IS NOT excluded.family OR text IS NOT excluded.text"
 )
 
 #: A page holds a few records whole, so that each can be found in the bytes of a broken file.

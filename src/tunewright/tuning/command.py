@@ -82,7 +82,8 @@ def _options(problem: Problem, data: Mapping[str, Any], default: str | None) -> 
     fits = first <= len(roles)
     for i, type in enumerate(data["inputs"]):
         name = "operand" if i >= first else roles[i] if fits else "input"
-        if type is not None or not any(data["inputs"][i + 1 : first]):  # a gap says itself
+        # a gap between named inputs says itself
+        if type is not None or name in ("input", "operand") or not any(data["inputs"][i + 1 : first]):
             yield from _option(name, _input_text(name, type, problem.constant[i], values.get(i)))
     kinds = form(problem.op).kinds
     for name, value in data["attrs"].items():

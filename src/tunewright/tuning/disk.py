@@ -57,9 +57,9 @@ def replace_file(path: Path, data: bytes) -> None:
 def why_not_writable(folder: Path) -> str | None:
     """None where files can be made in a folder, or the folder itself; else the reason."""
     there = folder
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:  # a folder that may not be entered hides what is in it
         there = there.parent
-    if not there.is_dir():
+    if not os.path.isdir(there):
         return f"{there} is not a folder"
     return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
 

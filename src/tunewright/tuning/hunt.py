@@ -105,10 +105,16 @@ class Hunt:
         return sum(t.status is not Status.OK for t in self.tried)
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
-        """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case."""
+        """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
+
+        Whoever was only probed is far behind.
+        """
         ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
         bound = NEAR * min(f.seconds for f in [baseline, *ranked])
         near = [f.candidate for f in ranked if f.seconds <= bound][:MOST_LEADERS]
+        if not near:
+            # A few turns each do not tell for certain, and that the default is best is an answer for good.
+            near = [f.candidate for f in ranked if not f.attempt.probed][:1]
         return near + [f.candidate for f in ranked if f.candidate in again and f.candidate not in near][:1]
 
     def heat(self) -> None:

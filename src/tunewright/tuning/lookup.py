@@ -141,6 +141,9 @@ class Lookup:
         reason = why_not(solver)
         if reason is not None:
             return reason, missed
+        candidate = (m.key.solver, m.config)
+        if candidate == m.evidence.default and default is not None and candidate != default:
+            return "it was the default when it was measured, and is not any more", missed
         if m.config not in keys.space(solver):
             return "its config is not in the solver's space", missed
         barred = self.barred(solver, m.config, problem, target, default)

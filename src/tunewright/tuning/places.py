@@ -32,6 +32,11 @@ def warnings(settings: Settings) -> list[str]:
     one, other = settings.user_db_path, settings.tune_bank_path
     if one and other and Path(one).expanduser().absolute() != Path(other).expanduser().absolute():
         return [f"USER_DB_PATH ({one}) and TUNE_BANK_PATH ({other}) differ: USER_DB_PATH is used"]
+    folder, mode = user_folder(settings), settings.user_db_mode
+    there = {"SQLITE": folder / "kb.sqlite", "SHARED": folder / "writers"}
+    others = [name for name, path in there.items() if name != mode and path.exists()]
+    if others and not there[mode].exists():
+        return [f"{folder} holds a knowledge base of USER_DB_MODE = {others[0]}, which {mode} does not read"]
     return []
 
 

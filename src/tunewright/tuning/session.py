@@ -18,6 +18,7 @@ from ..solvers.base import solvers as registered
 from . import evidence
 from .contest import ALPHA, FUTILE, Confirmation, Contest, Verdict, confirm, race
 from .hunt import Found, Hunt, Tried, plain
+from .key import Key
 from .measure import Candidate, Measurer
 from .progress import Progress, Watch
 from .record import FAULTS, AnyRecord, Fault, Measurement, Ratio
@@ -25,6 +26,10 @@ from .statistics import unknown
 
 #: shares of the budget at which the search ends, and the race; what is left belongs to the confirmation
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
+#: a search that ran out of time before it tried so many candidates says nothing about the default
+LEAST_TRIED = 4
+#: so many sessions may leave it open whether something is faster than the default; then it stays
+MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -252,11 +257,11 @@ class _Session:
         return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
 
     def _too_short(self, raced: Contest) -> bool:
-        """The time was over before another candidate was attempted, or before a race could tell anything."""
+        """The time was over before enough candidates were attempted, or before a race could tell anything."""
         if self.watch.left(SEARCH_SHARE) > 0:
             return False
-        alone = len({t.candidate for t in self.hunt.tried}) == 1
-        return alone or any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
+        few = len({t.candidate for t in self.hunt.tried}) < LEAST_TRIED
+        return few or any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -266,6 +271,8 @@ class _Session:
         control = found.control if found is not None else raced.gain(1, ALPHA)
         # A default that was not beaten because nobody could tell is no answer: the next session may try again.
         open_ = found.verdict in (Verdict.NOISY, Verdict.SHORT) if found is not None else self._too_short(raced)
+        if open_ and self._tries(baseline.candidate) + 1 >= MOST_TRIES:
+            open_ = False  # here nobody ever can tell, or there is never time: no load should pay for it again
         open_ = open_ or self.watch.stopped
         own = final.samples[0] or raced.samples[0]
         made = [self.measurement(baseline.candidate, own, Ratio.one(), control, not open_, baseline.candidate)]
@@ -286,6 +293,12 @@ class _Session:
                     self.measurement(candidate, samples, gain, raced.gain(1, ALPHA), False, baseline.candidate)
                 )
         return tuple(m for m in made if not self._would_demote(m))
+
+    def _tries(self, candidate: Candidate) -> int:
+        """Sessions before this one that left it open whether something is faster than the candidate."""
+        here = Key.of(self.problem, self.target, self.solvers[candidate[0]], candidate[1])
+        mine = [m for m in self.known if m.key == here and m.config == candidate[1]]
+        return sum(not m.evidence.confirmed and m.evidence.default == candidate for m in mine)
 
     def _would_demote(self, m: Measurement) -> bool:
         """The newest measurement of a candidate counts: one that tells less must not stand before a confirmed one."""

@@ -111,7 +111,7 @@ class SqliteDatabase(Database, Forkable):
             return str(newer)
         except (*_ERRORS, _Damaged):  # a write makes a new file
             pass
-        if self._file.is_file() and not os.access(self._file, os.W_OK):
+        if os.path.isfile(self._file) and not os.access(self._file, os.W_OK):
             return f"{self._file} cannot be written to"
         return why_not_writable(self._folder)
 

@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from ..devices.base import Device
-from ..errors import DatabaseError, UnsupportedError
+from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
@@ -114,8 +114,14 @@ class Tuner:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
         if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
             dump.record(problem, device, self.settings)
-        default = self.default(problem, device)
-        if default.solver.host or not problem.is_static:
+        try:
+            default = self.default(problem, device)
+        except UnsupportedError:
+            known = self._known_alone(problem, device)
+            if known is None:
+                raise
+            return known
+        if not problem.is_static or (default.solver.host and not self._on_device(problem, device)):
             return default
         answer = self.known(problem, device, default)
         origin = None
@@ -123,11 +129,14 @@ class Tuner:
             with _SEARCHING:
                 if self.policy.delete:
                     self._forget(problem, device)
-                elif self._search(problem, device, default, answer):
+                elif self._search(problem, device, default):
                     origin = Origin.SEARCH
             answer = self.known(problem, device, default)
         best = answer.best
         if best is None:
+            if default.solver.host:
+                why = self._bars(problem, device)
+                warn(f"{problem.op} runs on the host, because its kernel on {device.name} is {why}")
             return Choice(default.solver, default.config, Origin.DEFAULT, default.ask, nearest=answer.nearest)
         if self.policy.extend_tuning_file:
             self._extend(best)
@@ -143,19 +152,41 @@ class Tuner:
                 config = solver.default(problem, device.target)
                 why = self.lookup.barred(solver, config, problem, device.target, (solver.id, config))
                 if why is None:
-                    return Choice(solver, config, Origin.DEFAULT, lambda: self.ask(problem, device)[1] | barred)
+                    return Choice(solver, config, Origin.DEFAULT, lambda: self._refusals(problem, device) | barred)
                 barred[solver.id] = why
         accepting, rejected = self.ask(problem, device)
-        rejected |= {s.id: "shapes are not known before it runs" for s in accepting} | barred
+        late, measured = "shapes are not known before it runs", "it is used only where it was measured"
+        rejected |= {s.id: measured if s.tuned_only and problem.is_static else late for s in accepting} | barred
         raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
+
+    def _bars(self, problem: Problem, device: Device) -> str:
+        """Why no kernel of the device's own is the default, although some accept the problem."""
+        for solver in self._defaults(problem.op, device.target.language):
+            if not solver.host and self.why_not(solver, problem, device) is None:
+                config = solver.default(problem, device.target)
+                return str(self.lookup.barred(solver, config, problem, device.target, (solver.id, config)))
+        return "used only where it was measured"
 
     def known(self, problem: Problem, device: Device, default: Choice) -> Answer:
         """What the knowledge bases say about a static problem."""
         asked = self._candidates(problem.op, device.target.language)
-        return self.lookup.ask(
-            problem, device.target, asked, lambda s: self.why_not(s, problem, device),
-            (default.solver.id, default.config),
-        )  # fmt: skip
+        # a default on the host stands in for one of the device's own that is barred
+        mine = None if default.solver.host and device.family != "host" else (default.solver.id, default.config)
+        return self.lookup.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device), mine)
+
+    def _known_alone(self, problem: Problem, device: Device) -> Choice | None:
+        """What the knowledge bases say where there is no default: it may be barred."""
+        if not problem.is_static:
+            return None
+        asked = self._candidates(problem.op, device.target.language)
+        best = self.lookup.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device)).best
+        if best is None:
+            return None
+        refusals = partial(self._refusals, problem, device)
+        return Choice(best.solver, best.config, Origin(best.layer), refusals, best.match, best.measurement)
+
+    def _refusals(self, problem: Problem, device: Device) -> dict[str, str]:
+        return self.ask(problem, device)[1]
 
     def _wants(self, answer: Answer) -> bool:
         return self.policy.wanted(None if answer.best is None else answer.best.match.kind)
@@ -181,13 +212,19 @@ class Tuner:
         stored = self.user.family(problem.family())
         return [m for m in stored if m.key.problem == problem.key() and is_here(m.key.where)]
 
-    def _search(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
-        """Tune a problem; False when there is nothing to choose, or it was done already."""
+    def _search(self, problem: Problem, device: Device, default: Choice) -> bool:
+        """Tune a problem; False when there is nothing to choose, or it was done already, here or by another thread."""
         at = (problem.key(), Where.of(device.target))
-        if at in self._done:
+        answer = self.known(problem, device, default)
+        if at in self._done or not self._wants(answer):
             return False
+        try:
+            outcome = self.tune(problem, device, default, answer)
+        except DeviceError as error:
+            warn(f"nothing can be tuned, and what is known is used: {error}")
+            outcome = None
         self._done.add(at)
-        return self.tune(problem, device, default, answer) is not None
+        return outcome is not None
 
     def tune(
         self,
@@ -254,7 +291,10 @@ class Tuner:
         exact = found.match.kind is Kind.EXACT and found.layer != Origin.FILE.value
         if exact and found.measurement.digest not in self._filed:
             self._filed.add(found.measurement.digest)
-            _, skipped = TuningFile(self.settings.tuning_file).extend([found.measurement])
+            try:
+                _, skipped = TuningFile(self.settings.tuning_file).extend([found.measurement])
+            except InputError as error:
+                skipped = [str(error)]
             for text in skipped:
                 warn(text)
 

@@ -231,7 +231,7 @@ class _Layer(MemoryDatabase):
 
     def __init__(self, path: str, records: Iterable[Measurement], ignored: Sequence[str]) -> None:
         super().__init__(records)
-        self.path, self._ignored = path, list(ignored)
+        self.path, self._ignored = path, [f"{Path(path).name}, {text}" for text in ignored]
 
     def damage(self) -> Sequence[str]:
         return list(self._ignored)

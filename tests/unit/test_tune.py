@@ -1,0 +1,226 @@
+"""Tuning a whole model: what is searched, what the network decides, what is taken back, what is written down."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tunewright import Core, InputError
+from tunewright.plugins import tune as whole
+from tunewright.plugins.single import SingleDevice, open_device
+from tunewright.plugins.tune_result import SCHEMA
+from tunewright.search.space import Config
+from tunewright.settings import Settings
+from tunewright.tools import execute
+from tunewright.tools.tune import parse_time
+from tunewright.tuning import evidence, session
+from tunewright.tuning.measure import Regime
+from tunewright.tuning.record import Ratio
+from tunewright.tuning.tuner import Origin, Tuner
+
+pytestmark = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
+
+
+def model():
+    """Two products of the same shape, and one of another."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 16, name)
+        for name, shape in (("a", (256, 256)), ("b", (256, 256)), ("c", (256, 96)))
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 256])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 96])
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["p"], name="first"),
+        helper.make_node("MatMul", ["p", "b"], ["q"], name="second"),
+        helper.make_node("MatMul", ["q", "c"], ["y"], name="third"),
+    ]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+
+
+X = {"x": np.random.default_rng(1).standard_normal((64, 256), np.float32)}
+
+
+@pytest.fixture
+def core(tmp_path):
+    return Core({"USER_DB_PATH": str(tmp_path / "kb")})
+
+
+def tuning(core, budget=3.0, **options):
+    plugin = SingleDevice(open_device("CPU"))
+    given = {"again": False, "report": None, "stop": None} | options
+    return whole._Tuning(plugin, core.read_model(model()), X, core.settings, budget, **given)
+
+
+def test_layers_are_problems_with_the_time_of_all_their_nodes(core):
+    run = tuning(core)
+    run.profile()
+    layers = {tuple(layer.nodes): layer for layer in run.layers}
+    assert set(layers) == {("first", "second"), ("third",)}
+    assert all(layer.seconds > 0 for layer in run.layers)
+    assert run.layers == sorted(run.layers, key=lambda layer: -layer.seconds)
+
+
+def test_a_model_is_tuned_within_its_time_and_used_by_the_next_load(core):
+    begin = time.monotonic()
+    phases = []
+    result = core.tune(model(), X, "CPU", 5.0, report=lambda state: phases.append(state.phase))
+    assert time.monotonic() - begin < 5.0 * 1.1 + 15, "compiling a candidate may take long on a busy machine"
+    assert list(dict.fromkeys(phases))[:2] == ["profile", "search"]
+    assert any(layer.outcome is not None for layer in result.layers) and result.before > 0
+    assert result.error <= 1e-4
+    compiled = core.compile_model(model())
+    want = Core({"USER_DB_PATH": "/nonexistent"}).compile_model(model())(X)["y"]
+    assert np.allclose(compiled(X)["y"], want, atol=1e-3)
+
+
+def test_what_is_known_is_left_alone_unless_asked(core):
+    run = tuning(core)
+    run.profile()
+    layer = run.layers[0]
+    default = Tuner(core.settings).default(layer.problem, layer.device)
+    record(core, layer, (default.solver.id, default.config), Ratio.one())
+    again = tuning(core)
+    again.profile()
+    assert not again._worthwhile(again.layers[0]) and again.layers[0].skipped == "it was tuned before"
+    forced = tuning(core, again=True)
+    forced.profile()
+    assert forced._worthwhile(forced.layers[0])
+
+
+def record(core, layer, candidate, gain, confirmed=True):
+    tuner = Tuner(core.settings)
+    solver = next(s for s in tuner.candidates if s.id == candidate[0])
+    default = (layer.choice.solver.id, layer.choice.config)
+    made = evidence.measurement(
+        layer.problem, layer.device.target, solver, candidate[1], [1e-3, 2e-3], 0.0, gain, Ratio.one(), confirmed,
+        default, Regime("cold", 4, 100), {},
+    )  # fmt: skip
+    tuner.user.add([made])
+    return made
+
+
+def rival(layer):
+    """Another config of the solver that the layer uses."""
+    solver, target = layer.choice.solver, layer.device.target
+    space = solver.space(layer.problem, target)
+    config = next(c for c in space if c != Config(layer.choice.config))
+    return solver.id, config
+
+
+def prepared(core, monkeypatch, seconds):
+    """A tuning whose search has found a candidate for each layer; the network says what ``seconds`` says."""
+    run = tuning(core, budget=30.0)
+    run.profile()
+    for layer in run.layers:
+        made = record(core, layer, rival(layer), Ratio(1.3, 1.2, 1.4, 30))
+        layer.outcome = session.Outcome(rival(layer), True, "made up", Ratio(1.3, 1.2, 1.4, 30), records=(made,))
+
+    def times(request, values):
+        pins = request.model.env.tuner.pins
+        found = {}
+        for layer in run.layers:
+            for name in layer.nodes:
+                found[name] = seconds(layer, layer.problem.key() in pins) * (1 + 0.01 * run.rng.random())
+        return found
+
+    monkeypatch.setattr(whole, "times", times)
+    monkeypatch.setattr(whole, "NETWORK_ROUNDS", 20)
+    return run
+
+
+def answers(core, layer):
+    tuner = Tuner(core.settings)
+    return tuner.choose(layer.problem, layer.device)
+
+
+def test_the_network_decides_layer_by_layer(core, monkeypatch):
+    run = prepared(core, monkeypatch, lambda layer, new: (0.5 if len(layer.nodes) == 2 else 2.0) if new else 1.0)
+    run.network()
+    pair, single = sorted(run.layers, key=lambda layer: -len(layer.nodes))
+    assert pair.chosen == rival(pair) and pair.gain == pytest.approx(2.0, rel=0.05)
+    assert single.chosen is None and single.network[rival(single)].high < 1
+    used = answers(core, pair)
+    assert (used.origin, used.measurement.evidence.regime) == (Origin.USER, "network")
+    assert answers(core, single).origin is Origin.DEFAULT, "what the network contradicts does not answer any more"
+
+
+def test_changes_that_do_not_pay_in_the_whole_network_are_taken_back(core, monkeypatch):
+    run = prepared(core, monkeypatch, lambda layer, new: 0.5 if new else 1.0)
+    run.network()
+    assert all(layer.chosen is not None for layer in run.layers)
+    monkeypatch.setattr(run, "_duel", lambda old, new: ([1.0 + k / 100 for k in range(9)], [1.5 + k / 90 for k in range(9)]))
+    result = run.whole()
+    assert len(result.undone) == 2 and all(layer.chosen is None for layer in run.layers) and result.gain is None
+    assert all(answers(core, layer).origin is Origin.DEFAULT for layer in run.layers)
+
+
+def test_stopping_keeps_what_was_found(core):
+    calls = []
+
+    def stop():
+        calls.append(0)
+        return len(calls) > 20
+
+    result = core.tune(model(), X, "CPU", 60.0, stop=stop)
+    assert result.stopped and result.layers
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("1h", 3600), (" 5 M ", 300)])
+def test_times(text, seconds):
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "soon", "1d", "1e3", "s"])
+def test_what_is_no_time(text):
+    with pytest.raises(InputError, match="--budget.*90, 60s, 5m or 1h"):
+        parse_time(text)
+
+
+def test_the_command_writes_its_file_and_says_what_came_of_it(tmp_path, capsys, monkeypatch):
+    onnx.save(model(), tmp_path / "m.onnx")
+    monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "kb"))
+    arguments = ["tune", str(tmp_path / "m.onnx"), "-b", "3", "--result", str(tmp_path)]
+    assert execute(arguments) == 0
+    captured = capsys.readouterr()
+    assert "times as fast" in captured.out or "nothing is faster" in captured.out
+    (file,) = tmp_path.glob("tune_result_*_pid*.json")
+    content = json.loads(file.read_text())
+    assert content["schema"] == SCHEMA and content["state"] == "finished" and len(content["layers"]) == 2
+    assert content["layers"][0]["trials"][0]["status"] == "OK"
+    assert not list(tmp_path.glob("*.unfinished"))
+    assert execute(["tune", str(tmp_path / "m.onnx"), "-b", "soon"]) == 2
+    assert "is not a time" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
+    onnx.save(model(), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "tunewright", "tune", "m.onnx", "-b", "5m"]
+    settings = ["-c", f"USER_DB_PATH={tmp_path / 'kb'}"]
+    process = subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("tune_result_*.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert b"stopped early" in out and b"Traceback" not in err
+    (file,) = tmp_path.glob("tune_result_*.json")
+    assert json.loads(file.read_text())["state"] == "stopped"
+
+
+def test_settings_of_the_tuning_itself_search_nothing(core):
+    run = tuning(core)
+    assert run.settings.tuning_mode == "TUNING_USE_EXISTING" and run.settings.find_enforce == "1"
+    assert isinstance(run.settings, Settings)
+    with pytest.raises(InputError, match="longer than nothing"):
+        tuning(core, budget=0)

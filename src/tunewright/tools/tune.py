@@ -87,7 +87,7 @@ def tune(
         note(text)
     file = ResultFile(folder, str(model), opened, settings, seconds)
     note(f"results go to {file.path}")
-    with _interruptible() as stop, _progress(file.update) as report:
+    with interruptible() as stop, progress(file.update) as report:
         result = core.tune(concrete(feed), feed.values, device, seconds, again=again, report=report, stop=stop)
     file.finish(result)
     if file.problem:
@@ -104,7 +104,7 @@ def parse_time(text: str) -> float:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C asks to stop; a second one, or a step that takes too long, interrupts."""
     wished = False
 
@@ -128,7 +128,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def _progress(update: Callable[[State], None]) -> Iterator[Callable[[State], None]]:
+def progress(update: Callable[[State], None]) -> Iterator[Callable[[State], None]]:
     """A table that grows on a terminal; elsewhere a line for each layer."""
     told: set[str] = set()
 

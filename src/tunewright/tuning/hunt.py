@@ -8,7 +8,7 @@ few turns with an anchor (the default, or one that is much faster), and its time
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -29,6 +29,8 @@ from .statistics import estimate, rough
 LIMIT = 1.5
 #: solvers within this factor of the best get turns, the others one where those get SELDOM
 PROMISING, SELDOM = 2.0, 8
+#: a config within this factor of its solver's best is attempted by the solvers that follow it
+FOLLOWED = 1.08
 #: turns that an attempt takes with the anchor, and how many more where something disturbs them
 TURNS, MORE = 5, 20
 #: a slow probe is repeated so often, and once more when the anchor, too, is slower than it was by this factor
@@ -158,6 +160,7 @@ class Hunt:
         for solver in solvers:
             if solver.why_not(self.problem, self.target) is None:
                 lanes[solver.id] = self._lane(solver, strategy(solver.id), seed)
+        followers = _followers(lanes.values())
         for candidate in self._first(lanes, seeds, self._learn(lanes, known)):
             if self.watch.left(share) <= 0:
                 return
@@ -165,10 +168,13 @@ class Hunt:
         while self.watch.left(share) > 0 and (lane := self._next(lanes)) is not None:
             assert lane.strategy is not None
             asked = lane.strategy.ask(1)
-            if asked:
-                self._turn(lane, asked[0])
-            else:
+            if not asked:
                 del lanes[lane.solver.id]
+                continue
+            if self._turn(lane, asked[0]) <= FOLLOWED * lane.best:
+                for other in followers.get(lane.solver.id, ()):
+                    if self.watch.left(share) > 0:
+                        self._turn(other, asked[0])
 
     def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
         space = solver.space(self.problem, self.target)
@@ -219,8 +225,10 @@ class Hunt:
 
     # ---- one candidate ----------------------------------------------------------------------------------------
 
-    def _turn(self, lane: _Lane, config: AnyConfig) -> None:
-        self._told(lane, self.attempt((lane.solver.id, config)))
+    def _turn(self, lane: _Lane, config: AnyConfig) -> float:
+        tried = self.attempt((lane.solver.id, config))
+        self._told(lane, tried)
+        return tried.seconds
 
     def _told(self, lane: _Lane, tried: Tried) -> None:
         lane.best = min(lane.best, tried.seconds)
@@ -310,6 +318,21 @@ class Hunt:
     def _affordable(self, seconds: float, rounds: int) -> bool:
         """Whether there is time for rounds of the anchor and of others that take so many seconds together."""
         return self.anchor is not None and (self.anchor.seconds + seconds) * rounds <= SHARE * self.watch.budget
+
+
+def _followers(lanes: Iterable[_Lane]) -> dict[str, list[_Lane]]:
+    """Solvers that choose from the same configs as one that compiles less for each: it searches, they follow.
+
+    A family's generic and specialised kernels are alike: what is good in one is good in the other.
+    """
+    found: dict[str, list[_Lane]] = {}
+    leaders: dict[str, _Lane] = {}
+    for lane in sorted(lanes, key=lambda lane: lane.solver.tuned_only):
+        leader = leaders.setdefault(lane.space.hash, lane)
+        if leader is not lane and lane.solver.tuned_only and not leader.solver.tuned_only:
+            found.setdefault(leader.solver.id, []).append(lane)
+            lane.strategy = None
+    return found
 
 
 def plain(candidate: Candidate) -> Candidate:

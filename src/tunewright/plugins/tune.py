@@ -39,7 +39,7 @@ from ..tuning.tuner import Choice, Origin, Tuner, warn
 from .single import SingleDevice
 
 #: parts of the budget: search ends here, network races there, and what is left is for the whole network
-SEARCH_SHARE, NETWORK_SHARE = 0.75, 0.92
+SEARCH_SHARE, NETWORK_SHARE = 0.7, 0.88
 #: layers that take less of the network's time than this together are left alone
 TAIL = 0.01
 #: a search shorter than this finds nothing
@@ -48,6 +48,10 @@ LEAST_SECONDS = 0.5
 RIVALS = 3
 #: inferences of the profile, and rounds of contests
 PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 60, 200
+#: rounds that a contest has at least, whatever the time: fewer say nothing
+LEAST_ROUNDS = 16
+#: a network that seems slower than this, or is for certain slower, gives up changes
+SLOWER = 0.98
 #: the chance that an interval is wrong, over all layers of a network together, and for the whole network
 ALPHA = 0.02
 
@@ -263,7 +267,7 @@ class _Tuning:
         requests = [self.compile(pins, counters=True) for pins in lists]
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
-            if lap >= 8 and self.left(NETWORK_SHARE) <= 0:
+            if lap >= LEAST_ROUNDS and self.left(NETWORK_SHARE) <= 0:
                 break
             for k in self.rng.permutation(len(requests)).tolist():
                 samples[k].append(times(requests[k], self.values))
@@ -325,7 +329,7 @@ class _Tuning:
             right, error = _agree(old.infer(self.values), new.infer(self.values))
             a, b = self._duel(old, new)
             gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(a)), float(np.median(b))
-            if right and (gain.median >= 1 or self.stopped):
+            if right and (self.stopped or (gain.high >= 1 and gain.median >= SLOWER)):
                 break
             # the half whose gains are least certain goes back
             changed.sort(key=lambda layer: layer.network[layer.chosen].low if layer.chosen else 1.0)
@@ -344,7 +348,7 @@ class _Tuning:
         samples: tuple[list[float], list[float]] = ([], [])
         both = (old, new)
         for lap in range(WHOLE_ROUNDS):
-            if lap >= 8 and self.left() <= 0:
+            if lap >= LEAST_ROUNDS and self.left() <= 0:
                 break
             for k in self.rng.permutation(2).tolist():
                 begin = time.perf_counter()

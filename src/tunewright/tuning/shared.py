@@ -106,7 +106,10 @@ class SharedDatabase(Database, Forkable):
         self._given: dict[str | None, tuple[Sequence[Any], Sequence[Any]]] = {}
 
     def __del__(self) -> None:
-        self._close()
+        try:  # noqa: SIM105 (at the end of a process modules go first, and the system closes what is open)
+            self._close()
+        except AttributeError:
+            pass
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 

@@ -28,8 +28,9 @@ from tunewright.tools.tune import interruptible, progress, summary
 #: fp32: the largest error that counts as the same answer, as a part of the output's scale
 TOLERANCE = 1e-4
 STATUS = """\
-Kernels are compiled for this processor by an OpenCL runtime that pip installs. Tuned ones were compared with the
-reference before their times counted. `tunewright tune model.onnx` does the same for a model of yours."""
+Kernels are compiled for this processor by an OpenCL runtime that pip installs.
+Each was compared with its reference before its time counted.
+`tunewright tune model.onnx` does the same for a model of yours."""
 
 
 #: name -> how people call it, and how it is made
@@ -68,8 +69,8 @@ def compare(
     """All ways to run it, in turns; the exit code says whether they agree."""
     untuned = {"device": "CPU", "USER_DB_PATH": f"{folder}/none"}
     ours: turns.Labels = {
-        "compiled kernels, untuned": ("tunewright", untuned),
-        "compiled kernels, tuned": ("tunewright", {"device": "CPU", "USER_DB_PATH": folder}),
+        "kernels, untuned": ("tunewright", untuned),
+        "kernels, tuned": ("tunewright", {"device": "CPU", "USER_DB_PATH": folder}),
         "numpy": ("tunewright", {"device": "CPU.HOST"}),
     }
     labels = ours | {engines.PEERS[name]: (name, {}) for name in engines.installed()}
@@ -103,7 +104,7 @@ def compare(
     out.print(f"{options.rounds} turns of {options.seconds} s each, a process per engine.")
     out.print("Speed: against the first row, turn by turn. Start: compiling, first inference.")
     out.print(f"Error: against the ONNX reference ({reference:.1f} s), of the output's scale.")
-    tuned = next(row for row in rows if row["engine"] == "compiled kernels, tuned")
+    tuned = next(row for row in rows if row["engine"] == "kernels, tuned")
     rewrites = tuned.get("rewrites", {})
     if rewrites:
         out.print("Rewrites: " + ", ".join(f"{rule} x{n}" for rule, n in rewrites.items()) + ".")

@@ -157,7 +157,8 @@ def test_changes_that_do_not_pay_in_the_whole_network_are_taken_back(core, monke
     run = prepared(core, monkeypatch, lambda layer, new: 0.5 if new else 1.0)
     run.network()
     assert all(layer.chosen is not None for layer in run.layers)
-    monkeypatch.setattr(run, "_duel", lambda old, new: ([1.0 + k / 100 for k in range(9)], [1.5 + k / 90 for k in range(9)]))
+    slower = [1.0 + k / 100 for k in range(9)], [1.5 + k / 90 for k in range(9)]
+    monkeypatch.setattr(run, "_duel", lambda old, new: slower)
     result = run.whole()
     assert len(result.undone) == 2 and all(layer.chosen is None for layer in run.layers) and result.gain is None
     assert all(answers(core, layer).origin is Origin.DEFAULT for layer in run.layers)
@@ -181,7 +182,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "soon", "1d", "1e3", "s"])
 def test_what_is_no_time(text):
-    with pytest.raises(InputError, match="--budget.*90, 60s, 5m or 1h"):
+    with pytest.raises(InputError, match=r"--budget.*90, 60s, 5m or 1h"):
         parse_time(text)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,8 @@ from ..errors import DatabaseError, InputError
 from ..frontend.model import Model
 from ..ir.types import DType
 from ..ops.tolerance import TOLERANCES, deviation
-from ..runtime.plan import Step
-from ..runtime.program import Program
-from ..runtime.request import CompiledModel, InferRequest
+from ..runtime.explain import steps
+from ..runtime.request import InferRequest
 from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Config, Problem
@@ -210,11 +209,12 @@ class _Tuning:
         request = self.compile({}, counters=True)
         found: dict[str, Layer] = {}
         named: dict[str, Layer] = {}
-        for step, device in steps(request.model):
+        walked = (at for plan in request.model.program.plans for at in steps(plan))
+        for plan, step, _ in walked:
             if step.choice is None:
                 continue
             problem = Problem.of(step.node)
-            layer = found.setdefault(problem.key(), Layer(problem, device, step.choice, []))
+            layer = found.setdefault(problem.key(), Layer(problem, plan.device, step.choice, []))
             layer.nodes.append(step.node.name or step.node.output.name)
             named[layer.nodes[-1]] = layer
         runs = [times(request, self.values) for _ in range(PROFILE_RUNS)]
@@ -363,21 +363,6 @@ class _Tuning:
         worse = Ratio(min(ratio.median, 1.0), min(ratio.low, 0.99), ratio.high, ratio.pairs)
         self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, worse)
         layer.chosen = None
-
-
-def steps(compiled: CompiledModel) -> Iterator[tuple[Step, Device]]:
-    """Every step of the plans of a model, bodies and segments included, with the device it runs on."""
-
-    def of(program: Program) -> Iterator[tuple[Step, Device]]:
-        for plan in program.plans:
-            for step in plan.steps:
-                yield step, plan.device
-                for body in step.control.bodies.values() if step.control is not None else ():
-                    yield from of(body)
-            if plan.rest is not None:
-                yield from of(plan.rest)
-
-    yield from of(compiled.program)
 
 
 def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:

@@ -68,10 +68,10 @@ def explain(
         raise InputError("no plan is made yet: the shapes of its inputs are open", hint="give inputs to explain")
     layers = _Layers(compiled, run)
     with kernel_cache.using(KernelCache.of(compiled.settings)):
-        return [layers.explain(*at) for at in _steps(plans[0], "", None if run is None else run.clock.plans)]
+        return [layers.explain(*at) for at in steps(plans[0], "", None if run is None else run.clock.plans)]
 
 
-def _steps(plan: Plan, inside: str, seen: Collection[Plan] | None) -> Iterator[tuple[Plan, Step, str]]:
+def steps(plan: Plan, inside: str = "", seen: Collection[Plan] | None = None) -> Iterator[tuple[Plan, Step, str]]:
     """Steps of a plan, of the bodies in it and of the segments behind it: of every plan of these, or of those seen."""
     below = f"{inside} / " if inside else ""
     for step in plan.steps:
@@ -79,12 +79,12 @@ def _steps(plan: Plan, inside: str, seen: Collection[Plan] | None) -> Iterator[t
         if step.control is not None:
             for key, program in step.control.bodies.items():
                 for inner in _plans(program, seen):
-                    yield from _steps(inner, f"{below}{_name(step)}.{key}", seen)
+                    yield from steps(inner, f"{below}{_name(step)}.{key}", seen)
     if plan.rest is not None:
         head, _, number = inside.rpartition("segment ")
         later = f"{head}segment {int(number) + 1}" if number.isdecimal() else f"{below}segment 2"
         for inner in _plans(plan.rest, seen):
-            yield from _steps(inner, later, seen)
+            yield from steps(inner, later, seen)
 
 
 def _plans(program: Program, seen: Collection[Plan] | None) -> list[Plan]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 DIGEST, LEAST = 10, 4
 #: characters of a problem and of a config that a table shows; JSON has all
 LONGEST = 160
-#: an interval up to here or beyond was never narrowed down
-UNKNOWN = 1e5
 #: marks of a sparkline; samples are gathered to so many
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
@@ -205,14 +203,18 @@ def place(where: Where) -> str:
 
 
 def gain_text(ratio: Ratio) -> str:
-    if ratio.high >= UNKNOWN:
+    from ..tuning.statistics import unknown
+
+    if unknown(ratio):
         return f"about {ratio.median:.2f}x (too few turns for an interval)"
     return f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def gain_lines(ratio: Ratio) -> str:
     """For a column of a table."""
-    if ratio.high >= UNKNOWN:
+    from ..tuning.statistics import unknown
+
+    if unknown(ratio):
         return f"{ratio.median:.2f}x\n?"
     return f"{ratio.median:.2f}x\n{ratio.low:.2f}-{ratio.high:.2f}"
 

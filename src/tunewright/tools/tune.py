@@ -6,9 +6,9 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -252,13 +252,13 @@ def _kernel(layer: Layer) -> str:
 
 def summary(result: Result) -> str:
     """The end in a sentence or two."""
-    parts: Sequence[Any] = [layer for layer in result.layers if layer.chosen is not None]
-    if result.gain is not None and parts:
+    changed = [layer for layer in result.layers if layer.chosen is not None]
+    if result.gain is not None and changed:
         g = result.gain
         text = (
             f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
             f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs);"
-            f" {len(parts)} layers changed, outputs differ by {result.error:.1e}"
+            f" {len(changed)} layers changed, outputs differ by {result.error:.1e}"
         )
     else:
         known = sum(layer.skipped == "it was tuned before" for layer in result.layers)

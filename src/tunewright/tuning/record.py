@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -72,7 +73,7 @@ class Evidence:
     environment: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False)
 
 
-class Record:
+class Record(ABC):
     """Content with a digest. Equal digests are the same record."""
 
     kind: str
@@ -81,9 +82,9 @@ class Record:
     date: str
     tool: str
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
         """The content as JSON."""
-        raise NotImplementedError
 
     @cached_property
     def text(self) -> str:

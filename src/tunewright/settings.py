@@ -71,6 +71,10 @@ class Settings:
     verify_passes: bool = _setting(False, "check the graph's invariants after every pass, not only after the last")
     disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
 
+    execution_mode_hint: str = _setting(
+        "PERFORMANCE", "ACCURACY: no kernel whose numerics are worse than direct summation; PERFORMANCE: any",
+        values=_words("PERFORMANCE", "ACCURACY"),
+    )
     tuning_mode: str = _setting(
         "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING or TUNING_CREATE (a load tunes)",
         values=_MODES,
@@ -92,11 +96,17 @@ class Settings:
         values=_words("SQLITE", "SHARED"),
     )
     system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
+    lock_file: str = _setting("", "a file that names the kernel of each problem: it comes before every knowledge base")
+    frozen: bool = _setting(False, "load only what LOCK_FILE names exactly: a miss is an error, nothing is tuned")
+    heuristic_path: str | None = _setting(
+        None, "a trained heuristic (unset: the user's, else the one that ships; empty: none)"
+    )
+    tune_result_path: str = _setting(".", "folder of the result files of tuning (empty: none are written)")
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
-        "COLD", "COLD: data comes from memory, as in a network; WARM: it may stay in the cache",
-        values=_words("COLD", "WARM"),
+        "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",
+        values=_words("LAYER", "COLD", "WARM"),
     )
     tune_seed: int = _setting(0, "of what is random in tuning", 0)
     enable_tune_dump: bool = _setting(False, "write every problem that is met to TUNE_DUMP_PATH, to tune it elsewhere")

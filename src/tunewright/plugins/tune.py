@@ -30,6 +30,7 @@ from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Config, Problem
 from ..tuning import evidence, session, statistics
+from ..tuning.ceilings import ceilings, work_of
 from ..tuning.key import Kind
 from ..tuning.measure import Candidate, Regime
 from ..tuning.progress import Progress
@@ -41,6 +42,8 @@ from .single import SingleDevice
 SEARCH_SHARE, NETWORK_SHARE = 0.7, 0.88
 #: layers that take less of the network's time than this together are left alone
 TAIL = 0.01
+#: the part of a layer's time that may always be saved, however near to the roofline it is
+LEAST_HOPE = 0.2
 #: a search shorter than this finds nothing
 LEAST_SECONDS = 0.5
 #: networks that run against the present one
@@ -65,6 +68,9 @@ class Layer:
     nodes: list[str]
     #: per inference, all nodes together, as it was before
     seconds: float = 0.0
+    #: what it would take at least, from the device's ceilings, and what binds it then; None: nobody knows
+    floor: float | None = None
+    bound: str = ""
     #: what it was given, and what came of it
     budget: float = 0.0
     outcome: session.Outcome | None = None
@@ -78,6 +84,15 @@ class Layer:
     def gain(self) -> float:
         """How many times as fast it is in the network."""
         return self.network[self.chosen].median if self.chosen is not None else 1.0
+
+    @property
+    def hope(self) -> float:
+        """Seconds of an inference that a search might save: what lies above the roofline, and a part of the rest.
+
+        A fast algorithm needs less arithmetic than the roofline counts.
+        """
+        least = self.seconds * LEAST_HOPE
+        return least if self.floor is None else max(self.seconds - self.floor, least)
 
 
 @dataclass(frozen=True)
@@ -221,12 +236,18 @@ class _Tuning:
         for name, layer in named.items():
             layer.seconds += float(np.median([run.get(name, 0.0) for run in runs]))
         self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
+        for layer in self.layers:
+            work, most = work_of(layer.problem), ceilings(layer.device)
+            if not isinstance(work, str) and not most.why:
+                floor, layer.bound = most.floor(work)
+                layer.floor = floor * len(layer.nodes)
         self.spent["profile"] = self.elapsed
 
     def search(self) -> None:
         """Look for better kernels, where most time goes first."""
         todo = [layer for layer in self.layers if self._worthwhile(layer)]
-        weights = [layer.seconds for layer in todo]
+        todo.sort(key=lambda layer: -layer.hope)
+        weights = [layer.hope for layer in todo]
         for n, layer in enumerate(todo):
             left = self.left(SEARCH_SHARE)
             layer.budget = left * weights[n] / sum(weights[n:])

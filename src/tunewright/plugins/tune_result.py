@@ -7,9 +7,11 @@ schema     "tunewright.tune/1"
 state      "profile", "search", "network", "whole" while it works, then "finished" or "stopped"
 model      its file or name; ``device``, ``where`` (processor, runtime, software), ``settings``, ``environment``
 budget     seconds that it was given; ``elapsed`` those that it took so far, ``phases`` seconds by phase
-layers     per problem: ``problem``, ``op``, ``nodes``, ``seconds`` per inference before, ``before`` (solver, config,
-           origin), ``budget``, ``skipped`` (why it was not searched), ``reason`` (what the search found), ``trials``
-           (solver, config, status, seconds, why, at), ``network`` (solver, config, gain in the network), ``chosen``
+layers     per problem: ``problem``, ``op``, ``nodes``, ``seconds`` per inference before and ``after``, ``floor``
+           (seconds at the device's roofline, null where nobody knows) and ``bound`` (arithmetic or memory), ``before``
+           (solver, config, origin), ``budget``, ``skipped`` (why it was not searched), ``reason`` (what the search
+           found), ``trials`` (solver, config, status, seconds, why, at), ``network`` (solver, config, gain in the
+           network), ``chosen``
 result     ``before`` and ``after`` in seconds, ``gain`` [median, low, high, pairs], ``error``, ``undone`` (problems)
 ========== ==========================================================================================================
 """
@@ -89,6 +91,9 @@ def layer_json(layer: Layer) -> dict[str, Any]:
         "op": layer.problem.op,
         "nodes": layer.nodes,
         "seconds": layer.seconds,
+        "after": layer.seconds / layer.gain,
+        "floor": layer.floor,
+        "bound": layer.bound,
         "before": {"solver": choice.solver.id, "config": dict(choice.config), "origin": choice.why},
         "budget": layer.budget,
         "skipped": layer.skipped,

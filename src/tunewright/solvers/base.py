@@ -196,6 +196,8 @@ class Solver(ABC):
     ops: frozenset[str] | None = None
     #: what its kernels are written in: asked about devices that compile it; None: about any
     language: str | None = None
+    #: the same config gives the same bits at each run, in every process; else a frozen model refuses it
+    reproducible: bool = True
 
     @abstractmethod
     def why_not(self, problem: Problem, target: Target) -> str | None:
@@ -208,6 +210,13 @@ class Solver(ABC):
     def space(self, problem: Problem, target: Target) -> Space:
         """The configs among which tuning may choose; the default is one of them."""
         return Space({})
+
+    def inexact(self, problem: Problem, config: Config) -> str | None:
+        """Why its results are worse than those of direct summation in the problem's type; None when they are not.
+
+        EXECUTION_MODE_HINT = ACCURACY excludes it then.
+        """
+        return None
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
         """The text that would be compiled for a static problem: part of the key of what is measured."""

@@ -26,7 +26,7 @@ from ..search.space import Config
 from ..solvers.base import Array, Kernel, Problem, Solver, solvers
 from .judge import POISONS, Judge, same
 from .measure import Attempt, Candidate, Measurer, Race, Regime
-from .ring import Copies, Ring, views
+from .ring import KINDS, Copies, Ring, views
 
 #: how long a turn should last, in seconds: long beside the clock's resolution and a launch, short beside disturbances
 TURN = 0.5e-3
@@ -103,7 +103,7 @@ class Local(Measurer):
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         self.close()
         judge = Judge(problem, self.device, seed)
-        why = judge.unfit if regime in ("cold", "warm") else f"there is no regime {regime!r}"
+        why = judge.unfit if regime in KINDS else f"there is no regime {regime!r}"
         if why is not None:
             return why
         self._judge, self._kind, self._seed = judge, regime, seed
@@ -334,8 +334,8 @@ class Local(Measurer):
     def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
         """Faulty when an input of up to so many bytes is not as it was."""
         held = [c for c in binding.copies if c is not None and c.array.nbytes <= most]
-        fetched = self._queue.fetch([c.slots[slot].buffer for c in held])
-        if not all(same(c.slots[slot].tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
+        fetched = self._queue.fetch([c.at(slot).buffer for c in held])
+        if not all(same(c.at(slot).tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
             raise Faulty("it writes to its inputs while it is timed")
 
 

@@ -1,4 +1,4 @@
-"""What a knowledge base holds: `Measurement`s, and `Fault`s of candidates that crashed, hung or were wrong.
+"""What a knowledge base holds: `Measurement`s, `Fault`s of candidates that crashed, hung or were wrong, and `Survey`s.
 
 A record is a value with a digest of its content, so a set of records can be merged by union on any machine. Its JSON is
 canonical (sorted members, no blanks); whatever is read is checked field by field, and anything odd raises `InputError`.
@@ -26,9 +26,12 @@ from .key import WHERE_FIELDS, Key, Where
 
 #: Longest text of a field, and most of what a record holds: a file must not make us build without end.
 LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
+#: sightings of a survey
+MOST_SEEN = 2000
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z")
-#: How data is fed: as it comes inside the running network, from memory, from the cache.
-REGIMES = ("network", "cold", "warm")
+#: How data is fed: as it comes inside the running network; weights from memory and the rest from the cache, as in most
+#: networks; all from memory; all from the cache.
+REGIMES = ("network", "layer", "cold", "warm")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -158,7 +161,48 @@ class Fault(Record):
         }  # fmt: skip
 
 
-AnyRecord: TypeAlias = Measurement | Fault
+@dataclass(frozen=True)
+class Sighting:
+    """What a session saw of one candidate: a few turns, good for a search to go on from, not for an answer."""
+
+    solver: str
+    version: str  # of the solver
+    config: Config
+    #: the default's time through its time; 0: it could not be used (it did not compile, was refused, ...)
+    gain: float
+
+
+@dataclass(frozen=True, eq=False)
+class Survey(Record):
+    """Every candidate that one session looked at: nobody has to look again, and a heuristic learns from it.
+
+    Its key and config are those of the default that gains refer to.
+    """
+
+    kind = "survey"
+    key: Key
+    config: Config
+    #: seconds of the default, as the session saw it
+    seconds: float
+    seen: tuple[Sighting, ...]
+    #: one of `REGIMES`
+    regime: str
+    problem: Mapping[str, Any]
+    family: str
+    sizes: tuple[int, ...]
+    date: str
+    tool: str
+
+    def body(self) -> dict[str, Any]:
+        seen = [[s.solver, s.version, dict(s.config), float(s.gain)] for s in self.seen]
+        return {
+            "kind": self.kind, "key": _key_json(self.key), "config": dict(self.config), "seconds": float(self.seconds),
+            "seen": seen, "regime": self.regime, "problem": dict(self.problem), "family": self.family,
+            "sizes": list(self.sizes), "date": self.date, "tool": self.tool,
+        }  # fmt: skip
+
+
+AnyRecord: TypeAlias = Measurement | Fault | Survey
 #: what makes a candidate a fault; one that does not compile is merely of no use
 FAULTS = frozenset({Status.WRONG, Status.TIMEOUT, Status.CRASHED})
 
@@ -199,16 +243,16 @@ def parse(data: Any) -> AnyRecord:
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "measurement":
         given = _members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
-        if not isinstance(given["problem"], dict):
-            raise _wrong("problem is not an object")
-        _plain(given["problem"])
-        sizes = given["sizes"]
-        if not isinstance(sizes, list) or len(sizes) > LONGEST:
-            raise _wrong("sizes is not a list")
         return Measurement(
-            _key(given["key"]), _config(given["config"]), _evidence(given["evidence"]), given["problem"],
-            _text(given["family"], "family"), tuple(_whole(s, "a size") for s in sizes),
+            _key(given["key"]), _config(given["config"]), _evidence(given["evidence"]), *_posed(given),
             _date(given["date"]), _text(given["tool"], "tool"),
+        )  # fmt: skip
+    if kind == "survey":
+        names = {"key", "config", "seconds", "seen", "regime", "problem", "family", "sizes", "date", "tool"}
+        given = _members(data, names | {"kind"})
+        return Survey(
+            _key(given["key"]), _config(given["config"]), _number(given["seconds"], "seconds"), _seen(given["seen"]),
+            _regime(given["regime"]), *_posed(given), _date(given["date"]), _text(given["tool"], "tool"),
         )  # fmt: skip
     if kind == "fault":
         given = _members(data, {"kind", "key", "config", "status", "why", "date", "tool"})
@@ -218,7 +262,18 @@ def parse(data: Any) -> AnyRecord:
             _key(given["key"]), _config(given["config"]), Status(given["status"]), _text(given["why"], "why"),
             _date(given["date"]), _text(given["tool"], "tool"),
         )  # fmt: skip
-    raise _wrong("it is neither a measurement nor a fault")
+    raise _wrong("it is neither a measurement nor a fault nor a survey")
+
+
+def _posed(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, tuple[int, ...]]:
+    """The problem, its family and its sizes."""
+    if not isinstance(given["problem"], dict):
+        raise _wrong("problem is not an object")
+    _plain(given["problem"])
+    sizes = given["sizes"]
+    if not isinstance(sizes, list) or len(sizes) > LONGEST:
+        raise _wrong("sizes is not a list")
+    return given["problem"], _text(given["family"], "family"), tuple(_whole(s, "a size") for s in sizes)
 
 
 def _key_json(key: Key) -> dict[str, Any]:
@@ -321,6 +376,23 @@ def _ratio(data: Any) -> Ratio:
     return Ratio(median, low, high, _whole(data[3], "pairs"))
 
 
+def _regime(data: Any) -> str:
+    if data not in REGIMES:
+        raise _wrong(f"regime is {', '.join(REGIMES)}")
+    return str(data)
+
+
+def _seen(data: Any) -> tuple[Sighting, ...]:
+    if not isinstance(data, list) or len(data) > MOST_SEEN:
+        raise _wrong(f"seen is not a list of at most {MOST_SEEN}")
+    if not all(isinstance(row, list) and len(row) == 4 for row in data):
+        raise _wrong("what was seen of a candidate is solver, version, config and gain")
+    return tuple(
+        Sighting(_text(solver, "solver"), _text(version, "version"), _config(config), _number(gain, "gain"))
+        for solver, version, config, gain in data
+    )
+
+
 def _evidence(data: Any) -> Evidence:
     given = _members(data, {f.name for f in fields(Evidence)})
     samples, default, environment = given["samples"], given["default"], given["environment"]
@@ -332,12 +404,10 @@ def _evidence(data: Any) -> Evidence:
         raise _wrong("environment is not an object")
     if not isinstance(given["confirmed"], bool):
         raise _wrong("confirmed is neither true nor false")
-    if given["regime"] not in REGIMES:
-        raise _wrong(f"regime is {', '.join(REGIMES)}")
     return Evidence(
         _number(given["seconds"], "seconds"), _number(given["lower"], "lower"), _number(given["upper"], "upper"),
         tuple(_number(s, "a sample") for s in samples), _number(given["error"], "error"), _ratio(given["gain"]),
         _ratio(given["control"]), given["confirmed"], (_text(default[0], "default"), _config(default[1])),
-        given["regime"], _whole(given["copies"], "copies"), _whole(given["nbytes"], "nbytes"),
+        _regime(given["regime"]), _whole(given["copies"], "copies"), _whole(given["nbytes"], "nbytes"),
         {_text(k, "environment"): _text(v, "environment") for k, v in environment.items()},
     )  # fmt: skip

@@ -1,9 +1,11 @@
-"""The data that timed executions work on: a ring of copies, so that everything comes from memory as in a network.
+"""The data that timed executions work on: a ring of copies, so that it comes from where it comes from in a network.
 
 A slot of the ring holds a copy of every input and outputs of its own. Executions take slots in turn, and the position
 goes on from candidate to candidate, so what an execution touches was used last a whole revolution ago: longer than the
 last-level cache remembers. Where even the largest ring is too small for that, another buffer is read between
-revolutions. One slot that is used again and again is the warm regime.
+revolutions. That is the cold regime. In a network only the weights were used so long ago, and the layer before has just
+written the rest: in the layer regime slots have weights of their own, and share everything else. One slot that is used
+again and again is the warm regime.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from .measure import Regime
 CACHES, MOST_SLOTS, LEAST_SLOTS = 2, 256, 2
 #: the part of free memory that a ring may take, and that all copies of a problem may take
 MOST_MEMORY, ALL_MEMORY = 1 / 4, 1 / 2
+#: the regimes
+KINDS = ("layer", "cold", "warm")
 #: lines of a cache by which tensors are moved at random: else those of one size would lie alike in all slots
 STAGGER = 32
 
@@ -34,11 +38,15 @@ STAGGER = 32
 class Copies:
     """One input, a copy for each slot."""
 
-    def __init__(self, ring: Ring, array: Array) -> None:
-        ring.reserve(array.nbytes * ring.slots)
+    def __init__(self, ring: Ring, array: Array, count: int) -> None:
         self.array = array
-        self.nbytes = array.nbytes * ring.slots
-        self.slots = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(ring.slots)]
+        self.nbytes = array.nbytes * count
+        ring.reserve(self.nbytes)
+        self._slots = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(count)]
+
+    def at(self, slot: int) -> Guarded:
+        """What an execution on a slot of the ring reads: a single copy serves them all."""
+        return self._slots[slot % len(self._slots)]
 
 
 class Ring:
@@ -48,23 +56,32 @@ class Ring:
         self.problem, self.device, self.queue, self.case, self.kind = problem, device, queue, case, kind
         self._rng = np.random.default_rng(seed)
         types = [t for t in problem.outputs if isinstance(t, TensorType)]
-        self.slot_bytes = sum(a.nbytes for a in case.inputs if a is not None) + sum(t.nbytes for t in types)
-        wanted = CACHES * device.cache_bytes if kind == "cold" else 0
-        self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if kind == "cold" else 1
+        #: whether each slot has a copy of its own of an input, and outputs of its own
+        self.own = [kind == "cold" or (kind == "layer" and constant) for constant in problem.constant]
+        self.slot_bytes = sum(a.nbytes for a, own in zip(case.inputs, self.own, strict=True) if a is not None and own)
+        results = sum(t.nbytes for t in types)
+        self.slot_bytes += results if kind == "cold" else 0
+        wanted = CACHES * device.cache_bytes if self.slot_bytes else 0
+        self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if wanted else 1
         #: what is read between revolutions
-        self.rest = max(wanted - self.slots * self.slot_bytes, 0)
+        self.rest = max(wanted - self.slots * self.slot_bytes, 0) if kind == "cold" else 0
         self._sweeper: Sweeper | None = None
         self.position = 0
         self._copies: weakref.WeakValueDictionary[tuple[int, str, int], Copies] = weakref.WeakValueDictionary()
         #: every input as it is
         self._plain: list[Copies | None] = [None] * len(case.inputs)
-        self.reserve(self.slots * sum(t.nbytes for t in types))
-        self.outputs = [[Guarded(device, t, self.stagger()) for t in types] for _ in range(self.slots)]
+        count = self.slots if kind == "cold" else 1
+        self.reserve(count * results)
+        made = [[Guarded(device, t, self.stagger()) for t in types] for _ in range(count)]
+        self.outputs = [made[slot % count] for slot in range(self.slots)]
         self.poison(range(self.slots))
 
     @property
     def regime(self) -> Regime:
-        return Regime(self.kind, self.slots, self.slots * self.slot_bytes + self.rest)
+        case, kind = self.case, self.kind
+        shared = sum(a.nbytes for a, own in zip(case.inputs, self.own, strict=True) if a is not None and not own)
+        shared += 0 if kind == "cold" else sum(out.view.nbytes for out in self.outputs[0])
+        return Regime(kind, self.slots, self.slots * self.slot_bytes + self.rest + shared)
 
     def stagger(self) -> int:
         return int(self._rng.integers(STAGGER))
@@ -89,13 +106,13 @@ class Ring:
             elif packing is None:
                 there = self._plain[i]
                 if there is None:
-                    there = self._plain[i] = Copies(self, array)
+                    there = self._plain[i] = Copies(self, array, self.slots if self.own[i] else 1)
                 found.append(there)
             else:
                 key = i, packing.key, twin
                 copies = self._copies.get(key)
                 if copies is None:
-                    copies = self._copies[key] = Copies(self, packing.pack(array))
+                    copies = self._copies[key] = Copies(self, packing.pack(array), self.slots if self.own[i] else 1)
                 found.append(copies)
         return found
 
@@ -110,7 +127,7 @@ class Ring:
 
     def most(self) -> int:
         """Executions of a turn: no more than there are slots where data is to be cold."""
-        return self.slots if self.kind == "cold" else MOST_SLOTS
+        return self.slots if self.slot_bytes else MOST_SLOTS
 
     def sweep(self) -> None:
         """Push everything out of the caches."""
@@ -120,8 +137,8 @@ class Ring:
             self._sweeper()
 
     def poison(self, slots: Sequence[int]) -> None:
-        for slot in set(slots):
-            for out in self.outputs[slot]:
+        for outputs in {id(self.outputs[slot]): self.outputs[slot] for slot in slots}.values():
+            for out in outputs:
                 out.poison(self.queue, POISONS[0])
 
 
@@ -163,4 +180,4 @@ def _memory(device: Device) -> float:
 
 def views(copies: Sequence[Copies | None], slot: int) -> list[Any]:
     """The inputs of one execution."""
-    return [None if c is None else c.slots[slot].view for c in copies]
+    return [None if c is None else c.at(slot).view for c in copies]

@@ -129,7 +129,8 @@ def prepared(core, monkeypatch, seconds):
         found = {}
         for layer in run.layers:
             for name in layer.nodes:
-                found[name] = seconds(layer, layer.problem.key() in pins) * (1 + 0.01 * run.rng.random())
+                new = pins[layer.problem.key()] != layer.present
+                found[name] = seconds(layer, new) * (1 + 0.01 * run.rng.random())
         return found
 
     monkeypatch.setattr(whole, "times", times)
@@ -151,6 +152,47 @@ def test_the_network_decides_layer_by_layer(core, monkeypatch):
     used = answers(core, pair)
     assert (used.origin, used.measurement.evidence.regime) == (Origin.USER, "network")
     assert answers(core, single).origin is Origin.DEFAULT, "what the network contradicts does not answer any more"
+
+
+def test_the_network_without_changes_runs_what_it_ran_before(core, monkeypatch):
+    """What a search has found is in the knowledge base by then, and must not answer for the old network."""
+    run = prepared(core, monkeypatch, lambda layer, new: 0.5 if new else 1.0)
+    made = []
+    compiling = run.compile
+    monkeypatch.setattr(run, "compile", lambda pins, counters: made.append(compiling(pins, counters)) or made[-1])
+    run.network()
+    monkeypatch.setattr(run, "_duel", lambda old, new: ([1.0] * 20, [0.5] * 20))
+    run.whole()
+    used = [{s.choice.config for p in r.model.program.plans for s in p.steps if s.choice is not None} for r in made]
+    before, after = ({c[1] for c in cs} for cs in ([x.present for x in run.layers], [rival(x) for x in run.layers]))
+    assert used == [before, after, before, after], "default, rival; then old, new"
+
+
+def test_what_was_searched_but_not_decided_is_decided_the_next_time(core, monkeypatch):
+    first = tuning(core)
+    first.profile()
+    for layer in first.layers:
+        record(core, layer, rival(layer), Ratio(1.3, 1.2, 1.4, 30))
+    run = tuning(core, budget=30.0)
+    run.profile()
+    run.search()
+    assert all(layer.skipped == "it was tuned before" for layer in run.layers)
+    entrants = [run._entrants(layer) for layer in run.layers]
+    assert all(len(e) == 2 and e[1] == layer.present for e, layer in zip(entrants, run.layers, strict=True))
+    mine = {layer.problem.key(): layer.present for layer in run.layers}
+    names = [name for layer in run.layers for name in layer.nodes]
+
+    def times(request, values):
+        faster = request.model.env.tuner.pins == mine
+        return {name: (0.5 if faster else 1.0) * (1 + 0.01 * run.rng.random()) for name in names}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(whole, "times", times)
+        run.network()
+    assert all(layer.chosen is None for layer in run.layers), "the network agrees with what they use"
+    run = tuning(core)
+    run.profile()
+    assert all(run._entrants(layer) == [layer.present] for layer in run.layers), "once is enough"
 
 
 def test_changes_that_do_not_pay_in_the_whole_network_are_taken_back(core, monkeypatch):

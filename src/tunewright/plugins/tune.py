@@ -31,7 +31,8 @@ from ..settings import Settings
 from ..solvers.base import Config, Problem
 from ..tuning import evidence, session, statistics
 from ..tuning.ceilings import ceilings, work_of
-from ..tuning.key import Kind
+from ..tuning.database import newest
+from ..tuning.key import Key, Kind
 from ..tuning.measure import Candidate, Regime
 from ..tuning.progress import Progress
 from ..tuning.record import Measurement, Ratio
@@ -50,6 +51,8 @@ LEAST_SECONDS = 0.5
 RIVALS = 3
 #: inferences of the profile, and rounds of contests
 PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 60, 200
+#: a network up to so many times the last-level cache runs once off the clock before it runs on it
+CACHES = 4
 #: rounds that a contest has at least, whatever the time: fewer say nothing
 LEAST_ROUNDS = 16
 #: a network that seems slower than this, or is for certain slower, gives up changes
@@ -75,15 +78,22 @@ class Layer:
     budget: float = 0.0
     outcome: session.Outcome | None = None
     skipped: str = ""
-    #: candidates that ran inside the network: how many times as fast as the present one
+    #: candidates that ran inside the network: how many times as fast as the default
     network: dict[Candidate, Ratio] = field(default_factory=dict)
     #: what it uses in the end; None: what it used before
     chosen: Candidate | None = None
 
     @property
+    def present(self) -> Candidate:
+        """What it used before."""
+        return self.choice.solver.id, Plain(self.choice.config)
+
+    @property
     def gain(self) -> float:
-        """How many times as fast it is in the network."""
-        return self.network[self.chosen].median if self.chosen is not None else 1.0
+        """How many times as fast as before it is in the network."""
+        if self.chosen is None:
+            return 1.0
+        return self.network[self.chosen].median / self.network[self.present].median
 
     @property
     def hope(self) -> float:
@@ -182,6 +192,8 @@ class _Tuning:
         self.spent: dict[str, float] = {}
         self.stopped = False
         self.rng = np.random.default_rng(settings.tune_seed)
+        #: of weights and of everything between layers; and what the last-level cache holds
+        self.nbytes = self.cache_bytes = 0
         self.before = evidence.environment()
 
     # ---- time ---------------------------------------------------------------------------------------------------
@@ -224,7 +236,11 @@ class _Tuning:
         request = self.compile({}, counters=True)
         found: dict[str, Layer] = {}
         named: dict[str, Layer] = {}
-        walked = (at for plan in request.model.program.plans for at in steps(plan))
+        walked = [at for plan in request.model.program.plans for at in steps(plan)]
+        plans = {id(plan): plan for plan, _, _ in walked}.values()
+        weights = {id(slot.const): slot.const.nbytes for plan in plans for slot in plan.slots if slot.const is not None}
+        self.nbytes = sum(weights.values()) + sum(plan.arena_bytes for plan in plans)
+        self.cache_bytes = max((plan.device.cache_bytes for plan in plans), default=0)
         for plan, step, _ in walked:
             if step.choice is None:
                 continue
@@ -248,6 +264,8 @@ class _Tuning:
         todo = [layer for layer in self.layers if self._worthwhile(layer)]
         todo.sort(key=lambda layer: -layer.hope)
         weights = [layer.hope for layer in todo]
+        # weights of a small network are still in the cache when their layer runs again
+        regime = "warm" if self.nbytes <= self.cache_bytes else None
         for n, layer in enumerate(todo):
             left = self.left(SEARCH_SHARE)
             layer.budget = left * weights[n] / sum(weights[n:])
@@ -259,7 +277,7 @@ class _Tuning:
             layer.outcome = self.tuner.tune(
                 layer.problem, layer.device, default, answer,
                 report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
-                seconds=layer.budget, stop=lambda: self.left() <= 0,
+                seconds=layer.budget, stop=lambda: self.left() <= 0, regime=regime,
             )  # fmt: skip
             if layer.outcome is None:
                 layer.skipped = "there is nothing to choose from"
@@ -278,54 +296,80 @@ class _Tuning:
 
     def network(self) -> None:
         """Decide between candidates inside the running network."""
-        rivals = {layer.problem.key(): self._rivals(layer) for layer in self.layers}
-        count = min(RIVALS, max((len(r) for r in rivals.values()), default=0))
-        if not count or self.left(NETWORK_SHARE) <= 0:
+        entrants = {layer.problem.key(): self._entrants(layer) for layer in self.layers}
+        raced = [layer for layer in self.layers if len(entrants[layer.problem.key()]) > 1]
+        if not raced or self.left(NETWORK_SHARE) <= 0:
             return
         self.tell("network")
-        lists: list[dict[str, Candidate]] = [{}]
-        lists += [{key: r[k] for key, r in rivals.items() if len(r) > k} for k in range(count)]
-        requests = [self.compile(pins, counters=True) for pins in lists]
+        requests = []
+        for k in range(max(map(len, entrants.values()))):
+            pins = {key: found[k] if k < len(found) else found[0] for key, found in entrants.items()}
+            requests.append(self.compile(pins, counters=True))
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
             if lap >= LEAST_ROUNDS and self.left(NETWORK_SHARE) <= 0:
                 break
             for k in self.rng.permutation(len(requests)).tolist():
+                self._warm_up(requests[k])
                 samples[k].append(times(requests[k], self.values))
             self.tell("network")
-        changed = [layer for layer in self.layers if rivals[layer.problem.key()]]
-        for layer in changed:
-            mine = _sums(samples[0], layer.nodes)
-            for k, candidate in enumerate(rivals[layer.problem.key()][:count], 1):
-                theirs = _sums(samples[k], layer.nodes)
-                ratio = statistics.ratio(mine, theirs, ALPHA / len(changed))
-                layer.network[candidate] = ratio
-                if ratio.low >= 1 or ratio.median < 1:  # what the network left open stays as the search found it
-                    self._record(layer, candidate, theirs, ratio)
-            layer.chosen = max(
-                (c for c, ratio in layer.network.items() if ratio.low >= 1 or (ratio.median > 1 and _sure(layer, c))),
-                key=lambda c, layer=layer: layer.network[c].median,  # type: ignore[misc]
-                default=None,
-            )
+        for layer in raced:
+            default, *others = entrants[layer.problem.key()]
+            seconds = [_sums(rows, layer.nodes) for rows in samples]
+            layer.network = {default: Ratio.one()}
+            for candidate, theirs in zip(others, seconds[1:], strict=False):
+                layer.network[candidate] = statistics.ratio(seconds[0], theirs, ALPHA / len(raced))
+                self._record(layer, candidate, theirs, default)
+            self._decide(layer, default)
 
-    def _rivals(self, layer: Layer) -> list[Candidate]:
-        """Candidates that seem faster than what the layer uses now, the best first."""
-        if layer.outcome is None:
-            return []
-        present = (layer.choice.solver.id, Plain(layer.choice.config))
-        faster = [m for m in layer.outcome.records if m.evidence.gain.median > 1]
-        faster.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median))
-        found: list[Candidate] = [(m.key.solver, m.config) for m in faster]
-        return [candidate for candidate in dict.fromkeys(found) if candidate != present][:RIVALS]
+    def _entrants(self, layer: Layer) -> list[Candidate]:
+        """Who runs in the network: the default, what the layer uses now, and what seems faster.
 
-    def _record(self, layer: Layer, candidate: Candidate, samples: Sequence[float], ratio: Ratio) -> None:
-        """Write down how a candidate did in the network, relative to the default."""
+        One alone where there is nothing to decide, or the network has decided before.
+        """
+        if layer.choice.solver.host or not layer.problem.is_static:
+            return [layer.present]
+        known = layer.choice.measurement
+        if layer.outcome is None and (known is None or known.evidence.regime == "network"):
+            return [layer.present]
+        default = self.tuner.default(layer.problem, layer.device)
+        first = (default.solver.id, Plain(default.config))
+        stored = [m for m in newest(self.tuner.measured(layer.problem, layer.device)) if self._usable(layer, m)]
+        stored.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median))
+        found: list[Candidate] = [first, layer.present, *((m.key.solver, m.config) for m in stored)]
+        return list(dict.fromkeys(found))[: RIVALS + 1]
+
+    def _usable(self, layer: Layer, m: Measurement) -> bool:
+        """A measurement of a candidate that seems faster than the default, made by the software that runs now."""
+        solver = next((s for s in self.tuner.candidates if s.id == m.key.solver), None)
+        if solver is None or m.evidence.gain.median <= 1:
+            return False
+        return m.key == Key.of(layer.problem, layer.device.target, solver, m.config)
+
+    def _decide(self, layer: Layer, default: Candidate) -> None:
+        """Choose what is fastest in the network among what surely gains over the default; else the default."""
+        found = layer.network.items()
+        sure = [c for c, ratio in found if ratio.low >= 1 or (ratio.median > 1 and self._sure(layer, c))]
+        best = max(sure, key=lambda c: layer.network[c].median, default=default)
+        # what noise left open stays as it is
+        settled = best != default or layer.network.get(layer.present, Ratio.one()).median < 1
+        layer.chosen = best if settled and best != layer.present else None
+
+    def _sure(self, layer: Layer, candidate: Candidate) -> bool:
+        """The search confirmed it."""
+        records = self.tuner.measured(layer.problem, layer.device)
+        return any(m.evidence.confirmed and _is(m, candidate) and m.evidence.regime != "network" for m in records)
+
+    def _record(self, layer: Layer, candidate: Candidate, samples: Sequence[float], default: Candidate) -> None:
+        """Write down how a candidate did in the network, unless the network left it open."""
+        ratio = layer.network[candidate]
+        if ratio.low < 1 <= ratio.median:
+            return  # then it stays as the search found it
         solver = next(s for s in self.tuner.candidates if s.id == candidate[0])
-        assert layer.outcome is not None
-        error = max((m.evidence.error for m in layer.outcome.records if _is(m, candidate)), default=0.0)
-        present = (layer.choice.solver.id, Plain(layer.choice.config))
+        mine = [m for m in self.tuner.measured(layer.problem, layer.device) if _is(m, candidate)]
+        error = max((m.evidence.error for m in mine), default=0.0)
         made = evidence.measurement(
-            layer.problem, layer.device.target, solver, candidate[1], samples, error, ratio, Ratio.one(), True, present,
+            layer.problem, layer.device.target, solver, candidate[1], samples, error, ratio, Ratio.one(), True, default,
             Regime("network", 1, 0), self.before,
         )  # fmt: skip
         self._add([made])
@@ -341,19 +385,20 @@ class _Tuning:
         begin = self.elapsed
         undone: list[Layer] = []
         changed = [layer for layer in self.layers if layer.chosen is not None]
-        old = self.compile({}, counters=False) if changed and not self.stopped else None
+        before_it = {layer.problem.key(): layer.present for layer in self.layers}
+        old = self.compile(before_it, counters=False) if changed and not self.stopped else None
         gain, before, after, error = None, float("nan"), float("nan"), 0.0
         while changed and old is not None:
             self.tell("whole")
             pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
-            new = self.compile(pins, counters=False)
+            new = self.compile({**before_it, **pins}, counters=False)
             right, error = _agree(old.infer(self.values), new.infer(self.values))
             a, b = self._duel(old, new)
             gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(a)), float(np.median(b))
             if right and (self.stopped or (gain.high >= 1 and gain.median >= SLOWER)):
                 break
             # the half whose gains are least certain goes back
-            changed.sort(key=lambda layer: layer.network[layer.chosen].low if layer.chosen else 1.0)
+            changed.sort(key=lambda layer: layer.gain)
             half = changed[: (len(changed) + 1) // 2]
             for layer in half:
                 self._take_back(layer)
@@ -372,17 +417,25 @@ class _Tuning:
             if lap >= LEAST_ROUNDS and self.left() <= 0:
                 break
             for k in self.rng.permutation(2).tolist():
+                self._warm_up(both[k])
                 begin = time.perf_counter()
                 both[k].infer(self.values)
                 samples[k].append(time.perf_counter() - begin)
         return samples
 
+    def _warm_up(self, request: InferRequest) -> None:
+        """Let a network that may stay in the cache get there: others have just pushed it out."""
+        if self.nbytes <= CACHES * self.cache_bytes:
+            request.infer(self.values)
+
     def _take_back(self, layer: Layer) -> None:
         """A change that does not pay in the whole network never answers again, unless somebody finds it better."""
         assert layer.chosen is not None
+        default = next(iter(layer.network))
         ratio = layer.network[layer.chosen]
-        worse = Ratio(min(ratio.median, 1.0), min(ratio.low, 0.99), ratio.high, ratio.pairs)
-        self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, worse)
+        layer.network[layer.chosen] = Ratio(min(ratio.median, 0.99), min(ratio.low, 0.99), ratio.high, ratio.pairs)
+        if layer.chosen != default:
+            self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, default)
         layer.chosen = None
 
 
@@ -408,12 +461,6 @@ def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, flo
 
 def _sums(samples: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[float]:
     return [sum(sample.get(name, 0.0) for name in nodes) for sample in samples]
-
-
-def _sure(layer: Layer, candidate: Candidate) -> bool:
-    """The search confirmed it."""
-    records = layer.outcome.records if layer.outcome is not None else ()
-    return any(m.evidence.confirmed and _is(m, candidate) for m in records)
 
 
 def _is(m: Measurement, candidate: tuple[str, Config]) -> bool:

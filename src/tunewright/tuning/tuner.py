@@ -197,12 +197,12 @@ class Tuner:
         if (problem.key(), where) in self._done:
             return
         self._done.add((problem.key(), where))
-        mine = [m.digest for m in self._measured(problem, device)]
+        mine = [m.digest for m in self.measured(problem, device)]
         if mine:
             self.user.remove(mine)  # an error here is the user's to know: deleting was all that was asked for
             self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
 
-    def _measured(self, problem: Problem, device: Device) -> list[Measurement]:
+    def measured(self, problem: Problem, device: Device) -> list[Measurement]:
         """What the user's knowledge base has of a problem on this device, whatever the software was."""
         here = Where.of(device.target)
 
@@ -235,10 +235,14 @@ class Tuner:
         report: Callable[[Progress], None] | None = None,
         seconds: float | None = None,
         stop: Callable[[], bool] | None = None,
+        regime: str | None = None,
     ) -> session.Outcome | None:
-        """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose."""
+        """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose.
+
+        ``seconds`` and ``regime``: unless given, as the settings say.
+        """
         with _SEARCHING:
-            return self._tune(problem, device, default, answer, report, seconds, stop)
+            return self._tune(problem, device, default, answer, report, seconds, stop, regime)
 
     def _tune(
         self,
@@ -249,6 +253,7 @@ class Tuner:
         report: Callable[[Progress], None] | None,
         seconds: float | None,
         stop: Callable[[], bool] | None,
+        regime: str | None,
     ) -> session.Outcome | None:
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
@@ -269,9 +274,9 @@ class Tuner:
             strategy=strategy,
             seconds=self.settings.tune_seconds if seconds is None else seconds,
             seed=self.settings.tune_seed,
-            regime=self.settings.tune_regime.lower(),
+            regime=regime or self.settings.tune_regime.lower(),
             seeds=seeds,
-            known=self._measured(problem, device),
+            known=self.measured(problem, device),
             barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
             report=report,
             stop=stop,

@@ -1,8 +1,8 @@
 """``make demo``: a network untuned, tuned for about a minute with live progress, and tuned; measured and checked.
 
-Builds a network with random weights and tunes it into a knowledge base of its own. Then it runs in numpy, in compiled
-kernels untuned and tuned, each in a process of its own and in turns, and all of them are checked against the ONNX
-reference. Other engines are measured beside them where they are installed.
+Builds a network with random weights, times it, and tunes it into a knowledge base of its own. Then it runs in numpy, in
+compiled kernels untuned and tuned, each in a process of its own and in turns, and all of them are checked against the
+ONNX reference. Other engines are measured beside them where they are installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -23,7 +24,9 @@ import engines
 import turns
 from tunewright import Core
 from tunewright.testing.models import mobilenet, resnet
-from tunewright.tools.tune import interruptible, progress, summary
+from tunewright.tools.tune import interruptible
+from tunewright.tools.tune_report import page
+from tunewright.tools.tune_view import progress, summary
 
 #: fp32: the largest error that counts as the same answer, as a part of the output's scale
 TOLERANCE = 1e-4
@@ -47,6 +50,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")
+    parser.add_argument("--report", type=Path, help="write a page about the tuning (HTML)")
     options = parser.parse_args()
     out = Console(highlight=False)
 
@@ -56,11 +60,30 @@ def main() -> int:
     out.print(f"{name}, 224 x 224, batch 1, fp32, seeded random weights, {len(model.graph.node)} nodes", style="bold")
     out.print(f"on {engines.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="tunewright-demo-") as folder:
-        core = Core({"USER_DB_PATH": folder})
-        with interruptible() as stop, progress(lambda state: None) as report:
+        core = Core({"USER_DB_PATH": folder, "TUNE_RESULT_PATH": ""})
+        before, count = quick(core, model, inputs)
+        out.print(f"untuned: {before * 1e3:.1f} ms an inference, median of {count}")
+        out.print(f"tuning for {options.budget:.0f} s; Ctrl-C ends it early and loses nothing\n")
+        with interruptible() as stop, progress() as report:
             found = core.tune(model, inputs, "CPU", options.budget, report=report, stop=stop)
-        out.print(f"tuned for {sum(found.seconds.values()):.0f} s: {summary(found)}\n", soft_wrap=True)
+        out.print(f"tuned for {sum(found.seconds.values()):.0f} s: {summary(found)}")
+        if options.report is not None:
+            options.report.write_text(page([found.written]), encoding="utf-8")
+            out.print(f"{options.report} tells how")
+        out.print()
         return compare(out, options, model, inputs, folder)
+
+
+def quick(core: Core, model: onnx.ModelProto, inputs: engines.Arrays) -> tuple[float, int]:
+    """A first look: the median time, and of how many inferences."""
+    compiled = core.compile_model(model)
+    compiled(inputs)
+    times: list[float] = []
+    while len(times) < 10 or sum(times) < 1.0:
+        begin = time.perf_counter()
+        compiled(inputs)
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times)), len(times)
 
 
 def compare(
@@ -73,7 +96,8 @@ def compare(
         "kernels, tuned": ("tunewright", {"device": "CPU", "USER_DB_PATH": folder}),
         "numpy": ("tunewright", {"device": "CPU.HOST"}),
     }
-    labels = ours | {engines.PEERS[name]: (name, {}) for name in engines.installed()}
+    peers: turns.Labels = {engines.PEERS[name]: (name, {}) for name in engines.installed()}
+    labels = ours | peers
     begin = time.perf_counter()
     expected = dict(zip(["y"], ReferenceEvaluator(model).run(None, inputs), strict=True))
     reference = time.perf_counter() - begin
@@ -104,6 +128,9 @@ def compare(
     out.print(f"{options.rounds} turns of {options.seconds} s each, a process per engine.")
     out.print("Speed: against the first row, turn by turn. Start: compiling, first inference.")
     out.print(f"Error: against the ONNX reference ({reference:.1f} s), of the output's scale.")
+    missing = [name for name in engines.PEERS.values() if name not in peers]
+    if missing:
+        out.print(f"Not installed, and so not compared: {', '.join(missing)} (pip install -e '.\\[peers]').")
     tuned = next(row for row in rows if row["engine"] == "kernels, tuned")
     rewrites = tuned.get("rewrites", {})
     if rewrites:

@@ -12,6 +12,7 @@ from .errors import (
     ExtensionError,
     InputError,
     LimitError,
+    LockError,
     ModelError,
     SettingsError,
     TunewrightError,
@@ -20,6 +21,7 @@ from .errors import (
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from .api import explain, tune
     from .core import Core
     from .frontend.model import Model
     from .runtime.request import CompiledModel, InferRequest
@@ -34,6 +36,7 @@ __all__ = [
     "InferRequest",
     "InputError",
     "LimitError",
+    "LockError",
     "Model",
     "ModelError",
     "Settings",
@@ -41,6 +44,8 @@ __all__ = [
     "TunewrightError",
     "UnsupportedError",
     "__version__",
+    "explain",
+    "tune",
 ]
 
 #: loaded on first use, so that `import tunewright` stays quick
@@ -49,6 +54,8 @@ _LAZY = {
     "Model": ".frontend.model",
     "CompiledModel": ".runtime.request",
     "InferRequest": ".runtime.request",
+    "explain": ".api",
+    "tune": ".api",
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import SettingsError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import onnx
 
     from .plugins.tune import Result, State
+    from .tuning.lockfile import Written
+
+LOG = logging.getLogger("tunewright")
 
 
 class Core:
@@ -82,9 +86,20 @@ class Core:
         config: Mapping[str, Any] | None = None,
     ) -> CompiledModel:
         """A model ready to run on a device."""
-        settings = Settings.make(config, self.settings)
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        return self._plugin(device).compile(loaded, settings)
+        return self._plugin(device).compile(loaded, self._settings(loaded, config))
+
+    def lock(self, compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
+        """Write the kernels that a model uses into a lockfile, beside those that are there (docs/lockfile.md).
+
+        Every shape counts that the model has run with.
+
+        >>> core.lock(compiled, "model.onnx.lock.json")
+        >>> core.compile_model("model.onnx", config={"FROZEN": "YES"})  # with exactly these kernels, or an error
+        """
+        from .runtime.lock import lock
+
+        return lock(compiled, path)
 
     def query_model(
         self,
@@ -96,9 +111,8 @@ class Core:
 
         Of the model as it is read: `compile_model` may fold, fuse or drop a node first.
         """
-        settings = Settings.make(config, self.settings)
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        return self._plugin(device).query(loaded, settings)
+        return self._plugin(device).query(loaded, self._settings(loaded, config))
 
     def tune(
         self,
@@ -118,12 +132,52 @@ class Core:
         ``stop`` asked whether to end early: nothing that was found is lost.
         """
         from .plugins.tune import tune
+        from .plugins.tune_result import Recorder
 
-        settings = Settings.make(config, self.settings)
+        settings = _unlocked(Settings.make(config, self.settings))
         loaded = model if isinstance(model, Model) else self.read_model(model)
         plugin = self._plugin(device)
         assert isinstance(plugin, SingleDevice)
-        return tune(plugin, loaded, inputs, settings, budget, again=again, report=report, stop=stop)
+        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
+        return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
+
+    def tune_problems(
+        self,
+        dumps: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        device: str = "CPU",
+        budget: float = 60.0,
+        *,
+        config: Mapping[str, Any] | None = None,
+        again: bool = False,
+        report: Callable[[State], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Result:
+        """Tune what applications met (ENABLE_TUNE_DUMP), from one dump or several; otherwise as `tune`.
+
+        There is no network: kernels are compared by themselves, and times are those of single executions.
+        """
+        from .plugins.tune_problems import read, tune_problems
+        from .plugins.tune_result import Recorder
+
+        settings = _unlocked(Settings.make(config, self.settings))
+        paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
+        problems, reasons = read(paths)
+        for text in reasons:
+            LOG.warning("left out: %s", text)
+        opened = open_device(device)
+        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report)
+        return recorder.finish(
+            tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
+        )
+
+    def _settings(self, model: Model, config: Mapping[str, Any] | None) -> Settings:
+        """Settings for a model: what is frozen has its lockfile beside it, unless LOCK_FILE says otherwise."""
+        settings = Settings.make(config, self.settings)
+        if settings.frozen and not settings.lock_file and model.path:
+            from .tuning.lockfile import default_path
+
+            return Settings.make({"LOCK_FILE": default_path(model.path)}, settings)
+        return settings
 
     def _plugin(self, device: str) -> Plugin:
         if not isinstance(device, str) or not device:
@@ -131,3 +185,10 @@ class Core:
                 f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"
             )
         return SingleDevice(open_device(device))
+
+
+def _unlocked(settings: Settings) -> Settings:
+    """Settings to tune with: what is tuned is what runs without a lockfile, which is locked again afterwards."""
+    if settings.frozen:
+        raise SettingsError("FROZEN = YES: nothing is tuned", where="settings", hint="tune without it, then lock again")
+    return Settings.make({"LOCK_FILE": ""}, settings)

@@ -9,6 +9,7 @@
     ├── InputError            a request's inputs do not fit the model
     ├── SettingsError         an unknown or ill-typed setting
     ├── DatabaseError         a knowledge base cannot be written
+    ├── LockError             a frozen model meets what its lockfile does not name exactly
     ├── DeviceError           a device is unknown, unusable or failed
     ├── ExecutionError        an operator refused its inputs while the model ran
     └── ExtensionError        an extension is broken or registered twice
@@ -50,6 +51,10 @@ class SettingsError(TunewrightError):
 
 class DatabaseError(TunewrightError):
     """A knowledge base cannot be written."""
+
+
+class LockError(TunewrightError):
+    """A frozen model meets what its lockfile does not name exactly."""
 
 
 class DeviceError(TunewrightError):

@@ -62,6 +62,7 @@ class Settings:
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
     cpu_bind_threads: bool = _setting(True, "keep threads of the CPU device on their cores; read when it is first used")
+    join_launches: bool = _setting(True, "launch the kernels of small plans together, as one")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
     plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)
@@ -103,6 +104,7 @@ class Settings:
     )
     tune_result_path: str = _setting(".", "folder of the result files of tuning (empty: none are written)")
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
+    tune_budget: float = _setting(0.0, "time that tuning may take in all for one loaded model (0: no bound)", 0)
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
         "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "tunewright"
 #: from the top down; what stands in one row are siblings, which never import each other
 LAYERS = (
-    ("__main__", "backend"),
+    ("__main__", "backend", "api"),
     ("tools", "testing"),
     ("core",),
     ("plugins",),

@@ -20,6 +20,7 @@ def main() -> None:
     folder = Path(__file__).parent / sys.argv[1]
     folder.mkdir()
     records = random_records(2026, 14)
+    assert {record.kind for record in records} == {"measurement", "fault", "survey"}
     kept = records[2:]
     for database in (SqliteDatabase(folder / "sqlite"), SharedDatabase(folder / "shared", "host")):
         database.add(records)

@@ -64,6 +64,25 @@ def test_configs() -> None:
     assert not check(Case("Attention", [*qkv(), normal(7, 19)], {"is_causal": 1}), "opencl.attention", configs=1)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_packing(own: bool) -> None:
+    """Keys and values packed by each work-item, or by launches of their own: shared heads, few heads, a past."""
+    device = open_device("CPU")
+    solver = next(s for s in solvers() if s.id == "opencl.attention")
+    past = [normal(2, 2, 9, 5), normal(2, 2, 9, 17)]
+    cases = [
+        Case("Attention", qkv(heads=6, groups=2, width=17)), Case("Attention", qkv(batch=1, heads=1, queries=100)),
+        Case("Attention", [flat(x) for x in qkv(heads=8)], {"q_num_heads": 8, "kv_num_heads": 8}),
+        Case("Attention", [*qkv(heads=4, groups=2, width=17), None, *past], {"is_causal": 1}),
+        Case("Attention", qkv(dtype=np.float16)),
+    ]  # fmt: skip
+    for case in cases:
+        problem = case.problem()
+        config = dict(solver.default(problem, device.target)) | {"own": own}
+        want = HostKernel(problem).run(device.queue(), case.inputs, [None])
+        assert not run_one(case, problem, solver, config, device, want), problem.key()
+
+
 MASKS = [(19,), (7, 19), (1, 19), (3, 7, 19), (2, 3, 7, 19), (2, 1, 1, 19), (1, 3, 7, 19), (7, 11)]
 
 

@@ -212,6 +212,10 @@ DEPTHWISE: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = 
     "1xk": ((1, 8, 3, 40), (1, 5), {"pads": (0, 2, 0, 2)}),
     "1x1": ((1, 8, 3, 40), (1, 1), {"strides": (2, 3)}),
     "volume": ((1, 10, 5, 6, 18), (2, 3, 3), {"pads": (1, 1, 1, 1, 1, 1), "dilations": (2, 1, 1)}),
+    "14 wide": ((2, 19, 5, 14), (3, 3), {"pads": (1, 1, 1, 1)}),
+    "28 wide of 57": ((1, 8, 9, 57), (3, 3), {"pads": (1, 0, 1, 0), "strides": (2, 2)}),
+    "7 wide, far taps": ((1, 8, 9, 7), (3, 3), {"dilations": (2, 9), "pads": (2, 9, 2, 9)}),
+    "many taps in a row": ((1, 8, 3, 28), (2, 11), {"pads": (0, 5, 1, 5)}),
 }
 
 
@@ -229,6 +233,21 @@ def test_depthwise(name: str) -> None:
 
 def test_depthwise_in_many_configs() -> None:
     assert not check(depthwise("3x3 s2", bias=False), "opencl.conv_depthwise", configs=2)
+    assert not check(depthwise("14 wide"), "opencl.conv_depthwise", configs=2)
+
+
+def test_depthwise_shares_texts_but_of_small_widths() -> None:
+    target = open_device("CPU").target
+    solver = conv_depthwise.SOLVERS[0]
+
+    def text(channels: int, height: int, width: int) -> str:
+        layout = blocked(target.vector_bytes // 4)
+        case = conv((1, channels, height, width), (channels, 1, 3, 3), group=channels, pads=(1, 1, 1, 1))
+        problem = case.problem().in_layout(layout, [0])
+        return solver.source(problem, solver.default(problem, target), target)
+
+    assert text(16, 20, 30) == text(32, 21, 40)
+    assert text(16, 7, 14) == text(32, 9, 14) != text(16, 7, 28)
 
 
 def test_depthwise_epilogues() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tunewright.devices.base import Target
 from tunewright.ir.graph import Fused
-from tunewright.ir.types import PLAIN, blocked
+from tunewright.ir.types import PLAIN, DType, TensorType, blocked
 from tunewright.plugins.single import open_device
-from tunewright.solvers.base import solvers
+from tunewright.solvers.base import Problem, solvers
 from tunewright.testing.kernelcheck import Case, check, run_one
 
 RNG = np.random.default_rng(0)
-BLOCK = blocked(open_device("CPU").target.vector_bytes // 4)
+TARGET = open_device("CPU").target
+BLOCK = blocked(TARGET.vector_bytes // 4)
+SOLVER = next(s for s in solvers() if s.id == "opencl.conv_blocked")
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -37,16 +41,25 @@ CASES = {
     "pointwise, odd channels": conv((2, 19, 3, 3), 21, (1, 1), bias=False),
     "pointwise, strided": conv((1, 16, 7, 9), 16, (1, 1), strides=(2, 2)),
     "one pixel": conv((1, 32, 1, 1), 40, (1, 1)),
+    "three pixels": conv((2, 24, 1, 3), 64, (1, 1)),
+    "pointwise, strided, odd channels": conv((2, 13, 9, 8), 27, (1, 1), strides=(3, 2)),
+    "pointwise, padded": conv((1, 16, 3, 4), 16, (1, 1), pads=(1, 0, 2, 1)),
     "3x3": conv((1, 16, 9, 11), 32, (3, 3), pads=(1, 1, 1, 1)),
     "3x3, no padding": conv((2, 8, 6, 5), 8, (3, 3)),
     "3x3, odd everything": conv((3, 21, 7, 5), 13, (3, 3), pads=(1, 0, 2, 1), strides=(2, 1)),
     "dilated": conv((1, 16, 11, 12), 16, (3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
     "same upper": conv((1, 9, 8, 7), 16, (2, 3), auto_pad="SAME_UPPER", strides=(2, 2)),
+    "windows in the padding": conv((2, 10, 3, 4), 24, (3, 3), pads=(5, 4, 3, 5)),
     "kernel over all": conv((1, 16, 4, 4), 24, (6, 6), pads=(1, 1, 1, 1)),
     "stem": conv((1, 3, 23, 25), 20, (7, 7), plain=True, pads=(3, 3, 3, 3), strides=(2, 2)),
     "stem, one channel, no padding": conv((2, 1, 9, 30), 16, (5, 4), plain=True),
+    "stem, padded on one side": conv((2, 3, 8, 19), 24, (2, 5), plain=True, pads=(0, 2, 3, 0), strides=(1, 2)),
+    "stem, cropped": conv((1, 2, 11, 12), 16, (3, 3), plain=True, pads=(-1, 2, -2, -3)),
+    "stem, 3D": conv((2, 1, 4, 5, 6), 16, (3, 3, 3), plain=True, pads=(1, 1, 1, 1, 1, 1)),
+    "cropped": conv((1, 8, 11, 12), 16, (3, 3), pads=(-1, 2, -2, -3)),
     "plain, many channels": conv((1, 17, 6, 6), 16, (3, 3), plain=True, pads=(1, 1, 1, 1)),
     "groups of blocks": conv((1, 32, 6, 7), 64, (3, 3), group=2, pads=(1, 1, 1, 1)),
+    "groups of several slabs": conv((2, 48, 5, 5), 120, (3, 3), group=3, pads=(1, 1, 1, 1)),
     "1D": conv((2, 16, 37), 16, (5,), pads=(2, 2)),
     "3D": conv((1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
     "relu": conv((1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
@@ -63,17 +76,74 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_reference(name: str) -> None:
-    assert not check(CASES[name], "opencl.conv_blocked", configs=1)
+    assert not check(CASES[name], "opencl.conv_blocked", configs=0)
+
+
+RESIDUAL = (Fused("Add", (~0, 3)), Fused("Relu", (~1,)))
+#: the last tile and the last slab are not full
+RAGGED = {
+    "window": conv(
+        (2, 20, 7, 5), 45, (3, 3), pads=(1, 1, 1, 1), strides=(1, 2), epilogue=RESIDUAL,
+        operands=(normal(2, 45, 7, 3),),
+    ),
+    "pointwise": conv((2, 20, 7, 5), 45, (1, 1), epilogue=RESIDUAL, operands=(normal(2, 45, 7, 5),)),
+    "plain": conv((2, 3, 9, 7), 45, (3, 3), plain=True, pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
+}  # fmt: skip
+CONFIGS = {name: list(SOLVER.space(case.problem(), TARGET)) for name, case in RAGGED.items()}
+TILED = sorted({(name, c["nb"], c["ur"]) for name, configs in CONFIGS.items() for c in configs})
+FEW = {(1, 8), (3, 4), (4, 3)}
+
+
+@pytest.mark.parametrize(
+    "name, nb, ur",
+    [pytest.param(*t, marks=[] if t[0] == "window" or t[1:] in FEW else pytest.mark.soak) for t in TILED],
+)
+def test_every_tile_is_the_reference(name: str, nb: int, ur: int) -> None:
+    """Work-items do as little and as much as they may."""
+    case, configs = RAGGED[name], [c for c in CONFIGS[name] if (c["nb"], c["ur"]) == (nb, ur)]
+    problem, want = case.problem(), [check_reference(case)]
+    for config in (configs[0], configs[-1]):
+        assert not run_one(case, problem, SOLVER, config, open_device("CPU"), want)
+
+
+def test_a_plain_input_is_not_copied_with_far_more_padding() -> None:
+    """A stride over it makes the result small whatever the padding."""
+    case = conv((1, 3, 8, 8), 16, (3, 3), plain=True, pads=(4096,) * 4, strides=(4096, 4096))
+    assert "with its padding" in str(SOLVER.why_not(case.problem(), TARGET))
+
+
+WIDE = replace(TARGET, vector_bytes=64, registers=32, units=8)
+NARROW = replace(TARGET, vector_bytes=16, registers=16, units=1)
+
+
+@pytest.mark.parametrize("target", [TARGET, WIDE, NARROW], ids=["here", "wide", "narrow"])
+def test_the_default_is_in_the_space(target: Target) -> None:
+    """Whatever the shape; and no space is too large to be searched."""
+    rng, block = np.random.default_rng(1), blocked(target.vector_bytes // 4)
+    for _ in range(200):
+        batch, size, kernel = int(rng.integers(1, 4)), int(rng.integers(1, 60)), int(rng.integers(1, 4))
+        channels, filters = (int(n) for n in rng.integers(block.block, 2048, 2))
+        made = size + 2 - kernel + 1
+        x = TensorType(DType.FLOAT32, (batch, channels, size, size), block)
+        w = TensorType(DType.FLOAT32, (filters, channels, kernel, kernel))
+        y = TensorType(DType.FLOAT32, (batch, filters, made, made), block)
+        problem = Problem("Conv", (x, w), (y,), {"pads": (1, 1, 1, 1)}, (), 0, (False, True))
+        assert SOLVER.why_not(problem, target) is None
+        space = SOLVER.space(problem, target)
+        assert SOLVER.default(problem, target) in space
+        assert space.rows is not None and len(space.rows) <= 400
+        for nb, ur in {(int(str(c["nb"])), int(str(c["ur"]))) for c in space}:
+            assert nb * ur + min(nb, ur) < target.registers
 
 
 @pytest.mark.parametrize("wrong", [0.99, 1.01])
 def test_a_kernel_wrong_by_one_per_cent_fails(wrong: float) -> None:
     case = CASES["3x3"]
     problem, device = case.problem(), open_device("CPU")
-    solver = next(s for s in solvers() if s.id == "opencl.conv_blocked")
     right = np.asarray(check_reference(case))
-    assert not run_one(case, problem, solver, solver.default(problem, device.target), device, [right])
-    assert run_one(case, problem, solver, solver.default(problem, device.target), device, [right * np.float32(wrong)])
+    config = SOLVER.default(problem, TARGET)
+    assert not run_one(case, problem, SOLVER, config, device, [right])
+    assert run_one(case, problem, SOLVER, config, device, [right * np.float32(wrong)])
 
 
 def check_reference(case: Case) -> np.ndarray:

@@ -54,6 +54,29 @@ def test_configs(constant: frozenset[int]) -> None:
     assert not check(case, "opencl.matmul", configs=3)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 6])
+def test_uneven_rows(rows: int) -> None:
+    """Tiles of one row less where rows do not come out even; sums in one block or several; fetching ahead or not."""
+    device = open_device("CPU")
+    solver = next(s for s in solvers() if s.id == "opencl.matmul")
+    for m, k, prefetch in ((2, 20, False), (7, 300, True), (11, 20, True), (32, 300, True), (33, 257, False)):
+        inputs = [normal(m, k), normal(k, 67), normal(67)]
+        case = Case("MatMul", inputs, constant=frozenset({1, 2}), epilogue=(Fused("Add", (~0, 2)),), operands=1)
+        problem = case.problem()
+        config = {"rows": rows, "vectors": 2, "k_block": 128, "split": 2, "direct": False, "prefetch": prefetch}
+        assert config in solver.space(problem, device.target)
+        want = HostKernel(problem).run(device.queue(), case.inputs, [None])
+        assert not run_one(case, problem, solver, config, device, want), (m, k)
+
+
+def test_gelu() -> None:
+    """The epilogue of a transformer's first product."""
+    epilogue = (Fused("Add", (~0, 2)), Fused("Gelu", (~1,)))
+    for n in (48, 50):
+        inputs = [normal(2, 9, 40), normal(40, n), normal(n)]
+        assert not generic(Case("MatMul", inputs, constant=frozenset({1, 2}), epilogue=epilogue, operands=1))
+
+
 @pytest.mark.parametrize("epilogue", [(), (Fused("Add", (~0, 2)), Fused("Relu", (~1,)))])
 def test_blocked_sums(epilogue: tuple[Fused, ...]) -> None:
     """Sums so long that they are taken in blocks; the error must not grow with them."""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunewright.testing.database import random_fault, random_measurement
+from tunewright.testing.database import random_fault, random_measurement, random_survey
 from tunewright.tuning.database import Database
 from tunewright.tuning.record import Measurement
 from tunewright.tuning.shared import SharedDatabase
@@ -37,7 +37,7 @@ def write(database: Database, seed: int, tell: int) -> None:
     """Add records for ever."""
     rng = random.Random(seed)
     while True:
-        makers = rng.choices((random_measurement, random_fault), (8, 2), k=rng.choice((1, 1, 4)))
+        makers = rng.choices((random_measurement, random_fault, random_survey), (7, 2, 1), k=rng.choice((1, 1, 4)))
         records = [make(rng) for make in makers]
         database.add(records)
         os.write(tell, "".join(f"{record.digest}\n" for record in records).encode())  # few bytes: never in two pieces

@@ -17,7 +17,7 @@ import pytest
 from tunewright.search.base import Status
 from tunewright.testing.database import random_key, random_measurement, random_problem, random_records
 from tunewright.tuning.database import Database
-from tunewright.tuning.record import AnyRecord, Fault, Measurement
+from tunewright.tuning.record import AnyRecord, Fault
 from tunewright.tuning.shared import SharedDatabase
 from tunewright.tuning.sqlite import PAGE_BYTES, SqliteDatabase
 from tunewright.tuning.system import SystemDatabase, write_lines
@@ -140,8 +140,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Database], tupl
 
 def asked(database: Database) -> tuple[set[AnyRecord], set[AnyRecord]]:
     """What a knowledge base says as a whole, and family by family."""
-    families = {m.family for m in originals() if isinstance(m, Measurement)}
+    families = {r.family for r in originals() if not isinstance(r, Fault)}
     by_family: set[AnyRecord] = {m for family in families for m in database.family(family)}
+    by_family |= {s for family in families for s in database.surveys(family)}
     return set(database), by_family | set(database.faults())
 
 

@@ -20,6 +20,12 @@ _GRU_STEPS = """<float[9,5] w, float[9] wb, float[9,3] r, float[9] rb, float one
       sr = Add(pr, qr) rr = Sigmoid(sr) sz = Add(qz, pz) z = Sigmoid(sz)
       m = Mul(rr, qn) sn = Add(pn, m) n = Tanh(sn)"""
 
+_HEADS = "g (float[2,5,32] q, float[2,6,32] k, float[2,6,12] v, float[5,6] mask)"
+_HEAD_STEPS = """
+{ q0 = Reshape(q, h) q1 = Transpose<perm=[0,2,1,3]>(q0) k0 = Reshape(k, h) k1 = Transpose<perm=[0,2,1,3]>(k0)
+  v0 = Reshape(v, h) v1 = Transpose<perm=[0,2,1,3]>(v0) a = Attention(q1, k1, v1, mask)
+  b = Transpose<perm=[0,2,1,3]>(a) y = Reshape(b, o) }"""
+
 RECOGNISE = [
     Case("gelu", f"{_X} <float r = {{1.4142135}}, float o = {{1}}, float h = {{0.5}}> {{ {_ERF} }}"),
     Case(
@@ -178,6 +184,27 @@ RECOGNISE = [
         { s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
         "ranks",
     ),
+    Case(
+        "attention-heads",
+        f"{_HEADS} => (float[2,5,12] y) <int64[4] h = {{0,0,4,-1}}, int64[3] o = {{0,0,12}}> {_HEAD_STEPS}",
+    ),
+    no(
+        "attention-heads",
+        f"{_HEADS} => (float[2,20,3] y) <int64[4] h = {{0,0,4,-1}}, int64[3] o = {{0,20,3}}> {_HEAD_STEPS}",
+    ),
+    Case(
+        "scores-apart",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v) => (float[2,4,5,3] y) <float r = {2.5}>
+        { s = MatMul(q, t) d = Div(s, r) p = Softmax(d) y = MatMul(p, v) }""",
+        first="fully-connected-activation",
+    ),
+    Case(
+        "scores-apart",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[5,6] m) => (float[2,4,5,3] y)
+        <float r = {2.5}> { s = MatMul(q, t) d = Mul(s, r) e = Add(d, m) p = Softmax(e) y = MatMul(p, v) }""",
+        "mask",
+        first="fully-connected-activation",
+    ),
     Case("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS} {_LSTM_STEPS}"),
     no("lstm-cell", f"{_LSTM} {_LSTM_WEIGHTS.replace('[12] wb', '[1] wb')} {_LSTM_STEPS}"),
     Case("gru-cell", f"{_GRU} {_GRU_STEPS} d = Sub(h, n) e = Mul(d, z) k = Add(e, n) }}"),
@@ -323,5 +350,18 @@ FUSE = [
         """g (float[1,4,5,5] x) => (float[1,6,5,5] y) <float[3,2,1,1] w, float[3,2,1,1] v>
         { p, q = Split<axis=1, num_outputs=2>(x) r = Conv(p, w) s = Conv(q, v) y = Concat<axis=1>(s, r) }""",
         "order",
+    ),
+    Case(
+        "channel-shuffle",
+        """g (float[2,6,3,5] x) => (float[2,6,3,5] y)
+        <int64[5] i = {2, 3, 2, 3, 5}, int64[4] j = {2, 6, 3, 5}>
+        { a = Reshape(x, i) b = Transpose<perm=[0,2,1,3,4]>(a) y = Reshape(b, j) }""",
+    ),
+    no(
+        "channel-shuffle",
+        """g (float[2,6,3,5] x) => (float[2,6,5,3] y)
+        <int64[5] i = {2, 3, 2, 3, 5}, int64[4] j = {2, 6, 5, 3}>
+        { a = Reshape(x, i) b = Transpose<perm=[0,2,1,3,4]>(a) y = Reshape(b, j) }""",
+        "another_shape",
     ),
 ]

@@ -162,6 +162,27 @@ def test_without_a_cache_two_copies_rotate() -> None:
     assert local.attempt(candidate(0)).status is Status.OK
 
 
+def test_in_a_layer_only_constants_rotate() -> None:
+    solver = Scripted(lambda n, run: 1e-6)
+    seen: list[tuple[int, ...]] = []
+    running = Ticking.run
+
+    class Watched(Ticking):
+        def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+            seen.append(tuple(a.ctypes.data for a in (*inputs, *outputs)))
+            return running(self, queue, inputs, outputs)
+
+    solver.compile = lambda problem, config, device: Watched(solver, problem, config["n"])  # type: ignore[method-assign]
+    local = Local(NullDevice(), [solver])
+    problem = Problem("Add", (_T, _T), (_T,), {}, constant=(False, True))
+    assert local.pose(problem, 0, "layer") is None
+    assert (local.regime().kind, local.regime().copies, local.regime().nbytes) == ("layer", 2, (2 + 2) * 6 * 7 * 4)
+    assert local.attempt(candidate(0)).status is Status.OK
+    timed = set(seen[4:])
+    assert [len({places[k] for places in timed}) for k in range(3)] == [1, 2, 1]
+    assert local.pose(PROBLEM, 0, "layer") is None and local.regime().copies == 1, "no weights: all of it is warm"
+
+
 def test_posing_again_forgets_candidates() -> None:
     local, solver = posed(lambda n, run: 1e-3)
     local.attempt(candidate(0))

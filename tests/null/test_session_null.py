@@ -103,6 +103,19 @@ def test_the_faster_one_wins_whatever_the_seed_and_strategy():
         assert outcome.attempted == 12 and not outcome.faults
 
 
+def test_what_others_decide_is_left_open():
+    outcome, _ = run(fast_at(8, 4), decide=False)
+    assert not outcome.changed and outcome.chosen == DEFAULT and outcome.gain is None
+    found = {m.config: m.evidence for m in outcome.records}
+    assert found[Config(tile=8, unroll=4)].gain.median == pytest.approx(1.25)
+    assert not any(e.confirmed for e in found.values()), "nothing answers before somebody has decided"
+    outcome, _ = run(fast_at(2, 1), decide=False)
+    found = {m.config: m.evidence for m in outcome.records}
+    assert found[DEFAULT[1]].confirmed, "nothing is faster: that is an answer"
+    outcome, _ = run(fast_at(2, 1), decide=False, seconds=0.15)
+    assert not any(m.evidence.confirmed for m in outcome.records), "too little was tried"
+
+
 def test_decisions_repeat():
     def story() -> Any:
         outcome, end = run(lambda c: 1e-3 / (1 + 0.1 * c["tile"] - 0.02 * c["unroll"]), seed=5, seconds=1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunewright.devices.base import Target
 from tunewright.devices.null import NullDevice
 from tunewright.ir.graph import Fused
@@ -58,6 +60,7 @@ def exact(posed, config, device="CPU.POCL", **about):
 
 def fault(
     posed=None, where=NULL, solver="null.any", config=(), status=Status.CRASHED, why="signal 11",
-    date="2026-11-15T12:00:00Z",
+    date="2026-11-15T12:00:00Z", version="1.0",
 ):  # fmt: skip
-    return Fault(measurement(posed, where, solver).key, Config(config), status, why, date, "0.1.0")
+    key = replace(measurement(posed, where, solver).key, version=version)
+    return Fault(key, Config(config), status, why, date, "0.1.0")

@@ -87,7 +87,7 @@ def test_every_solver_is_timed_or_says_why_not(results, tmp_path):
     assert len(kernels) == len(row["kernels"]) and not kernels.keys() & row["refused"].keys()
     assert kernels.keys() | row["refused"].keys() == everyone(problem, "CPU")
     assert all(row["refused"].values())
-    assert row["work"]["flops"] >= 2 * 64 * 256 * 128 and row["regime"]["kind"] == "cold"
+    assert row["work"]["flops"] >= 2 * 64 * 256 * 128 and row["regime"]["kind"] == "layer"
     assert row["chosen"] == {"solver": row["default"], "config": kernels[row["default"]]["config"], "origin": "default"}
     for kernel in kernels.values():
         assert kernel["status"] == "OK" and kernel["why"] is None

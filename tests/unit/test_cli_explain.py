@@ -156,8 +156,8 @@ REPORT = {"schema", "model", "device", "config", "inputs", "origins", "time", "c
           "environment"}  # fmt: skip
 LAYER = {
     "name", "op", "inside", "fused", "nodes", "device", "on_host", "inline", "problem", "kernel", "solver", "config",
-    "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "candidates", "measured", "time",
-    "roofline", "note",
+    "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "heuristic", "candidates",
+    "measured", "time", "roofline", "note",
 }  # fmt: skip
 EVIDENCE = {"layer", "gain", "control", "confirmed", "default", "ms", "lower_ms", "upper_ms", "samples", "error",
             "regime", "problem", "date", "tool", "digest"}  # fmt: skip

@@ -24,7 +24,7 @@ from tunewright.tuning.sqlite import SqliteDatabase
 from tunewright.tuning.system import write_lines
 from unit.kb_records import FOREIGN, NULL, exact, fault, here, measurement, problem
 
-COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "log")
+COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "train", "log")
 CONV = problem("Relu", (1, 64, 56, 56), ("Neg", "Abs"))
 
 
@@ -293,7 +293,7 @@ def test_stats(call, user, tmp_path):
     found = json.loads(call("stats", "--json")[1])
     assert found["layers"]["user"] == {
         "measurements": 3, "confirmed": 2, "problems": 2, "answers": 2, "faster_than_default": 2, "median_gain": 2.0,
-        "faults": 1, "damage": 0,
+        "faults": 1, "surveys": 0, "candidates_seen": 0, "damage": 0,
     }  # fmt: skip
     assert found["records_by"]["op"] == {"Relu": 3, "Abs": 1, "Exp": 1}
     assert found["records_by"]["fault"] == {"wrong": 1}
@@ -413,7 +413,7 @@ def test_a_sibling_with_the_same_processor_is_taken(call, user, tmp_path):
 def test_export_and_import_of_records(call, user, mine, tmp_path):
     user.add(mine)
     code, out, _ = call("export", tmp_path / "x.jsonl")
-    assert code == 0 and "3 measurements and 1 fault in" in out
+    assert code == 0 and "3 measurements, 1 fault, 0 surveys in" in out
     code, _, err = call("export", tmp_path / "x.jsonl")
     assert code == 2 and "exists already" in err
     there = ["-c", f"USER_DB_PATH={tmp_path / 'other'}"]

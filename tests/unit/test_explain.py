@@ -262,7 +262,9 @@ def test_another_solver_that_was_measured_and_the_default_behind_it(bench):
 def test_barred_candidates_are_named(bench):
     where = Where.of(bench.device.target)
     solver = bench.default.solver.id
-    bad = [fault(bench.problem, where, solver, c, why="SIGSEGV") for c in (bench.others[0], bench.default.config)]
+    version = bench.default.solver.version
+    both = (bench.others[0], bench.default.config)
+    bad = [fault(bench.problem, where, solver, c, why="SIGSEGV", version=version) for c in both]
     bench.database.add([*bad, fault(bench.problem, where, "opencl.gone", bench.others[0])])
     layer = bench.layer()
     assert [(b.solver, b.config) for b in layer.barred] == [

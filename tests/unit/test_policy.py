@@ -233,3 +233,12 @@ def test_the_page_shows_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tuning-policy.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("| TUNING_")]
     assert rows[1:] == [line(rule) for rule in RULES]
+
+
+@pytest.mark.parametrize("combination", EVERY, ids="-".join)
+def test_frozen_overrules_every_row(combination: tuple[str, str, str, str]) -> None:
+    made = policy(*combination, FROZEN="YES", TUNING_FILE="tuning.json", LOCK_FILE="lock.json")
+    assert made.search is Search.NEVER
+    assert not (made.delete or made.use_tuning_file or made.extend_tuning_file)
+    asks = combination[0] == "TUNING_CREATE" or combination[1] != "1"
+    assert [text.startswith("FROZEN wins over ") for text in made.warnings] == [True] * asks

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from tunewright import Core, InputError
 from tunewright.plugins import tune as whole
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.plugins.tune_result import SCHEMA
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.tools import execute
@@ -22,6 +21,7 @@ from tunewright.tools.tune import parse_time
 from tunewright.tuning import evidence, session
 from tunewright.tuning.measure import Regime
 from tunewright.tuning.record import Ratio
+from tunewright.tuning.result_file import SCHEMA
 from tunewright.tuning.tuner import Origin, Tuner
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
@@ -151,7 +151,9 @@ def test_the_network_decides_layer_by_layer(core, monkeypatch):
     assert single.chosen is None and single.network[rival(single)].high < 1
     used = answers(core, pair)
     assert (used.origin, used.measurement.evidence.regime) == (Origin.USER, "network")
-    assert answers(core, single).origin is Origin.DEFAULT, "what the network contradicts does not answer any more"
+    used = answers(core, single)
+    assert (used.solver.id, used.config) == single.present, "what the network contradicts does not answer any more"
+    assert used.origin is Origin.USER, "that the default is best is an answer"
 
 
 def test_the_network_without_changes_runs_what_it_ran_before(core, monkeypatch):
@@ -246,7 +248,7 @@ def test_the_command_writes_its_file_and_says_what_came_of_it(tmp_path, capsys, 
 
 def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
     onnx.save(model(), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "tunewright", "tune", "m.onnx", "-b", "5m"]
+    command = [sys.executable, "-m", "tunewright", "tune", "m.onnx", "-b", "5m", "--result", "."]
     settings = ["-c", f"USER_DB_PATH={tmp_path / 'kb'}"]
     process = subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 120

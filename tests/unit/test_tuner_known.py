@@ -22,7 +22,7 @@ from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Origin, Tuner
 
 DEVICE = NullDevice()
-CREATE = Settings.make({"TUNING_MODE": "TUNING_CREATE", "TUNE_SECONDS": "30"}, Settings())
+CREATE = Settings.make({"TUNING_MODE": "TUNING_CREATE", "TUNE_SECONDS": "30", "TUNE_RESULT_PATH": ""}, Settings())
 
 
 class Zeros(Kernel):

@@ -21,7 +21,7 @@ from faults.tuning_files import fault, measurement, problem, target
 from tunewright.devices.base import Target
 from tunewright.errors import InputError, SettingsError
 from tunewright.search.space import Config, Space
-from tunewright.tuning import tuning_file
+from tunewright.tuning import json_file, tuning_file
 from tunewright.tuning.key import WHERE_FIELDS, Key, Where
 from tunewright.tuning.record import Measurement, parse, to_line
 from tunewright.tuning.tuning_file import KEYS, TuningFile, export, hash_of
@@ -421,11 +421,11 @@ def test_what_is_no_tuning_file_is_refused_and_left_alone(text: bytes, why: str,
 def test_a_file_that_is_too_large(file: TuningFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.extend(MANY)
     before = file.path.read_bytes()
-    monkeypatch.setattr(tuning_file, "MOST_FILE_BYTES", len(before) - 1)
+    monkeypatch.setattr(json_file, "MOST_FILE_BYTES", len(before) - 1)
     for act in (file.read, lambda: file.extend([measurement("Add", 77)])):
         with pytest.raises(InputError, match="bytes"):
             act()
-    monkeypatch.setattr(tuning_file, "MOST_FILE_BYTES", len(before))
+    monkeypatch.setattr(json_file, "MOST_FILE_BYTES", len(before))
     assert len(file.read()[0]) == len(MANY)
     with pytest.raises(InputError, match="would have more than"):
         file.extend([measurement("Add", 77)])
@@ -534,7 +534,7 @@ def test_somebody_who_never_lets_go(file: TuningFile, monkeypatch: pytest.Monkey
     import fcntl
 
     file.extend(MANY[:1])
-    monkeypatch.setattr(tuning_file, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(json_file, "LOCK_SECONDS", 0.1)
     with open(file.path, "rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process has been extending it"):

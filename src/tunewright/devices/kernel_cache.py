@@ -80,6 +80,9 @@ class Entry:
 class KernelCache:
     """Groups of files in one folder. Safe to use from several threads and processes."""
 
+    #: nothing that is built is to be stored here
+    closed = False
+
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self.counters = Counters()
@@ -256,6 +259,29 @@ class KernelCache:
     def _failed(self, error: OSError, what: str) -> None:
         self._count("errors")
         _warn(error, what)
+
+
+class Gathered(KernelCache):
+    """Groups in memory: what one process compiled for another. A ``closed`` one is only read."""
+
+    def __init__(self, groups: Mapping[str, Mapping[str, bytes]] | None = None, closed: bool = False) -> None:
+        super().__init__(Path("gathered"), 0)
+        self.closed = closed
+        #: by key
+        self.groups = {key: dict(files) for key, files in (groups or {}).items()}
+
+    def get(self, key: Key) -> dict[str, bytes] | None:
+        return self.peek(key)
+
+    def peek(self, key: Key) -> dict[str, bytes] | None:
+        return self.groups.get(key_text(key))
+
+    def put(self, key: Key, files: Mapping[str, bytes], label: str = "") -> bool:
+        self.groups[key_text(key)] = dict(files)
+        return True
+
+    def reject(self, key: Key) -> None:
+        self.groups.pop(key_text(key), None)
 
 
 _caches: dict[Path, KernelCache] = {}

@@ -111,6 +111,10 @@ class OpenCLQueue(Queue):
         self.pending = False
         self.launches = 0
         self.kept: list[Any] = []
+        #: scratch memory by number: kernels run one after the other, and share it while it is warm
+        self.scratch: dict[int, Any] = {}
+        #: how often it was waited for
+        self.waits = 0
         self._kernels: dict[tuple[int, str], tuple[Any, _Shared]] = {}
 
     def kernel(self, program: Any, name: str) -> _Shared:
@@ -125,6 +129,13 @@ class OpenCLQueue(Queue):
             self._kernels[key] = program, _Shared(kernel)  # kept, so that its id stays its own
         return self._kernels[key][1]
 
+    def borrow(self, device: OpenCLDevice, number: int, nbytes: int) -> Any:
+        """Scratch memory for a kernel: those of a queue run one after the other, and share what has one number."""
+        held = self.scratch.get(number)
+        if held is None or held.nbytes < nbytes:
+            held = self.scratch[number] = device.alloc(nbytes)
+        return held
+
     def keep(self, owner: object) -> None:
         """Let something live until everything queued so far has finished."""
         self.kept.append(owner)
@@ -137,6 +148,7 @@ class OpenCLQueue(Queue):
         if self.pending:
             self.raw.finish()
             self.pending = False
+            self.waits += 1
             self.kept.clear()
 
 
@@ -212,6 +224,11 @@ class OpenCLDevice(Device):
         made = OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
         pocl.queues.add(made)
         return made
+
+    @property
+    def alone(self) -> bool:
+        """It runs in the calling thread, without threads of its own."""
+        return bool(self.raw.name.startswith(_WITHOUT_THREADS))
 
     def inline(self) -> Device | None:
         twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(_WITHOUT_THREADS)]

@@ -58,7 +58,7 @@ class Programs:
                 while len(self._kept) > MOST:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(source)
-            if wanted is not None and wanted not in kept.caches:
+            if wanted is not None and not wanted.closed and wanted not in kept.caches:
                 kept.caches.append(wanted)
                 self._store(source, kept, wanted)
             return kept.program

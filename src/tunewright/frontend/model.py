@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class Model:
     metadata: Mapping[str, str] = field(default_factory=dict)
     #: declared types of the outputs, by name
     declared: Mapping[str, Type | None] = field(default_factory=dict)
+    #: the file that it was read from; empty: it came as bytes or as an object
+    path: str = ""
 
     @property
     def inputs(self) -> dict[str, Type | None]:
@@ -67,7 +69,7 @@ class Model:
         for node in graph.nodes:
             for value in node.outputs:
                 value.type = None
-        return Model(graph, self.name, self.producer, self.opsets, self.metadata, self.declared)
+        return replace(self, graph=graph)
 
 
 def _shape(dims: Sequence[int | str | None], name: str) -> Shape:

@@ -54,6 +54,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Set
         opsets={o.domain: o.version for o in proto.opset_import},
         metadata={p.key: p.value for p in proto.metadata_props},
         declared={o.name: _type(o.type, f"output {o.name!r}") for o in proto.graph.output},
+        path=where if folder is not None else "",
     )
 
 

@@ -320,10 +320,19 @@ def _scale(match: Match) -> float:
     return scale
 
 
+def _swapped(graph: Graph, value: Value, n: int) -> Value:
+    """The last two axes of n exchanged; of a value that was transposed before, in one go."""
+    perm = (*range(n - 2), n - 1, n - 2)
+    before = value.producer
+    if before is not None and before.op == "Transpose" and before.inputs[0] is not None:
+        inner = before.attrs.get("perm", tuple(reversed(range(n))))
+        value, perm = before.inputs[0], tuple(int(inner[p]) for p in perm)
+    return value if perm == tuple(range(n)) else graph.add("Transpose", [value], {"perm": perm}).output
+
+
 def _attention(graph: Graph, match: Match) -> Value:
     n = facts.rank(match["q"]) or 4
-    swap = (*range(n - 2), n - 1, n - 2)
-    keys = graph.add("Transpose", [match["kt"]], {"perm": swap}).output
+    keys = _swapped(graph, match["kt"], n)
     attrs: dict[str, Any] = {"scale": _scale(match)}
     if n == 3:
         attrs |= {"q_num_heads": 1, "kv_num_heads": 1}

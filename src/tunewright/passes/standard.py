@@ -11,7 +11,7 @@ from functools import cache
 
 from ..errors import SettingsError
 from ..settings import Settings
-from . import fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values
+from . import attention, fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values, shuffle
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .fuse import Fuse
@@ -37,7 +37,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),
     DeadCode(),
     CLEAN_UP,
-    RewritePass("recognise", (*recognise.RULES, *recurrent.RULES)),
+    RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
     FlushDenormals(),
@@ -45,6 +45,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
 
 DEVICE: tuple[Pass | Repeat, ...] = (
     RewritePass("group-convolutions", grouping.RULES),
+    RewritePass("channel-shuffle", shuffle.RULES),
     FoldQuantised(),
     DeadCode(),
     Fuse(),
@@ -52,6 +53,8 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
     Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
+    attention.ScoresApart(),
+    RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     DeadCode(),
     Fuse(),
     AssignLayouts(),

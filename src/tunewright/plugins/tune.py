@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,15 @@ LEAST_SECONDS = 0.5
 #: networks that run against the present one
 RIVALS = 3
 #: inferences of the profile, and rounds of contests
-PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 60, 200
+PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 150, 200
 #: a network up to so many times the last-level cache runs once off the clock before it runs on it
 CACHES = 4
 #: rounds that a contest has at least, whatever the time: fewer say nothing
 LEAST_ROUNDS = 16
 #: a network that seems slower than this, or is for certain slower, gives up changes
 SLOWER = 0.98
-#: the chance that an interval is wrong, over all layers of a network together, and for the whole network
+#: The chance that an interval is wrong, of a layer and of the whole network. It is for each layer by itself: who is let
+#: in by chance is about as fast as the default, and the whole network has the last word.
 ALPHA = 0.02
 
 
@@ -135,6 +137,9 @@ class Result:
     #: it was stopped before the end
     stopped: bool
     seconds: dict[str, float]
+    #: what the result file holds, and where it is; None where TUNE_RESULT_PATH is empty
+    written: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
 
 
 class Pinned(Tuner):
@@ -278,6 +283,7 @@ class _Tuning:
                 layer.problem, layer.device, default, answer,
                 report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
                 seconds=layer.budget, stop=lambda: self.left() <= 0, regime=regime,
+                decide=False,
             )  # fmt: skip
             if layer.outcome is None:
                 layer.skipped = "there is nothing to choose from"
@@ -301,10 +307,14 @@ class _Tuning:
         if not raced or self.left(NETWORK_SHARE) <= 0:
             return
         self.tell("network")
-        requests = []
+        requests: list[InferRequest] = []
         for k in range(max(map(len, entrants.values()))):
+            begin = self.elapsed
             pins = {key: found[k] if k < len(found) else found[0] for key, found in entrants.items()}
             requests.append(self.compile(pins, counters=True))
+            rounds = LEAST_ROUNDS * len(requests) * sum(layer.seconds for layer in self.layers)
+            if k and self.left(NETWORK_SHARE) < self.elapsed - begin + rounds:
+                break  # another one would leave no time to run them
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
             if lap >= LEAST_ROUNDS and self.left(NETWORK_SHARE) <= 0:
@@ -318,9 +328,9 @@ class _Tuning:
             seconds = [_sums(rows, layer.nodes) for rows in samples]
             layer.network = {default: Ratio.one()}
             for candidate, theirs in zip(others, seconds[1:], strict=False):
-                layer.network[candidate] = statistics.ratio(seconds[0], theirs, ALPHA / len(raced))
+                layer.network[candidate] = statistics.ratio(seconds[0], theirs, ALPHA)
                 self._record(layer, candidate, theirs, default)
-            self._decide(layer, default)
+            self._decide(layer, default, seconds[0])
 
     def _entrants(self, layer: Layer) -> list[Candidate]:
         """Who runs in the network: the default, what the layer uses now, and what seems faster.
@@ -346,17 +356,22 @@ class _Tuning:
             return False
         return m.key == Key.of(layer.problem, layer.device.target, solver, m.config)
 
-    def _decide(self, layer: Layer, default: Candidate) -> None:
-        """Choose what is fastest in the network among what surely gains over the default; else the default."""
-        found = layer.network.items()
-        sure = [c for c, ratio in found if ratio.low >= 1 or (ratio.median > 1 and self._sure(layer, c))]
+    def _decide(self, layer: Layer, default: Candidate, seconds: Sequence[float]) -> None:
+        """Choose what is fastest in the network among what surely gains over the default; else the default.
+
+        What noise left open stays as it is.
+        """
+        others = {c: ratio for c, ratio in layer.network.items() if c != default}
+        sure = [c for c, ratio in others.items() if ratio.low >= 1 or (ratio.median > 1 and self._sure(layer, c))]
         best = max(sure, key=lambda c: layer.network[c].median, default=default)
-        # what noise left open stays as it is
-        settled = best != default or layer.network.get(layer.present, Ratio.one()).median < 1
-        layer.chosen = best if settled and best != layer.present else None
+        if best == default:
+            if any(ratio.median > 1 for ratio in others.values()):
+                return
+            self._record(layer, default, seconds, default)
+        layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
-        """The search confirmed it."""
+        """A search confirmed it."""
         records = self.tuner.measured(layer.problem, layer.device)
         return any(m.evidence.confirmed and _is(m, candidate) and m.evidence.regime != "network" for m in records)
 
@@ -394,7 +409,8 @@ class _Tuning:
             new = self.compile({**before_it, **pins}, counters=False)
             right, error = _agree(old.infer(self.values), new.infer(self.values))
             a, b = self._duel(old, new)
-            gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(a)), float(np.median(b))
+            quiet = statistics.quiet(a, b)
+            gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(quiet[0])), float(np.median(quiet[1]))
             if right and (self.stopped or (gain.high >= 1 and gain.median >= SLOWER)):
                 break
             # the half whose gains are least certain goes back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,19 @@ from ..ops import lookup
 from ..ops.infer import check_results
 from ..solvers.base import Kernel
 from .counters import Counters
-from .plan import Place, Plan, Slot, Step, static_tensor
+from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Program
 
 
 class _Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
-    def __init__(self, plan: Plan, queue: Queue) -> None:
+    def __init__(self, plan: Plan, queue: Queue, runs: Mapping[int, Run]) -> None:
         self.queue, device = queue, plan.device
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
-        #: slots in memory that is made anew for each inference
-        self.results: list[tuple[int, Slot]] = []
+        #: slots in memory that is made anew for each inference: where in which storage, and as what
+        self.results: list[tuple[int, int, int, TensorType]] = []
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
         shared = device.shares_memory
@@ -43,7 +43,8 @@ class _Frame:
                 assert arena is not None and isinstance(slot.type, TensorType)
                 self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
             elif slot.place is Place.RESULT and shared:
-                self.results.append((i, slot))
+                assert isinstance(slot.type, TensorType)
+                self.results.append((i, slot.storage, slot.offset, slot.type))
             elif slot.place is Place.RESULT:
                 assert isinstance(slot.type, TensorType)
                 self.values[i] = device.view(buffers[slot.storage], slot.offset, slot.type)
@@ -54,9 +55,12 @@ class _Frame:
                     self.copies.append((i, self.values[i]))
         lasting = {i for i, value in enumerate(self.values) if value is not None} | {-1}
         #: each step with what runs it: without arguments where they never change in this frame
-        self.actions: list[_Action] = []
-        for step in plan.steps:
-            if step.optimized_out:
+        self.actions: list[_Action | _Together] = []
+        together = {step for run in runs.values() for step in run.steps}
+        for at, step in enumerate(plan.steps):
+            if at in runs:
+                self.actions.append(_Together(runs[at], self.values, queue))
+            if step.optimized_out or step in together:
                 continue
             action = _Action(step, [plan.slots[i].storage >= 0 for i in step.outs])
             kernel = step.kernel
@@ -94,6 +98,27 @@ class _Action:
     launch: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
 
 
+class _Together:
+    """Steps that are one launch, with the places of arguments that are each inference's own."""
+
+    def __init__(self, run: Run, values: Sequence[Any], queue: Queue) -> None:
+        kernels = [step.kernel for step in run.steps if step.kernel is not None]
+        self.run, self.launcher = run, run.library.launcher(kernels, queue)
+        self.own: list[tuple[int, int, bool, int]] = []
+        for kernel, step in enumerate(run.steps):
+            for output, slots in ((False, step.ins), (True, step.outs)):
+                for index, slot in enumerate(slots):
+                    if slot >= 0 and values[slot] is not None:
+                        self.launcher.set(kernel, output, index, values[slot])
+                    elif slot >= 0:
+                        self.own.append((slot, kernel, output, index))
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        for slot, kernel, output, index in self.own:
+            self.launcher.set(kernel, output, index, values[slot])
+        self.launcher()
+
+
 class Executor:
     """Frames, a queue, and counters when they are wanted."""
 
@@ -110,7 +135,7 @@ class Executor:
         plan = program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
-            frame = self._frames[plan] = _Frame(plan, self._queue(plan.device))
+            frame = self._frames[plan] = _Frame(plan, self._queue(plan.device), self._runs(plan, program))
         queue = frame.queue
         if self.counters is not None:
             self.counters.enter(plan)
@@ -120,12 +145,14 @@ class Executor:
         for at, memory in frame.copies:
             queue.put(values[at], memory)
         buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
-        for i, slot in frame.results:
-            assert isinstance(slot.type, TensorType)
-            values[i] = plan.device.view(buffers[slot.storage], slot.offset, slot.type)
+        for i, storage, offset, type in frame.results:
+            values[i] = plan.device.view(buffers[storage], offset, type)
         try:
             for action in frame.actions:
-                self.step(action, values, queue)
+                if isinstance(action, _Together):
+                    action(values)
+                else:
+                    self.step(action, values, queue)
             made = queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
         except BaseException:
             queue.finish()  # what runs still writes to memory that is given up here
@@ -143,6 +170,15 @@ class Executor:
     def launches(self) -> int:
         """Kernels launched so far."""
         return sum(queue.launches for queue in self.queues.values())
+
+    def _runs(self, plan: Plan, program: Program) -> Mapping[int, Run]:
+        """What is launched together: nothing where steps are counted."""
+        if self.counters is None:
+            return plan.runs
+        for step in (step for run in plan.runs.values() for step in run.steps):
+            if step.kernel is not None:
+                program.env.prepare(step.kernel)
+        return {}
 
     def _queue(self, device: Device) -> Queue:
         if device not in self.queues:

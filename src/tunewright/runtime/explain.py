@@ -206,6 +206,7 @@ class _Layers:
         return replace(
             bare, solver=choice.solver.id, config=Config(choice.config), match=choice.match, found=asked.proof,
             runner_up=asked.runner_up(), solvers=asked.opinions(), barred=asked.barred(), nearest=choice.nearest,
+            heuristic="" if choice.advice is None else choice.advice.why,
             candidates=asked.candidates(), measured=asked.measured(),
             roofline=self._roofline(plan, step, problem, timing),
         )  # fmt: skip

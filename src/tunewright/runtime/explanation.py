@@ -145,8 +145,10 @@ class Explanation:
     #: everyone who has to do with the operation, the chosen one first
     solvers: tuple[Opinion, ...] = ()
     barred: tuple[Barred, ...] = ()
-    #: of a default: why nothing that is stored could be used
+    #: of a default, and of the heuristic's: why nothing that is stored could be used
     nearest: str = ""
+    #: what the heuristic predicted, or why it abstained; empty where it was not asked
+    heuristic: str = ""
     #: among how many candidates (solver and config) a search could choose at most; constraints may leave fewer
     candidates: int = 0
     #: of how many a knowledge base has measurements for this problem on this device (sessions keep their leaders')
@@ -189,6 +191,7 @@ class Explanation:
             "solvers": [{**_candidate(o), "state": str(o.state), "measured": o.measured} for o in self.solvers],
             "barred": [{"solver": b.solver, "config": dict(b.config), "why": b.why} for b in self.barred],
             "nearest": self.nearest,
+            "heuristic": self.heuristic,
             "candidates": self.candidates,
             "measured": self.measured,
             "time": None if self.timing is None else _timing(self.timing),

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..devices.base import Device, Queue
-from ..errors import ExecutionError, UnsupportedError
+from ..errors import ExecutionError, LockError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -68,21 +68,27 @@ class LateKernel(Kernel):
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
             kernel = self.env.compile(self.choose(problem), problem, self.device)
+            self.env.prepare(kernel)
         self._kernels[problem.key()] = kernel
         if len(self._kernels) > self.MOST:
             self._kernels.popitem(last=False)
         given = [kernel.packings[i].pack(a) if i in kernel.packings else a for i, a in enumerate(inputs)]
         return kernel.run(queue, given, outputs)
 
+    @property
+    def problems(self) -> list[str]:
+        """Keys of the problems that it posed, as far as their kernels are kept."""
+        return list(self._kernels)
+
     def choose(self, problem: Problem) -> Choice:
+        where = f"node {self.node.name!r} ({self.node.op})"
         try:
             return self.env.tuner.choose(problem, self.device)
+        except LockError as error:
+            raise LockError(error.what, where=where, hint=error.hint) from error
         except UnsupportedError as error:
-            raise UnsupportedError(
-                error.what,
-                where=f"node {self.node.name!r} ({self.node.op})",
-                hint="HOST_FALLBACK = YES runs it on the host",
-            ) from error
+            hint = "HOST_FALLBACK = YES runs it on the host"
+            raise UnsupportedError(error.what, where=where, hint=hint) from error
 
     def pose(self, inputs: Sequence[Any]) -> Problem:
         """The problem for these inputs."""

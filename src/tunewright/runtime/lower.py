@@ -7,35 +7,38 @@ is planned once its shapes are known.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..devices.base import Device
-from ..errors import LimitError, ModelError, UnsupportedError
+from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import MISTAKES
-from ..solvers.base import Kernel, Problem
+from ..solvers.base import Kernel, Library, Problem
 from . import alias
 from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
-from .plan import Place, Plan, Slot, Step
-from .program import Environment, Packed, Program
+from .plan import Place, Plan, Run, Slot, Step
+from .program import Environment, Libraries, Packed, Program
 
+LOG = logging.getLogger("tunewright")
 #: nodes that an error names
 MOST_NAMED = 10
 
 
-def lower(graph: Graph, env: Environment, inline: bool = True) -> Plan:
+def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = True) -> Plan:
     """A plan for a graph whose types are inferred. ``inline``: it may run without threads, if it is small."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, _device(now, env.device) if inline else env.device).run(rest)
+    device = _device(now, env.device) if inline else env.device
+    return _Lowering(graph, now, boundary, env, device, libraries).run(rest)
 
 
 #: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
@@ -123,6 +126,7 @@ class _Lowering:
     boundary: list[Value]
     env: Environment
     device: Device
+    libraries: Libraries
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class _Lowering:
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
         steps = self.steps(sharing)
+        runs = self.runs(steps)
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(
@@ -156,8 +161,9 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env),
+            rest=None if rest is None else Program(rest, self.env, self.libraries),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
+            runs=runs,
         )
 
     def place(self, sharing: alias.Sharing, leaving: list[Value]) -> tuple[dict[int, int], int, dict[int, int]]:
@@ -205,6 +211,9 @@ class _Lowering:
         for node in self.nodes:
             try:
                 steps.append(self.step(node, sharing))
+            except LockError as error:
+                where = f"node {node.name!r} ({node.op})"
+                raise LockError(error.what, where=where, hint=error.hint) from error
             except ModelError as error:
                 if not isinstance(error, UnsupportedError):
                     where = error.where or f"node {node.name!r} ({node.op})"
@@ -232,6 +241,55 @@ class _Lowering:
         choice = self.env.tuner.choose(problem, self.device)
         kernel = self.env.compile(choice, problem, self.device)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
+
+    def runs(self, steps: list[Step]) -> dict[int, Run]:
+        """Steps that are launched together, and everything compiled."""
+        libraries = self.compiled(steps)
+        found: dict[int, Run] = {}
+        last: Run | None = None
+        for at, step in enumerate(steps):
+            if step.optimized_out:
+                continue
+            library = next((lib for lib in libraries if self.joins(step, lib)), None)
+            if library is None:
+                last = None
+                if step.kernel is not None:
+                    self.env.prepare(step.kernel)
+            elif last is not None and last.library is library:
+                last.steps.append(step)
+            else:
+                last = found[at] = Run([step], library)
+        return found
+
+    def compiled(self, steps: list[Step]) -> list[Library]:
+        """The libraries of the device: made for the first plan there, later ones do with what they hold."""
+        settings = self.env.settings
+        if not settings.join_launches or settings.perf_count:  # counters are of steps, not of runs
+            return []
+        if self.device not in self.libraries:
+            made: list[Library] = []
+            kernels = [step.kernel for step in steps if step.kernel is not None and self.is_planned(step)]
+            while len(kernels) > 1:  # one alone is launched as it is
+                library = kernels[0].library(kernels[1:])
+                if library is None or not library.holds(kernels[0]):
+                    kernels.pop(0)
+                    continue
+                try:
+                    self.env.prepare(library)
+                    made.append(library)
+                except ExecutionError as error:  # then they are launched one by one
+                    LOG.warning("kernels cannot be launched together: %s", error)
+                kernels = [kernel for kernel in kernels if not library.holds(kernel)]
+            self.libraries[self.device] = made
+        return self.libraries[self.device]
+
+    def joins(self, step: Step, library: Library) -> bool:
+        return step.kernel is not None and self.is_planned(step) and library.holds(step.kernel)
+
+    def is_planned(self, step: Step) -> bool:
+        """It runs on the device, and its results have a place."""
+        slots = [self.slots[i] for i in (*step.ins, *step.outs) if i >= 0]
+        return not step.on_host and all(slot.place is not Place.DYNAMIC for slot in slots)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:
         """The step's inputs, with constants that the kernel wants rearranged replaced."""

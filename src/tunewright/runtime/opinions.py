@@ -86,7 +86,7 @@ class Asked:
                 at = (fault.key.solver, fault.config)
                 if at in found or fault.key.solver not in known:
                     continue
-                why = self.tuner.lookup.barred(
+                why = self.tuner.lookup.quarantined(
                     known[fault.key.solver], fault.config, self.problem, self.device.target, default
                 )
                 if why is not None:
@@ -176,11 +176,12 @@ class Asked:
         solver = next((s for s in _concerned(self.problem.op, self.tuner) if s.id == m.key.solver), None)
         if solver is None:
             return "there is no such solver here"
-        reason = self._refusal(solver, m.config)
+        reason = self._refusal(solver, None)
+        if reason is None and m.config not in solver.space(self.problem, self.device.target):
+            return "its config is not in the solver's space"
+        reason = reason or self._refusal(solver, m.config)
         if reason is not None:
             return reason
-        if m.config not in solver.space(self.problem, self.device.target):
-            return "its config is not in the solver's space"
         match = compare(Key.of(self.problem, self.device.target, solver, m.config), m.key)
         return str(match) if match.kind is Kind.MISS else "a nearer measurement of this candidate counts"
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..devices.base import Device
 from ..ir.graph import Node
 from ..ir.types import DType, TensorType, Type
-from ..solvers.base import Kernel
+from ..solvers.base import Kernel, Library
 from ..tuning.tuner import Choice
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ class Step:
 
 
 @dataclass(eq=False)
+class Run:
+    """Steps in a row that are launched together."""
+
+    steps: list[Step]
+    library: Library
+
+
+@dataclass(eq=False)
 class Plan:
     """Everything that one set of input types needs. Immutable once made; requests bring their own memory."""
 
@@ -83,6 +91,8 @@ class Plan:
     #: what runs after this segment, when shapes depended on data, and the slots that it takes
     rest: Program | None = None
     rest_inputs: tuple[int, ...] = ()
+    #: runs of steps that are one launch, by the number of their first step
+    runs: dict[int, Run] = field(default_factory=dict)
 
 
 def static_tensor(type: Type | None) -> TensorType | None:

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..ir.types import SequenceType, TensorType, Type
 from ..passes.base import Context, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
-from ..solvers.base import Array, Kernel, Packing, Problem
+from ..solvers.base import Array, Kernel, Library, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .plan import Plan
 
@@ -40,7 +40,7 @@ class Environment:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self, choice: Choice, problem: Problem, device: Device | None = None) -> Kernel:
-        """The kernel for a choice (on a plan's own device, if given); equal problems share one."""
+        """The kernel for a choice (on a plan's own device, if given); equal problems share one. See `prepare`."""
         device = device or self.device
         key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())), id(device))
         with self._lock:
@@ -49,6 +49,11 @@ class Environment:
                 with kernel_cache.using(KernelCache.of(self.settings)):
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
             return kernel
+
+    def prepare(self, kernel: Kernel | Library) -> None:
+        """Compile what a kernel needs to run."""
+        with self._lock, kernel_cache.using(KernelCache.of(self.settings)):
+            kernel.prepare()
 
     def pack(self, packing: Packing, constant: Array) -> Packed:
         """A constant rearranged for a kernel; equal wishes share one."""
@@ -68,17 +73,30 @@ class Packed:
     array: Array
 
 
+#: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
+Libraries: TypeAlias = dict[Device, list[Library]]
+
+
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment) -> None:
+    def __init__(self, graph: Graph, env: Environment, libraries: Libraries | None = None) -> None:
         self.graph, self.env = graph, env
+        self.libraries: Libraries = {} if libraries is None else libraries
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
+        #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
+        self._last: tuple[tuple[tuple[Any, ...], ...], Plan] | None = None
         self._lock = threading.Lock()
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for these values."""
-        return self.plan(tuple(type_of(v) for v in inputs))
+        if not all(type(v) is np.ndarray and v.dtype != object for v in inputs):
+            return self.plan(tuple(type_of(v) for v in inputs))
+        key = tuple((v.shape, v.dtype) for v in inputs)
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = key, self.plan(tuple(type_of(v) for v in inputs))
+        return last[1]
 
     def plan(self, types: tuple[Type | None, ...]) -> Plan:
         """The plan for these input types, made on first use; the least recently used one is dropped."""
@@ -111,7 +129,7 @@ class Program:
         run_passes(graph, SPECIALISE, self.env.context)
         # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
         threads = any(plan.device is self.env.device for plan in self._plans.values())
-        return lower(graph, self.env, inline=not threads)
+        return lower(graph, self.env, self.libraries, inline=not threads)
 
 
 def type_of(value: Any) -> Type | None:

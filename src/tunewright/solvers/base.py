@@ -164,6 +164,13 @@ class Kernel(ABC):
     #: constant inputs that it wants rearranged; who runs it does so once
     packings: Mapping[int, Packing] = MappingProxyType({})
 
+    def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Compile what is not compiled yet: making a kernel need not, running it does."""
+
+    def library(self, others: Sequence[Kernel]) -> Library | None:
+        """A library of this kernel and those of ``others`` that fit into it; None where kernels are launched alone."""
+        return None
+
     @abstractmethod
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         """Compute. Where ``outputs[i]`` is an array the result is written there; where it is None a new one is made.
@@ -178,6 +185,34 @@ class Kernel(ABC):
     def launcher(self, queue: Queue) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
         """`run` on a queue that stays the same: a request asks once, for steps whose arguments change."""
         return partial(self.run, queue)
+
+
+class Library(ABC):
+    """Kernels compiled together, so that any of them, in any order and number, are one launch."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Compile it. ExecutionError where the compiler refuses."""
+
+    @abstractmethod
+    def holds(self, kernel: Kernel) -> bool:
+        """A launch may contain this kernel. Kernels for other shapes often are the same program."""
+
+    @abstractmethod
+    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+        """One launch that does what kernels that it holds do, one after the other, for a request."""
+
+
+class Launcher(ABC):
+    """Kernels with their arguments: ``set`` them, then call it."""
+
+    @abstractmethod
+    def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
+        """Input or output ``index`` of kernel number ``kernel``."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Enqueue it. The arrays must live until it is over."""
 
 
 class Solver(ABC):

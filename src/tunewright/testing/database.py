@@ -26,7 +26,19 @@ from ..solvers import serial
 from ..solvers.base import Problem
 from ..tuning.database import Database, better, newest
 from ..tuning.key import Key, Kind, Match, Where
-from ..tuning.record import FAULTS, AnyRecord, Evidence, Fault, Measurement, Ratio, from_line, to_line
+from ..tuning.record import (
+    FAULTS,
+    REGIMES,
+    AnyRecord,
+    Evidence,
+    Fault,
+    Measurement,
+    Ratio,
+    Sighting,
+    Survey,
+    from_line,
+    to_line,
+)
 
 
 class Place(ABC):
@@ -98,15 +110,28 @@ def random_fault(rng: random.Random) -> Fault:
     return Fault(key, random_config(rng), Status(status), why, random_date(rng), "0.1.0")
 
 
+def random_survey(rng: random.Random, seen: int = 12) -> Survey:
+    problem = random_problem(rng)
+    sightings = tuple(
+        Sighting(f"solver.{rng.choice('abc')}", "1.0", random_config(rng), rng.choice((0.0, rng.uniform(0.1, 3.0))))
+        for _ in range(rng.randrange(seen + 1))
+    )
+    return Survey(
+        random_key(rng, problem), random_config(rng), rng.uniform(1e-6, 1e-2), sightings, rng.choice(REGIMES),
+        serial.to_json(problem), problem.family(), problem.sizes, random_date(rng), "0.1.0",
+    )  # fmt: skip
+
+
 def random_date(rng: random.Random) -> str:
     """Few enough that equal ones occur."""
     return f"2026-{rng.randrange(1, 13):02}-{rng.randrange(1, 28):02}T{rng.randrange(24):02}:00:00Z"
 
 
 def random_records(seed: int, count: int) -> list[AnyRecord]:
-    """Valid records, all different; the same ones for the same seed."""
+    """Valid records of all kinds, all different; the same ones for the same seed."""
     rng = random.Random(seed)
-    made = [random_fault(rng) if rng.random() < 0.2 else random_measurement(rng) for _ in range(count)]
+    makers = rng.choices((random_measurement, random_fault, random_survey), (6, 2, 2), k=count)
+    made: list[AnyRecord] = [make(rng) for make in makers]
     assert len({record.digest for record in made}) == count
     return made
 
@@ -127,12 +152,14 @@ def _same(database: Database, records: Iterable[AnyRecord]) -> None:
     found = list(database)
     assert [r.digest for r in found] == sorted(wanted), "not the same records, or not in the order of digests"
     assert [r.text for r in found] == [wanted[r.digest].text for r in found], "a record has changed"
-    measurements = [r for r in wanted.values() if isinstance(r, Measurement)]
-    for family in {m.family for m in measurements}:
-        of_family = {m for m in measurements if m.family == family}
-        assert set(database.family(family)) == of_family, f"family {family} is not complete, or not alone"
-        assert len(database.family(family)) == len(of_family), "a measurement is there twice"
-        assert database.family(family) is database.family(family), "nothing has changed, and it is another object"
+    ways: tuple[tuple[type[AnyRecord], Callable[[str], Sequence[AnyRecord]]], ...]
+    ways = (Measurement, database.family), (Survey, database.surveys)
+    for kind, ask in ways:
+        for family in {r.family for r in wanted.values() if not isinstance(r, Fault)}:
+            of_family = {r for r in wanted.values() if isinstance(r, kind) and r.body().get("family") == family}
+            assert set(ask(family)) == of_family, f"{kind.kind}s of {family} are not complete, or not alone"
+            assert len(ask(family)) == len(of_family), f"a {kind.kind} is there twice"
+            assert ask(family) is ask(family), "nothing has changed, and it is another object"
     faults = [r for r in wanted.values() if isinstance(r, Fault)]
     assert set(database.faults()) == set(faults) and len(database.faults()) == len(faults), "the faults differ"
     assert list(database.damage()) == [], "damage is reported where there is none"
@@ -149,7 +176,7 @@ def holds_what_it_was_given(place: Place) -> None:
 def knows_no_other_family(place: Place) -> None:
     database = place.create(random_records(1, 20))
     for family in ("", "no such family", "x", "\ud800", "'; DROP TABLE records; --"):
-        assert len(database.family(family)) == 0
+        assert len(database.family(family)) == len(database.surveys(family)) == 0
 
 
 def answers_do_not_depend_on_the_order(place: Place) -> None:
@@ -280,6 +307,7 @@ def may_be_used_by_threads(place: Place) -> None:
             assert seen <= set(records)
             for family in families:
                 assert {m.family for m in database.family(family)} <= {family}
+                assert {s.family for s in database.surveys(family)} <= {family}
             assert all(isinstance(f, Fault) for f in database.faults())
 
     def guarded(job: Callable[..., None], *arguments: Sequence[AnyRecord]) -> None:

@@ -18,6 +18,7 @@ from ..errors import InputError
 from .common import (
     Configs,
     DeviceName,
+    Frozen,
     Inputs,
     ModelFile,
     Seed,
@@ -68,6 +69,7 @@ def benchmark(
         typer.Option("--json", metavar="FILE", help="Write the figures as JSON; - is stdout.", show_default=False),
     ] = None,
     device: DeviceName = "CPU",
+    frozen: Frozen = False,
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
@@ -80,7 +82,7 @@ def benchmark(
     from ..plugins.single import open_device
     from .inputs import concrete, make_feed
 
-    settings = parse_config(config)
+    settings = parse_config(config, frozen)
     if counters:
         settings["PERF_COUNT"] = "YES"
     core = Core(settings)

@@ -53,12 +53,18 @@ Shapes = Annotated[
         help="An input's shape, as in x=1x3x224x224, or the size of a symbolic dimension, as in batch=8. Repeatable.",
     ),
 ]
+Frozen = Annotated[
+    bool,
+    typer.Option(
+        "--frozen", help="Run exactly the kernels of the lockfile (MODEL.lock.json, or LOCK_FILE), or fail: FROZEN=YES."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
 
 
-def parse_config(pairs: Sequence[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping; `Settings` judges the keys and values."""
-    config = {}
+def parse_config(pairs: Sequence[str] | None, frozen: bool = False) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a mapping, and FROZEN; `Settings` judges the keys and values."""
+    config = {"FROZEN": "YES"} if frozen else {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, TunewrightError
-from .common import Configs, DeviceName, cell, console, milliseconds, note, number, size, table
+from .common import Configs, DeviceName, cell, console, note, number, size, table
 from .kb_open import settings_of, writable
 from .kb_view import config_text, plural, problem_text, safe, short
 
@@ -35,7 +35,7 @@ Seconds = Annotated[
     float | None,
     typer.Option("--seconds", min=0, metavar="S", help="Time to tune; else TUNE_SECONDS.", show_default=False),
 ]
-Warm = Annotated[bool, typer.Option("--warm", help="Data may stay in the cache; else it comes from memory.")]
+Warm = Annotated[bool, typer.Option("--warm", help="All data may stay in the cache; else as TUNE_REGIME says.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 app = typer.Typer(name="driver", invoke_without_command=True)
@@ -279,10 +279,10 @@ def _print(report: Report, device: str) -> None:
         if found is None:
             continue
         rates = ["-", "-"] if isinstance(work, str) else [f"{x / found[1] / 1e9:.1f}" for x in (work.flops, work.bytes)]
-        spread = "one probe" if e.attempt.probed else f"{milliseconds(found[0])}-{milliseconds(found[2])}"
+        spread = "one probe" if e.attempt.probed else f"{_short(found[0])}-{_short(found[2])}"
         speed = f"{e.speed.median:.2f}" if e.speed is not None else f"{_rough(report, found[1])}"
         name = f"{e.solver} (chosen)" if e is report.chosen and e is not report.default else e.solver
-        made.add_row(cell(name), milliseconds(found[1]), spread, speed, *rates, f"{e.attempt.error:.0e}")
+        made.add_row(cell(name), _short(found[1]), spread, speed, *rates, f"{e.attempt.error:.0e}")
     out.print(made)
     out.print()
     for e in report.entrants:
@@ -300,6 +300,11 @@ def _print(report: Report, device: str) -> None:
         for name, why in report.refused.items():
             out.print(cell(f"{name} refuses: {short(safe(why))}"), style="dim", soft_wrap=True)
     out.print()
+
+
+def _short(seconds: float) -> str:
+    """Milliseconds in few characters: the names of solvers are long."""
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
 def _kernel(e: Entrant) -> str:

@@ -16,6 +16,7 @@ from .benchmark import write_json
 from .common import (
     Configs,
     DeviceName,
+    Frozen,
     Inputs,
     ModelFile,
     Seed,
@@ -62,6 +63,7 @@ def explain(
         typer.Option("--json", metavar="FILE", help="Write it all as JSON; - is stdout.", show_default=False),
     ] = None,
     device: DeviceName = "CPU",
+    frozen: Frozen = False,
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
@@ -78,7 +80,7 @@ def explain(
     from .explain_view import show_layers, show_table, summary
     from .inputs import concrete, make_feed
 
-    settings = parse_config(config)
+    settings = parse_config(config, frozen)
     core = Core(settings)
     core.settings, aside = looking(core.settings)
     if aside:

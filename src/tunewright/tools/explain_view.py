@@ -23,7 +23,7 @@ WIDE = 100
 NEXT = 3
 #: fused operations, nodes and layers that are named one by one
 NAMED = 4
-_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file"}
+_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock"}
 
 
 # ---- totals ---------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def gain_cell(each: Explanation) -> str:
 def _stays(each: Explanation) -> bool:
     """It was measured, and nothing was found faster than the default."""
     if each.found is None:
-        return each.measured > 0
+        return each.measured > 0 and each.origin != "heuristic"
     if each.match is not None and each.match.differs:
         return False  # the default there need not be the default here
     m = each.found.measurement
@@ -284,6 +284,8 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
         yield from proof_rows(each.found)
     if each.nearest:
         yield "nearest", safe(each.nearest)
+    if each.heuristic:
+        yield "heuristic", safe(each.heuristic)
     if not each.solver and each.solvers:
         yield "solvers", f"nobody was asked: {each.solvers[0].why}"
     if each.solver:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,6 @@ def make_feed(
     model: Model, given: Sequence[str] | None, shapes: Sequence[str] | None, seed: int, settings: Settings
 ) -> Feed:
     """Values for every input: those given, random ones for the rest. Symbolic dimensions that nothing sets are 1."""
-    import numpy as np
-
-    from ..ir.types import OptionalType
-
     wanted, symbols = parse_shapes(model, shapes or ())
     if wanted:
         model = model.reshape(wanted)
@@ -82,8 +78,26 @@ def make_feed(
         feed.values[name] = read_value(text, model.inputs[name], name, sizes)
         feed.origin[name] = text
         sizes.learn(model.inputs[name], feed.values[name])
+    return _filled(feed, sizes, seed)
+
+
+def feed_with(model: Model, values: Mapping[str, Any], settings: Settings, seed: int = 0) -> Feed:
+    """The same from values that are there, as Python has them."""
+    sizes = Sizes(settings)
+    feed = Feed(model, dict(values), dict.fromkeys(values, "given"), sizes.notes)
+    for name, value in values.items():
+        sizes.learn(model.inputs.get(name), value)
+    return _filled(feed, sizes, seed)
+
+
+def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
+    """Random values where there are none."""
+    import numpy as np
+
+    from ..ir.types import OptionalType
+
     rng = np.random.default_rng(seed)
-    for name, type in model.inputs.items():
+    for name, type in feed.model.inputs.items():
         if name in feed.values or isinstance(type, OptionalType):  # an optional input may stay away
             continue
         feed.values[name] = random_value(rng, type, name, sizes)

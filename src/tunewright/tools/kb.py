@@ -1,6 +1,7 @@
 """``tunewright kb``: what the knowledge bases hold.
 
-The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them.
+The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them,
+`kb_train` learns from them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .kb_open import (
 )
 from .kb_prune import prune
 from .kb_show import show
+from .kb_train import train
 from .kb_verify import verify
 from .kb_view import (
     Filter,
@@ -259,7 +261,7 @@ def stats(
 def _figures(records: Sequence[AnyRecord]) -> dict[str, Any]:
     from statistics import median
 
-    measurements, faults = split(records)
+    measurements, faults, surveys = split(records)
     rows = known({"": records})
     answers = [row for row in rows if row.answer]
     gains = [row.answer.record.evidence.gain.median for row in answers if row.answer and not row.is_default]
@@ -271,6 +273,8 @@ def _figures(records: Sequence[AnyRecord]) -> dict[str, Any]:
         "faster_than_default": len(gains),
         "median_gain": median(gains) if gains else None,
         "faults": len(faults),
+        "surveys": len(surveys),
+        "candidates_seen": sum(len(s.seen) for s in surveys),
     }
 
 
@@ -303,7 +307,7 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "train": train, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -76,10 +76,10 @@ def diff(
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         raise typer.Exit(code)
     out = console()
-    made = table("records", ">measurements", ">faults", ">problems")
+    made = table("records", ">measurements", ">faults", ">surveys", ">problems")
     for name, some in ((f"only in {a}", only[0]), (f"only in {b}", only[1]), ("in both", _both(*records))):
-        measurements, faults = split(some)
-        counts = len(measurements), len(faults), len({m.key.problem for m in measurements})
+        kinds = split(some)
+        counts = *(len(kind) for kind in kinds), len({m.key.problem for m in kinds[0]})
         made.add_row(cell(safe(name)), *(f"{n:,}" for n in counts))
     out.print(made)
     if not differ:
@@ -211,18 +211,20 @@ def export(
     for name, found in opened(settings_of(config), layer).items():
         records[name] = [r for r in found if wanted(r)]
         damage(name, found.damage())
-    measurements, faults = split({r.digest: r for some in records.values() for r in some}.values())
+    everything = {r.digest: r for some in records.values() for r in some}
     answers = [row.answer.record for row in known(records) if row.answer]
     lines = file.suffix == ".jsonl"
-    if not (answers if not lines else measurements or faults):
+    if not (answers if not lines else everything):
         what = "no record fits" if lines else "no answer fits"
         raise InputError(what, where="kb export", hint="`tunewright kb list` shows what there is")
     left_out: Sequence[str] = ()
     if lines:
         from ..tuning.system import write_lines
 
-        write_lines(file, [*measurements, *faults])
-        written = f"{plural(len(measurements), 'measurement')} and {plural(len(faults), 'fault')}"
+        write_lines(file, everything.values())
+        counts = [len(some) for some in split(everything.values())]
+        kinds = ("measurement", "fault", "survey")
+        written = ", ".join(plural(count, kind) for count, kind in zip(counts, kinds, strict=True))
     else:
         from ..tuning import tuning_file
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def prune(
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="Measurements that a newer one of the same candidate replaces.")
+        bool, typer.Option("--superseded", help="Measurements and surveys that newer ones replace.")
     ] = False,
     unknown_solvers: Annotated[
         bool, typer.Option("--unknown-solvers", help="Records of solvers that no longer exist.")
@@ -85,16 +85,23 @@ def prune(
 
 
 def _superseded(records: Iterable[AnyRecord]) -> list[AnyRecord]:
-    from ..tuning.database import newest
+    from ..tuning import database
 
-    measurements = split(records)[0]
-    counting = {m.digest for m in newest(measurements)}
-    return [m for m in measurements if m.digest not in counting]
+    measurements, _, surveys = split(records)
+    counting = {m.digest for m in database.newest(measurements)}
+    return [*(m for m in measurements if m.digest not in counting), *database.superseded(surveys)]
 
 
 def _unknown(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+    from ..tuning.record import Survey
+
     there = solvers_here()
-    return [r for r in records if r.key.solver not in there]
+    # a survey tells of many; its default's solver alone is no reason to forget it
+    return [
+        r
+        for r in records
+        if r.key.solver not in there and not (isinstance(r, Survey) and any(s.solver in there for s in r.seen))
+    ]
 
 
 def _days_ago(days: int) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..solvers.base import Problem
     from ..tuning.database import Database
-    from ..tuning.record import AnyRecord, Fault, Measurement
+    from ..tuning.record import AnyRecord, Fault, Measurement, Survey
 
 
 def show(
@@ -68,14 +68,16 @@ def show(
         problem = _problem(what, records)
     mine = {name: [r for r in some if r.key.problem == problem] for name, some in records.items()}
     faults = [(name, f) for name, some in mine.items() for f in split(some)[1]]
+    surveys = [(name, s) for name, some in mine.items() for s in split(some)[2]]
     worths = _worths(known(mine), _asked(device, layers, settings))
     if found is not None:
         faults = [(name, f) for name, f in faults if f == found]
+        surveys = [(name, s) for name, s in surveys if s == found]
         worths = [worth for worth in worths if worth.standing.record == found]
     if as_json:
-        _print_json(problem, worths, faults)
+        _print_json(problem, worths, faults, surveys)
     else:
-        _print(problem, worths, faults)
+        _print(problem, worths, faults, surveys, whole=found is not None)
 
 
 def _by_digest(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> AnyRecord | None:
@@ -177,10 +179,22 @@ def _heading(record: AnyRecord) -> str:
     return f"{record.digest[:DIGEST]}  {safe(record.key.solver)} {config_text(record.config)}".rstrip()
 
 
-def _print(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[str, Fault]]) -> None:
+def _print(
+    problem: str,
+    worths: Sequence[Worth],
+    faults: Sequence[tuple[str, Fault]],
+    surveys: Sequence[tuple[str, Survey]],
+    whole: bool,
+) -> None:
+    """``whole``: one record was asked for. Of a problem's surveys a line will do."""
     out = console()
     out.print(cell(safe(problem)), style="bold")
     counts = f"{plural(len(worths), 'measurement')}, {plural(len(faults), 'fault')}"
+    if surveys:
+        seen = {(s.solver, s.version, s.config) for _, survey in surveys for s in survey.seen}
+        named = ", ".join(survey.digest[:DIGEST] for _, survey in surveys[:3])
+        more = ", ..." if len(surveys) > 3 else ""
+        counts += f", {plural(len(seen), 'candidate')} seen in {plural(len(surveys), 'survey')} ({named}{more})"
     out.print(f"{counts}; who would answer first stands first" if len(worths) > 1 else counts)
     for worth in worths:
         record = worth.standing.record
@@ -192,9 +206,18 @@ def _print(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[str, Fa
         out.print()
         out.print(cell(_heading(fault)), style="bold", soft_wrap=True)
         out.print(record_grid(fault, name))
+    for name, survey in surveys if whole else ():
+        out.print()
+        out.print(cell(_heading(survey)), style="bold", soft_wrap=True)
+        out.print(record_grid(survey, name))
 
 
-def _print_json(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[str, Fault]]) -> None:
+def _print_json(
+    problem: str,
+    worths: Sequence[Worth],
+    faults: Sequence[tuple[str, Fault]],
+    surveys: Sequence[tuple[str, Survey]],
+) -> None:
     rows: list[dict[str, Any]] = [
         {
             "layer": worth.standing.layer,
@@ -206,4 +229,5 @@ def _print_json(problem: str, worths: Sequence[Worth], faults: Sequence[tuple[st
         for worth in worths
     ]
     rows += [{"layer": name, "digest": fault.digest, **fault.body()} for name, fault in faults]
+    rows += [{"layer": name, "digest": survey.digest, **survey.body()} for name, survey in surveys]
     sys.stdout.write(json.dumps({"problem": problem, "records": rows}, indent=2) + "\n")

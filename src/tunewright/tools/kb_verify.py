@@ -147,7 +147,7 @@ def _duel(asked: Asked, case: Case, measurer: Measurer, user: Database, settings
     if default is None:
         case.verdict, case.why = UNCHECKED, "there is no default to compare it with"
         return
-    regime = "warm" if m.evidence.regime == "warm" else "cold"  # inside a network data is cold
+    regime = "layer" if m.evidence.regime == "network" else m.evidence.regime  # that is how data comes in a network
     try:
         now = duel(
             problem, asked.device.target, default, (m.key.solver, m.config), asked.solvers(problem), measurer,

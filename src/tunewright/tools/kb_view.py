@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..tuning.key import Where
-    from ..tuning.record import AnyRecord, Evidence, Fault, Measurement, Ratio
+    from ..tuning.record import AnyRecord, Evidence, Fault, Measurement, Ratio, Survey
 
 #: characters of a digest that are shown, and at least asked for
 DIGEST, LEAST = 10, 4
 #: characters of a problem and of a config that a table shows; JSON has all
 LONGEST = 160
+#: candidates of a survey that are shown
+SIGHTINGS = 5
 #: marks of a sparkline; samples are gathered to so many
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
@@ -53,18 +55,21 @@ def op_of(problem: str) -> str:
     return problem.partition("(")[0]
 
 
-def split(records: Iterable[AnyRecord]) -> tuple[list[Measurement], list[Fault]]:
-    """Measurements and faults."""
-    from ..tuning.record import Measurement
+def split(records: Iterable[AnyRecord]) -> tuple[list[Measurement], list[Fault], list[Survey]]:
+    """Measurements, faults and surveys."""
+    from ..tuning.record import Fault, Measurement
 
     measurements: list[Measurement] = []
     faults: list[Fault] = []
+    surveys: list[Survey] = []
     for record in records:
         if isinstance(record, Measurement):
             measurements.append(record)
-        else:
+        elif isinstance(record, Fault):
             faults.append(record)
-    return measurements, faults
+        else:
+            surveys.append(record)
+    return measurements, faults, surveys
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ def known(layers: Mapping[str, Iterable[AnyRecord]]) -> list[Known]:
     groups: dict[tuple[str, Where], list[tuple[str, Measurement]]] = defaultdict(list)
     barred: list[Fault] = []
     for layer, records in layers.items():
-        measurements, faults = split(records)
+        measurements, faults, _ = split(records)
         barred += faults
         for m in measurements:
             groups[m.key.problem, m.key.where].append((layer, m))
@@ -286,7 +291,7 @@ def grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 def record_grid(record: AnyRecord, layer: str) -> Table:
     """Everything of one record, but for its problem."""
-    from ..tuning.record import Measurement
+    from ..tuning.record import Fault, Measurement
 
     key = record.key
     rows: list[tuple[str, object]] = [
@@ -301,10 +306,25 @@ def record_grid(record: AnyRecord, layer: str) -> Table:
     ]
     if isinstance(record, Measurement):
         rows += evidence_rows(record.evidence)
-    else:
+    elif isinstance(record, Fault):
         rows += [("fault", f"{record.status.lower()}: {safe(record.why)}")]
+    else:
+        rows += survey_rows(record)
     rows += [("date", f"{record.date}, tunewright {safe(record.tool)}"), ("from", layer), ("record", record.digest)]
     return grid(rows)
+
+
+def survey_rows(survey: Survey) -> Iterable[tuple[str, object]]:
+    """What a session saw, for `grid`: the best candidates first."""
+    usable = sorted((s for s in survey.seen if s.gain), key=lambda s: -s.gain)
+    yield "default", f"{milliseconds(survey.seconds)} ms"
+    yield "regime", survey.regime
+    unusable = len(survey.seen) - len(usable)
+    yield "seen", f"{plural(len(survey.seen), 'candidate')}" + (f", {unusable} not usable" if unusable else "")
+    for s in usable[:SIGHTINGS]:
+        yield "", f"{s.gain:.2f}x  {safe(s.solver)} {config_text(s.config)}".rstrip()
+    if len(usable) > SIGHTINGS:
+        yield "", f"and {len(usable) - SIGHTINGS:,} slower ones (--json)"
 
 
 def evidence_rows(e: Evidence) -> Iterable[tuple[str, object]]:

@@ -12,6 +12,7 @@ import typer
 from .common import (
     Configs,
     DeviceName,
+    Frozen,
     Inputs,
     ModelFile,
     Seed,
@@ -37,6 +38,7 @@ def run(
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the outputs as .npy files.")] = True,
     device: DeviceName = "CPU",
+    frozen: Frozen = False,
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
@@ -49,7 +51,7 @@ def run(
     from ..core import Core
     from .inputs import make_feed
 
-    core = Core(parse_config(config))
+    core = Core(parse_config(config, frozen))
     folder = output_dir or Path(f"{model.stem}.outputs")
     if save:
         check_writable(folder, folder=True)

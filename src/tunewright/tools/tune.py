@@ -1,52 +1,38 @@
-"""``tunewright tune``: the kernels of a model, tuned within a time."""
+"""``tunewright tune``: the kernels of a model, or of dumped problems, tuned within a time."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InputError
-from .common import (
-    Configs,
-    DeviceName,
-    Inputs,
-    ModelFile,
-    Seed,
-    Shapes,
-    cell,
-    check_writable,
-    console,
-    milliseconds,
-    note,
-    parse_config,
-    table,
-    working,
-)
+from .common import Configs, DeviceName, Inputs, Seed, Shapes, check_writable, note, parse_config, working
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from rich.console import RenderableType
+    from ..core import Core
+    from ..frontend.model import Model
 
-    from ..plugins.tune import Layer, Result, State
-
-#: layers that are shown; the result file has all
-SHOWN = 16
-#: characters of a node's name that are shown
-LONGEST = 28
 #: seconds after which Ctrl-C no longer waits for the step that runs
 PATIENCE = 1.5
 
 
 def tune(
-    model: ModelFile,
+    what: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL | PROBLEMS...",
+            show_default=False,
+            help="The ONNX file, or dumps of problems (.jsonl, folders).",
+        ),
+    ],
     budget: Annotated[
         str, typer.Option("--budget", "-b", metavar="TIME", help="How long it may take: 90, 60s, 5m or 1h.")
     ] = "60s",
@@ -55,8 +41,17 @@ def tune(
     ] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Search also where the answer is known already.")] = False,
     folder: Annotated[
-        Path, typer.Option("--result", metavar="FOLDER", help="Where the file of results goes.", show_default="here")
-    ] = Path(),
+        Path | None,
+        typer.Option(
+            "--result", metavar="FOLDER", help="For the file of results; else TUNE_RESULT_PATH.", show_default="."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page about it (HTML).", show_default=False)
+    ] = None,
+    lock: Annotated[
+        bool, typer.Option("--lock", help="Write down the kernels: MODEL.lock.json, or the LOCK_FILE of the settings.")
+    ] = False,
     input: Inputs = None,
     shape: Shapes = None,
     device: DeviceName = "CPU",
@@ -66,33 +61,79 @@ def tune(
     """Tune a model: search better kernels where its time goes, check them, and keep what is faster in the network.
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
-    the same command again goes on with what is not tuned yet.
+    the same command again goes on with what is not tuned yet. Dumps of problems (ENABLE_TUNE_DUMP) are tuned without
+    their models.
 
-    Example: tunewright tune model.onnx --budget 2m
+    Example: tunewright tune model.onnx --budget 2m --report report.html
     """
     from ..core import Core
-    from ..plugins.single import open_device
-    from ..plugins.tune_result import ResultFile
-    from .inputs import concrete, make_feed
+    from .lock import lock_path, write_lock
+    from .tune_report import page
+    from .tune_view import progress, show
 
     seconds = parse_time(budget)
     settings = parse_config(config) | {"AUTO_TUNE_MODE": strategy}
+    if folder is not None:
+        check_writable(folder, folder=True)
+        settings["TUNE_RESULT_PATH"] = str(folder)
+    if report is not None:
+        check_writable(report)
     core = Core(settings)
-    opened = open_device(device)
-    check_writable(folder, folder=True)
+    model = which_model(what)
+    if lock and model is None:
+        raise InputError("is for models, not for dumps of problems", where="--lock")
+    locks = lock_path(core, model) if lock and model is not None else None
+    loaded, values = (None, {}) if model is None else _loaded(core, model, input, shape, seed)
+    with interruptible() as stop:
+        if loaded is None:
+            if input or shape:
+                raise InputError("belong to a model", where="--input, --shape", hint="a problem has its shapes")
+            with progress() as tell:
+                result = core.tune_problems(what, device, seconds, again=again, report=tell, stop=stop)
+        else:
+            with progress() as tell:
+                result = core.tune(loaded, values, device, seconds, again=again, report=tell, stop=stop)
+    if report is not None:
+        report.write_text(page([result.written]), encoding="utf-8")
+    show(result)
+    if report is not None:
+        note(f"the report is {report}")
+    if locks is not None and loaded is not None:
+        write_lock(core, loaded, values, device, locks)
+
+
+def which_model(paths: Sequence[Path]) -> Path | None:
+    """The model among the arguments; None where they are dumps of problems."""
+    dumps = [is_dump(path) for path in paths]
+    if all(dumps):
+        return None
+    model = paths[dumps.index(False)]
+    if len(paths) > 1:
+        hint = "one model, or any number of dumps (.jsonl)"
+        raise InputError("is not a dump of problems, and a model stands alone", where=str(model), hint=hint)
+    return model
+
+
+def is_dump(path: Path) -> bool:
+    """A folder, or lines of JSON; ONNX files never begin like that."""
+    if path.is_dir() or path.suffix == ".jsonl":
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def _loaded(
+    core: Core, path: Path, inputs: list[str] | None, shapes: list[str] | None, seed: int
+) -> tuple[Model, Mapping[str, Any]]:
+    """The model, and inputs for it."""
+    from .inputs import concrete, make_feed
+
     with working("loading"):
-        loaded = core.read_model(model)
-    feed = make_feed(loaded, input, shape, seed, core.settings)
+        loaded = core.read_model(path)
+    feed = make_feed(loaded, inputs, shapes, seed, core.settings)
     for text in feed.notes:
         note(text)
-    file = ResultFile(folder, str(model), opened, settings, seconds)
-    note(f"results go to {file.path}")
-    with interruptible() as stop, progress(file.update) as report:
-        result = core.tune(concrete(feed), feed.values, device, seconds, again=again, report=report, stop=stop)
-    file.finish(result)
-    if file.problem:
-        note(f"{file.path} could not be written: {file.problem}")
-    show(result)
+    return concrete(feed), feed.values
 
 
 def parse_time(text: str) -> float:
@@ -125,147 +166,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGALRM, before[1])
-
-
-@contextlib.contextmanager
-def progress(update: Callable[[State], None]) -> Iterator[Callable[[State], None]]:
-    """A table that grows on a terminal; elsewhere a line for each layer."""
-    told: set[str] = set()
-
-    def news(state: State) -> bool:
-        """A layer is done, or a phase begins: worth writing down."""
-        key = state.phase if state.at is None or state.progress is not None else state.at.problem.key()
-        fresh = key not in told
-        told.add(key)
-        return fresh
-
-    if not sys.stderr.isatty():
-
-        def line(state: State) -> None:
-            if news(state):
-                update(state)
-                if state.at is not None and state.progress is None:
-                    note(f"{state.elapsed:.0f} s: {title(state.at)}: {outcome(state.at)}")
-                elif state.at is None:
-                    note(f"{state.elapsed:.0f} s: {PHASES[state.phase]}")
-
-        yield line
-        return
-    from rich.live import Live
-
-    with Live(console=console(stderr=True), refresh_per_second=4, transient=True) as live:
-
-        def draw(state: State) -> None:
-            if news(state):
-                update(state)
-            live.update(picture(state))
-
-        yield draw
-
-
-PHASES = {
-    "profile": "measuring the layers",
-    "search": "searching",
-    "network": "deciding inside the running network",
-    "whole": "comparing whole networks",
-}
-
-
-def picture(state: State) -> RenderableType:
-    """How far it is: the layers with most time, what was found so far, and what is left."""
-    from rich.console import Group
-    from rich.text import Text
-
-    total = sum(layer.seconds for layer in state.layers) or 1.0
-    saved = sum(layer.seconds * (1 - 1 / promised(layer)) for layer in state.layers)
-    left = max(0.0, state.budget - state.elapsed)
-    head = f"{PHASES[state.phase]}: {state.elapsed:.0f} of {state.budget:.0f} s, {left:.0f} s left"
-    if saved > 0:
-        head += f"; kernels alone promise {total / (total - saved):.2f}x so far"
-    made = table("layer", "op", ">share", ">ms", ">best ms", "state")
-    for layer in state.layers[:SHOWN]:
-        best = layer.seconds / promised(layer)
-        now = outcome(layer)
-        if layer is state.at and state.progress is not None:
-            p = state.progress
-            if p.best_seconds < p.default_seconds:
-                best = layer.seconds * p.best_seconds / p.default_seconds
-            now = f"{p.phase}, {p.attempted} tried, {max(0.0, p.budget - p.elapsed):.0f} s left"
-        share = f"{layer.seconds / total:.0%}"
-        times = milliseconds(layer.seconds), milliseconds(best)
-        made.add_row(cell(title(layer)), cell(layer.problem.op), share, *times, cell(now))
-    return Group(Text(head), made)
-
-
-def promised(layer: Layer) -> float:
-    """How many times as fast a layer became, as far as it is known."""
-    if layer.chosen is not None:
-        return layer.gain
-    if layer.network or layer.outcome is None or layer.outcome.gain is None:
-        return 1.0
-    return layer.outcome.gain.median
-
-
-def title(layer: Layer) -> str:
-    """The first of its nodes, and how many there are."""
-    name = layer.nodes[0] if len(layer.nodes[0]) <= LONGEST else f"...{layer.nodes[0][3 - LONGEST :]}"
-    return f"{name} (+{len(layer.nodes) - 1})" if len(layer.nodes) > 1 else name
-
-
-def outcome(layer: Layer) -> str:
-    """What became of a layer, in words."""
-    if layer.chosen is not None:
-        return f"{layer.gain:.2f}x in the network"
-    if layer.skipped:
-        return layer.skipped
-    if layer.outcome is None:
-        return ""
-    if layer.network:
-        return "no faster in the network"
-    found = layer.outcome
-    return f"{found.gain.median:.2f}x" if found.changed and found.gain is not None else "the default stays"
-
-
-def show(result: Result) -> None:
-    """What became of the model."""
-    out = console()
-    total = sum(layer.seconds for layer in result.layers) or 1.0
-    made = table("layer", "op", ">share", ">ms", ">gain", "kernel")
-    shown = [layer for layer in result.layers if layer.outcome is not None or layer.chosen is not None][:SHOWN]
-    for layer in shown:
-        gain = f"{layer.gain:.2f}x" if layer.chosen is not None else "-"
-        share = f"{layer.seconds / total:.0%}"
-        time = milliseconds(layer.seconds)
-        made.add_row(cell(title(layer)), cell(layer.problem.op), share, time, gain, cell(_kernel(layer)))
-    if shown:
-        out.print(made)
-        out.print()
-    out.print(summary(result), markup=False, soft_wrap=True)
-
-
-def _kernel(layer: Layer) -> str:
-    if layer.chosen is None:
-        return outcome(layer)
-    solver, config = layer.chosen
-    return f"{solver} {' '.join(f'{k}={v}' for k, v in config.items())}"
-
-
-def summary(result: Result) -> str:
-    """The end in a sentence or two."""
-    changed = [layer for layer in result.layers if layer.chosen is not None]
-    if result.gain is not None and changed:
-        g = result.gain
-        text = (
-            f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
-            f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs);"
-            f" {len(changed)} layers changed, outputs differ by {result.error:.1e}"
-        )
-    else:
-        known = sum(layer.skipped == "it was tuned before" for layer in result.layers)
-        text = "nothing is faster than what is used already" + (f"; {known} layers were tuned before" if known else "")
-    if result.undone:
-        text += f"; {len(result.undone)} changes were taken back, because the whole network did not gain by them"
-    return text + ("; stopped early" if result.stopped else "")
 
 
 COMMANDS = (tune,)

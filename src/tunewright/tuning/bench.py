@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -175,7 +175,7 @@ class Local(Measurer):
             return known
         start = self._clock()
         try:
-            kernel = self._compile(candidate)
+            kernel = compile_candidate(candidate, judge.problem, self.device, self._solvers)
         except Exception as error:
             return Attempt(Status.FAILED, _words(error), compile_seconds=self._clock() - start)
         compiled = self._clock()
@@ -194,23 +194,6 @@ class Local(Measurer):
             return attempt
         entry = self._entries[key] = Entry(kernel, attempt)
         return entry
-
-    def _compile(self, candidate: Candidate) -> Kernel:
-        id, config = candidate
-        problem, target = self.judge.problem, self.device.target
-        solver = self._solvers.get(id)
-        if solver is None:
-            raise Refused(f"there is no solver {id}")
-        if solver.language not in (None, target.language):
-            raise Refused(f"{id} is for devices that compile {solver.language}")
-        if solver.host and not self.device.shares_memory:
-            raise Refused(f"{id} runs on the host")
-        why = solver.why_not(problem, target)
-        if why is not None:
-            raise Refused(f"{id}: {why}")
-        if config not in solver.space(problem, target):
-            raise Refused(f"{dict(config)} is not in the space of {id}")
-        return solver.compile(problem, config, self.device)
 
     def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
         """A candidate leaves."""
@@ -337,6 +320,27 @@ class Local(Measurer):
         fetched = self._queue.fetch([c.at(slot).buffer for c in held])
         if not all(same(c.at(slot).tensor(b), c.array) for c, b in zip(held, fetched, strict=True)):
             raise Faulty("it writes to its inputs while it is timed")
+
+
+def compile_candidate(
+    candidate: Candidate, problem: Problem, device: Device, known: Mapping[str, Solver] | None = None
+) -> Kernel:
+    """The kernel of a candidate; `Refused` when it cannot be one. ``known``: the solvers by id, else all of them."""
+    id, config = candidate
+    target = device.target
+    solver = ({s.id: s for s in _all_solvers()} if known is None else known).get(id)
+    if solver is None:
+        raise Refused(f"there is no solver {id}")
+    if solver.language not in (None, target.language):
+        raise Refused(f"{id} is for devices that compile {solver.language}")
+    if solver.host and not device.shares_memory:
+        raise Refused(f"{id} runs on the host")
+    why = solver.why_not(problem, target)
+    if why is not None:
+        raise Refused(f"{id}: {why}")
+    if config not in solver.space(problem, target):
+        raise Refused(f"{dict(config)} is not in the space of {id}")
+    return solver.compile(problem, config, device)
 
 
 def floor(problem: Problem, target: Target) -> float:

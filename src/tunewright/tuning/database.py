@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .key import Match
-from .record import AnyRecord, Fault, Measurement, now
+from .record import AnyRecord, Fault, Measurement, Survey, now
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class Database(ABC):
         """Every measurement of a family of problems (see `Problem.family`): the same object until it changes."""
 
     @abstractmethod
+    def surveys(self, family: str) -> Sequence[Survey]:
+        """Every survey of a family of problems: the same object until it changes."""
+
+    @abstractmethod
     def faults(self) -> Sequence[Fault]:
         """Every fault: the same object until they change."""
 
@@ -89,9 +93,10 @@ class MemoryDatabase(Database):
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
         self._lock = threading.Lock()
         self._records: dict[str, AnyRecord] = {}
-        self._families: dict[str, list[Measurement]] = {}
-        #: what `family` and `faults` gave; they give it again until something changes
-        self._given: dict[str | None, Sequence[Any]] = {}
+        #: measurements and surveys by kind and family
+        self._families: dict[tuple[str, str], list[AnyRecord]] = {}
+        #: what `family`, `surveys` and `faults` gave; they give it again until something changes
+        self._given: dict[tuple[str, str], Sequence[Any]] = {}
         self._events: list[Event] = []
         self.add(records)
 
@@ -102,8 +107,8 @@ class MemoryDatabase(Database):
             for record in given:
                 if record.digest not in self._records:
                     self._records[record.digest] = record
-                    if isinstance(record, Measurement):
-                        self._families.setdefault(record.family, []).append(record)
+                    if not isinstance(record, Fault):
+                        self._families.setdefault((record.kind, record.family), []).append(record)
                     self._given.clear()
             return len(self._records) - before
 
@@ -113,21 +118,27 @@ class MemoryDatabase(Database):
             self._given.clear()
             gone = [record for digest in wanted if (record := self._records.pop(digest, None)) is not None]
             for record in gone:
-                if isinstance(record, Measurement):
-                    self._families[record.family].remove(record)
+                if not isinstance(record, Fault):
+                    self._families[record.kind, record.family].remove(record)
             return len(gone)
 
     def family(self, family: str) -> Sequence[Measurement]:
+        return self._of_family(Measurement.kind, family)
+
+    def surveys(self, family: str) -> Sequence[Survey]:
+        return self._of_family(Survey.kind, family)
+
+    def _of_family(self, kind: str, family: str) -> Sequence[Any]:
         with self._lock:
-            if family not in self._given:
-                self._given[family] = tuple(self._families.get(family, ()))
-            return self._given[family]
+            if (kind, family) not in self._given:
+                self._given[kind, family] = tuple(self._families.get((kind, family), ()))
+            return self._given[kind, family]
 
     def faults(self) -> Sequence[Fault]:
         with self._lock:
-            if None not in self._given:
-                self._given[None] = [record for record in self._records.values() if isinstance(record, Fault)]
-            return self._given[None]
+            if (Fault.kind, "") not in self._given:
+                self._given[Fault.kind, ""] = [r for r in self._records.values() if isinstance(r, Fault)]
+            return self._given[Fault.kind, ""]
 
     def __iter__(self) -> Iterator[AnyRecord]:
         with self._lock:
@@ -149,6 +160,19 @@ def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
     for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
         found[m.key, m.config, m.evidence.regime == "warm"] = m
     return list(found.values())
+
+
+def superseded(surveys: Iterable[Survey]) -> list[Survey]:
+    """Surveys that say nothing which newer ones of the same default in the same place do not say."""
+    found: list[Survey] = []
+    seen: dict[object, set[object]] = {}
+    for s in sorted(surveys, key=lambda s: (s.date, s.digest), reverse=True):
+        newer = seen.setdefault((s.key, s.config, s.regime), set())
+        mine = {(one.solver, one.version, one.config) for one in s.seen}
+        if mine <= newer:
+            found.append(s)
+        newer |= mine
+    return found
 
 
 def better(found: Iterable[tuple[Match, Measurement]]) -> list[tuple[Match, Measurement]]:

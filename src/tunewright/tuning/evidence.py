@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ..solvers import serial
 from ..solvers.base import Config, Problem, Solver
 from .key import Key
 from .measure import Candidate, Regime
-from .record import Evidence, Fault, Measurement, Ratio, now
+from .record import MOST_BYTES, MOST_SEEN, Evidence, Fault, Measurement, Ratio, Sighting, Survey, now
 
 #: samples that a record keeps; quartiles are those of all
 KEPT = 64
@@ -64,3 +65,19 @@ def fault(problem: Problem, target: Target, solver: Solver, config: Config, stat
     key = Key.of(problem, target, solver, config)
     return Fault(key, Plain(config), status, why[:LONGEST_WHY], now(), __version__)
 
+
+def survey(
+    problem: Problem, target: Target, solvers: Mapping[str, Solver], default: Candidate, seconds: float,
+    gains: Mapping[Candidate, float], regime: Regime,
+) -> Survey:  # fmt: skip
+    """A survey of now. ``seconds``: of the default, over which candidates have gains; the best of too many are kept."""
+    ranked = sorted(gains.items(), key=lambda pair: -pair[1])[:MOST_SEEN]
+    seen = tuple(Sighting(s, solvers[s].version, Plain(config), float(gain)) for (s, config), gain in ranked)
+    key = Key.of(problem, target, solvers[default[0]], default[1])
+    found = Survey(
+        key, Plain(default[1]), float(seconds), seen, regime.kind, serial.to_json(problem), problem.family(),
+        problem.sizes, now(), __version__,
+    )  # fmt: skip
+    while len(found.text) > MOST_BYTES and found.seen:
+        found = replace(found, seen=found.seen[: len(found.seen) // 2])
+    return found

@@ -3,11 +3,16 @@
 The default comes first, then the defaults of the other solvers, then what is known of kindred problems, then what the
 solvers' strategies ask. Attempts lie seconds apart, and the machine changes meanwhile: so whoever is worth it takes a
 few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
+
+Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
+before they are told of any, and those that follow it come after it. Nothing begins that, going by what others took,
+could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted again.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -37,6 +42,8 @@ TURNS, MORE = 5, 20
 PROBES, CONTENDED = 3, 1.25
 #: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
 KNOWN = 3
+#: what an attempt will take is judged by so many of the last ones: this share of them took no longer
+RECENT, MOSTLY = 12, 0.75
 #: who takes part in the race: within this factor of the best, and so many
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds
@@ -92,7 +99,14 @@ class Hunt:
     found: dict[Candidate, Found] = field(default_factory=dict)
     faults: dict[Candidate, Attempt] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
+    #: what earlier sessions saw and this one does not attempt again
+    seen: set[Candidate] = field(default_factory=set)
     anchor: Found | None = None
+    #: seconds of each solver's attempts, apart for those that were compiled before; how long batches waited for that
+    took: dict[tuple[str, bool], deque[float]] = field(default_factory=dict)
+    waited: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: the present attempt is one of a batch
+    in_batch: bool = False
     compile_seconds: float = 0.0
     check_seconds: float = 0.0
 
@@ -153,28 +167,32 @@ class Hunt:
         seed: int,
         seeds: Mapping[str, Sequence[AnyConfig]],
         known: Sequence[Measurement],
+        gains: Mapping[Candidate, float],
         share: float,
+        end: float,
     ) -> None:
-        """Search until a share of the budget is used or nothing is left to attempt. The default was attempted."""
+        """Search until a share of the budget is used or nothing is left to attempt. The default was attempted.
+
+        ``gains``: over the default, of what earlier sessions saw here; 0: it cannot be used. Nothing begins that would
+        not be done when the share ``end`` is used.
+        """
         lanes = {}
         for solver in solvers:
             if solver.why_not(self.problem, self.target) is None:
                 lanes[solver.id] = self._lane(solver, strategy(solver.id), seed)
         followers = _followers(lanes.values())
-        for candidate in self._first(lanes, seeds, self._learn(lanes, known)):
-            if self.watch.left(share) <= 0:
+        first = [(lanes[s], config) for s, config in self._first(lanes, seeds, self._learn(lanes, known, gains))]
+        if self._batches(first, share, end) is None:
+            return
+        while batch := self._asked(lanes):
+            seconds = self._batches(batch, share, end)
+            if seconds is None:
                 return
-            self._turn(lanes[candidate[0]], candidate[1])
-        while self.watch.left(share) > 0 and (lane := self._next(lanes)) is not None:
-            assert lane.strategy is not None
-            asked = lane.strategy.ask(1)
-            if not asked:
-                del lanes[lane.solver.id]
-                continue
-            if self._turn(lane, asked[0]) <= FOLLOWED * lane.best:
-                for other in followers.get(lane.solver.id, ()):
-                    if self.watch.left(share) > 0:
-                        self._turn(other, asked[0])
+            good = [pair for pair, s in zip(batch, seconds, strict=True) if s <= FOLLOWED * pair[0].best]
+            following = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
+            new = [(lane, config) for lane, config in following if plain((lane.solver.id, config)) not in self.seen]
+            if self._batches(new, share, end) is None:
+                return
 
     def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
         space = solver.space(self.problem, self.target)
@@ -184,22 +202,34 @@ class Hunt:
                 self._told(lane, tried)
         return lane
 
-    def _learn(self, lanes: Mapping[str, _Lane], known: Sequence[Measurement]) -> list[Candidate]:
-        """Tell strategies what was measured before; returns the best of it, which is attempted again."""
+    def _learn(
+        self, lanes: Mapping[str, _Lane], known: Sequence[Measurement], gains: Mapping[Candidate, float]
+    ) -> list[Candidate]:
+        """Tell strategies what was measured and seen before; returns the best of it, which is attempted again."""
         again: list[Candidate] = []
+        anchor = self.anchor
+        bound = max(gains.values(), default=0.0) / HEAT_NEAR
         for lane in lanes.values():
             mine = [m for m in known if m.key.solver == lane.solver.id and m.config in lane.space]
             mine.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median, m.digest))
-            again += [plain((lane.solver.id, m.config)) for m in mine[:KNOWN]]
-            for m in mine[KNOWN:]:
-                candidate = plain((lane.solver.id, m.config))
-                same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
-                same = same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
-                if lane.strategy is not None and same and self.anchor is not None and candidate not in again:
+            told = {c: gain for c, gain in gains.items() if c[0] == lane.solver.id and c[1] in lane.space}
+            told |= {plain((m.key.solver, m.config)): m.evidence.gain.median for m in mine[::-1] if self._fits(lane, m)}
+            near = sorted((c for c in told if told[c] >= bound), key=lambda c: -told[c])
+            best = list(dict.fromkeys([*(plain((m.key.solver, m.config)) for m in mine), *near]))[:KNOWN]
+            again += best
+            for candidate, gain in told.items():
+                if anchor is not None and candidate not in best and candidate not in self.found:
                     # what it gained over the default then, from the default's time now
-                    seconds = self.anchor.seconds / max(m.evidence.gain.median, 1e-9)
-                    lane.strategy.tell([Trial(candidate[1], seconds=seconds)])
+                    seconds = anchor.seconds / gain if gain > 0 else math.inf
+                    status = Status.OK if gain > 0 and self.barred(*candidate) is None else Status.FAILED
+                    self._told(lane, Tried(candidate, status, seconds, "seen before", self.watch.elapsed))
+                    self.seen.add(candidate)
         return again
+
+    def _fits(self, lane: _Lane, m: Measurement) -> bool:
+        """What was measured before is true of this session's anchor."""
+        same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
+        return same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
 
     def _first(
         self, lanes: Mapping[str, _Lane], seeds: Mapping[str, Sequence[AnyConfig]], again: Sequence[Candidate]
@@ -208,10 +238,22 @@ class Hunt:
         wanted = [plain((s, lane.solver.default(self.problem, self.target))) for s, lane in lanes.items()]
         wanted += again
         wanted += [plain((s, config)) for s in lanes for config in seeds.get(s, ())]
-        seen = {tried.candidate for tried in self.tried}
+        seen = {tried.candidate for tried in self.tried} | self.seen
         for candidate in dict.fromkeys(wanted):
             if candidate not in seen and candidate[1] in lanes[candidate[0]].space:
                 yield candidate
+
+    def _asked(self, lanes: dict[str, _Lane]) -> list[tuple[_Lane, AnyConfig]]:
+        """What strategies ask for next, as many as are compiled at the same time; lanes with nothing left leave."""
+        batch: list[tuple[_Lane, AnyConfig]] = []
+        while len(batch) < self.measurer.ahead and (lane := self._next(lanes)) is not None:
+            assert lane.strategy is not None
+            asked = lane.strategy.ask(1)
+            if asked:
+                batch.append((lane, asked[0]))
+            else:
+                del lanes[lane.solver.id]
+        return batch
 
     def _next(self, lanes: Mapping[str, _Lane]) -> _Lane | None:
         """Whose turn it is: solvers far behind the best seldom get one."""
@@ -225,6 +267,36 @@ class Hunt:
 
     # ---- one candidate ----------------------------------------------------------------------------------------
 
+    def _batches(self, wanted: Sequence[tuple[_Lane, AnyConfig]], share: float, end: float) -> list[float] | None:
+        """Attempt candidates, compiled in batches: their seconds; None when the time is over before all are done."""
+        seconds: list[float] = []
+        while len(seconds) < len(wanted):
+            batch = wanted[len(seconds) : len(seconds) + self.measurer.ahead]
+            while len(batch) > 1 and self._expected(batch) > self.watch.left(end):
+                batch = batch[:-1]
+            if self.watch.left(share) <= 0 or self._expected(batch) > self.watch.left(end):
+                return None
+            candidates = [plain((lane.solver.id, config)) for lane, config in batch]
+            self.measurer.prepare([c for c in candidates if self.barred(*c) is None])
+            waited, self.in_batch = 0.0, len(batch) > 1
+            for (lane, config), candidate in zip(batch, candidates, strict=True):
+                begin = self.watch.elapsed
+                if self.watch.left(share) <= 0 or not self.measurer.ready(candidate, self.watch.left(end)):
+                    return None
+                waited += self.watch.elapsed - begin
+                seconds.append(self._turn(lane, config))
+            self.compile_seconds += waited
+            if self.in_batch:
+                self.waited.append(waited)
+        return seconds
+
+    def _expected(self, batch: Sequence[tuple[_Lane, AnyConfig]]) -> float:
+        """Seconds that a batch will take, going by those before it."""
+        several = len(batch) > 1
+        every = [s for (_, in_batch), took in self.took.items() for s in took if in_batch is several]
+        each = [_mostly(self.took.get((lane.solver.id, several)) or every) for lane, _ in batch]
+        return sum(each) + (_mostly(self.waited) if several else 0.0)
+
     def _turn(self, lane: _Lane, config: AnyConfig) -> float:
         tried = self.attempt((lane.solver.id, config))
         self._told(lane, tried)
@@ -237,7 +309,7 @@ class Hunt:
 
     def attempt(self, candidate: Candidate) -> Tried:
         """Attempt a candidate, compare it with the anchor, and keep what came of it."""
-        candidate = plain(candidate)
+        candidate, begin = plain(candidate), self.watch.elapsed
         reason = self.barred(*candidate)
         attempt = Attempt(Status.FAILED, f"barred: {reason}") if reason is not None else self._measure(candidate)
         seconds = math.inf
@@ -252,6 +324,9 @@ class Hunt:
                 self.anchor = found
         elif reason is None:
             self.faults[candidate] = attempt
+        if reason is None:
+            took = self.took.setdefault((candidate[0], self.in_batch), deque(maxlen=RECENT))
+            took.append(self.watch.elapsed - begin)
         self.tell()
         return tried
 
@@ -333,6 +408,12 @@ def _followers(lanes: Iterable[_Lane]) -> dict[str, list[_Lane]]:
             found.setdefault(leader.solver.id, []).append(lane)
             lane.strategy = None
     return found
+
+
+def _mostly(seconds: Collection[float]) -> float:
+    """What most of them do not exceed; nothing where there are none."""
+    ranked = sorted(seconds)
+    return ranked[math.ceil(MOSTLY * (len(ranked) - 1))] if ranked else 0.0
 
 
 def plain(candidate: Candidate) -> Candidate:

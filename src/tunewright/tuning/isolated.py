@@ -2,7 +2,8 @@
 
 `Isolated` is a `Measurer` that forwards what it is asked to a worker (`worker`), which runs a `bench.Local`. One worker
 serves many candidates and problems; it is replaced after every fault, so nobody is blamed for what another left behind.
-The caller's process is idle while the worker works, and its clock is the witness of the worker's.
+The caller's process is idle while the worker works, and its clock is the witness of the worker's. Further processes
+compile what is attempted next (`ahead`), where the device is one that is compiled for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -27,7 +29,8 @@ from ..search.space import Config
 from ..settings import Settings, child_environment
 from ..solvers import serial
 from ..solvers.base import Problem
-from . import wire
+from . import ahead, wire
+from .ahead import Ahead
 from .bench import LEAST_TURNS, Local
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .process import Lost, Process
@@ -45,6 +48,8 @@ LEAST_MEMORY = 1 << 30
 STEPS = 3
 #: what takes less says nothing about a candidate, only about the machine
 LEAST_TIMEOUT = 1.0
+#: seconds of a search for which processes that compile ahead are started
+WORTHWHILE = 3.0
 #: a race may take so many times what its turns should, and TUNE_TIMEOUT on top
 PATIENCE_IN_RACES = 20
 #: seconds of a turn at least, with what is done before and after
@@ -132,7 +137,12 @@ class Isolated(Measurer):
         self._regime: Regime | None = None
         #: seconds of candidates of the posed problem
         self._seconds: dict[tuple[str, Config], float] = {}
-        self._finalizer = weakref.finalize(self, _end, self._workers)
+        self._shares_cores = target is None or target.device == "cpu"
+        count = ahead.useful(self._shares_cores) if target is not None and target.language is not None else 0
+        memory = max(LEAST_MEMORY, self.memory_bytes // max(count, 1))
+        start = partial(_start, self._command("compiler", memory), self.settings)
+        self._ahead = Ahead(start, partial(_objection, target), count if count > 1 else 0, timeout)
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._ahead)
         _LIVE.add(self)
 
     # ---- what a measurer does -------------------------------------------------------------------------------------
@@ -144,6 +154,7 @@ class Isolated(Measurer):
             try:
                 self._problem = {"do": "pose", "problem": serial.to_json(problem), "seed": seed, "regime": regime}
                 wire.pack(self._problem)
+                self._ahead.pose(self._problem)
             except (InputError, wire.Broken) as error:
                 self._problem = None
                 return str(error)
@@ -158,19 +169,42 @@ class Isolated(Measurer):
                 raise RuntimeError("no problem was posed")
             return self._regime
 
+    def expect(self, seconds: float) -> None:
+        with self._lock:
+            if seconds >= WORTHWHILE:
+                self._ahead.start()
+
+    @property
+    def ahead(self) -> int:
+        return self._ahead.count if self._ahead.is_started else 1
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        with self._lock:
+            known = self._workers[0].known if self._workers else set()
+            new = [who for who in map(_plain, candidates) if who not in known]
+            if len(new) > 1:  # one by itself is compiled as fast by the worker
+                self._ahead.submit(new)
+
+    def ready(self, candidate: Candidate, seconds: float) -> bool:
+        with self._lock:
+            return self._ahead.wait(None if self._shares_cores else _plain(candidate), seconds)
+
     def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
         with self._lock:
-            found, doubt = self._attempt(candidate, limit)
+            self._calm()
+            programs = wire.programs_json(self._ahead.take(_plain(candidate)))
+            found, doubt = self._attempt(candidate, limit, programs)
             if doubt is None:
                 return found
             # A process also dies, or loses time, by what others do to it: it counts when it happens again.
-            again, _ = self._attempt(candidate, limit)
+            again, _ = self._attempt(candidate, limit, programs)
             if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
                 return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
             return again
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         with self._lock:
+            self._calm()
             try:
                 return self._race(candidates, rounds)
             except _Spoilt:
@@ -191,16 +225,22 @@ class Isolated(Measurer):
 
     def close(self) -> None:
         with self._lock:
-            _end(self._workers)
+            _end(self._workers, self._ahead)
+
+    def _calm(self) -> None:
+        """Nothing is timed on cores that are compiling."""
+        if self._shares_cores:
+            self._ahead.wait(None)
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
-    def _attempt(self, candidate: Candidate, limit: float) -> tuple[Attempt, Doubt | None]:
+    def _attempt(self, candidate: Candidate, limit: float, programs: list[Any]) -> tuple[Attempt, Doubt | None]:
         """What came of it, and whether that may have been another's doing."""
         worker = self._posed()
         if worker.refusal is not None:
             return Attempt(Status.FAILED, worker.refusal), None
-        request = {"do": "attempt", "candidates": wire.candidates_json([candidate]), "limit": limit}
+        who = wire.candidates_json([candidate])
+        request = {"do": "attempt", "candidates": who, "limit": limit, "programs": programs}
         try:
             answer, objection = worker.ask(request, self.timeout, STEPS * self.timeout)
             found = worker.read(wire.attempt, answer)
@@ -289,10 +329,10 @@ class Isolated(Measurer):
         why = ""
         for _ in range(2):
             try:
-                process = Process(self._command(), self._environment())
+                process = _start(self._command("worker", self.memory_bytes), self.settings)
                 self._workers.append(Worker(process))
                 self.starts += 1
-                why = self._objection(process.ask(None, START_SECONDS))
+                why = _objection(self.target, process.ask(None, START_SECONDS))
                 if not why:
                     return self._workers[0]
             except Lost as lost:
@@ -305,21 +345,9 @@ class Isolated(Measurer):
             hint="TUNING_MODE = TUNING_DISABLED does without it",
         )  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
-        # No kernel cache: it stores what was compiled some time later, while others are timed, and most of it loses.
-        return child_environment(replace(self.settings, cache_dir=""))
-
-    def _objection(self, ready: wire.Message) -> str:
-        """What is wrong with a worker's first message; empty: nothing."""
-        if ready.get("kind") != "ready":
-            return str(ready.get("why", ready))[:1000]
-        if self.target is not None and ready.get("target") != repr(self.target):
-            return f"its device is another: {str(ready.get('target'))[:1000]}, not {self.target!r}"
-        return ""
-
-    def _command(self) -> list[str]:
+    def _command(self, module: str, memory: int) -> list[str]:
         # -P: the folder of the caller is on its path only if it was on ours
-        return [self.python, "-P", "-m", f"{__package__}.worker", self.device_name, str(self.memory_bytes)]
+        return [self.python, "-P", "-m", f"{__package__}.{module}", self.device_name, str(memory)]
 
 
 class _Spoilt(Exception):
@@ -328,6 +356,20 @@ class _Spoilt(Exception):
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt.why)
         self.attempt = attempt
+
+
+def _start(command: Sequence[str], settings: Settings) -> Process:
+    # No kernel cache: it stores what was compiled some time later, while others are timed, and most of it loses.
+    return Process(command, child_environment(replace(settings, cache_dir="")))
+
+
+def _objection(target: Target | None, ready: wire.Message) -> str:
+    """What is wrong with a process's first message; empty: nothing."""
+    if ready.get("kind") != "ready":
+        return str(ready.get("why", ready))[:1000]
+    if target is not None and ready.get("target") != repr(target):
+        return f"its device is another: {str(ready.get('target'))[:1000]}, not {target!r}"
+    return ""
 
 
 def _plain(candidate: Candidate) -> tuple[str, Config]:
@@ -357,7 +399,9 @@ _LIVE: weakref.WeakSet[Isolated] = weakref.WeakSet()
 _SHARED: dict[str, Isolated] = {}
 
 
-def _end(workers: list[Worker]) -> None:
+def _end(workers: list[Worker], ahead: Ahead | None = None) -> None:
+    if ahead is not None:
+        ahead.close()
     while workers:
         workers.pop().process.end(PATIENCE)
 
@@ -369,6 +413,7 @@ def _forked() -> None:
         for worker in isolated._workers:
             worker.process.abandon()
         isolated._workers.clear()
+        isolated._ahead.abandon()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -61,9 +61,15 @@ class Key:
 
     @staticmethod
     def of(problem: Problem, target: Target, solver: Solver, config: Config) -> Key:
-        source = hashlib.sha256(solver.source(problem, config, target).encode()).hexdigest()[:32]
+        source = source_digest(problem, target, solver, config)
         space = solver.space(problem, target).hash
         return Key(problem.key(), Where.of(target), solver.id, solver.version, source, space)
+
+
+def source_digest(problem: Problem, target: Target, solver: Solver, config: Config) -> str:
+    """Of the text that would be compiled; a problem with open shapes has none."""
+    text = solver.source(problem, config, target) if problem.is_static else ""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Group(enum.IntEnum):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from .record import MOST_BYTES, AnyRecord, Fault, Measurement, from_text
+from .record import MOST_BYTES, AnyRecord, Fault, Measurement, Survey, from_text
 
 _BEGIN, _MIDDLE = b'{"digest":"', b'","record":'
 _DIGEST = slice(len(_BEGIN), len(_BEGIN) + 64)
@@ -20,6 +20,9 @@ _CONTENT = slice(len(_BEGIN) + 64 + len(_MIDDLE), -1)
 #: Members are in the order of their names, so `key` follows `family`. A parameter may have one of those names too: what
 #: stands at any of them is a guess.
 _FAMILY, _KEY, _FAULT = b'"family":"', b'","key":{', b'"kind":"fault"'
+_FAMILIES: dict[bytes, type[Measurement] | type[Survey]] = {
+    b'"kind":"measurement"': Measurement, b'"kind":"survey"': Survey
+}  # fmt: skip
 
 _Place: TypeAlias = tuple[bytes, int, int]
 
@@ -55,11 +58,11 @@ class Lines:
         self._lines: dict[bytes, _Place] = {}
         #: other lines that claim the same digest; at most one of them all is right
         self._others: dict[bytes, list[_Place]] = {}
-        self._families: dict[bytes, list[bytes]] = {}
+        self._families: dict[tuple[type[AnyRecord], bytes], list[bytes]] = {}
         self._faults: list[bytes] = []
         self._parsed: dict[bytes, AnyRecord | None] = {}
-        #: what was given for a family, or for faults, since the last line of theirs came
-        self._given: dict[bytes | None, Sequence[Any]] = {}
+        #: what was given for a kind and family, or for faults, since the last line of theirs came
+        self._given: dict[tuple[type[AnyRecord], bytes] | None, Sequence[Any]] = {}
 
     def take(self, data: bytes) -> list[bytes]:
         """Take in the lines of some bytes; those that do not look like records are returned."""
@@ -84,13 +87,14 @@ class Lines:
                 return
             self._others.setdefault(digest, []).append(place)
             self._parsed.pop(digest, None)
+        kinds = [kind for text, kind in _FAMILIES.items() if data.find(text, start, end) >= 0]
         at = start
         while (at := data.find(_FAMILY, at, end)) >= 0:
             at += len(_FAMILY)
             if (stop := data.find(_KEY, at, end)) >= 0:
-                family = data[at:stop]
-                self._families.setdefault(family, []).append(digest)
-                self._given.pop(family, None)
+                for kind in kinds:
+                    self._families.setdefault((kind, data[at:stop]), []).append(digest)
+                    self._given.pop((kind, data[at:stop]), None)
         if data.find(_FAULT, start, end) >= 0:
             self._faults.append(digest)
             self._given.pop(None, None)
@@ -101,12 +105,19 @@ class Lines:
 
     def family(self, family: str) -> Sequence[Measurement]:
         """Every measurement of a family, in the order of digests; the same object until it changes."""
-        at = json.dumps(family)[1:-1].encode("ascii")
+        return self._of_family(Measurement, family)
+
+    def surveys(self, family: str) -> Sequence[Survey]:
+        """Every survey of a family, in the order of digests; the same object until it changes."""
+        return self._of_family(Survey, family)
+
+    def _of_family(self, kind: type[Measurement] | type[Survey], family: str) -> Sequence[Any]:
+        at = kind, json.dumps(family)[1:-1].encode("ascii")
         if at not in self._families:
             return ()
         if at not in self._given:
             found = (self._get(digest) for digest in sorted(set(self._families[at])))
-            self._given[at] = tuple(m for m in found if isinstance(m, Measurement) and m.family == family)
+            self._given[at] = tuple(r for r in found if isinstance(r, kind) and r.family == family)
         return self._given[at]
 
     def faults(self) -> Sequence[Fault]:

@@ -58,8 +58,10 @@ class Answer:
 class Lookup:
     """Asks layers, the first one first."""
 
-    def __init__(self, layers: Sequence[Layer] = ()) -> None:
+    def __init__(self, layers: Sequence[Layer] = (), accurate: bool = False) -> None:
         self.layers = tuple(layers)
+        #: EXECUTION_MODE_HINT = ACCURACY
+        self.accurate = accurate
         #: measurements by problem, of each layer and family, with the sequence that they were grouped out of
         self._grouped: dict[tuple[str, str], tuple[Sequence[Measurement], dict[str, list[Measurement]]]] = {}
         #: faults by solver, of each layer, with the sequence that they were sorted out of
@@ -102,9 +104,16 @@ class Lookup:
 
     def _near(self, layer: Layer, problem: Problem) -> list[Measurement]:
         """What a layer has of a problem and of those that are nearest to it."""
+        groups = self._groups(layer, problem)
+        far = ((distance(problem.sizes, ms[0].sizes), text) for text, ms in groups.items() if text != problem.key())
+        texts = [problem.key(), *(text for _, text in heapq.nsmallest(NEIGHBOURS, far))]
+        return [m for text in texts for m in groups.get(text, ())]
+
+    def _groups(self, layer: Layer, problem: Problem) -> Mapping[str, Sequence[Measurement]]:
+        """What counts of a problem's family in a layer, by problem."""
         stored = layer.database.family(problem.family())
         if not stored:
-            return []
+            return {}
         at = (layer.name, problem.family())
         known = self._grouped.get(at)
         if known is None or known[0] is not stored:
@@ -112,10 +121,20 @@ class Lookup:
             for m in newest(stored):
                 groups.setdefault(m.key.problem, []).append(m)
             known = self._grouped[at] = stored, groups
-        groups = known[1]
-        far = ((distance(problem.sizes, ms[0].sizes), text) for text, ms in groups.items() if text != problem.key())
-        texts = [problem.key(), *(text for _, text in heapq.nsmallest(NEIGHBOURS, far))]
-        return [m for text in texts for m in groups.get(text, ())]
+        return known[1]
+
+    def worse(self, problem: Problem, target: Target) -> set[tuple[str, Config]]:
+        """Candidates that were measured for a problem on a target's processor, and were slower than the default."""
+        here = Where.of(target)
+        found: dict[tuple[str, Config], Measurement] = {}
+        for layer in self.layers:
+            for m in self._groups(layer, problem).get(problem.key(), ()):
+                there = m.key.where
+                same = (there.device, there.processor, there.runtime) == (here.device, here.processor, here.runtime)
+                at = (m.key.solver, m.config)
+                if same and (at not in found or m.date > found[at].date):
+                    found[at] = m
+        return {at for at, m in found.items() if m.evidence.gain.median < 1}
 
     def _fits(
         self,
@@ -161,6 +180,26 @@ class Lookup:
         default: tuple[str, Config] | None = None,
     ) -> str | None:
         """Why a candidate must not run on a target; None when nothing speaks against it.
+
+        Every way to an answer asks here: what is stored, searched, locked, and the default.
+        """
+        found = self.quarantined(solver, config, problem, target, default)
+        return self.inexact(solver, config, problem) if found is None else found
+
+    def inexact(self, solver: Solver, config: Config, problem: Problem) -> str | None:
+        """Why a candidate is not accurate enough for EXECUTION_MODE_HINT."""
+        why = solver.inexact(problem, config) if self.accurate else None
+        return None if why is None else f"excluded by EXECUTION_MODE_HINT = ACCURACY: {why}"
+
+    def quarantined(
+        self,
+        solver: Solver,
+        config: Config,
+        problem: Problem,
+        target: Target,
+        default: tuple[str, Config] | None = None,
+    ) -> str | None:
+        """The fault for which a candidate must not run on a target; None when there is none.
 
         A candidate that crashed, hung or was wrong once is out for every problem on that device and driver, but for the
         default, which is out for that problem alone: without it there would be none.

@@ -72,6 +72,21 @@ class Measurer(ABC):
         The same candidate may stand in the list twice: that is how a control of noise is made.
         """
 
+    def expect(self, seconds: float) -> None:  # noqa: B027 (there may be nothing to do)
+        """A search of so many seconds begins: start what `prepare` will need, if that pays."""
+
+    @property
+    def ahead(self) -> int:
+        """How many candidates `prepare` takes at a time with profit."""
+        return 1
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (there may be nothing to do)
+        """These will be attempted next: compile them at the same time, where that can be done."""
+
+    def ready(self, candidate: Candidate, seconds: float) -> bool:
+        """Wait for what `prepare` began with a candidate; False when that is not done within so many seconds."""
+        return True
+
     @abstractmethod
     def regime(self) -> Regime:
         """How the posed problem is measured."""

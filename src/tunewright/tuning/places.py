@@ -1,4 +1,4 @@
-"""Where knowledge bases are, and who opens them: each place is opened once in a process."""
+"""Where knowledge bases and the heuristic are, and who opens them: each place is opened once in a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 from ..errors import InputError
 from ..settings import Settings, own_folder
 from .database import Database
+from .heuristic import Heuristic
+from .heuristic_file import load
 
+#: the heuristic's file in the folder of a knowledge base
+HEURISTIC = "heuristic.json"
 _OPEN: dict[tuple[str, Path], Database] = {}
 
 
@@ -48,6 +52,20 @@ def open_user(settings: Settings) -> Database:
 def open_system(settings: Settings) -> Database:
     """The system's knowledge base, which is only read."""
     return _open("SYSTEM", system_folder(settings))
+
+
+def heuristic_file(settings: Settings) -> Path | None:
+    """HEURISTIC_PATH, else the file in the user's folder, else the one in the system's; None where there is none."""
+    if settings.heuristic_path is not None:
+        return Path(settings.heuristic_path).expanduser().absolute() if settings.heuristic_path else None
+    there = (user_folder(settings) / HEURISTIC, system_folder(settings) / HEURISTIC)
+    return next((path for path in there if path.exists()), None)
+
+
+def open_heuristic(settings: Settings) -> Heuristic | None:
+    """The heuristic, read again when its file has changed; one that cannot be read is none, and a warning says so."""
+    path = heuristic_file(settings)
+    return None if path is None else load(path)
 
 
 def open_path(path: Path) -> Database:

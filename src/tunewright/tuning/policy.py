@@ -14,12 +14,15 @@ heuristic's, else the default) is used as it is, and a search that FIND_ENFORCE 
 
 TUNING_FILE stands on top of the layers, but for TUNING_DISABLED, and but for a search of what is known already: the
 file keeps the entries that it has, so they would hide what is measured anew. TUNING_CREATE extends it.
+
+LOCK_FILE comes before all of it: what it names is not searched. FROZEN = YES overrules every row: nothing is searched,
+deleted or written.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import ops, search
 from ..errors import SettingsError
@@ -86,6 +89,8 @@ _DISABLED = "TUNING_DISABLED wins over FIND_ENFORCE {enforce}: nothing is tuned"
 _NO_TUNE = "AUTO_TUNE_MODE NO_TUNE wins over {over}: nothing is tuned"
 _CLEAN = "FIND_ENFORCE 5 (DB_CLEAN) deletes and wins over TUNING_CREATE: nothing is tuned"
 _FAST = "FIND_MODE FAST takes the immediate answer: TUNING_CREATE tunes nothing (FIND_ENFORCE 3 tunes what is missing)"
+_FROZEN = "FROZEN wins over {over}: nothing is tuned or deleted"
+_LOCKED = "LOCK_FILE answers first: what it names is not tuned again, and would have to be locked again"
 _KEEPS = "TUNING_FILE keeps the entries that it has: what is tuned anew of these goes to the user's knowledge base only"
 
 _OFF, _EXISTING, _CREATE = "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"
@@ -196,6 +201,9 @@ def decide(settings: Settings) -> Policy:
     mode, enforce, find = settings.tuning_mode, settings.find_enforce, settings.find_mode
     how = _how(settings.auto_tune_mode)
     rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))
+    if settings.frozen:
+        warning = _FROZEN if mode == _CREATE or enforce != "1" else ""
+        rule = replace(rule, search=_NEVER, delete=False, file=_NOT, warning=warning)
     known, candidates = FINDS[find]
     file = rule.file if settings.tuning_file else File.UNUSED
     return Policy(
@@ -207,10 +215,13 @@ def decide(settings: Settings) -> Policy:
 def _warnings(rule: Rule, settings: Settings) -> list[str]:
     enforce = settings.find_enforce
     named = f"{enforce} ({_ENFORCE_NAMES[enforce]})"
-    wishes = [_CREATE] * (rule.mode == _CREATE) + [f"FIND_ENFORCE {named}"] * (enforce in "234")
+    asks = enforce in ("2345" if settings.frozen else "234")
+    wishes = [_CREATE] * (rule.mode == _CREATE) + [f"FIND_ENFORCE {named}"] * asks
     found = [rule.warning.format(enforce=named, over=" and ".join(wishes))] if rule.warning else []
     if settings.tuning_file and rule.search is Search.ALWAYS:
         found.append(_KEEPS)
+    if settings.lock_file and rule.search is Search.ALWAYS:
+        found.append(_LOCKED)
     return [*found, *places.warnings(settings)]
 
 

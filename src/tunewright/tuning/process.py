@@ -48,6 +48,8 @@ class Process:
         os.set_blocking(self._output, False)
         self._reader, self._waiting = wire.Reader(), deque[wire.Message]()
         self._tail, self._printed, self._outgoing = b"", 0, b""
+        self._began = self._heard = self._step = self._whole = 0.0
+        self._late = False
         try:
             self._child = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(listening)], stdin=subprocess.DEVNULL, stdout=printing,
@@ -75,8 +77,22 @@ class Process:
 
         ``step``: most seconds until there is a sign of life, ``whole``: until there is an answer.
         """
+        self.begin(request, step, whole)
+        while (message := self.answer(math.inf)) is None:
+            pass
+        return message
+
+    def begin(self, request: wire.Message | None, step: float, whole: float = math.inf) -> None:
+        """Ask, and go on; `answer` has what comes of it."""
+        self._outgoing = b"" if request is None else wire.pack(request)
+        self._printed = 0
+        self._began = self._heard = time.monotonic()
+        self._step, self._whole, self._late = step, whole, False
+
+    def answer(self, seconds: float) -> wire.Message | None:
+        """What it answers to the request that was begun; None when nothing has come within so many seconds."""
         try:
-            return self._ask(request, step, whole)
+            return self._answer(time.monotonic() + seconds)
         except wire.Broken as error:
             self.end()
             raise Lost(Status.CRASHED, f"its process sent {error}{self._said()}") from None
@@ -84,30 +100,36 @@ class Process:
             self.end()
             raise
 
-    def _ask(self, request: wire.Message | None, step: float, whole: float) -> wire.Message:
-        self._outgoing = b"" if request is None else wire.pack(request)
-        self._printed = 0
-        began = heard = time.monotonic()
-        late = False
+    def _answer(self, until: float) -> wire.Message | None:
+        looked = False
         while True:
             while self._waiting:
-                message, heard = self._waiting.popleft(), time.monotonic()
+                message, self._heard = self._waiting.popleft(), time.monotonic()
                 if message.get("kind") != "alive":
                     return message
-            left = min(heard + step, began + whole) - time.monotonic()
-            if late and left <= 0:
+            now = time.monotonic()
+            left = min(self._heard + self._step, self._began + self._whole) - now
+            if self._late and left <= 0:
                 self.end()
-                limit = f"{step:.4g} s" if heard + step <= began + whole else f"{whole:.4g} s in all"
+                in_all = self._heard + self._step > self._began + self._whole
+                limit = f"{self._whole:.4g} s in all" if in_all else f"{self._step:.4g} s"
                 raise Lost(Status.TIMEOUT, f"took longer than {limit}{self._said()}")
-            late = left <= 0  # it may be us who slept: one more look
-            self._wait(max(left, 0.0))
+            if looked and now >= until:
+                return None
+            self._late = left <= 0  # it may be us who slept: one more look
+            self._wait(max(min(left, until - now), 0.0))
+            looked = True
+
+    def register(self, poll: select.poll) -> None:
+        """Have a poll look out for what happens here."""
+        poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        if self._output >= 0:
+            poll.register(self._output, select.POLLIN)
 
     def _wait(self, seconds: float) -> None:
         """Sleep until something happens, and deal with it."""
         poll = select.poll()
-        poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
-        if self._output >= 0:
-            poll.register(self._output, select.POLLIN)
+        self.register(poll)
         # Who inherited its end of the channel may outlive it, and there is no news: so its death is looked for as well.
         events = dict(poll.poll(math.ceil(min(seconds, 1.0) * 1e3)))
         if self._output in events:

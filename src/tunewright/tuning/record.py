@@ -242,25 +242,26 @@ def parse(data: Any) -> AnyRecord:
     """A record from JSON."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "measurement":
-        given = _members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
+        given = as_members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
         return Measurement(
-            _key(given["key"]), _config(given["config"]), _evidence(given["evidence"]), *_posed(given),
-            _date(given["date"]), _text(given["tool"], "tool"),
+            _key(given["key"]), as_config(given["config"]), _evidence(given["evidence"]), *_posed(given),
+            _date(given["date"]), as_text(given["tool"], "tool"),
         )  # fmt: skip
     if kind == "survey":
         names = {"key", "config", "seconds", "seen", "regime", "problem", "family", "sizes", "date", "tool"}
-        given = _members(data, names | {"kind"})
+        given = as_members(data, names | {"kind"})
         return Survey(
-            _key(given["key"]), _config(given["config"]), _number(given["seconds"], "seconds"), _seen(given["seen"]),
-            _regime(given["regime"]), *_posed(given), _date(given["date"]), _text(given["tool"], "tool"),
+            _key(given["key"]), as_config(given["config"]), as_number(given["seconds"], "seconds"),
+            _seen(given["seen"]), _regime(given["regime"]), *_posed(given), _date(given["date"]),
+            as_text(given["tool"], "tool"),
         )  # fmt: skip
     if kind == "fault":
-        given = _members(data, {"kind", "key", "config", "status", "why", "date", "tool"})
+        given = as_members(data, {"kind", "key", "config", "status", "why", "date", "tool"})
         if given["status"] not in [str(s) for s in FAULTS]:
             raise _wrong(f"a fault is {', '.join(sorted(FAULTS))}")
         return Fault(
-            _key(given["key"]), _config(given["config"]), Status(given["status"]), _text(given["why"], "why"),
-            _date(given["date"]), _text(given["tool"], "tool"),
+            _key(given["key"]), as_config(given["config"]), Status(given["status"]), as_text(given["why"], "why"),
+            _date(given["date"]), as_text(given["tool"], "tool"),
         )  # fmt: skip
     raise _wrong("it is neither a measurement nor a fault nor a survey")
 
@@ -273,7 +274,7 @@ def _posed(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, tuple[int,
     sizes = given["sizes"]
     if not isinstance(sizes, list) or len(sizes) > LONGEST:
         raise _wrong("sizes is not a list")
-    return given["problem"], _text(given["family"], "family"), tuple(_whole(s, "a size") for s in sizes)
+    return given["problem"], as_text(given["family"], "family"), tuple(as_whole(s, "a size") for s in sizes)
 
 
 def _key_json(key: Key) -> dict[str, Any]:
@@ -317,25 +318,25 @@ def _plain(data: Any, depth: int = 0) -> None:
             _plain(item, depth + 1)
 
 
-def _members(data: Any, names: set[str]) -> Mapping[str, Any]:
+def as_members(data: Any, names: set[str]) -> Mapping[str, Any]:
     if not isinstance(data, dict) or set(data) != names:
         raise _wrong(f"an object with the members {', '.join(sorted(names))} is needed")
     return data
 
 
-def _text(data: Any, what: str) -> str:
+def as_text(data: Any, what: str) -> str:
     if not isinstance(data, str) or len(data) > LONGEST:
         raise _wrong(f"{what} is not a text")
     return data
 
 
-def _whole(data: Any, what: str) -> int:
+def as_whole(data: Any, what: str) -> int:
     if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < 1 << 62:
         raise _wrong(f"{what} is not a whole number")
     return data
 
 
-def _number(data: Any, what: str) -> float:
+def as_number(data: Any, what: str) -> float:
     if not isinstance(data, int | float) or isinstance(data, bool) or not 0 <= data <= sys.float_info.max:
         raise _wrong(f"{what} is not a number from 0 up")
     return float(data)
@@ -347,7 +348,7 @@ def _date(data: Any) -> str:
     return data
 
 
-def _config(data: Any) -> Config:
+def as_config(data: Any) -> Config:
     if not isinstance(data, dict) or len(data) > MOST_PARAMETERS:
         raise _wrong("config is not an object of parameters")
     for name, value in data.items():
@@ -359,21 +360,24 @@ def _config(data: Any) -> Config:
 
 
 def _key(data: Any) -> Key:
-    given = _members(data, {f.name for f in fields(Key)})
-    place = _members(given["where"], set(WHERE_FIELDS))
-    texts = {name: _text(place[name], name) for name in WHERE_FIELDS if name != "units"}
-    where = Where(units=_whole(place["units"], "units"), **texts)
+    given = as_members(data, {f.name for f in fields(Key)})
     names = ("problem", "solver", "version", "source", "space")
-    return Key(where=where, **{name: _text(given[name], name) for name in names})
+    return Key(where=as_where(given["where"]), **{name: as_text(given[name], name) for name in names})
+
+
+def as_where(data: Any) -> Where:
+    place = as_members(data, set(WHERE_FIELDS))
+    texts = {name: as_text(place[name], name) for name in WHERE_FIELDS if name != "units"}
+    return Where(units=as_whole(place["units"], "units"), **texts)
 
 
 def _ratio(data: Any) -> Ratio:
     if not isinstance(data, list) or len(data) != 4:
         raise _wrong("a ratio is a list of median, low, high and pairs")
-    median, low, high = (_number(x, "a ratio") for x in data[:3])
+    median, low, high = (as_number(x, "a ratio") for x in data[:3])
     if not low <= median <= high:
         raise _wrong("a ratio's median lies outside of its interval")
-    return Ratio(median, low, high, _whole(data[3], "pairs"))
+    return Ratio(median, low, high, as_whole(data[3], "pairs"))
 
 
 def _regime(data: Any) -> str:
@@ -388,13 +392,13 @@ def _seen(data: Any) -> tuple[Sighting, ...]:
     if not all(isinstance(row, list) and len(row) == 4 for row in data):
         raise _wrong("what was seen of a candidate is solver, version, config and gain")
     return tuple(
-        Sighting(_text(solver, "solver"), _text(version, "version"), _config(config), _number(gain, "gain"))
+        Sighting(as_text(solver, "solver"), as_text(version, "version"), as_config(config), as_number(gain, "gain"))
         for solver, version, config, gain in data
     )
 
 
 def _evidence(data: Any) -> Evidence:
-    given = _members(data, {f.name for f in fields(Evidence)})
+    given = as_members(data, {f.name for f in fields(Evidence)})
     samples, default, environment = given["samples"], given["default"], given["environment"]
     if not isinstance(samples, list) or len(samples) > MOST_SAMPLES:
         raise _wrong(f"samples is not a list of at most {MOST_SAMPLES}")
@@ -405,9 +409,9 @@ def _evidence(data: Any) -> Evidence:
     if not isinstance(given["confirmed"], bool):
         raise _wrong("confirmed is neither true nor false")
     return Evidence(
-        _number(given["seconds"], "seconds"), _number(given["lower"], "lower"), _number(given["upper"], "upper"),
-        tuple(_number(s, "a sample") for s in samples), _number(given["error"], "error"), _ratio(given["gain"]),
-        _ratio(given["control"]), given["confirmed"], (_text(default[0], "default"), _config(default[1])),
-        _regime(given["regime"]), _whole(given["copies"], "copies"), _whole(given["nbytes"], "nbytes"),
-        {_text(k, "environment"): _text(v, "environment") for k, v in environment.items()},
+        as_number(given["seconds"], "seconds"), as_number(given["lower"], "lower"), as_number(given["upper"], "upper"),
+        tuple(as_number(s, "a sample") for s in samples), as_number(given["error"], "error"), _ratio(given["gain"]),
+        _ratio(given["control"]), given["confirmed"], (as_text(default[0], "default"), as_config(default[1])),
+        _regime(given["regime"]), as_whole(given["copies"], "copies"), as_whole(given["nbytes"], "nbytes"),
+        {as_text(k, "environment"): as_text(v, "environment") for k, v in environment.items()},
     )  # fmt: skip

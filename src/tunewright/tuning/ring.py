@@ -62,7 +62,7 @@ class Ring:
         results = sum(t.nbytes for t in types)
         self.slot_bytes += results if kind == "cold" else 0
         wanted = CACHES * device.cache_bytes if self.slot_bytes else 0
-        self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if wanted else 1
+        self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if self.slot_bytes else 1
         #: what is read between revolutions
         self.rest = max(wanted - self.slots * self.slot_bytes, 0) if kind == "cold" else 0
         self._sweeper: Sweeper | None = None

@@ -14,8 +14,11 @@ from .database import Event
 ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
 #: After so many rows in a row that cannot be reached there are none left: a page holds far fewer.
 MOST_FAILURES = 5000
+#: stands before the family's digest of a survey
+APART = "survey-"
 #: A record that lies on one page: its digest, its kind, the digest of its family if it has one, its content.
-_ROW = re.compile(rb'([0-9a-f]{64})(?:measurement[0-9a-f]{64}|fault)(?=\{"config":)')
+_KINDS = b"measurement[0-9a-f]{64}|survey%s[0-9a-f]{64}|fault" % APART.encode()
+_ROW = re.compile(rb'([0-9a-f]{64})(?:%s)(?=\{"config":)' % _KINDS)
 _PAGE = 1 << 16
 
 

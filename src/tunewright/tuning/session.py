@@ -19,13 +19,15 @@ from . import evidence
 from .contest import ALPHA, FUTILE, Confirmation, Contest, Verdict, confirm, race
 from .hunt import Found, Hunt, Tried, plain
 from .key import Key
-from .measure import Candidate, Measurer
+from .measure import Candidate, Measurer, Regime
 from .progress import Progress, Watch
-from .record import FAULTS, AnyRecord, Fault, Measurement, Ratio
-from .statistics import unknown
+from .record import FAULTS, Fault, Measurement, Ratio, Survey
+from .statistics import UNKNOWN, unknown
 
 #: shares of the budget at which the search ends, and the race; what is left belongs to the confirmation
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
+#: the same where others decide: a little is left for comparing the fastest once more
+ONLY_SEARCH_SHARE = 0.92
 #: a search that ran out of time before it tried so many candidates says nothing about the default
 LEAST_TRIED = 4
 #: so many sessions may leave it open whether something is faster than the default; then it stays
@@ -49,6 +51,8 @@ class Outcome:
     default_fault: str | None = None
     records: tuple[Measurement, ...] = ()
     faults: tuple[Fault, ...] = ()
+    #: what was seen of every candidate but the faulty ones; None where the default was all
+    survey: Survey | None = None
     #: every candidate that was looked at, in order
     trials: tuple[Tried, ...] = ()
     #: seconds by phase (search, race, confirm), and how much of them went into compiling and checking
@@ -76,7 +80,10 @@ def tune(
     regime: str = "cold",
     seeds: Mapping[str, Sequence[Config]] | None = None,
     known: Sequence[Measurement] = (),
+    surveys: Sequence[Survey] = (),
     barred: Callable[[str, Config], str | None] = lambda solver, config: None,
+    decide: bool = True,
+    keep: Callable[[Outcome], None] | None = None,
     report: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -85,25 +92,36 @@ def tune(
 
     ``strategy``: the name of one, or which one searches a solver's space by the solver's id (None: only its default and
     seeds are attempted). ``seeds``: by solver, configs to try first. ``known``: what was measured here before; the best
-    of it is measured again. ``barred``: why a candidate must not be attempted, or None. ``report`` is called after
-    each step, ``stop`` asked before each; after a stop nothing changes, and what was found is kept as unconfirmed.
+    of it is measured again. ``surveys``: what earlier sessions saw of candidates; of what this one would see as well
+    only the best is attempted again. ``barred``: why a candidate must not be attempted, or None. Unless it is to
+    ``decide``, the time is all for the search, and who asked decides between the fastest elsewhere. ``report`` is
+    called after each step, ``stop`` asked before each; after a stop nothing changes, and what was found is kept as
+    unconfirmed. ``keep`` is called with what there is when an exception ends it, such as that of Ctrl-C.
     """
     watch = Watch(seconds, stop, clock)
     default = plain(default)
     pick = (lambda solver: strategy) if isinstance(strategy, str) else strategy
+    measurer.expect(seconds)
     refusal = measurer.pose(problem, seed, regime)
     if refusal is not None:
         return Outcome(default, False, f"it cannot be measured: {refusal}")
     session = _Session(problem, target, _by_id(solvers), measurer, watch, default, known, report)
     hunt = session.hunt = Hunt(problem, target, measurer, watch, barred, lambda: session.tell("search"))
+    shares = (SEARCH_SHARE, RACE_SHARE) if decide else (ONLY_SEARCH_SHARE, 1.0)
     watch.enter("search")
-    first = hunt.attempt(default)
-    hunt.run(solvers, pick, seed, seeds or {}, known, SEARCH_SHARE)
-    if not hunt.found:
-        why = f"no candidate is correct; the default: {first.why}"
-        return session.outcome(default, why, default_fault=first.why or str(first.status))
-    hunt.heat()
-    return session.settle()
+    try:
+        measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
+        first = hunt.attempt(default)
+        hunt.run(solvers, pick, seed, seeds or {}, known, session.seen(surveys), *shares)
+        if not hunt.found:
+            why = f"no candidate is correct; the default: {first.why}"
+            return session.outcome(default, why, default_fault=first.why or str(first.status))
+        hunt.heat()
+        return session.settle() if decide else session.leave_open()
+    except BaseException as error:  # Ctrl-C above all
+        if keep is not None:
+            keep(session.outcome(default, f"broken off: {type(error).__name__}"))
+        raise
 
 
 def duel(
@@ -119,7 +137,7 @@ def duel(
     regime: str = "cold",
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> AnyRecord:
+) -> Measurement | Fault:
     """Measure one candidate against the default now. Confirmed: it is still faster beyond noise. Or its fault.
 
     DeviceError when it cannot be measured: the problem cannot be posed, the default is faulty, the candidate does not
@@ -170,6 +188,10 @@ class _Session:
     report: Callable[[Progress], None] | None
     hunt: Hunt = field(init=False)
     before: Mapping[str, str] = field(default_factory=evidence.environment)
+    regime: Regime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.regime = self.measurer.regime()
 
     def tell(self, phase: str) -> None:
         if self.report is not None:
@@ -207,6 +229,29 @@ class _Session:
                 if self._fell(final):
                     continue
             return self._conclude(baseline, raced, final, found)
+
+    def leave_open(self) -> Outcome:
+        """The fastest as unconfirmed records; where nothing comes near the default, that it is the answer."""
+        hunt = self.hunt
+        baseline = hunt.found.get(self.default) or hunt.best
+        assert baseline is not None
+        leaders = hunt.leaders(baseline)
+        faster = [who for who in leaders if hunt.found[who].seconds < baseline.seconds]
+        enough = len({t.candidate for t in hunt.tried}) >= LEAST_TRIED and not self.watch.stopped
+        made = [
+            self.measurement(
+                baseline.candidate, (), Ratio.one(), Ratio.one(), enough and not faster, baseline.candidate
+            )
+        ]
+        for who in leaders:
+            gain = Ratio(baseline.seconds / hunt.found[who].seconds, 1 / UNKNOWN, UNKNOWN, 0)
+            made.append(self.measurement(who, (), gain, Ratio.one(), False, baseline.candidate))
+        reason = f"{len(faster)} of {len(hunt.found)} candidates seem faster than the default"
+        if faster:
+            solver, config = faster[0]
+            reason += f", first {solver} {dict(config)}: {made[1].evidence.gain.median:.3f} times as fast"
+        records = tuple(m for m in made if not self._would_demote(m))
+        return self.outcome(baseline.candidate, reason, default_fault=self._default_fault(), records=records)
 
     def _race(self, raced: Contest) -> int | None:
         """The row to confirm. One leader by itself needs no race: the confirmation is one."""
@@ -260,7 +305,7 @@ class _Session:
         """The time was over before enough candidates were attempted, or before a race could tell anything."""
         if self.watch.left(SEARCH_SHARE) > 0:
             return False
-        few = len({t.candidate for t in self.hunt.tried}) < LEAST_TRIED
+        few = len({t.candidate for t in self.hunt.tried} | self.hunt.seen) < LEAST_TRIED
         return few or any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
 
     # ---- records ----------------------------------------------------------------------------------------------
@@ -315,8 +360,36 @@ class _Session:
         attempt = self.hunt.found[who].attempt
         return evidence.measurement(
             self.problem, self.target, self.solvers[who[0]], who[1], samples or attempt.samples, attempt.error, gain,
-            control, confirmed, default, self.measurer.regime(), self.before,
+            control, confirmed, default, self.regime, self.before,
         )  # fmt: skip
+
+    def seen(self, surveys: Sequence[Survey]) -> dict[Candidate, float]:
+        """What surveys say that this session would find out as well: gains over the same default in the same place."""
+        solver, found = self.solvers.get(self.default[0]), dict[Candidate, float]()
+        if solver is None or not surveys:
+            return found
+        here = Key.of(self.problem, self.target, solver, self.default[1])
+        for survey in sorted(surveys, key=lambda s: (s.date, s.digest)):
+            if (survey.key, survey.config, survey.regime) == (here, self.default[1], self.regime.kind):
+                for s in survey.seen:
+                    if s.solver in self.solvers and self.solvers[s.solver].version == s.version:
+                        found[s.solver, s.config] = s.gain
+        return found
+
+    def survey(self) -> Survey | None:
+        """What this session saw. Faults have records of their own, and what is barred was not looked at."""
+        hunt = self.hunt
+        baseline = hunt.found.get(self.default) or hunt.best
+        if baseline is None:
+            return None
+        gains = {who: 0.0 for who, attempt in hunt.faults.items() if attempt.status not in FAULTS}
+        gains |= {who: baseline.seconds / found.seconds for who, found in hunt.found.items()}
+        gains = {who: gain for who, gain in gains.items() if who[0] in self.solvers}
+        if not gains.keys() - {baseline.candidate}:
+            return None
+        return evidence.survey(
+            self.problem, self.target, self.solvers, baseline.candidate, baseline.seconds, gains, self.regime
+        )
 
     def fault(self, who: Candidate) -> Fault:
         attempt = self.hunt.faults[who]
@@ -331,6 +404,6 @@ class _Session:
         faults = tuple(self.fault(who) for who, attempt in hunt.faults.items() if attempt.status in FAULTS)
         seconds = {**self.watch.spent, "compile": hunt.compile_seconds, "check": hunt.check_seconds}
         return Outcome(
-            chosen, chosen != self.default, reason, gain, control, default_fault, records, faults, tuple(hunt.tried),
-            seconds,
+            chosen, chosen != self.default, reason, gain, control, default_fault, records, faults,
+            self.survey(), tuple(hunt.tried), seconds,
         )  # fmt: skip

@@ -36,7 +36,7 @@ from ..errors import DatabaseError, InputError
 from .database import Database, Event
 from .disk import Forkable, failed, make_folder, sync_folder, why_not_writable, write_all
 from .lines import Lines, fits, read, split
-from .record import LONGEST, AnyRecord, Fault, Measurement, from_text, now, to_line
+from .record import LONGEST, AnyRecord, Fault, Measurement, Survey, from_text, now, to_line
 
 FOLDER = "writers"
 ENDING = ".jsonl"
@@ -102,8 +102,8 @@ class SharedDatabase(Database, Forkable):
         self._removed: dict[str, int] = {}
         self._restored: dict[str, int] = {}
         self._events: set[tuple[int, Event]] = set()
-        #: what was given for a family, or for faults, and what it was made from
-        self._given: dict[str | None, tuple[Sequence[Any], Sequence[Any]]] = {}
+        #: what was given for a kind and family, and what it was made from
+        self._given: dict[tuple[str, str], tuple[Sequence[Any], Sequence[Any]]] = {}
 
     def __del__(self) -> None:
         try:  # noqa: SIM105 (at the end of a process modules go first, and the system closes what is open)
@@ -120,12 +120,17 @@ class SharedDatabase(Database, Forkable):
     def family(self, family: str) -> Sequence[Measurement]:
         with self._lock:
             self._refresh()
-            return self._present(family, self._lines.family(family))
+            return self._present((Measurement.kind, family), self._lines.family(family))
+
+    def surveys(self, family: str) -> Sequence[Survey]:
+        with self._lock:
+            self._refresh()
+            return self._present((Survey.kind, family), self._lines.surveys(family))
 
     def faults(self) -> Sequence[Fault]:
         with self._lock:
             self._refresh()
-            return self._present(None, self._lines.faults())
+            return self._present((Fault.kind, ""), self._lines.faults())
 
     def __iter__(self) -> Iterator[AnyRecord]:
         with self._lock:
@@ -152,7 +157,7 @@ class SharedDatabase(Database, Forkable):
                     found.append(f"{name}: the last line is not complete; its writer was killed, or is at work")
         return found
 
-    def _present(self, at: str | None, records: Sequence[T]) -> Sequence[T]:
+    def _present(self, at: tuple[str, str], records: Sequence[T]) -> Sequence[T]:
         """Those that were not removed, as the same object until they change."""
         source, given = self._given.get(at, (None, ()))
         if source is not records:

@@ -29,7 +29,7 @@ from ..errors import DatabaseError, InputError
 from . import salvage
 from .database import Database, Event
 from .disk import Forkable, failed, make_folder, sync_folder, why_not_writable
-from .record import LONGEST, MOST_BYTES, AnyRecord, Fault, Measurement, from_text, now
+from .record import LONGEST, MOST_BYTES, AnyRecord, Fault, Measurement, Survey, from_text, now
 
 FILE = "kb.sqlite"
 FORMAT = 1
@@ -117,8 +117,13 @@ class SqliteDatabase(Database, Forkable):
 
     def family(self, family: str) -> Sequence[Measurement]:
         def ask(connection: sqlite3.Connection) -> Sequence[Measurement]:
-            found = self._column(connection, _digest(family))
-            return found if not found or found[0].family == family else ()
+            return self._column(connection, _column(Measurement, family))
+
+        return self._ask(ask, ())
+
+    def surveys(self, family: str) -> Sequence[Survey]:
+        def ask(connection: sqlite3.Connection) -> Sequence[Survey]:
+            return self._column(connection, _column(Survey, family))
 
         return self._ask(ask, ())
 
@@ -454,13 +459,15 @@ def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _digest(family: str) -> str:
-    return hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
+def _column(kind: type[Measurement] | type[Survey], family: str) -> str:
+    """What stands in the column ``family``: surveys stand apart, because who asks for measurements is in a hurry."""
+    digest = hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
+    return digest if kind is Measurement else f"{salvage.APART}{digest}"
 
 
 def _family(record: AnyRecord) -> str:
-    """What stands in the column: faults have no family."""
-    return _digest(record.family) if isinstance(record, Measurement) else ""
+    """The same of a record: faults have no family."""
+    return "" if isinstance(record, Fault) else _column(type(record), record.family)
 
 
 def _row(record: AnyRecord) -> tuple[str, str, str, str]:

@@ -15,7 +15,7 @@ from ..errors import DatabaseError, InputError
 from .database import Database, Event
 from .disk import Forkable, failed, replace_file
 from .lines import Lines, read
-from .record import AnyRecord, Fault, Measurement, to_line
+from .record import AnyRecord, Fault, Measurement, Survey, to_line
 
 FILE = "system.jsonl"
 #: the largest file that is read
@@ -55,6 +55,10 @@ class SystemDatabase(Database, Forkable):
     def family(self, family: str) -> Sequence[Measurement]:
         with self._lock:
             return self._current().family(family)
+
+    def surveys(self, family: str) -> Sequence[Survey]:
+        with self._lock:
+            return self._current().surveys(family)
 
     def faults(self) -> Sequence[Fault]:
         with self._lock:

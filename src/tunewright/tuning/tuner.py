@@ -1,16 +1,18 @@
 """The one place that picks a solver: `Tuner.choose` returns a `Choice` with its origin and every refusal.
 
-What was measured answers first (`lookup`), then the default. Where the policy wants it, what is not known is searched
-(`session`), and the answer comes from what was found and stored.
+What was measured answers first (`lookup`), then the `heuristic`, then the default. Where the policy wants it, what is
+not known is searched (`session`), and the answer comes from what was found and stored.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -21,23 +23,33 @@ from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
 from . import dump, places, session
 from .database import Database, MemoryDatabase
+from .heuristic import Advice, Heuristic
 from .isolated import measurer_for
 from .key import Kind, Match, Where
+from .lockfile import Locked
 from .lookup import Answer, Found, Layer, Lookup
 from .measure import Measurer
 from .policy import Candidates, Policy, decide
 from .progress import Progress
-from .record import AnyRecord, Measurement
+from .record import AnyRecord, Measurement, Survey
+from .result_file import online
 from .tuning_file import TuningFile
 
 LOG = logging.getLogger("tunewright")
+#: a search shorter than this finds nothing, and is left to the next load
+LEAST_SECONDS = 0.5
+#: what the heuristic would pick is attempted before a search guesses: so many
+GUESSES = 3
 #: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
 _SEARCHING = threading.RLock()
+#: choices that a tuner remembers (see `Tuner.chosen`)
+MOST_CHOSEN = 10_000
 
 
 class Origin(enum.Enum):
     """Where a choice comes from."""
 
+    LOCK = "lockfile"
     FILE = "tuning file"
     USER = "user knowledge base"
     SYSTEM = "system knowledge base"
@@ -58,12 +70,16 @@ class Choice:
     #: how the stored answer fits, and the answer itself; a default has none
     match: Match | None = None
     measurement: Measurement | None = field(default=None, repr=False)
-    #: of a default: why nothing that is stored could be used
+    #: of a default, and of the heuristic's: why nothing that is stored could be used
     nearest: str = ""
+    #: what the heuristic said, where it was asked
+    advice: Advice | None = field(default=None, repr=False, compare=False)
 
     @property
     def why(self) -> str:
-        """The origin in words; a provisional answer is marked."""
+        """The origin in words; a provisional answer is marked, and a predicted one says what is predicted."""
+        if self.origin is Origin.HEURISTIC and self.advice is not None:
+            return f"{self.origin.value} ({self.advice.why})"
         provisional = self.match is not None and self.match.kind is Kind.PROVISIONAL
         return f"{self.origin.value} ({self.match})" if provisional else self.origin.value
 
@@ -83,8 +99,10 @@ class Tuner:
         user: Database | None = None,
         system: Database | None = None,
         measurer: Callable[[Device, Settings], Measurer] = measurer_for,
+        heuristic: Heuristic | None = None,
     ) -> None:
         self.settings = settings
+        self.heuristic = places.open_heuristic(settings) if heuristic is None else heuristic
         self.candidates = solvers() if candidates is None else tuple(candidates)
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
@@ -92,8 +110,16 @@ class Tuner:
         #: what could not be written to the user's knowledge base
         self._unsaved = MemoryDatabase()
         layers = _layers(settings, self.policy, self.user, system)
-        self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers])
+        accurate = settings.execution_mode_hint == "ACCURACY"
+        self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
+        #: LOCK_FILE; it comes before all of them
+        self.locked = Locked.of(settings, warn)
+        #: what was chosen for each problem on each device, the oldest first: what `lock` writes down
+        self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
+        self._choosing = threading.Lock()
         self._measurer = measurer
+        #: seconds of TUNE_BUDGET that are used
+        self._spent = 0.0
         #: problems that were searched, or forgotten, by this tuner: once is enough
         self._done: set[tuple[str, Where]] = set()
         #: digests that are in TUNING_FILE
@@ -114,6 +140,36 @@ class Tuner:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
         if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
             dump.record(problem, device, self.settings)
+        choice = self._locked(problem, device) or self._choose(problem, device)
+        with self._choosing:
+            self.chosen[problem.key(), Where.of(device.target)] = problem, device, choice
+            if len(self.chosen) > MOST_CHOSEN:
+                del self.chosen[next(iter(self.chosen))]
+        return choice
+
+    def _locked(self, problem: Problem, device: Device) -> Choice | None:
+        """What LOCK_FILE names. LockError where a frozen model meets anything else."""
+        if self.locked is None:
+            return None
+
+        def barred(solver: Solver, config: Config) -> str | None:
+            try:
+                default = self.default(problem, device)
+            except UnsupportedError:  # what is locked may be all that is left
+                return self.lookup.barred(solver, config, problem, device.target)
+            mine = (default.solver.id, default.config)
+            return self.lookup.barred(solver, config, problem, device.target, mine)
+
+        asked = self._candidates(problem.op, device.target.language)
+        found = self.locked.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device), barred)
+        if found is None:
+            return None
+        if self.policy.delete:
+            with _SEARCHING:
+                self._forget(problem, device)
+        return Choice(*found, Origin.LOCK, partial(self._refusals, problem, device))
+
+    def _choose(self, problem: Problem, device: Device) -> Choice:
         try:
             default = self.default(problem, device)
         except UnsupportedError:
@@ -125,7 +181,7 @@ class Tuner:
             return default
         answer = self.known(problem, device, default)
         origin = None
-        if self.policy.delete or self._wants(answer):
+        if self.policy.delete or self._wants(problem, device, default, answer):
             with _SEARCHING:
                 if self.policy.delete:
                     self._forget(problem, device)
@@ -134,10 +190,15 @@ class Tuner:
             answer = self.known(problem, device, default)
         best = answer.best
         if best is None:
+            advice = self.advise(problem, device, default)
+            if advice is not None and advice.picks:
+                return Choice(
+                    *advice.picks[0], Origin.HEURISTIC, default.ask, nearest=answer.nearest, advice=advice
+                )  # fmt: skip
             if default.solver.host:
                 why = self._bars(problem, device)
                 warn(f"{problem.op} runs on the host, because its kernel on {device.name} is {why}")
-            return Choice(default.solver, default.config, Origin.DEFAULT, default.ask, nearest=answer.nearest)
+            return replace(default, nearest=answer.nearest, advice=advice)
         if self.policy.extend_tuning_file:
             self._extend(best)
         origin = origin or Origin(best.layer)
@@ -188,8 +249,27 @@ class Tuner:
     def _refusals(self, problem: Problem, device: Device) -> dict[str, str]:
         return self.ask(problem, device)[1]
 
-    def _wants(self, answer: Answer) -> bool:
-        return self.policy.wanted(None if answer.best is None else answer.best.match.kind)
+    def advise(self, problem: Problem, device: Device, default: Choice, most: int = 1) -> Advice | None:
+        """What the heuristic says about a static problem, up to ``most`` picks; None where it is not asked."""
+        if self.heuristic is None or default.solver.host:
+            return None
+        mine = (default.solver.id, default.config)
+        worse = self.lookup.worse(problem, device.target)
+
+        def why_not(solver: Solver, config: Config) -> str | None:
+            if (solver.id, config) in worse:
+                return "it was measured, and is slower than the default"
+            reason = self.why_not(solver, problem, device)
+            return reason or self.lookup.barred(solver, config, problem, device.target, mine)
+
+        asked = [s for s in self._candidates(problem.op, device.target.language) if not s.host]
+        return self.heuristic.advise(problem, device.target, mine, asked, why_not, most)
+
+    def _wants(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
+        if answer.best is not None:
+            return self.policy.wanted(answer.best.match.kind)
+        advice = self.advise(problem, device, default)
+        return self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
 
     def _forget(self, problem: Problem, device: Device) -> None:
         """Drop what the user's knowledge base has of a problem on this device."""
@@ -198,8 +278,9 @@ class Tuner:
             return
         self._done.add((problem.key(), where))
         mine = [m.digest for m in self.measured(problem, device)]
-        if mine:
-            self.user.remove(mine)  # an error here is the user's to know: deleting was all that was asked for
+        seen = [s.digest for s in self.user.surveys(problem.family()) if s.key.problem == problem.key()]
+        if mine or seen:
+            self.user.remove([*mine, *seen])  # an error here is the user's to know: deleting was all that was asked for
             self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
 
     def measured(self, problem: Problem, device: Device) -> list[Measurement]:
@@ -216,13 +297,22 @@ class Tuner:
         """Tune a problem; False when there is nothing to choose, or it was done already, here or by another thread."""
         at = (problem.key(), Where.of(device.target))
         answer = self.known(problem, device, default)
-        if at in self._done or not self._wants(answer):
+        if at in self._done or not self._wants(problem, device, default, answer):
             return False
+        seconds, most = self.settings.tune_seconds, self.settings.tune_budget
+        left = most - self._spent if most else math.inf
+        if left < min(seconds, LEAST_SECONDS):
+            return False  # the next load goes on with it
+        seconds = min(seconds, left)
+        file, outcome, begin = online(self.settings, device), None, time.monotonic()
+        file.begin(problem, device, default, seconds)
         try:
-            outcome = self.tune(problem, device, default, answer)
+            outcome = self.tune(problem, device, default, answer, seconds=seconds)
         except DeviceError as error:
             warn(f"nothing can be tuned, and what is known is used: {error}")
-            outcome = None
+        finally:
+            self._spent += time.monotonic() - begin
+            file.end(outcome)
         self._done.add(at)
         return outcome is not None
 
@@ -236,13 +326,15 @@ class Tuner:
         seconds: float | None = None,
         stop: Callable[[], bool] | None = None,
         regime: str | None = None,
+        decide: bool = True,
     ) -> session.Outcome | None:
         """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose.
 
-        ``seconds`` and ``regime``: unless given, as the settings say.
+        ``seconds`` and ``regime``: unless given, as the settings say. Unless it is to ``decide``, nothing that was found
+        answers yet.
         """
         with _SEARCHING:
-            return self._tune(problem, device, default, answer, report, seconds, stop, regime)
+            return self._tune(problem, device, default, answer, report, seconds, stop, regime, decide)
 
     def _tune(
         self,
@@ -254,6 +346,7 @@ class Tuner:
         seconds: float | None,
         stop: Callable[[], bool] | None,
         regime: str | None,
+        decide: bool,
     ) -> session.Outcome | None:
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
@@ -263,6 +356,9 @@ class Tuner:
         seeds: dict[str, list[Config]] = {}
         for found in answer.found:
             seeds.setdefault(found.solver.id, []).append(found.config)
+        advice = self.advise(problem, device, default, most=GUESSES)
+        for solver, config in advice.picks if advice is not None else ():
+            seeds.setdefault(solver.id, []).append(config)
         mine = (default.solver.id, default.config)
         by_id = {s.id: s for s in self.candidates}
         outcome = session.tune(
@@ -277,19 +373,32 @@ class Tuner:
             regime=regime or self.settings.tune_regime.lower(),
             seeds=seeds,
             known=self.measured(problem, device),
+            surveys=self._surveys(problem),
             barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
+            decide=decide,
+            keep=partial(self._store, problem),
             report=report,
             stop=stop,
         )
+        self._store(problem, outcome)
+        return outcome
+
+    def _surveys(self, problem: Problem) -> list[Survey]:
+        """What sessions before saw of candidates for a problem, wherever that was."""
+        found = (s for layer in self.lookup.layers for s in layer.database.surveys(problem.family()))
+        return [s for s in found if s.key.problem == problem.key()]
+
+    def _store(self, problem: Problem, outcome: session.Outcome) -> None:
+        """Keep what a session found."""
         LOG.info("tuned %s: %s", problem.key(), outcome.reason)
         records: list[AnyRecord] = [*outcome.records, *outcome.faults]
+        records += [outcome.survey] if outcome.survey is not None else []
         try:
             self.user.add(records)
             self.user.note("tuned", f"{problem.key()}: {outcome.reason}")
         except DatabaseError as error:
             warn(f"what is tuned is used, and lost when this process ends: {error}")
             self._unsaved.add(records)
-        return outcome
 
     def _extend(self, found: Found) -> None:
         """Add an answer to TUNING_FILE, where it is missing."""
@@ -306,7 +415,9 @@ class Tuner:
     def _taking_part(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> list[Solver]:
         """The solvers among which to search, as FIND_MODE says."""
         if self.policy.candidates is Candidates.IMMEDIATE:
-            return [answer.best.solver if answer.best is not None else default.solver]
+            advice = None if answer.best is not None else self.advise(problem, device, default)
+            guessed = advice.picks[0][0] if advice is not None and advice.picks else default.solver
+            return [answer.best.solver if answer.best is not None else guessed]
         asked = self._candidates(problem.op, device.target.language)
         generic = self.policy.candidates is Candidates.GENERIC
         return [
@@ -334,12 +445,13 @@ class Tuner:
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
         """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
-        if self._on_device(fused, device):
+        if self._on_device(fused, device, by_default=True):
             return None
         accepting, rejected = self.ask(fused, device)
         if not accepting:
             return reasons(rejected)
-        if device.family != "host" and all(s.host for s in accepting) and self._on_device(plain, device):
+        mine = [s for s in accepting if not s.host and self._may_default(s, fused, device)]
+        if device.family != "host" and not mine and self._on_device(plain, device, by_default=True):
             return f"fused, only the host could run it: {reasons(rejected)}"
         return None
 
@@ -351,14 +463,21 @@ class Tuner:
 
     def why_not_layout(self, problem: Problem, device: Device) -> str | None:
         """None when a kernel of the device's own solves a problem that is in some layout."""
-        if self._on_device(problem, device):
+        if self._on_device(problem, device, by_default=True):
             return None
         return f"the device cannot work in it: {reasons(self.ask(problem, device)[1])}"
 
-    def _on_device(self, problem: Problem, device: Device) -> bool:
-        """Some kernel of the device's own solves it."""
+    def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
+        """Some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
         asked = self._defaults(problem.op, device.target.language)
-        return any(not s.host and s.why_not(problem, device.target) is None for s in asked)
+        taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
+        return any(not by_default or self._may_default(s, problem, device) for s in taking)
+
+    def _may_default(self, solver: Solver, problem: Problem, device: Device) -> bool:
+        """EXECUTION_MODE_HINT leaves a solver that takes a problem its default config."""
+        if not self.lookup.accurate or not problem.is_static:  # configs are for shapes that are known
+            return True
+        return self.lookup.inexact(solver, solver.default(problem, device.target), problem) is None
 
     def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
         """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""

@@ -17,16 +17,11 @@ Entries are only ever added. Whatever else is in the file stays: other sections,
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
 import os
 import re
-import stat
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +31,21 @@ from ..search.space import Config, Space
 from ..solvers import serial
 from ..solvers.base import solvers
 from .database import MemoryDatabase, better, newest
+from .json_file import JsonFile, short
 from .key import WHERE_FIELDS, Key, Kind, Match, Where
 from .record import MOST_PARAMETERS, AnyRecord, Measurement, parse
 
-#: the largest file that is read, and the most values of a space's parameters
-MOST_FILE_BYTES, MOST_VALUES = 64 << 20, 1 << 16
-#: how long to wait for another process that extends the file
-LOCK_SECONDS = 60.0
+#: the most values of a space's parameters
+MOST_VALUES = 1 << 16
 KEYS = "keys"
 _UNITS = re.compile(r"0|[1-9][0-9]{0,18}")
 _ARCH = re.compile(r"(.*); ([0-9]{1,9}) registers of ([0-9]{1,9}) bytes; ([^;]*)((?:; no [^;]+)*)")
 
 
-class TuningFile:
+class TuningFile(JsonFile):
     """A tuning file at a path. Safe to use from several processes and threads."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.path.expanduser(path))
+    title, setting = "tuning file", "TUNING_FILE"
 
     def read(self, *, new: bool = False) -> tuple[list[Measurement], list[str]]:
         """The measurements of the entries that are sound, and what was ignored, each with the reason.
@@ -60,7 +53,7 @@ class TuningFile:
         InputError: there is no file (unless it may be ``new``), it cannot be read, or it is not of this form at all.
         """
         try:
-            with self._opened(os.O_RDONLY) as descriptor:
+            with self.opened() as descriptor:
                 data = self._parse(descriptor)
         except FileNotFoundError:
             if new:
@@ -70,7 +63,7 @@ class TuningFile:
         ignored: list[str] = []
         for units, section in data.items():
             if not _is_section(units, section):
-                ignored.append(f"{_short(units)}: is not a section for a number of execution units")
+                ignored.append(f"{short(units)}: is not a section for a number of execution units")
                 continue
             keys = section.get(KEYS, {})
             for name, entry in section.items():
@@ -79,9 +72,9 @@ class TuningFile:
                 try:
                     found.append(_entry(int(units), name, entry, keys))
                 except TunewrightError as error:
-                    ignored.append(f"{units}, {_short(name)}: {error.what}")
+                    ignored.append(f"{units}, {short(name)}: {error.what}")
             lone = keys.keys() - section.keys() if isinstance(keys, dict) else ()
-            ignored += [f"{units}, {_short(name)}: is a key without an entry" for name in sorted(lone)]
+            ignored += [f"{units}, {short(name)}: is a key without an entry" for name in sorted(lone)]
         return found, ignored
 
     def as_database(self, *, new: bool = False) -> MemoryDatabase:
@@ -99,7 +92,7 @@ class TuningFile:
         if not entries:
             return 0, skipped
         try:
-            with self._locked() as descriptor:
+            with self.locked() as descriptor:
                 data, added = self._parse(descriptor), 0
                 for m, index, space in entries:
                     section = data.setdefault(str(m.key.where.units), {})
@@ -114,101 +107,23 @@ class TuningFile:
                         keys[name] = {"digest": m.digest, "record": m.body(), "space": space_json}
                         added += 1
                 if added:
-                    self._replace(descriptor, _text(data))
+                    self.replace(descriptor, _text(data))
         except RecursionError:
             raise self.error("is nested too deeply to be written again") from None
         except OSError as error:
             raise self.error(f"cannot be written: {error.strerror or error}") from None
         return added, skipped
 
-    # ---- the file ---------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _opened(self, flags: int) -> Iterator[int]:
-        """A descriptor of the file, if it is one."""
-        try:
-            # opening a fifo must not wait for a writer
-            descriptor = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-            raise self.error(f"cannot be opened: {getattr(error, 'strerror', None) or error}") from None
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise self.error("is not a file")
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """The file as it is now, made if need be, which nobody else extends for a while.
-
-        Who extends puts another file in its place, so a lock counts only if it is on the one that is there.
-        """
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            with self._opened(os.O_RDWR | os.O_CREAT) as descriptor:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise self.error("another process has been extending it for too long") from None
-                else:
-                    try:
-                        there = os.stat(self.path)
-                    except FileNotFoundError:
-                        continue
-                    if os.path.samestat(there, os.fstat(descriptor)):
-                        yield descriptor
-                        return
-            time.sleep(0.01)
-
     def _parse(self, descriptor: int) -> dict[str, Any]:
-        """The file's content. An empty file is one without entries: it has just been made."""
-        size = os.fstat(descriptor).st_size
-        if size > MOST_FILE_BYTES:
-            raise self.error(f"has {size:,} bytes", f"at most {MOST_FILE_BYTES:,} are read")
-        try:
-            text = os.pread(descriptor, size, 0).decode("utf-8")
-            hooks: dict[str, Any] = {"parse_constant": _finite, "parse_float": _finite, "object_pairs_hook": _unique}
-            data = json.loads(text, **hooks) if text.strip() else {}
-        except OSError as error:
-            raise self.error(f"cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise self.error(f"is not JSON: {error}", "name another TUNING_FILE") from None
+        """The file's content. An empty file is one without entries."""
+        data = self.load(descriptor)
+        if data is None:
+            return {}
         if not isinstance(data, dict) or (data and not any(_is_section(*member) for member in data.items())):
             raise self.error(
                 "is not a tuning file: it has no section for a number of execution units", "name another TUNING_FILE"
             )
         return data
-
-    def _replace(self, descriptor: int, text: str) -> None:
-        """Put a new content in the file's place at once. Only who holds the lock does, so one name will do."""
-        if len(text) > MOST_FILE_BYTES:
-            raise self.error(f"would have more than {MOST_FILE_BYTES:,} bytes", "name another TUNING_FILE")
-        path = Path(os.path.realpath(self.path))  # a link stays one
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)  # of somebody who was killed
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode))
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def error(self, what: str, hint: str = "") -> InputError:
-        """Something about this file."""
-        return InputError(what, where=f"tuning file {self.path}", hint=hint)
 
 
 def export(path: str | os.PathLike[str], records: Iterable[AnyRecord]) -> tuple[int, list[str]]:
@@ -268,7 +183,7 @@ def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
     if hash_of(record.key) != name:
         raise InputError("its hash belongs to another problem or place than its key")
     if record.key.solver != solver:
-        raise InputError(f"names the kernel {_short(solver)}, its key {_short(record.key.solver)}")
+        raise InputError(f"names the kernel {short(solver)}, its key {short(record.key.solver)}")
     _check_problem(record)
     _check_space(record, index, beside["space"])
     return record
@@ -295,26 +210,6 @@ def _check_space(m: Measurement, index: int, space: Any) -> None:
 def _canonical(config: Config) -> str:
     """To Python, 1, 1.0 and true are equal."""
     return json.dumps(dict(config), sort_keys=True)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:80]} is no number")
-    return number
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):  # one of them would be lost when the file is extended
-        names = [name for name, _ in pairs]
-        raise ValueError(f"an object has two members {_short(next(n for n in names if names.count(n) > 1))}")
-    return found
-
-
-def _short(text: str) -> str:
-    """A name out of a file, for a message."""
-    return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from ..search.space import Config
 from .measure import Attempt, Candidate, Race, Regime
 
 Message: TypeAlias = dict[str, Any]
+#: files of compiled programs, by the key of each
+Programs: TypeAlias = Mapping[str, Mapping[str, bytes]]
 
 #: longest frame, most samples of one candidate, longest text
 MOST_BYTES, MOST_SAMPLES, LONGEST = 64 << 20, 1 << 16, 1 << 16
@@ -76,6 +79,24 @@ def candidates_json(candidates: Sequence[Candidate]) -> list[Any]:
 def candidates(data: Any) -> list[Candidate]:
     pairs = [_list(pair, 2) for pair in _list(data)]
     return [(_text(solver), Config(_members(config))) for solver, config in pairs]
+
+
+def programs_json(programs: Programs) -> list[Any]:
+    return [[key, {name: b64encode(data).decode() for name, data in files.items()}] for key, files in programs.items()]
+
+
+def programs(data: Any) -> Programs:
+    """Compiled programs: files by the key of their program."""
+    found: dict[str, dict[str, bytes]] = {}
+    for pair in _list(data):
+        key, files = _list(pair, 2)
+        if not isinstance(key, str):
+            raise Broken("a program without a key")
+        try:
+            found[key] = {_text(name): b64decode(text, validate=True) for name, text in _members(files).items()}
+        except (ValueError, TypeError):
+            raise Broken("a program that is not in base 64") from None
+    return found
 
 
 def attempt_json(attempt: Attempt) -> Message:

@@ -18,7 +18,9 @@ import time
 from typing import Any
 
 from .. import discovery
+from ..devices import kernel_cache
 from ..devices.base import Device
+from ..devices.kernel_cache import Gathered
 from ..errors import DeviceError
 from ..solvers import serial
 from . import wire
@@ -75,8 +77,8 @@ def main(arguments: list[str]) -> None:
     """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline."""
     name, memory, channel_number, lifeline = arguments
     channel = Channel(socket.socket(fileno=int(channel_number)))
-    _die_with_parent(int(lifeline))
-    _limit(int(memory))
+    die_with_parent(int(lifeline))
+    limit(int(memory))
     announced = Announced(channel)
     try:
         device = open_device(name)
@@ -107,7 +109,13 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
         return wire.pose_json(refusal, None if refusal is not None else local.regime())
     candidates = wire.candidates(request["candidates"])
     if what == "attempt":
-        return wire.attempt_json(local.attempt(candidates[0], request["limit"]))
+        if not request["programs"]:
+            return wire.attempt_json(local.attempt(candidates[0], request["limit"]))
+        gathered = Gathered(wire.programs(request["programs"]), closed=True)
+        with kernel_cache.using(gathered):
+            attempt = local.attempt(candidates[0], request["limit"])
+        gathered.groups.clear()  # whoever keeps a program keeps where it came from
+        return wire.attempt_json(attempt)
     return wire.race_json(local.race(candidates, request["rounds"]))
 
 
@@ -122,7 +130,7 @@ def open_device(name: str) -> Device:
     return max(found, key=lambda d: d.priority)(name)
 
 
-def _die_with_parent(lifeline: int) -> None:
+def die_with_parent(lifeline: int) -> None:
     """Whatever hangs here, and whoever holds the interpreter: when the parent is gone, the system kills this group.
 
     The parent alone holds the other end of the pipe and never writes to it, so its end is the only news. A signal at
@@ -138,7 +146,7 @@ def _die_with_parent(lifeline: int) -> None:
                 raise SystemExit(0)
 
 
-def _limit(memory: int) -> None:
+def limit(memory: int) -> None:
     """A candidate that asks for too much gets an error, leaves no core, and is the first to go when memory is short.
 
     What counts is data, not addresses: drivers reserve far more of those than they will ever use.

@@ -1,18 +1,19 @@
 """Attention in one kernel: for some rows of queries, scores, softmax and weighted sum, without leaving the cache.
 
-Keys are first packed into panels of their transpose, as a matrix product wants them, and so are values that are not
-float32 already; past keys and values are put in front of the new ones before that. Everything between loading and
-storing is done in float32 (float64 for float64).
+Keys are packed into panels of their transpose, as a matrix product wants them, and values into panels: by each
+work-item for the head that it is at (``own``), or, where heads are too large for that, by launches in front. Past keys
+and values are put in front of the new ones before that. Everything between loading and storing is done in float32
+(float64 for float64).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
-from ...search.space import Space
+from ...search.space import Scalar, Space
 from ..base import Config, Problem
 from . import attention_form, matmul_pack
 from .attention_form import Form, Heads, form
@@ -20,10 +21,12 @@ from .base import CSolver, both, tensor
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .matmul_pack import Operand
 from .matmul_product import SUM, Matrix
-from .matmul_tile import TILE
+from .matmul_tile import VECTORS, tile
 
 #: a work-item has this much to do at least
-LEAST_FLOPS = 400_000
+LEAST_FLOPS = 100_000
+#: keys and values of one head that a work-item packs for itself take half of a usual second-level cache at most
+NEAR_BYTES = 512 * 1024
 #: up to this many queries are multiplied with keys where they lie
 FEW_QUERIES = 2
 #: elements that one work-item of the joining launch copies, at least
@@ -37,6 +40,7 @@ class Attention(CSolver):
     ops = attention_form.OPS
     dtypes = attention_form.FLOATS | {DType.BOOL, DType.INT64, DType.INT32}
     rank = 50
+    version = "2.0"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.epilogue:
@@ -44,15 +48,18 @@ class Attention(CSolver):
         return attention_form.why_not(problem)
 
     def default(self, problem: Problem, target: Target) -> Config:
-        queries = form(problem).queries
-        rows = 1 if queries == 1 else 2 if queries == 2 else 4 if queries <= 4 else 6
-        return {"rows": rows, "vectors": 2 if target.registers <= 16 else 4, "split": 8}
+        f = form(problem)
+        rows = 1 if f.queries == 1 else 2 if f.queries == 2 else 4 if f.queries <= 4 else 6
+        near = f.total * (f.size + f.width) * SUM[tensor(problem.inputs[0]).dtype].itemsize <= NEAR_BYTES
+        return {"rows": rows, "vectors": 2 if target.registers <= 16 else 4, "split": 8, "own": near}
 
     def space(self, problem: Problem, target: Target) -> Space:
         def fits(config: Mapping[str, Any]) -> bool:
             return bool((config["rows"] + 1) * config["vectors"] < target.registers)
 
-        params = {"rows": (1, 2, 3, 4, 5, 6, 8), "vectors": (1, 2, 3, 4), "split": (1, 2, 4, 8, 16)}
+        params: dict[str, Sequence[Scalar]] = {
+            "rows": (1, 2, 3, 4, 5, 6, 8), "vectors": (1, 2, 3, 4), "split": (1, 2, 4, 8, 16), "own": (False, True),
+        }  # fmt: skip
         return Space(params, fits, version=f"{target.registers} registers")
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
@@ -62,13 +69,16 @@ class Attention(CSolver):
         lanes = target.vector_bytes // dtype.itemsize
         width = config["vectors"] * lanes
         source = Source("attention", self.specialise)
-        source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=lanes, T=COMPUTE[dtype], SPACE="GLOBAL")
+        source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=lanes, T=COMPUTE[dtype])
+        source.fixed(MULTIPLY=f"multiply_{config['rows']}")
         source.buffer("q", given[0], In(0))
         keys, calls = self._joined(problem, f, 1, f.k, f.size)
         values, more = self._joined(problem, f, 2, f.v, f.width)
         calls += more
         k, v = _where(f, f.k, f.size, keys), _where(f, f.v, f.width, values)
-        if f.queries <= FEW_QUERIES:
+        few = f.queries <= FEW_QUERIES
+        own = bool(config["own"]) and not few
+        if few or own:
             source.buffer("k", given[1], keys or In(1))
             source.dims(K_BATCH=k.batch, K_HEAD=k.head, K_ROW=k.row)
         else:
@@ -77,7 +87,11 @@ class Attention(CSolver):
             source.buffer("k", dtype, packed.scratch(width, dtype, "k"))
             step = packed.packed_size(width)
             source.dims(K_BATCH=f.groups * step, K_HEAD=step)
-        if given[2] is dtype and f.width >= width:  # the last panel begins earlier, so that it ends where the row does
+        if own:
+            source.buffer("v", given[2], values or In(2))
+            source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_ROW=v.row, V_ACROSS=f.total, V_LAST=f.width)
+            source.fixed(V_STEP=width)
+        elif given[2] is dtype and f.width >= width:  # the last panel begins earlier, to end where the row does
             source.buffer("v", dtype, values or In(2))
             source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_STEP=v.row, V_ACROSS=1, V_LAST=f.width - width)
         else:
@@ -89,13 +103,14 @@ class Attention(CSolver):
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out(0))
         _number(source, dtype, SCALE=f.scale)
         source.dims(
-            HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries, KEYS=f.total, SIZE=f.size,
-            VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
+            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries,
+            KEYS=f.total, SIZE=f.size, VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
             Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
         )  # fmt: skip
-        grid = _split(source, f, config["rows"], width, config["split"] * target.units, dtype)
-        source.function(TILE)
-        source.add(_body(source, problem, f))
+        grid = _split(source, f, config["rows"], width, own, config["split"] * target.units, target.units, dtype)
+        source.function(VECTORS)
+        source.function(tile(config["rows"]))
+        source.add(_body(source, problem, f, own))
         return [*calls, source.call(grid)]
 
     def _joined(
@@ -148,20 +163,26 @@ def _where(f: Form, heads: Heads, size: int, joined: Out | Scratch | None) -> He
     return heads if joined is None else Heads(f.groups * f.total * size, f.total * size, size)
 
 
-def _split(source: Source, f: Form, rows: int, width: int, items: int, dtype: DType) -> tuple[int]:
-    """Decides how many tiles of rows a work-item takes, and gives each item memory of its own."""
-    tiles = f.batch * f.heads * -(-f.queries // rows)
-    items = max(1, min(items, int(f.flops / LEAST_FLOPS), tiles))
-    share = max(1, -(-tiles // items))
+def _split(
+    source: Source, f: Form, rows: int, width: int, own: bool, items: int, units: int, dtype: DType
+) -> tuple[int, int]:
+    """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own."""
+    matrices, tiles = f.batch * f.heads, -(-f.queries // rows)
+    items = max(1, min(items, int(f.flops / LEAST_FLOPS), matrices * tiles))
+    heads = max(1, matrices // items)
+    # few heads: their rows are shared out, to twice as many items as there are units, which come out about even
+    parts = min(tiles, 1 if matrices >= units else -(-min(items, 2 * units) // max(matrices, 1)))
+    share = max(1, -(-tiles // max(parts, 1)))
     span, out = (-(-n // width) * width for n in (f.total, f.width))
-    slot = rows * (span + out + f.size)
-    source.dims(TILES=tiles, SHARE=share, SPAN=span, OUT_SPAN=out, SLOT=slot)
-    count = -(-tiles // share)
-    source.buffer("memory", dtype, Scratch("memory", max(1, count * slot * dtype.itemsize)))
-    return (count,)
+    slot = rows * (span + out + f.size) + (span * f.size + f.total * out if own else 0)
+    source.dims(SHARE_HEADS=heads, SHARE_ROWS=share * rows, SPAN=span, OUT_SPAN=out, SLOT=slot)
+    x, y = -(-matrices // heads), -(-tiles // share)
+    source.dims(ITEMS=x)
+    source.buffer("memory", dtype, Scratch("memory", max(1, x * y * slot * dtype.itemsize)))
+    return x, y
 
 
-def _body(source: Source, problem: Problem, f: Form) -> str:
+def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
     """The loop over tiles of rows, with what this attention does to scores."""
     kind = COMPUTE[SUM[tensor(problem.inputs[0]).dtype]]
     source.fixed(EXP="falling_exp" if kind == "f32" else f"{kind}_exp")
@@ -193,6 +214,7 @@ def _body(source: Source, problem: Problem, f: Form) -> str:
     keep = not f.rounding and not (shown and f.shown == 3)  # then the result is divided, not the weights
     return BODY.format(
         query=source.load("q", "q_at + i"),
+        pack=PACK.format(key=source.load("k", "k_at + i"), value=source.load("v", "v_at + i")) if own else THERE,
         products=DOTS.format(key=source.load("k", "k_at + i")) if f.queries <= FEW_QUERIES else PANELS,
         valid=valid,
         offset="PAST" if f.valid is None else f"{valid} - QUERIES",
@@ -218,9 +240,34 @@ INLINE f32 falling_exp(f32 x) {
 }"""
 
 PANELS = """
-  GLOBAL const T* keys = k + batch * K_BATCH + head / SHARING * K_HEAD;
   for (int n = 0; n < KEYS; n += WIDTH)
-    multiply(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH);"""
+    MULTIPLY(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH, 0, 0, 0);"""
+
+#: keys and values are as the products want them
+THERE = """
+  GLOBAL const T* keys = (GLOBAL const T*)k + batch * K_BATCH + head / SHARING * K_HEAD;
+  GLOBAL const T* values = v + batch * V_BATCH + head / SHARING * V_HEAD;"""
+
+#: Lanes beyond the last key hold anything: their scores are not looked at, and neither are columns beyond the last one.
+PACK = """
+  GLOBAL T* keys = out + ROWS * OUT_SPAN;
+  GLOBAL T* values = keys + SPAN * SIZE;
+  if (matrix == first_matrix || head % SHARING == 0) {{
+    for (int n = 0; n < KEYS; n += WIDTH)
+      for (int j = 0; j < WIDTH; j++) {{
+        int t = n + j < KEYS ? n + j : KEYS - 1;
+        int k_at = batch * K_BATCH + head / SHARING * K_HEAD + t * K_ROW;
+        for (int i = 0; i < SIZE; i++) keys[n * SIZE + i * WIDTH + j] = {key};
+      }}
+    for (int n = 0; n < VALUES; n += WIDTH)
+      for (int t = 0; t < KEYS; t++) {{
+        int v_at = batch * V_BATCH + head / SHARING * V_HEAD + t * V_ROW + n, width = VALUES - n;
+        if (width >= WIDTH)
+          for (int i = 0; i < WIDTH; i++) values[n * KEYS + t * WIDTH + i] = {value};
+        else
+          for (int i = 0; i < width; i++) values[n * KEYS + t * WIDTH + i] = {value};
+      }}
+  }}"""
 
 #: for few queries: packing the keys would take longer than multiplying with them
 DOTS = """
@@ -243,13 +290,16 @@ FORGIVE = """
     }}"""
 
 BODY = """
-GLOBAL T* query = memory + GID(0) * SLOT;
+GLOBAL T* query = memory + (GID(1) * ITEMS + GID(0)) * SLOT;
 GLOBAL T* score = query + ROWS * SIZE;
 GLOBAL T* out = score + ROWS * SPAN;
-int row_tiles = (QUERIES + ROWS - 1) / ROWS;
-for (int tile = GID(0) * SHARE; tile < (GID(0) + 1) * SHARE && tile < TILES; tile++) {{
-  int batch = tile / (row_tiles * HEADS), head = tile / row_tiles % HEADS, m = tile % row_tiles * ROWS;
-  int rows = QUERIES - m < ROWS ? QUERIES - m : ROWS;
+int first_matrix = GID(0) * SHARE_HEADS, m_end = (GID(1) + 1) * SHARE_ROWS;
+m_end = m_end < QUERIES ? m_end : QUERIES;
+for (int matrix = first_matrix; matrix < first_matrix + SHARE_HEADS && matrix < MATRICES; matrix++) {{
+  int batch = matrix / HEADS, head = matrix % HEADS;
+  {pack}
+for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
+  int rows = m_end - m < ROWS ? m_end - m : ROWS;
   for (int r = 0; r < rows; r++) {{
     int q_at = batch * Q_BATCH + head * Q_HEAD + (m + r) * Q_ROW;
     for (int i = 0; i < SIZE; i++) query[r * SIZE + i] = {query} * SCALE;
@@ -293,15 +343,15 @@ for (int tile = GID(0) * SHARE; tile < (GID(0) + 1) * SHARE && tile < TILES; til
     {weights}
     parts[r] = part;
   }}
-  GLOBAL const T* values = v + batch * V_BATCH + head / SHARING * V_HEAD;
   for (int n = 0; n < VALUES; n += WIDTH) {{
     int first = n < V_LAST ? n : V_LAST;
-    multiply(score, values + first * V_ACROSS, out + first, OUT_SPAN, 0, rows, KEYS, SPAN, 1, V_STEP);
+    MULTIPLY(score, values + first * V_ACROSS, out + first, OUT_SPAN, 0, rows, KEYS, SPAN, 1, V_STEP, 0, 0, 0);
   }}
   for (int r = 0; r < rows; r++) {{
     int y_at = batch * Y_BATCH + head * Y_HEAD + (m + r) * Y_ROW;
     for (int i = 0; i < VALUES; i++) {store}
   }}
+}}
 }}"""
 
 

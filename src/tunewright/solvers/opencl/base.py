@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
-from ..base import Config, Kernel, Missing, Packing, Problem, Solver
+from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
@@ -113,7 +114,19 @@ class CKernel(Kernel):
     ) -> None:
         self.name, self.problem, self.device, self.calls = name, problem, device, calls
         self.packings = packings
-        self.programs = [device.build(call.text) for call in calls]
+
+    @cached_property
+    def programs(self) -> list[Any]:
+        """Compiled when they are needed: kernels that are joined never need them."""
+        return [self.device.build(call.text) for call in self.calls]
+
+    def prepare(self) -> None:
+        _ = self.programs
+
+    def library(self, others: Sequence[Kernel]) -> Library | None:
+        from .joined import Joined  # which needs this module
+
+        return Joined([self, *others]) if self.device.shares_memory else None
 
     def launcher(self, queue: Queue) -> Bound:
         return Bound(self, queue)
@@ -154,7 +167,8 @@ class Bound:
 
     def _scratch(self, arg: Scratch) -> Any:
         if arg.name not in self.scratch:
-            self.scratch[arg.name] = self.kernel.device.alloc(arg.nbytes)
+            assert isinstance(self.queue, OpenCLQueue)
+            self.scratch[arg.name] = self.queue.borrow(self.kernel.device, len(self.scratch), arg.nbytes)
         assert self.scratch[arg.name].nbytes >= arg.nbytes, f"{arg.name} is of two sizes"
         return self.scratch[arg.name]
 

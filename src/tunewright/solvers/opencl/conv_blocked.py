@@ -1,28 +1,50 @@
 """Direct convolution in the blocked layout: output channels in vector lanes, a register tile of channels x pixels.
 
-A work-item makes NB blocks of output channels for a run of output pixels, UR pixels at a time. Pixels are numbered
-through the whole image, so a tile may go on in the next row and none is left half-empty but the last. The inner loop is
-one vector of weights per block and one broadcast input per pixel: NB * UR fused multiply-adds for NB + UR loads. A tap
-in the padding reads from a block of zeros, which is cheaper than a second version of the loop for borders.
+A work-item makes a few slabs of NB blocks of output channels for a run of output pixels, UR pixels at a time. Pixels
+are numbered through the whole image, so a tile may go on in the next row and none is left half-empty but the last. The
+inner loop is one vector of weights per block and one broadcast input per pixel: NB * UR fused multiply-adds for NB + UR
+loads.
+
+Taps are outside and input channels inside: where a tap's pixels lie is found once and holds for all channels, so that
+borders cost next to nothing. A tap in the padding reads from a block of zeros; one that has no pixel in the image is
+passed over. A plain input, of a few channels, is copied with its padding first. The loop over the channels of a block
+is unrolled: as a loop of eight steps its end was mispredicted, which took a fifth of the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
-from ...search.space import Space
+from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem
 from . import epilogue
 from .base import CSolver, both, tensor
-from .emit import Call, In, Out, Source, Table
+from .emit import Call, In, Out, Scratch, Source, Table
 from .window import Window
 
 OPS = frozenset({"Conv"})
+#: what tuning may choose: blocks and pixels of a tile, tiles and slabs of a work-item
+BLOCKS, PIXELS, RUNS, SLABS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12), (1, 4, 16, 64), (1, 4, 16)
+#: Tiles (blocks, pixels) for at least so many registers, with the time of a multiply-add in them relative to the best:
+#: a smaller one hides the latency less well, one of few blocks loads more.
+TILES = {
+    32: {(4, 6): 1.0, (4, 5): 1.04, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.3},
+    0: {(2, 6): 1.0, (2, 5): 1.03, (3, 4): 1.05, (2, 4): 1.15, (1, 8): 1.2},
+}
+#: bytes of input that a work-item goes through for each of its slabs, and of weights for each run: a core's own cache
+PANEL, HELD = 128 << 10, 512 << 10
+#: work-items for each unit, at least: they should finish together, though one of them be disturbed
+ITEMS = 4
+#: bytes of a plain input with its padding, where the padding is most of it
+MOST_COPIED = 16 << 20
+#: weights of so many bytes come from memory whatever else is done
+COLD = 1 << 20
 
 
 def lanes(target: Target) -> int:
@@ -34,6 +56,7 @@ class ConvBlocked(CSolver):
     """Constant f32 weights; the input blocked, or plain when it has few channels; the output blocked."""
 
     family = "conv_blocked"
+    version = "2.0"
     ops = OPS
     dtypes = frozenset({DType.FLOAT32})
     layouts = frozenset({"plain", "blocked"})
@@ -55,48 +78,52 @@ class ConvBlocked(CSolver):
         return (PLAIN if channels < block.block // 2 + 1 else block), block
 
     def space(self, problem: Problem, target: Target) -> Space:
-        most = target.registers
-        return Space(
-            {"nb": [1, 2, 3, 4, 6], "ur": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14], "run": [1, 2, 4, 8, 16, 32, 64]},
-            # accumulators, and one register each for a broadcast and a weight
-            lambda c: int(str(c["nb"])) * int(str(c["ur"])) + min(int(str(c["nb"])), int(str(c["ur"]))) < most,
-            version="1",
-        )
+        size = _Size(problem, target)
+
+        def allow(c: Mapping[str, Scalar]) -> bool:
+            nb, ur, run, slabs = (int(str(c[name])) for name in ("nb", "ur", "run", "slabs"))
+            # a longer run, or more slabs, than there are do what the next smaller number does
+            enough = run // 4 < -(-size.pixels // ur) and slabs // 4 < size.slabs(nb)
+            return enough and size.fits(nb, ur)
+
+        params = {"nb": BLOCKS, "ur": PIXELS, "run": RUNS, "slabs": SLABS, "ahead": [0, 1]}
+        return Space(params, allow, version="2")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        nb, ur = (4, 6) if target.registers >= 32 else (2, 6)
         if not problem.is_static:
-            return {"nb": nb, "ur": ur, "run": 1}
-        out, block = tensor(problem.outputs[0]).dims, lanes(target)
-        nb = min(nb, -(-out[1] // int(problem.attrs.get("group", 1)) // block))
-        pixels = math.prod(out[2:])
-        groups = -(-out[1] // (nb * block)) * out[0]
-        tiles = -(-pixels // ur)
-        # runs of tiles long enough to be worth a work-item, short enough that the units finish together
-        run = 1
-        while run < 64 and groups * -(-tiles // (2 * run)) >= 16 * target.units:
-            run *= 2
-        return {"nb": nb, "ur": ur, "run": run}
+            (nb, ur), *_ = _tiles(target)
+            return {"nb": nb, "ur": ur, "run": 1, "slabs": 1, "ahead": 0}
+        size = _Size(problem, target)
+        nb, ur = size.tile(_tiles(target))
+        return {"nb": nb, "ur": ur} | size.share(nb, ur, target.units)
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
         block, nb = lanes(target), int(config["nb"])
         groups = int(problem.attrs.get("group", 1))
-        inner = block if tensor(problem.inputs[0]).layout != PLAIN else 1
-        found = {1: Packing(f"conv{nb}x{block}i{inner}g{groups}", lambda w: pack(w, groups, nb, block, inner))}
+        plain = tensor(problem.inputs[0]).layout == PLAIN
+        order = "i" if plain else "t"
+        found = {1: Packing(f"conv{nb}x{block}{order}g{groups}", lambda w: pack(w, groups, nb * block, plain))}
         if problem.input(2) is not None:
             found[2] = Packing(f"bias{nb * block}g{groups}", lambda b: pack_bias(b, groups, nb * block))
         return found
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
-        window, groups, block = Window.of(problem), int(problem.attrs.get("group", 1)), lanes(target)
-        nb, ur, run = int(config["nb"]), int(config["ur"]), int(config["run"])
-        inner = block if x.layout != PLAIN else 1
-        per_group = out.dims[1] // groups
-        slabs = -(-per_group // (nb * block))  # of NB blocks, in each group
-        pixels = math.prod(window.output)
+        window, size = Window.of(problem), _Size(problem, target)
+        groups, block = size.groups, lanes(target)
+        nb, ur, run, slabs = (int(config[name]) for name in ("nb", "ur", "run", "slabs"))
+        plain = x.layout == PLAIN
+        tiles, rounds = -(-size.pixels // ur), -(-size.slabs(nb) // slabs)
+        run, slabs = size.run(tiles, run, rounds, target.units), -(-size.slabs(nb) // rounds)
+        padded = any(window.head) or any(window.tail)
+        before: list[Call] = []
+        given: In | Scratch = In(0)
+        if plain and padded:
+            wide, padded = _wide(window), False
+            given = Scratch("padded", 4 * math.prod((*x.dims[:2], *wide.input)))
+            before, window = [self._pad(x, window, wide, given)], wide
         source = Source("conv_blocked", self.specialise)
-        source.buffer("x", DType.FLOAT32, In(0))
+        source.buffer("x", DType.FLOAT32, given)
         source.buffer("w", DType.FLOAT32, In(1))
         bias = problem.input(2) is not None
         if bias:
@@ -105,81 +132,187 @@ class ConvBlocked(CSolver):
         steps = epilogue.Epilogue(source, problem)
         source.buffer("y", DType.FLOAT32, Out())
         (kd, kh, kw), (sd, sh, sw), (dd, dh, dw) = window.kernel, window.stride, window.dilation
-        padded = any(window.head) or any(window.tail)
-        source.fixed(
-            W=block, L=inner, NB=nb, UR=ur, KD=kd, KH=kh, KW=kw, SD=sd, SH=sh, SW=sw, DD=dd, DH=dh, DW=dw,
-            PADDED=int(padded),
-        )  # fmt: skip
+        taps = {"KD": kd, "KH": kh, "KW": kw, "SD": sd, "SH": sh, "SW": sw, "DD": dd, "DH": dh, "DW": dw}
+        source.fixed(W=block, NB=nb, UR=ur, L=1 if plain else block, PADDED=int(padded))
+        if plain:
+            source.fixed(**taps)  # its inner loop is over a row of taps
+        else:
+            source.dims(**taps)
         source.dims(
             PD=window.head[0], PH=window.head[1], PW=window.head[2], ID=window.input[0], IH=window.input[1],
-            IW=window.input[2], OH=window.output[1], OW=window.output[2], PIXELS=pixels, GROUPS=groups, SLABS=slabs,
-            IC=x.dims[1] // groups, XBLOCKS=x.physical[1], YBLOCKS=out.physical[1], OBLOCKS=-(-per_group // block),
-            OC=out.dims[1], RUN=run,
+            IW=window.input[2], OH=window.output[1], OW=window.output[2], PIXELS=size.pixels, TILES=tiles,
+            SLABS=size.slabs(nb) // groups, ALL=size.slabs(nb), IC=size.depth, XBLOCKS=x.physical[1],
+            YBLOCKS=out.physical[1], OBLOCKS=size.blocks, OC=out.dims[1], RUN=run, STAY=slabs,
+            # floats of the next slab's weights that are fetched with a block of channels: all of them over a run
+            AHEAD=min(16, -(-nb * block * block // run)) if config["ahead"] else 0,
         )  # fmt: skip
-        ragged = out.dims[1] % block != 0
-        channel = "(c + l < OC ? c + l : OC - 1)" if ragged else "c + l"
+        channel = "(c + l < OC ? c + l : OC - 1)" if out.dims[1] % block else "c + l"
         lines, result = steps.apply("v", channel, "at + l")
-        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));" + _MULTIPLY)
+        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));\n" + _INSIDE + _MULTIPLY)
+        store = "STOREV(y + at, a);"
+        if problem.epilogue:
+            store = "f32 t[W]; *(V*)t = a; int c = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
+            store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
         source.add(_SETUP)
-        source.add("UNROLL for (int b = 0; b < NB; b++) {")
         source.add("V start = LOADV(bias + (slab * NB + b) * W);" if bias else "V start = 0;")
         source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start;\n}")
-        if window.pointwise:
-            source.add(_POINTWISE)
+        if window.pointwise and not plain:
+            source.add(_POINTWISE + _CHANNELS)
         else:
             source.add(_CORNERS)
-            source.add(_PLAIN if inner == 1 else _BLOCKED)
-        source.add("UNROLL for (int b = 0; b < NB; b++) if (b < blocks)")
-        source.add("UNROLL for (int u = 0; u < UR; u++) if (u < count) {")
-        source.add("int at = (first_block + b) * PIXELS * W + (p + u) * W;")
-        if problem.epilogue:
-            source.add("f32 t[W]; *(V*)t = acc[b][u];")
-            source.add("int c = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;")
-            source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
+            source.add(_PLAIN if plain else _TAPS + _CHANNELS + "}")
+        source.add(_STORE.replace("STORE;", store))
+        return [*before, source.call([-(-tiles // run), rounds, out.dims[0]])]
+
+    def _pad(self, x: TensorType, window: Window, wide: Window, given: Scratch) -> Call:
+        """Copies a plain input so that no window leaves it."""
+        source = Source("conv_blocked_pad", self.specialise)
+        source.buffer("x", DType.FLOAT32, In(0))
+        source.buffer("padded", DType.FLOAT32, given)
+        (pd, ph, pw), (xd, xh, xw), (d, h, w) = window.head, window.input, wide.input
+        source.dims(PD=pd, PH=ph, PW=pw, XD=xd, XH=xh, XW=xw, ID=d, IH=h, IW=w, C=x.dims[1])
+        source.function(_INSIDE)
+        source.add(_PAD)
+        return source.call([h, d * x.dims[1], x.dims[0]])
+
+
+class _Size:
+    """What decides about tiles and work-items."""
+
+    def __init__(self, problem: Problem, target: Target) -> None:
+        x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
+        window = Window.of(problem)
+        self.groups, width, self.registers = int(problem.attrs.get("group", 1)), lanes(target), target.registers
+        self.batch, self.pixels = out.dims[0], math.prod(window.output)
+        #: input channels and blocks of output channels of a group
+        self.depth, self.blocks = x.dims[1] // self.groups, -(-out.dims[1] // self.groups // width)
+        #: bytes of input for a pixel of a tile, of a group's input, and of weights for a block
+        self.pixel, self.input = self.depth * 4 * window.stride[2], self.depth * 4 * math.prod(window.input)
+        self.weights = self.depth * 4 * window.taps * width
+        #: the smallest tile that holds all pixels
+        self.most = next((n for n in PIXELS if n >= self.pixels), PIXELS[-1])
+
+    def slabs(self, nb: int) -> int:
+        """Of NB blocks, in all groups."""
+        return self.groups * -(-self.blocks // nb)
+
+    def fits(self, nb: int, ur: int) -> bool:
+        """A tile is worth trying."""
+        # accumulators, and one register each for a broadcast and a weight
+        if nb * ur + min(nb, ur) >= self.registers or nb > self.blocks:
+            return False
+        return ur == self.most or (ur < self.most and nb * ur >= self.registers // 2)
+
+    def run(self, tiles: int, most: int, rounds: int, units: int) -> int:
+        """Tiles of a run, more than half as many as are wanted, so that the units get about the same."""
+
+        def last(run: int) -> int:  # tiles of the unit that has most to do
+            return -(-(-(-tiles // run) * rounds * self.batch) // units) * run
+
+        most = min(most, tiles)
+        return min(range(most, most // 2, -1), key=last)
+
+    def tile(self, known: Mapping[tuple[int, int], float]) -> tuple[int, int]:
+        """The tile that does least in vain."""
+        fitting = {tile: cost for tile, cost in known.items() if self.fits(*tile)}
+        few = {(nb, self.most): 2 - nb / 8 for nb in BLOCKS if self.fits(nb, self.most)}
+        done = {t: self.slabs(t[0]) * t[0] * -(-self.pixels // t[1]) * t[1] * c for t, c in (few | fitting).items()}
+        return min(done, key=lambda tile: done[tile])
+
+    def share(self, nb: int, ur: int, units: int) -> dict[str, int]:
+        """What a work-item does: an input that stays in the cache for several slabs, or all pixels for one."""
+        tiles, slabs, weights = -(-self.pixels // ur), self.slabs(nb), self.weights * nb
+        if weights * slabs > 2 * self.input * self.groups:  # each unit shall read its part of the weights once
+            runs, stays = [r for r in RUNS if r // 4 < tiles], [1, 4]
         else:
-            source.add("STOREV(y + at, acc[b][u]);")
-        source.add("}\n}")
-        tiles = -(-pixels // ur)
-        return [source.call([-(-tiles // run), slabs * groups, out.dims[0]])]
+            runs = [r for r in RUNS if r == 1 or (r // 4 < tiles and r * ur * self.pixel <= PANEL)]
+            stays = [s for s in SLABS if s == 1 or s * weights <= HELD]
+        stays = [s for s in stays if s // 4 < slabs]
+
+        def items() -> int:
+            return self.batch * -(-tiles // runs[-1]) * -(-slabs // stays[-1])
+
+        while items() < ITEMS * units and (len(runs) > 1 or len(stays) > 1):
+            (stays if len(stays) > 1 else runs).pop()
+        return {"run": runs[-1], "slabs": stays[-1], "ahead": int(weights * slabs >= COLD and runs[-1] >= tiles)}
+
+
+def _wide(window: Window) -> Window:
+    """The same over an input that has its padding."""
+    sides = zip(window.input, window.head, window.tail, strict=True)
+    d, h, w = (size + head + tail for size, head, tail in sides)
+    return replace(window, head=(0, 0, 0), tail=(0, 0, 0), input=(d, h, w))
+
+
+def _tiles(target: Target) -> Mapping[tuple[int, int], float]:
+    return next(tiles for registers, tiles in TILES.items() if target.registers >= registers)
 
 
 _SETUP = """
-int slab = GID(1), n = GID(2), group = slab / SLABS;
+int n = GID(2);
+int t_end = (GID(0) + 1) * RUN, s_end = (GID(1) + 1) * STAY;
+t_end = t_end < TILES ? t_end : TILES;
+s_end = s_end < ALL ? s_end : ALL;
+for (int slab = GID(1) * STAY; slab < s_end; slab++) {
+int group = slab / SLABS, soon = AHEAD > 0 && slab + 1 < ALL ? slab + 1 : slab;
 GLOBAL const f32* xn = x + (n * XBLOCKS + (L == 1 ? group * IC : group * (IC / W))) * (ID * IH * IW * L);
 int first_block = n * YBLOCKS + group * OBLOCKS + (slab % SLABS) * NB;
 int blocks = OBLOCKS - (slab % SLABS) * NB;
-int p_end = (GID(0) + 1) * (RUN * UR);
-p_end = p_end < PIXELS ? p_end : PIXELS;
-for (int p = GID(0) * (RUN * UR); p < p_end; p += UR) {
+for (int t = GID(0) * RUN; t < t_end; t++) {
+int p = t * UR;
 int count = PIXELS - p < UR ? PIXELS - p : UR;
+GLOBAL const f32* wp = w + slab * (IC * KD * KH * KW * NB * W);
 V acc[NB][UR];
+UNROLL for (int b = 0; b < NB; b++) {
 """
 
-# One input channel under one tap: x is the expression of pixel u's input.
+_INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))"
+
+# Input channel i under one tap: x is the expression of pixel u's input. What there are fewer of stays in registers.
 _MULTIPLY = """
-#define MULTIPLY(x) { \\
-  V wv[NB]; \\
-  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + b * W); \\
-  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
-  wp += NB * W; \\
+#if NB > UR
+#define MULTIPLY(i, x) { \\
+  V xv[UR]; \\
+  UNROLL for (int u = 0; u < UR; u++) xv[u] = (x); \\
+  UNROLL for (int b = 0; b < NB; b++) { \\
+    V wv = LOADV(wp + ((i) * NB + b) * W); UNROLL for (int u = 0; u < UR; u++) acc[b][u] += wv * xv[u]; } \\
 }
-#define INSIDE(at, size) ((u32)(at) < (u32)(size))
+#else
+#define MULTIPLY(i, x) { \\
+  V wv[NB]; \\
+  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
+  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
+}
+#endif
+#define STRIDE (ID * IH * IW * L)
+#if PADDED
+#define STEP(u) step[u]
+#else
+#define STEP(u) STRIDE
+#endif
+#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p), 0, 2)
 """
 
 # Pixels beyond the image repeat the last one and are not stored.
 _POINTWISE = """
-GLOBAL const f32* wp = w + slab * (IC * NB * W);
+GLOBAL const f32* next = w + soon * (IC * NB * W) + (t - GID(0) * RUN) * (IC / L * AHEAD);
 GLOBAL const f32* xp[UR];
 UNROLL for (int u = 0; u < UR; u++) xp[u] = xn + (u < count ? p + u : PIXELS - 1) * L;
-for (int ic = 0; ic < IC; ic += L) {
-  int depth = IC - ic < L ? IC - ic : L;
-  _Pragma("unroll 1") for (int i = 0; i < depth; i++) MULTIPLY(xp[u][i])
-  UNROLL for (int u = 0; u < UR; u++) xp[u] += PIXELS * L;
+"""
+
+_CHANNELS = """
+int k = 0;
+for (; k + L <= IC; k += L) {
+  FETCH(next);
+  next += AHEAD;
+  _Pragma("unroll 4") for (int i = 0; i < L; i++) MULTIPLY(i, xp[u][i])
+  wp += L * NB * W;
+  UNROLL for (int u = 0; u < UR; u++) xp[u] += STEP(u);
 }
+_Pragma("unroll 1") for (int i = 0; i < IC - k; i++) MULTIPLY(i, xp[u][i])
 """
 
 _CORNERS = """
-GLOBAL const f32* wp = w + slab * (IC * KD * KH * KW * NB * W);
 int z0[UR], y0[UR], x0[UR];
 {
   int ox = p % OW, oy = p / OW % OH, oz = p / OW / OH;
@@ -190,43 +323,70 @@ int z0[UR], y0[UR], x0[UR];
 }
 """
 
-_BLOCKED = """
-for (int ic = 0; ic < IC; ic += L) {
-  int depth = IC - ic < L ? IC - ic : L;
-  GLOBAL const f32* xc = xn + ic * (ID * IH * IW);
-  for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++) {
-    GLOBAL const f32* xp[UR];
-    UNROLL for (int u = 0; u < UR; u++) {
-      int iz = z0[u] + kz * DD, iy = y0[u] + ky * DH, ix = x0[u] + kx * DW;
-      xp[u] = xc + ((iz * IH + iy) * IW + ix) * L;
+_TAPS = """
+GLOBAL const f32* next = w + soon * (IC * KD * KH * KW * NB * W)
+                       + (t - GID(0) * RUN) * (KD * KH * KW * (IC / L) * AHEAD);
+for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++)
+for (int kx = 0; kx < KW; kx++, wp += (IC % L) * NB * W) {
+  GLOBAL const f32* xp[UR];
 #if PADDED
-      xp[u] = INSIDE(iz, ID) & INSIDE(iy, IH) & INSIDE(ix, IW) ? xp[u] : zeros;
+  int step[UR], any = 0;
 #endif
-    }
-    _Pragma("unroll 1") for (int i = 0; i < depth; i++) MULTIPLY(xp[u][i])
+  UNROLL for (int u = 0; u < UR; u++) {
+    int iz = z0[u] + kz * DD, iy = y0[u] + ky * DH, ix = x0[u] + kx * DW;
+    xp[u] = xn + ((iz * IH + iy) * IW + ix) * L;
+#if PADDED
+    int inside = INSIDE(iz, ID) & INSIDE(iy, IH) & INSIDE(ix, IW);
+    xp[u] = inside ? xp[u] : zeros;
+    step[u] = inside ? STRIDE : 0;
+    any |= inside;
+#endif
   }
+#if PADDED
+  if (!any) { wp += (IC - IC % L) * NB * W; next += IC / L * AHEAD; continue; }
+#endif
+"""
+
+# A plain input has one channel under a tap, too little to pay for choosing pointers: it was copied with its padding.
+_PLAIN = """
+GLOBAL const f32* xp[UR];
+UNROLL for (int u = 0; u < UR; u++) xp[u] = xn + (z0[u] * IH + y0[u]) * IW + x0[u];
+for (int ic = 0; ic < IC; ic++) for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++, wp += KW * NB * W) {
+  int row = ((ic * ID + kz * DD) * IH + ky * DH) * IW;
+  _Pragma("unroll 4") for (int kx = 0; kx < KW; kx++) MULTIPLY(kx, xp[u][row + kx * DW])
 }
 """
 
-# A plain input has one channel under a tap, too little to pay for choosing pointers: tiles without padding need none.
-_PLAIN = """
-int inside = 1;
-#if PADDED
-UNROLL for (int u = 0; u < UR; u++)
-  inside &= z0[u] >= 0 & z0[u] + (KD - 1) * DD < ID & y0[u] >= 0 & y0[u] + (KH - 1) * DH < IH
-          & x0[u] >= 0 & x0[u] + (KW - 1) * DW < IW;
-#endif
-for (int ic = 0; ic < IC; ic++) for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) {
-  GLOBAL const f32* xp[UR];
-  UNROLL for (int u = 0; u < UR; u++) xp[u] = xn + ((ic * ID + z0[u] + kz * DD) * IH + y0[u] + ky * DH) * IW + x0[u];
-  if (inside) {
-    _Pragma("unroll 1") for (int kx = 0; kx < KW; kx++) MULTIPLY(xp[u][kx * DW])
-  } else {
-    int row[UR];
-    UNROLL for (int u = 0; u < UR; u++) row[u] = INSIDE(z0[u] + kz * DD, ID) & INSIDE(y0[u] + ky * DH, IH);
-    _Pragma("unroll 1") for (int kx = 0; kx < KW; kx++)
-      MULTIPLY((row[u] & INSIDE(x0[u] + kx * DW, IW)) ? xp[u][kx * DW] : 0.0f)
+# A row of the input between zeros; where padding is negative, a part of it.
+_PAD = """
+int y = GID(0) - PH, z = GID(1) % ID - PD, plane = GID(2) * C + GID(1) / ID;
+GLOBAL f32* to = padded + ((GID(2) * C * ID + GID(1)) * IH + GID(0)) * IW;
+for (int i = 0; i < IW; i++) to[i] = 0;
+if (INSIDE(z, XD) && INSIDE(y, XH)) {
+  GLOBAL const f32* from = x + ((plane * XD + z) * XH + y) * XW;
+  int begin = PW > 0 ? PW : 0, end = XW + PW < IW ? XW + PW : IW;
+  for (int i = begin; i < end; i++) to[i] = from[i - PW];
+}
+"""
+
+# Whole tiles ask nothing; others lie in memory meanwhile.
+_STORE = """
+if (count == UR && blocks >= NB) {
+  UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
+    V a = acc[b][u];
+    int at = (first_block + b) * PIXELS * W + (p + u) * W;
+    STORE;
   }
+} else {
+  V rest[NB][UR];
+  UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) rest[b][u] = acc[b][u];
+  for (int b = 0; b < NB && b < blocks; b++) for (int u = 0; u < count; u++) {
+    V a = rest[b][u];
+    int at = (first_block + b) * PIXELS * W + (p + u) * W;
+    STORE;
+  }
+}
+}
 }
 """
 
@@ -258,22 +418,24 @@ def _why_not(problem: Problem, target: Target) -> str | None:
         return f"groups of channels are not whole blocks of {block}"
     if groups == 1 and out.dims[1] < block // 2:
         return f"{out.dims[1]} output channels fill a vector of {block} badly"
+    if x.layout == PLAIN:
+        copied = 4 * math.prod((*x.dims[:2], *_wide(Window.of(problem)).input))
+        if copied > max(MOST_COPIED, 4 * x.nbytes):
+            return f"with its padding the input takes {copied:,} bytes"
     return None
 
 
-def pack(w: Array, groups: int, nb: int, block: int, inner: int) -> Array:
-    """O I spatial... -> group, slab of NB blocks, I/inner, spatial..., inner, NB, block; zeros fill up the last one."""
+def pack(w: Array, groups: int, slab: int, plain: bool) -> Array:
+    """O I spatial... -> group, slab, spatial..., I, channels of a slab; for a plain input I is before spatial.
+
+    Zeros fill up the last slab.
+    """
     out, depth = w.shape[0] // groups, w.shape[1]
-    taps = math.prod(w.shape[2:])
-    slabs = -(-out // (nb * block))
-    padded = np.zeros((groups, slabs * nb * block, depth, taps), np.float32)
+    slabs, taps = -(-out // slab), math.prod(w.shape[2:])
+    padded = np.zeros((groups, slabs * slab, depth, taps), np.float32)
     padded[:, :out] = w.reshape(groups, out, depth, taps)
-    whole = padded.reshape(groups, slabs, nb * block, depth, taps)
-    parts = []
-    for at in range(0, depth, inner):  # the last part may be smaller: its channels are not filled up
-        part = whole[:, :, :, at : at + inner].transpose(0, 1, 4, 3, 2)
-        parts.append(part.reshape(groups, slabs, -1))
-    return np.ascontiguousarray(np.concatenate(parts, axis=2))
+    whole = padded.reshape(groups, slabs, slab, depth, taps)
+    return np.ascontiguousarray(whole.transpose((0, 1, 3, 4, 2) if plain else (0, 1, 4, 3, 2)))
 
 
 def pack_bias(b: Array, groups: int, width: int) -> Array:

@@ -32,7 +32,10 @@ class Out:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that a request's kernel keeps for itself; equal ``name`` in several launches of a kernel is the same."""
+    """Memory for the launches of one execution of a kernel; equal ``name`` in several launches is the same.
+
+    The kernels of a request share it: what it holds at the beginning is anything.
+    """
 
     name: str
     nbytes: int
@@ -56,6 +59,10 @@ class Call:
     name: str
     grid: tuple[int, ...]
     args: tuple[Arg, ...]
+    #: the text in parts: what stands before the kernel (without the prelude), its parameters, its body
+    head: str = ""
+    params: tuple[str, ...] = ()
+    body: str = ""
 
 
 #: how an element lies in memory, and in what type it is computed
@@ -137,9 +144,10 @@ class Source:
         for name, number in self._numbers.items():
             params.append(f"const f32 {name}")
             args.append(number)
-        head = [PRELUDE, *(f"#define {k} {v}" for k, v in defines.items()), *self._functions]
-        text = "\n".join([*head, f"KERNEL {self.name}({', '.join(params)}) {{", *self._body, "}\n"])
-        return Call(text, self.name, tuple(grid), tuple(args))
+        head = "\n".join([*(f"#define {k} {v}" for k, v in defines.items()), *self._functions])
+        body = "\n".join(self._body)
+        text = "\n".join([PRELUDE, head, f"KERNEL {self.name}({', '.join(params)}) {{", body, "}\n"])
+        return Call(text, self.name, tuple(grid), tuple(args), head, tuple(params), body)
 
 
 def _literal(value: int | float | str) -> str:

@@ -1,8 +1,9 @@
 """Matrix products in register tiles: MatMul, Gemm and FusedMatMul with batches, an addend and an epilogue.
 
 A tile is ROWS rows by VECTORS vectors of columns. One step of its sum loads a row of a panel of b and one element of
-each row of a. A work-item takes some panels and, for each of them, some tiles of rows, so that a panel is read from the
-nearest cache again and again while a is streamed.
+each row of a. A work-item takes some panels and, for each block of their sums, some tiles of rows: a block of a panel
+is read from the nearest cache again and again while a is streamed, and the next one is fetched meanwhile. Where rows do
+not come out even, some tiles have one row less.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from .emit import COMPUTE, Call, In, Scratch, Source
 from .matmul_pack import MOST_ITEMS, Operand, batch_offset
 from .matmul_product import Product, is_narrow, product, summed
 from .matmul_store import Store
-from .matmul_tile import TILE
+from .matmul_tile import VECTORS, tile
 
 #: Rows of a that a work-item goes through for each panel take half of a usual second-level cache at most.
 NEAR_BYTES = 512 * 1024
+#: steps of a sum in a block: its part of a panel about fills a usual first-level cache
+BLOCK = 384
 #: vectors of columns in a tile
 MOST_VECTORS = 4
 #: A work-item has this much to do at least: about five microseconds.
@@ -37,6 +40,7 @@ class MatMul(CSolver):
     ops = matmul_product.OPS
     dtypes = frozenset(matmul_product.SUM) | {DType.BOOL}
     rank = 50
+    version = "2.0"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         reason = matmul_product.why_not(problem) or epilogue.why_not(problem, -1)
@@ -48,12 +52,14 @@ class MatMul(CSolver):
 
     def default(self, problem: Problem, target: Target) -> Config:
         p, lanes = product(problem), _lanes(problem, target)
-        rows = p.m if p.m <= 2 else 4 if p.m <= 4 else 6
-        vectors = 4 if rows == 1 or target.registers > 16 else 2
-        while vectors > 1 and p.n <= lanes * vectors // 2:
-            vectors //= 2
-        k_block = 2048 if p.k <= 2048 else 1024
-        return {"rows": max(rows, 1), "vectors": vectors, "k_block": k_block, "split": 4, "direct": p.m <= 4 * rows}
+        rows, vectors = _tile(p, lanes, target)
+        while vectors > 1 and p.n <= lanes * (vectors - 1):
+            vectors -= 1
+        again = p.m > rows  # else every panel is read once, which needs no blocks, and the hardware streams it best
+        return {
+            "rows": rows, "vectors": vectors, "k_block": BLOCK if again else 2048, "split": 4,
+            "direct": p.m <= 4 * rows, "prefetch": target.device == "cpu" and again,
+        }  # fmt: skip
 
     def space(self, problem: Problem, target: Target) -> Space:
         def fits(config: Mapping[str, Any]) -> bool:
@@ -61,7 +67,8 @@ class MatMul(CSolver):
 
         params: dict[str, Sequence[Scalar]] = {
             "rows": (1, 2, 3, 4, 5, 6, 8, 12), "vectors": range(1, MOST_VECTORS + 1),
-            "k_block": (256, 512, 1024, 2048, 4096), "split": (1, 2, 4, 8, 16), "direct": (False, True),
+            "k_block": (128, 192, 256, 384, 512, 768, 1024, 2048), "split": (1, 2, 4, 8, 16), "direct": (False, True),
+            "prefetch": (False, True),
         }  # fmt: skip
         return Space(params, fits, version=f"{target.registers} registers")
 
@@ -78,7 +85,7 @@ class MatMul(CSolver):
         p, dtype, width = product(problem), summed(problem), _width(problem, config, target)
         source = Source("matmul", self.specialise)
         source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=_lanes(problem, target))
-        source.fixed(T=COMPUTE[dtype], SPACE="")
+        source.fixed(T=COMPUTE[dtype])
         source.dims(M=p.m, N=p.n, K=p.k, COUNT=p.count)
         a, b = _operands(p)
         narrow = is_narrow(problem)
@@ -95,74 +102,96 @@ class MatMul(CSolver):
         a_batch, b_batch = [d.a for d in p.batch], [d.b for d in p.batch]
         if narrow:
             a_batch = a.strides(a_batch, 1)
-            source.dims(A_ROW=p.k, A_STEP=1)
+            source.dims(A_ROW=p.k)
         else:
-            source.dims(A_ROW=p.a.row, A_STEP=p.a.column)
+            source.dims(A_ROW=p.a.row)
+        if narrow or p.a.column == 1:  # worth a text of its own: with any step, sums do not stay in registers
+            source.fixed(A_STEP=1)
+        else:
+            source.dims(A_STEP=p.a.column)
         if direct:  # the last panel begins earlier, so that it ends where the row does
             source.dims(B_STEP=p.b.row, B_ACROSS=1, LAST=p.n - width)
         else:
             b_batch = b.strides(b_batch, width)
-            source.dims(B_STEP=width, B_ACROSS=p.k, LAST=p.n)
+            source.fixed(B_STEP=width)
+            source.dims(B_ACROSS=p.k, LAST=p.n)
         sizes = [d.size for d in p.batch]
         source.fixed(
             A_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, a_batch, strict=True)), 'A')})",
             B_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, b_batch, strict=True)), 'B')})",
         )
-        source.function(TILE)
-        blocks = max(1, round(p.k / config["k_block"]))
-        grid = _split(source, p, config, width, blocks, target.units, dtype)
-        store = Store(source, problem, p).element("tile[r * WIDTH + skip + j]", "m + r", "n + j", "at + j")
-        source.add(LOOPS % (BLOCKS if blocks > 1 else WHOLE, store))
+        rows, less = int(config["rows"]), max(int(config["rows"]) - 1, 1)
+        source.function(VECTORS)
+        for count in sorted({rows, less}):
+            source.function(tile(count, config["prefetch"] and not direct))
+        source.fixed(LESS=less, MULTIPLY=f"multiply_{rows}", MULTIPLY_LESS=f"multiply_{less}")
+        grid = _split(source, p, config, width, target.units, dtype)
+        store = Store(source, problem, p)
+        source.add(LOOPS % (
+            store.element("sum[r * WIDTH + j]", "m + r", "n + j", "at + j"),
+            store.element("sum[r * WIDTH + skip + j]", "m + r", "n + j", "at + j"),
+        ))  # fmt: skip
         return [*calls, source.call(grid)]
 
 
+#: Sums of a block are added to those of the blocks before it, which rest in memory of the work-item: the error does not
+#: grow with the length of a sum.
 LOOPS = """
 int panels = (N + WIDTH - 1) / WIDTH;
 int z_end = (GID(2) + 1) * SHARE_BATCH < COUNT ? (GID(2) + 1) * SHARE_BATCH : COUNT;
 int m_begin = GID(1) * SHARE_ROWS, m_end = m_begin + SHARE_ROWS < M ? m_begin + SHARE_ROWS : M;
 int p_end = (GID(0) + 1) * SHARE_PANELS < panels ? (GID(0) + 1) * SHARE_PANELS : panels;
-T tile[ROWS * WIDTH] __attribute__((aligned(64)));
+int tiles = (m_end - m_begin + ROWS - 1) / ROWS, whole = m_end - m_begin - tiles * LESS;
+GLOBAL T* sums = memory + ((GID(2) * ITEMS_M + GID(1)) * ITEMS_N + GID(0)) * SLOT;
 for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
   for (int p = GID(0) * SHARE_PANELS; p < p_end; p++) {
     int n = p * WIDTH, first = n < LAST ? n : LAST;
     int skip = n - first, columns = N - n < WIDTH ? N - n : WIDTH;
     GLOBAL const T* left = a + A_BEGIN;
     GLOBAL const T* right = b + B_BEGIN + first * B_ACROSS;
+    for (int block = 0; block < BLOCKS; block++) {
+      int steps = K - block * K_BLOCK < K_BLOCK ? K - block * K_BLOCK : K_BLOCK, m = m_begin;
+      GLOBAL const char* next = (GLOBAL const char*)(right + steps * B_STEP);
+      int part = steps * WIDTH * (int)sizeof(T) / tiles, ahead = part / (steps + 1) + 1;
+      for (int t = 0; t < tiles; t++) {
+        GLOBAL T* sum = sums + (m - m_begin) * SUM_ROW;
+        int rows = t < whole ? ROWS : LESS;
+        if (t < whole)
+          MULTIPLY(left, right, sum, WIDTH, m, m_end, steps, A_ROW, A_STEP, B_STEP, block, next, ahead);
+        else
+          MULTIPLY_LESS(left, right, sum, WIDTH, m, m_end, steps, A_ROW, A_STEP, B_STEP, block, next, ahead);
+        if (block == BLOCKS - 1)
+          for (int r = 0; r < rows && m + r < m_end; r++) {
+            int at = (z * M + m + r) * N + n;
+            if (columns == WIDTH)
+              for (int j = 0; j < WIDTH; j++)
 %s
-      int rows = m_end - m < ROWS ? m_end - m : ROWS;
-      for (int r = 0; r < rows; r++) {
-        int at = (z * M + m + r) * N + n;
-        for (int j = 0; j < columns; j++)
+            else
+              for (int j = 0; j < columns; j++)
 %s
+          }
+        m += rows, next += part;
       }
+      left += steps * A_STEP, right += steps * B_STEP;
     }
   }"""
-
-WHOLE = """
-    for (int m = m_begin; m < m_end; m += ROWS) {
-      multiply(left, right, tile, WIDTH, m, m_end, K, A_ROW, A_STEP, B_STEP);"""
-
-#: A long sum in blocks, between which the sums of all rows rest in memory of the work-item: the block of a panel stays
-#: in the cache, and the error does not grow with the length.
-BLOCKS = """
-    GLOBAL T* sums = memory + ((GID(2) * ITEMS_M + GID(1)) * ITEMS_N + GID(0)) * SHARE_ROWS * WIDTH;
-    int k_last = (BLOCKS - 1) * K_BLOCK;
-    for (int k = 0; k < k_last; k += K_BLOCK)
-      for (int m = m_begin; m < m_end; m += ROWS) {
-        GLOBAL T* sum = sums + (m - m_begin) * WIDTH;
-        multiply(left + k * A_STEP, right + k * B_STEP, tile, WIDTH, m, m_end, K_BLOCK, A_ROW, A_STEP, B_STEP);
-        for (int i = 0; i < ROWS * WIDTH; i++) sum[i] = (k ? sum[i] : 0) + tile[i];
-      }
-    left += k_last * A_STEP, right += k_last * B_STEP;
-    for (int m = m_begin; m < m_end; m += ROWS) {
-      GLOBAL T* sum = sums + (m - m_begin) * WIDTH;
-      multiply(left, right, tile, WIDTH, m, m_end, K - k_last, A_ROW, A_STEP, B_STEP);
-      for (int i = 0; i < ROWS * WIDTH; i++) tile[i] += sum[i];"""
 
 
 def _lanes(problem: Problem, target: Target) -> int:
     """Elements of a vector of sums."""
     return max(target.vector_bytes // summed(problem).itemsize, 1)
+
+
+def _tile(p: Product, lanes: int, target: Target) -> tuple[int, int]:
+    """Rows and vectors of the default tile: sums in three quarters of the registers, in the shape that wastes least."""
+    if p.m <= 2:
+        return max(p.m, 1), 4
+    if target.registers > 16:
+        return (4 if p.m <= 4 else 6), 4
+    columns = {vectors: -(-p.n // (vectors * lanes)) * vectors for vectors in (2, 3)}
+    if p.m <= 4 or columns[3] <= columns[2] * 1.04:  # a wide tile loads less
+        return min(p.m, 4), 3
+    return 6, 2
 
 
 def _width(problem: Problem, config: Config, target: Target) -> int:
@@ -177,26 +206,37 @@ def _operands(p: Product) -> tuple[Operand, Operand]:
 
 
 def _split(
-    source: Source, p: Product, config: Config, width: int, blocks: int, units: int, dtype: DType
+    source: Source, p: Product, config: Config, width: int, units: int, dtype: DType
 ) -> tuple[int, int, int]:
     """Decides what a work-item takes; how many of them there are along columns, rows and batch."""
     rows = int(config["rows"])
-    tiles, panels, k_block = -(-p.m // rows), -(-p.n // width), -(-p.k // blocks)
-    near = max(1, NEAR_BYTES // max(rows * k_block * dtype.itemsize, 1))
+    tiles, panels = -(-p.m // rows), -(-p.n // width)
+    near = max(1, NEAR_BYTES // max(rows * p.k * dtype.itemsize, 1))
     items = max(1, min(int(config["split"]) * units, int(p.flops / LEAST_FLOPS)))
     batches = min(p.count, items, MOST_ITEMS)
     bands = -(-tiles // near)
     columns = min(panels, -(-items // max(1, batches * bands)))
     if columns == panels:
         bands = max(bands, min(tiles, -(-items // max(1, batches * columns))))
+    if p.n * p.k * dtype.itemsize <= NEAR_BYTES:  # a small matrix may be read by several bands of rows
+
+        def longest(split: tuple[int, int]) -> int:
+            """Tiles that the busiest unit gets."""
+            each = -(-panels // max(split[0], 1)) * -(-tiles // max(split[1], 1))
+            return each * -(-split[0] * split[1] * batches // units)
+
+        many = [(c, min(tiles, bands * b)) for b in (1, 2, 4) for c in (-(-columns // b), 1)]
+        most = max(items, columns * bands * batches)
+        columns, bands = min((s for s in many if s[0] * s[1] * batches <= most), key=longest)
     wanted = ((panels, columns), (tiles, bands), (p.count, batches))
     shares = [max(1, -(-total // max(1, parts))) for total, parts in wanted]
     x, y, z = (-(-total // share) for (total, _), share in zip(wanted, shares, strict=True))
     source.dims(SHARE_PANELS=shares[0], SHARE_ROWS=shares[1] * rows, SHARE_BATCH=shares[2])
-    if blocks > 1:
-        source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y)
-        memory = x * y * z * shares[1] * rows * width
-        source.buffer("memory", dtype, Scratch("sums", max(1, memory * dtype.itemsize)))
+    k_block = -(-p.k // max(1, round(p.k / config["k_block"])))
+    blocks = max(1, -(-p.k // max(k_block, 1)))
+    slot = (shares[1] if blocks > 1 else 1) * rows * width  # the last tile may be a row too high, but not beyond it
+    source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y, SLOT=slot, SUM_ROW=width if blocks > 1 else 0)
+    source.buffer("memory", dtype, Scratch("sums", max(1, x * y * z * slot * dtype.itemsize)))
     return x, y, z
 
 

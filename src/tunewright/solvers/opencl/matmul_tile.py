@@ -1,31 +1,56 @@
-"""The heart of every matrix product: the sums of one tile of ROWS rows by VECTORS vectors of LANES columns."""
+"""The heart of every matrix product: the sums of one tile of some rows by VECTORS vectors of LANES columns."""
 
 from __future__ import annotations
 
-#: Rows beyond the last one repeat it, so that nothing is read out of bounds. T is the type of the elements, SPACE the
-#: address space of the sums, a row of which lies every ``out_row`` elements.
-TILE = """
+#: T is the type of the elements; in front of every `tile`.
+VECTORS = """
 #define WIDTH (VECTORS * LANES)
 vector_of(T, LANES, V);
 typedef V VU __attribute__((aligned(sizeof(T))));
-INLINE void multiply(GLOBAL const T* a, GLOBAL const T* panel, SPACE T* out, int out_row, int m, int m_end,
-                     int steps, int a_row, int a_step, int b_step) {
-  GLOBAL const T* row[ROWS];
-  V sum[ROWS][VECTORS];
-  UNROLL for (int r = 0; r < ROWS; r++) {
+#ifdef __has_builtin
+#if __has_builtin(__builtin_prefetch)
+#define PREFETCH(p) __builtin_prefetch((const void*)(size_t)(p))
+#endif
+#endif
+#ifndef PREFETCH
+#define PREFETCH(p)
+#endif
+"""
+
+_TILE = """
+INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const T* panel, GLOBAL T* out, int out_row, int m, int m_end,
+                           int steps, int a_row, int a_step, int b_step, int more, GLOBAL const char* next, int ahead) {
+  GLOBAL const T* row[COUNT];
+  V sum[COUNT][VECTORS];
+  UNROLL for (int r = 0; r < COUNT; r++) {
     row[r] = a + (m + r < m_end ? m + r : m_end - 1) * a_row;
     UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] = (V)(0);
   }
   for (int k = 0; k < steps; k++) {
+    FETCH
     V right[VECTORS];
     UNROLL for (int i = 0; i < VECTORS; i++) right[i] = LOADV(panel + i * LANES);
-    UNROLL for (int r = 0; r < ROWS; r++) {
+    UNROLL for (int r = 0; r < COUNT; r++) {
       V left = (V)(row[r][k * a_step]);
       UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] += left * right[i];
     }
     panel += b_step;
   }
-  UNROLL for (int r = 0; r < ROWS; r++)
-    UNROLL for (int i = 0; i < VECTORS; i++) *(SPACE VU*)(out + r * out_row + i * LANES) = sum[r][i];
+  if (more)
+    UNROLL for (int r = 0; r < COUNT; r++)
+      UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] += LOADV(out + r * out_row + i * LANES);
+  UNROLL for (int r = 0; r < COUNT; r++)
+    UNROLL for (int i = 0; i < VECTORS; i++) STOREV(out + r * out_row + i * LANES, sum[r][i]);
 }
 """
+
+
+def tile(rows: int, prefetch: bool = False) -> str:
+    """The function multiply_ROWS.
+
+    Rows beyond the last one repeat it, so that nothing is read out of bounds. A row of sums lies every ``out_row``
+    elements; with ``more`` they are added to what is there. With ``prefetch`` memory from ``next`` on is fetched
+    meanwhile, ``ahead`` bytes for each step.
+    """
+    fetch = "PREFETCH(next); next += ahead;" if prefetch else ""
+    return _TILE.replace("FETCH", fetch).replace("COUNT", str(rows))

@@ -62,8 +62,8 @@ INLINE u16 bf16_store(f32 f) {
 ORDER = """
 /* as numpy: a NaN on either side is the result */
 #define ORDER(T) \\
-  INLINE T T##_maximum(T a, T b) { return ((a > b) | (a != a)) ? a : b; } \\
-  INLINE T T##_minimum(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
+  INLINE T T##_maximum(T a, T b) { return ((b > a) | (b != b)) ? b : a; } \\
+  INLINE T T##_minimum(T a, T b) { return ((b < a) | (b != b)) ? b : a; }
 ORDER(f32) ORDER(i8) ORDER(u8) ORDER(i16) ORDER(u16) ORDER(i32) ORDER(u32) ORDER(i64) ORDER(u64)
 /* cheaper, where NaNs do not matter */
 INLINE f32 f32_max(f32 a, f32 b) { return a > b ? a : b; }
@@ -151,16 +151,17 @@ INLINE f32 f32_mish(f32 x) {
   f32 e = f32_exp(x > 20.0f ? 20.0f : x), w = e * (e + 2.0f);
   return x * (w / (w + 2.0f));
 }
+/* odd over even; 1 from 3.84 on */
 INLINE f32 f32_erf(f32 x) {
-  f32 a = f32_fabs(x), s = x * x;
-  f32 t = a > 4.0f ? 4.0f : a;
-  f32 p = 1.72948930e-5f * t - 3.83208680e-4f, q = 3.88393435e-3f * t - 2.42545605e-2f;
-  p = p * (t * t) + q; p = p * t + 1.06777847e-1f; p = p * t + 6.34846687e-1f; p = p * t + 1.28717512e-1f;
-  f32 far = f32_copysign(1.0f - f32_exp_near(-t - p * t), x);
-  q = -5.99104969e-4f;
-  q = q * s + 4.99339588e-3f; q = q * s - 2.67667342e-2f; q = q * s + 1.12818025e-1f;
-  q = q * s - 3.76124859e-1f; q = q * s + 1.28379151e-1f;
-  return a > 0.921875f ? far : q * x + x;
+  f32 c = x > 3.84f ? 3.84f : x; c = c < -3.84f ? -3.84f : c;
+  f32 s = c * c, p = 2.11676274e-6f, q = 3.88267472e-5f;
+  p = p * s + 2.85824062e-4f; p = p * s + 3.66170565e-3f; p = p * s + 5.24443388e-2f;
+  p = p * s + 1.87558144e-1f; p = p * s + 1.12837911f;
+  q = q * s + 1.14330114e-3f; q = q * s + 1.47604113e-2f; q = q * s + 1.12997226e-1f;
+  q = q * s + 4.99551982e-1f; q = q * s + 1.0f;
+  f32 v = c * p / q;
+  v = v > 1.0f ? 1.0f : v;
+  return v < -1.0f ? -1.0f : v;
 }
 INLINE f32 f32_sinh(f32 x) {
   f32 a = f32_fabs(x), z = x * x, h = f32_exp(0.5f * a);

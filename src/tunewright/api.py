@@ -1,0 +1,86 @@
+"""Functions for a script that wants one thing done: `tunewright.tune`, `tunewright.explain`. `Core` does the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .core import Core
+from .errors import InputError
+from .frontend.model import Model
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .plugins.tune import Result, State
+    from .runtime.explain import Explanation
+
+
+def tune(
+    model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+    inputs: Mapping[str, Any] | None = None,
+    device: str = "CPU",
+    budget: float | str = "60s",
+    strategy: str = "auto",
+    *,
+    config: Mapping[str, Any] | None = None,
+    again: bool = False,
+    lock: bool | str | os.PathLike[str] = False,
+    report: Callable[[State], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Result:
+    """Tune a model: search better kernels where its time goes, and keep what is faster in the running network.
+
+    What is found is in the user's knowledge base, and every later load uses it. Inputs that are not given are random,
+    and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: as
+    AUTO_TUNE_MODE. ``lock``: also write the kernels down, in the file named, or beside the model. See `Core.tune`.
+
+    >>> result = tunewright.tune("model.onnx", budget="2m")
+    >>> result.gain.median  # times as fast
+    """
+    from .tools.inputs import concrete, feed_with
+    from .tools.lock import run_and_lock
+    from .tools.tune import parse_time
+    from .tuning.lockfile import default_path
+
+    seconds = parse_time(budget) if isinstance(budget, str) else float(budget)
+    core = Core({**(config or {}), "AUTO_TUNE_MODE": strategy})
+    feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
+    path = None if isinstance(lock, bool) else lock
+    if lock is True:
+        if not feed.model.path:
+            raise InputError("the model has no file to lie beside", where="lock", hint="name the lockfile: lock=...")
+        path = core.settings.lock_file or default_path(feed.model.path)
+    result = core.tune(concrete(feed), feed.values, device, seconds, again=again, report=report, stop=stop)
+    if path is not None:
+        run_and_lock(core, concrete(feed), feed.values, device, path)
+    return result
+
+
+def explain(
+    model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+    inputs: Mapping[str, Any] | None = None,
+    device: str = "CPU",
+    *,
+    config: Mapping[str, Any] | None = None,
+    seconds: float = 1.0,
+    count: int | None = None,
+) -> list[Explanation]:
+    """Why every layer of a model runs as it does, in the order of the plan. Nothing is tuned or changed.
+
+    Inputs that are not given are random. The layers are timed for ``seconds``, or over ``count`` inferences (0: they
+    are not). `tunewright.runtime.explain.explain` does the same for a model that is compiled already.
+
+    >>> for layer in tunewright.explain("model.onnx"):
+    ...     print(layer.name, layer.solver, layer.why)
+    """
+    from .runtime.explain import explain as explain_compiled
+    from .tools.explain import looking
+    from .tools.inputs import concrete, feed_with
+
+    core = Core(config)
+    core.settings, _ = looking(core.settings)
+    feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
+    compiled = core.compile_model(concrete(feed), device)
+    return explain_compiled(compiled, feed.values, seconds=seconds, count=count)

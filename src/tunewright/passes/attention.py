@@ -1,0 +1,127 @@
+"""Attention once shapes are known: exporters' shape arithmetic often hides it before.
+
+`recognise` finds attention where dimensions are known, or at least their names. Otherwise fusion has already put scale
+and mask into the product of queries and keys when concrete shapes arrive: `ScoresApart` takes them out again, for the
+same rule to look at. `HEADS` then lets an attention read heads where projections leave them, and saves the transposes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ops import lookup
+from ..ops.infer import infer_node
+from . import facts
+from .base import Context
+from .pattern import Match, Op, Rule
+
+#: what may be done to scores in front of a softmax
+_STEPS = frozenset({"Add", "Mul", "Div"})
+_MAINS = frozenset({"MatMul"}) | _STEPS
+#: operations between a softmax and the product of queries and keys
+_DEEPEST = 3
+
+
+class ScoresApart:
+    """Writes out epilogues between a product of activations and its softmax; fusion puts back what is not used."""
+
+    name = "scores-apart"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        changed = False
+        for node in graph.nodes:
+            if node.op == "Softmax" and any(u.op == "MatMul" for u in node.output.users):
+                changed |= self._apart(graph, node.inputs[0], _DEEPEST)
+        return changed
+
+    def _apart(self, graph: Graph, value: Value | None, depth: int) -> bool:
+        node = value.producer if value is not None else None
+        if value is None or node is None or node.op not in _MAINS or not depth or len(value.users) != 1:
+            return False
+        if graph.is_output(value) or any(step.op not in _STEPS for step in node.epilogue):
+            return False
+        if node.op == "MatMul":
+            constant = any(v is not None and v.const is not None for v in node.main_inputs)
+            return bool(node.epilogue) and not constant and write_out(graph, node)
+        inner = [self._apart(graph, v, depth - 1) for v in list(node.main_inputs)]
+        return any(inner) and (not node.epilogue or write_out(graph, node))
+
+
+def write_out(graph: Graph, node: Node) -> bool:
+    """An epilogue becomes nodes of its own."""
+    with graph.recording() as added:
+        results = [graph.add(node.op, node.main_inputs, node.attrs, name=node.name, origin=node.origin).output]
+        for step in node.epilogue:
+            inputs = [node.inputs[i] if i >= 0 else results[~i] for i in step.args]
+            results.append(graph.add(step.op, inputs, step.attrs, name=node.name, origin=node.origin).output)
+    for new in added:
+        spec = lookup(new.op)
+        if spec is not None:
+            infer_node(new, spec)
+    results[-1].name, node.output.name = node.output.name, results[-1].name
+    results[-1].type = results[-1].type or node.output.type
+    graph.replace(node.output, results[-1])
+    graph.remove(node)
+    return True
+
+
+# -- heads where they lie --------------------------------------------------------------------------------------------
+
+
+def _swaps_heads(node: Node) -> bool:
+    return tuple(node.attrs.get("perm", ())) == (0, 2, 1, 3)
+
+
+def _heads(name: str) -> Op:
+    """[batch, length, heads, size] as an attention of rank 4 wants it."""
+    return Op("Transpose", name, where=_swaps_heads, shared=True)
+
+
+def _check_heads(match: Match) -> str | None:
+    node = match.node("attention")
+    if any(v is not None for v in node.inputs[4:]) or any(match.graph.is_read(v) for v in node.outputs[1:]):
+        return "it has a past, or shows more than its result"
+    q, v, out = (facts.shape(x) for x in (match["q"], match["v"], match.root.output))
+    for name in ("q", "k", "v"):
+        dims = facts.shape(match[name])
+        if dims is None or not (isinstance(dims[2], int) and isinstance(dims[3], int)):
+            return f"heads and their size are not known of {match[name]!r}"
+    assert q is not None and v is not None and isinstance(q[2], int) and isinstance(v[3], int)
+    if out is None or None in q[:2] or out != (q[0], q[1], q[2] * v[3]):
+        return f"{match.root.output!r} may not have the heads of {match['q']!r} side by side"
+    return None
+
+
+def _side_by_side(graph: Graph, value: Value) -> Value:
+    """[batch, length, heads, size] as [batch, length, heads * size], which it mostly was before."""
+    dims, node = facts.shape(value), value.producer
+    assert dims is not None and isinstance(dims[2], int) and isinstance(dims[3], int)
+    size = dims[2] * dims[3]
+    if node is not None and node.op == "Reshape":
+        before = node.inputs[0]
+        known = facts.shape(before)
+        if before is not None and known is not None and known == (dims[0], dims[1], size) and None not in known:
+            return before
+    return graph.add("Reshape", [value, graph.constant(np.array([0, 0, size]), "heads")]).output
+
+
+def _in_place(graph: Graph, match: Match) -> Value:
+    node = match.node("attention")
+    heads, groups = facts.shape(match["q"]), facts.shape(match["k"])
+    assert heads is not None and groups is not None
+    attrs: dict[str, Any] = {**node.attrs, "q_num_heads": heads[2], "kv_num_heads": groups[2]}
+    inputs = [*(_side_by_side(graph, match[name]) for name in ("q", "k", "v")), *node.inputs[3:4]]
+    return graph.add("Attention", inputs, attrs).output
+
+
+_ATTENTION = Op("Attention", _heads("q"), _heads("k"), _heads("v"), rest=True, name="attention")
+
+HEADS = (
+    Rule(
+        "attention-heads", Op("Reshape", Op("Transpose", _ATTENTION, where=_swaps_heads), rest=True), _in_place,
+        _check_heads,
+    ),
+)

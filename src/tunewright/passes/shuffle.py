@@ -1,0 +1,39 @@
+"""Reshape + Transpose + Reshape that exchange groups of channels: one operation, which keeps the data's layout."""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph, Node, Value
+from . import facts
+from .pattern import Match, Op, Rule
+
+SHUFFLE = "org.openvinotoolkit::ShuffleChannels"
+
+
+def _swaps_groups(node: Node) -> bool:
+    perm = [int(k) for k in node.attrs.get("perm", ())]
+    return perm == [0, 2, 1, *range(3, len(perm))] and len(perm) > 3
+
+
+def _check(match: Match) -> str | None:
+    x, split, out = (facts.shape(v) for v in (match["x"], match["split"], match.root.output))
+    if x is None or split is None or out is None:
+        return "the shapes are not known"
+    if out != x or None in x or len(split) != len(x) + 1 or split[0] != x[0] or split[3:] != x[2:]:
+        return f"{x} to {split} to {out} is more than channels in groups"
+    groups, each = split[1:3]
+    return None if isinstance(groups, int) and isinstance(each, int) else "the number of channels is not known"
+
+
+def _build(graph: Graph, match: Match) -> Value:
+    split = facts.shape(match["split"])
+    assert split is not None and isinstance(split[1], int)
+    return graph.add(SHUFFLE, [match["x"]], {"axis": 1, "group": split[1]}).output
+
+
+RULES = (
+    Rule(
+        "channel-shuffle",
+        Op("Reshape", Op("Transpose", Op("Reshape", "x", rest=True, name="split"), where=_swaps_groups), rest=True),
+        _build, _check,
+    ),
+)  # fmt: skip

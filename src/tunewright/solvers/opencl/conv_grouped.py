@@ -1,0 +1,261 @@
+"""Grouped convolutions in the blocked layout, whose groups need not be whole blocks of channels.
+
+A tile is NB blocks of output channels x UR pixels, whatever groups these channels belong to. It reads the input
+channels of all of them, a range, and weights are zero where a lane's group has no part in an input: where groups end
+inside a block some products are in vain, and nothing has to leave the layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import DType, Layout, TensorType, blocked
+from ...search.space import Space
+from ..base import Array, Config, Packing, Problem
+from . import epilogue
+from .base import CSolver, both, layout_of, tensor
+from .emit import Call, In, Out, Source, Table
+from .window import Window, groups
+from .window import why_not as why_not_window
+
+#: multiply-adds of vectors that are worth a work-item of their own
+LEAST_WORK = 1 << 12
+
+_BEGIN = """
+const int slab = GID(1), n = GID(2), low = table[3 * slab], high = table[3 * slab + 1];
+GLOBAL const f32 *xn = x + n * XBLOCKS * (ID * IH * IW * W), *weights = w + table[3 * slab + 2] * (NB * W);
+const int first_block = slab * NB, blocks = YBLOCKS - first_block;
+int stop = (GID(0) + 1) * (RUN * UR);
+stop = stop < PIXELS ? stop : PIXELS;
+for (int p = GID(0) * (RUN * UR); p < stop; p += UR) {
+  const int count = PIXELS - p < UR ? PIXELS - p : UR;
+  V acc[NB][UR];
+"""
+
+# Pixels beyond the image repeat the last one and are not stored.
+_CORNERS = """
+  int z0[UR], y0[UR], x0[UR];
+  UNROLL for (int u = 0; u < UR; u++) {
+    const int q = u < count ? p + u : PIXELS - 1;
+    z0[u] = q / (OH * OW) * SD - HEAD_D; y0[u] = q / OW % OH * SH - HEAD_H; x0[u] = q % OW * SW - HEAD_W;
+  }
+"""
+
+# The channels of a block that are in the range, under each tap.
+_CHANNELS = """
+  GLOBAL const f32* wp = weights;
+  for (int ic = low; ic < high;) {
+    const int from = ic % W, to = from + high - ic < W ? from + high - ic : W;
+    GLOBAL const f32* xc = xn + ic / W * (ID * IH * IW * W);
+    ic += to - from;
+"""
+
+_TAPS = """
+    for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++) {
+      GLOBAL const f32* xp[UR];
+      UNROLL for (int u = 0; u < UR; u++) {
+        const int iz = z0[u] + kz * DD, iy = y0[u] + ky * DH, ix = x0[u] + kx * DW;
+        xp[u] = xc + ((iz * IH + iy) * IW + ix) * W;
+#if PADDED
+        xp[u] = (u32)iz < (u32)ID & (u32)iy < (u32)IH & (u32)ix < (u32)IW ? xp[u] : zeros;
+#endif
+      }
+"""
+
+_POINTS = """
+    {
+      GLOBAL const f32* xp[UR];
+      UNROLL for (int u = 0; u < UR; u++) xp[u] = xc + (u < count ? p + u : PIXELS - 1) * W;
+"""
+
+_MULTIPLY = """
+      _Pragma("unroll 1") for (int i = from; i < to; i++) {
+        V wv[NB];
+        UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + b * W);
+        UNROLL for (int u = 0; u < UR; u++) {
+          V xv = xp[u][i];
+          UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv;
+        }
+        wp += NB * W;
+      }
+    }
+  }
+"""
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """How the output channels are divided into slabs of ``width`` lanes, and what each reads."""
+
+    groups: int
+    inputs: int
+    outputs: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.groups * self.outputs // self.width)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """The input channels [low, high) of each slab."""
+        for first in range(0, self.groups * self.outputs, self.width):
+            last = min(first + self.width, self.groups * self.outputs) - 1
+            yield first // self.outputs * self.inputs, (last // self.outputs + 1) * self.inputs
+
+    @property
+    def depth(self) -> int:
+        """Input channels of all slabs together."""
+        return sum(high - low for low, high in self.ranges())
+
+    def table(self, taps: int) -> Array:
+        """(low, high, where its weights begin) of each slab."""
+        rows, at = [], 0
+        for low, high in self.ranges():
+            rows.append((low, high, at))
+            at += (high - low) * taps
+        return np.array(rows, np.int32)
+
+
+class ConvGrouped(CSolver):
+    """Constant f32 weights, input and output in blocks."""
+
+    family = "conv_grouped"
+    ops = frozenset({"Conv"})
+    dtypes = frozenset({DType.FLOAT32})
+    layouts = frozenset({"plain", "blocked"})
+    rank = 47  # where groups are whole blocks, the direct convolution has nothing in vain
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        layout = _layout(target)
+        for type in (problem.inputs[0], problem.outputs[0]):
+            if layout_of(type) != layout:
+                return f"works in the layout {layout}, not in {layout_of(type)}"
+        if int(problem.attrs.get("group", 1)) == 1:
+            return "has no groups"
+        if not problem.constant[1] or (problem.input(2) is not None and not problem.constant[2]):
+            return "the weights are not constant"
+        return why_not_window(problem) or epilogue.why_not(problem)
+
+    def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
+        layout, out = _layout(target), problem.outputs[0]
+        if self.specialise or problem.op not in self.ops or not problem.is_static or tensor(out).dims[1] < layout.block:
+            return None
+        slabs = _slabs(problem, layout.block)
+        if slabs.depth > 3 * slabs.inputs * slabs.count:
+            return None  # of tiny groups too much would be in vain
+        whole = tensor(out).shape
+        along = [i for i, t in enumerate(problem.inputs) if i > 2 and isinstance(t, TensorType) and t.shape == whole]
+        return (layout, layout) if self.why_not(problem.in_layout(layout, [0, *along]), target) is None else None
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space(
+            {"nb": (1, 2, 3, 4), "ur": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14), "slices": (1, 2, 4, 8, 16)},
+            lambda c: _registers(c["nb"], c["ur"]) <= target.registers, version="1",
+        )  # fmt: skip
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        """The tile for which a simple model of a core tells the least time."""
+        tiles = ((4, 6), (2, 12), (1, 14)) if target.registers >= 32 else ((2, 6), (1, 12))
+        if not problem.is_static:
+            return {"nb": tiles[0][0], "ur": tiles[0][1], "slices": 4}
+        block, pixels = _layout(target).block, math.prod(Window.of(problem).output)
+
+        def cycles(tile: tuple[int, int]) -> float:
+            nb, ur = tile
+            # two multiply-adds a cycle; loads are a third more than their number: those of weights are not hidden
+            return -(-pixels // ur) * _slabs(problem, nb * block).depth * max(nb * ur, 1.3 * (nb + ur), 8)
+
+        nb, ur = min(tiles, key=cycles)
+        return {"nb": nb, "ur": ur, "slices": 4}
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        slabs, block = _slabs(problem, int(config["nb"]) * _layout(target).block), _layout(target).block
+        found = {1: Packing(f"grouped{slabs.width}x{block}g{slabs.groups}", lambda w: pack(w, slabs, block))}
+        if problem.input(2) is not None:
+            found[2] = Packing(f"padded{slabs.width}", lambda b: np.pad(b, (0, -len(b) % slabs.width)))
+        return found
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
+        if not out.size:
+            return []
+        window, block = Window.of(problem), _layout(target).block
+        nb, ur = int(config["nb"]), int(config["ur"])
+        slabs = _slabs(problem, nb * block)
+        pixels = math.prod(window.output)
+        tiles = -(-pixels // ur)
+        source = Source("conv_grouped", self.specialise)
+        source.buffer("x", DType.FLOAT32, In(0))
+        source.buffer("w", DType.FLOAT32, In(1))
+        if problem.input(2) is not None:
+            source.buffer("bias", DType.FLOAT32, In(2))
+        source.buffer("zeros", DType.FLOAT32, Table(np.zeros(block, np.float32)))
+        source.buffer("table", DType.INT32, Table(slabs.table(window.taps)))
+        steps = epilogue.Epilogue(source, problem)
+        source.buffer("y", DType.FLOAT32, Out())
+        for k, axis in enumerate("DHW"):
+            source.dims(**{f"I{axis}": window.input[k], f"O{axis}": window.output[k], f"HEAD_{axis}": window.head[k]})
+            source.fixed(**{f"K{axis}": window.kernel[k], f"S{axis}": window.stride[k], f"D{axis}": window.dilation[k]})
+        work = out.dims[0] * tiles * nb * ur * slabs.depth * window.taps
+        items = max(1, min(int(config["slices"]) * target.units, work // LEAST_WORK))
+        run = -(-tiles // max(1, items // (slabs.count * out.dims[0])))
+        source.dims(
+            PIXELS=pixels, XBLOCKS=x.physical[1], YBLOCKS=out.physical[1], RUN=run, CHANNELS=out.dims[1],
+        )  # fmt: skip
+        source.fixed(W=block, NB=nb, UR=ur, PADDED=int(any(window.head) or any(window.tail)))
+        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));")
+        source.add(_BEGIN)
+        start = "LOADV(bias + (first_block + b) * W)" if problem.input(2) is not None else "(V)(0.0f)"
+        source.add(f"UNROLL for (int b = 0; b < NB; b++) {{ const V start = {start};")
+        source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start; }")
+        source.add(_CHANNELS + _POINTS if window.pointwise else _CORNERS + _CHANNELS + _TAPS)
+        source.add(_MULTIPLY)
+        source.add("UNROLL for (int b = 0; b < NB; b++) if (b < blocks) UNROLL for (int u = 0; u < UR; u++)")
+        source.add("if (u < count) { const int at = ((n * YBLOCKS + first_block + b) * PIXELS + p + u) * W;")
+        if problem.epilogue:
+            channel = "c + l" if not out.dims[1] % block else "(c + l < CHANNELS ? c + l : CHANNELS - 1)"
+            lines, result = steps.apply("v", channel, "at + l")
+            source.add("f32 t[W]; *(V*)t = acc[b][u]; const int c = (first_block + b) * W;")
+            source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
+        else:
+            source.add("STOREV(y + at, acc[b][u]);")
+        source.add("}\n}")
+        return [source.call([-(-tiles // run), slabs.count, out.dims[0]])]
+
+
+def _layout(target: Target) -> Layout:
+    return blocked(target.vector_bytes // 4)
+
+
+def _slabs(problem: Problem, width: int) -> Slabs:
+    return Slabs(*groups(problem), width)
+
+
+def _registers(nb: Any, ur: Any) -> int:
+    """Accumulators, a vector of weights for each block, an input."""
+    return int(nb * ur + nb + 1)
+
+
+def pack(w: Array, slabs: Slabs, block: int) -> Array:
+    """O I spatial... -> slab, block of its inputs, spatial..., input of the block, lane; zeros between groups."""
+    taps = math.prod(w.shape[2:])
+    given = w.reshape(slabs.groups * slabs.outputs, slabs.inputs, taps)
+    parts = []
+    for slab, (low, high) in enumerate(slabs.ranges()):
+        whole = np.zeros((high - low, taps, slabs.width), np.float32)
+        for lane, out in enumerate(range(slab * slabs.width, min((slab + 1) * slabs.width, len(given)))):
+            first = out // slabs.outputs * slabs.inputs - low
+            whole[first : first + slabs.inputs, :, lane] = given[out]
+        ends = [low, *range((low // block + 1) * block, high, block), high]
+        parts += [whole[a - low : b - low].swapaxes(0, 1).reshape(-1) for a, b in itertools.pairwise(ends)]
+    return np.concatenate(parts)
+
+
+SOLVERS = both(ConvGrouped)

@@ -1,0 +1,87 @@
+"""Channels exchanged between groups (ShuffleChannels along the channels), plain and blocked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...search.space import Config as Point
+from ...search.space import Space
+from ..base import Array, Config, Problem
+from .base import CSolver, both, layout_of, tensor
+from .emit import STORAGE, Call, In, Out, Source, Table
+from .move import SLICE, SLICES, slices
+from .words import MOVABLE, word, words
+
+
+class ShuffleChannels(CSolver):
+    """A table tells where each channel comes from. In blocks a pixel's channels are gathered one by one."""
+
+    family = "shuffle"
+    ops = frozenset({"org.openvinotoolkit::ShuffleChannels"})
+    dtypes = MOVABLE
+    layouts = frozenset({"plain", "blocked"})
+    rank = 50
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        x = tensor(problem.inputs[0])
+        if layout_of(x) != layout_of(problem.outputs[0]):
+            return "input and output differ in layout"
+        if x.rank is not None and int(problem.attrs.get("axis", 1)) % max(x.rank, 1) != 1:
+            return "it is not the channels that are exchanged"
+        if x.layout.block and words(x.dtype) != 1:
+            return f"blocks of {x.dtype}"
+        return "has no epilogue" if problem.epilogue else None
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return Point(slice=SLICE)
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({"slice": SLICES})
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x = tensor(problem.inputs[0])
+        if not x.size:
+            return []
+        dtype, block = word(x.dtype), x.layout.block or 1
+        size = math.prod(x.dims[2:]) * words(x.dtype)  # words of a plane, or vectors of a plane of blocks
+        blocks = x.physical[1]
+        source = Source("shuffle_channels", self.specialise)
+        source.buffer("x", dtype, In(0))
+        source.buffer("y", dtype, Out())
+        source.buffer("table", DType.INT32, Table(_table(x.dims[1], int(problem.attrs.get("group", 1)), size, block)))
+        planes = x.dims[0] * blocks
+        items = slices(planes * size * block * dtype.itemsize, target, config["slice"])
+        parts = max(1, -(-items // planes))
+        source.dims(PLANES=planes, PLANES_EACH=-(-planes // items), BLOCKS=blocks, SIZE=size, PART=-(-size // parts))
+        source.fixed(W=block)
+        c, lanes = STORAGE[dtype], range(block)
+        pointers = "\n".join(f"GLOBAL const {c}* p{k} = from + channels[{k}];" for k in lanes)
+        store = "to[i] = p0[i];"
+        if block > 1:  # written as a vector: the compiler does not see that the stores are one
+            source.function(f"vector_of({c}, W, V);\ntypedef V VU __attribute__((aligned({dtype.itemsize})));")
+            store = f"STOREV(to + i * W, (V)({', '.join(f'p{k}[i * W]' for k in lanes)}));"
+        source.add(f"""
+const int stop = (GID(0) + 1) * PLANES_EACH < PLANES ? (GID(0) + 1) * PLANES_EACH : PLANES;
+const int begin = GID(1) * PART, end = SIZE - begin < PART ? SIZE : begin + PART;
+for (int plane = GID(0) * PLANES_EACH; plane < stop; plane++) {{
+  GLOBAL const {c}* from = x + plane / BLOCKS * (BLOCKS * SIZE * W);
+  GLOBAL const int* channels = table + plane % BLOCKS * W;
+  GLOBAL {c}* to = y + plane * SIZE * W;
+  {pointers}
+  for (int i = begin; i < end; i++) {store}
+}}""")
+        return [source.call([-(-planes // -(-planes // items)), -(-size // -(-size // parts))])]
+
+
+def _table(channels: int, groups: int, size: int, block: int) -> Array:
+    """Where the first element of each channel lies in the input; lanes beyond the last channel repeat the first."""
+    origin = np.arange(channels).reshape(groups, channels // groups).T.reshape(-1)
+    origin = np.pad(origin, (0, -channels % block))
+    return (origin // block * (size * block) + origin % block).astype(np.int32)
+
+
+SOLVERS = both(ShuffleChannels)

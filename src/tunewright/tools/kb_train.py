@@ -1,0 +1,280 @@
+"""``tunewright kb train``: a heuristic out of knowledge bases, and how good it is on networks that it has not seen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DeviceError, InputError
+from .common import Configs, cell, check_writable, console, note, size, table, working
+from .kb_ask import Asked
+from .kb_open import AsJson, base, damage, opened, settings_of, writable
+from .kb_view import plural, safe
+
+if TYPE_CHECKING:
+    from ..devices.base import Target
+    from ..settings import Settings
+    from ..tuning.heuristic_regret import HeldOut, Judged, Network
+    from ..tuning.heuristic_train import Example
+    from ..tuning.measure import Measurer
+    from ..tuning.record import AnyRecord, Fault, Measurement
+
+#: the largest result file that is read
+MOST_BYTES = 256 << 20
+
+
+def train(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RESULTS", show_default=False,
+            help="Files tune_result_*.json: they say which problems are of which network, and what time they take.",
+        ),
+    ] = None,
+    bases: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from", "-f", metavar="KB", show_default=False,
+            help="A knowledge base to learn from: user, system, a folder, a file. Repeatable; else user and system.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write it here; else where it is used.", show_default=False),
+    ] = None,
+    measure: Annotated[
+        float,
+        typer.Option(
+            "--measure", min=0, metavar="SECONDS",
+            help="Measure picks that nobody has measured for so long each, and keep what is found. 0: do not.",
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is random in training.")] = 0,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Train a heuristic, which picks kernels for problems that nobody has measured. Needs scikit-learn (extra train).
+
+    It is judged on networks that it has not seen: each is left out once. Picks that were never measured for a
+    problem count as the default; --measure measures them.
+
+    Example: tunewright kb train tune_result_*.json --measure 5
+    """
+    from ..solvers.base import solvers
+    from ..tuning import heuristic_file
+    from ..tuning.heuristic_regret import hold_out, summary
+    from ..tuning.heuristic_train import LEAST_PROBLEMS, examples, learnable
+    from ..tuning.heuristic_train import train as learn
+    from ..tuning.places import HEURISTIC, user_folder
+
+    settings = settings_of(config)
+    path = out if out is not None else user_folder(settings) / HEURISTIC
+    if out is not None:
+        check_writable(out)
+    networks = read_networks(results or [])
+    records = _records(bases, settings)
+    known, unused = examples(records, solvers())
+    for why, count in unused.most_common():
+        note(f"{plural(count, 'record')} not used: {safe(why)}")
+    if not learnable(known):
+        hint = f"`tunewright tune` collects more: {LEAST_PROBLEMS} problems of one kind are the least"
+        raise InputError(f"{plural(len(known), 'problem')} are too little to learn from", where="kb train", hint=hint)
+    with working("training without each network in turn"):
+        held = hold_out(known, networks, solvers(), seed)
+    if not held:
+        raise InputError("none of their problems is in the knowledge bases", where="the result files")
+    if measure:
+        records += _measure_picks(held, settings, measure)
+        known, _ = examples(records, solvers())
+    about = {"examples": _counts(known, records), **summary(held, bool(networks))}
+    with working("training"):
+        heuristic = learn(known, about, seed)
+    text = heuristic_file.dump(heuristic)
+    heuristic_file.parse(text)  # what is written can be read
+    _write(path, text)
+    if as_json:
+        sections = [
+            {"kind": s.kind, "problems": len(s.points), "candidates": len(s.shortlist)} for s in heuristic.sections
+        ]
+        picks = [_pick_json(one.name, j) for one in held for j in one.judged]
+        report = {"path": str(path), **about, "sections": sections, "picks": picks}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return
+    _print(about, networks=bool(networks))
+    kinds = plural(len(heuristic.sections), "kind") + " of problems"
+    console().print(cell(f"{path}: {kinds}, {size(len(text))}"), soft_wrap=True)
+
+
+def read_networks(paths: Sequence[Path]) -> list[Network]:
+    """The networks that result files speak of; those of one model are one."""
+    from ..tuning.heuristic_regret import Network
+    from ..tuning.result_file import SCHEMA
+
+    found: dict[str, dict[str, float]] = {}
+    for path in paths:
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise InputError("is too large", where=str(path))
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"is not JSON: {error}", where=str(path)) from None
+        hint = f"a file tune_result_*.json with the schema {SCHEMA} is needed"
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("layers"), list):
+            raise InputError("is no result of tuning", where=str(path), hint=hint)
+        model = data.get("model")
+        mine = found.setdefault(Path(model).name if isinstance(model, str) and model else path.name, {})
+        for layer in data["layers"]:
+            given = layer if isinstance(layer, dict) else {}
+            problem, seconds = given.get("problem"), given.get("seconds")
+            if not isinstance(problem, str) or not isinstance(seconds, int | float | None):
+                raise InputError("has a layer without a problem or its seconds", where=str(path), hint=hint)
+            if seconds:
+                mine[problem] = max(mine.get(problem, 0.0), float(seconds))
+    return [Network(name, seconds) for name, seconds in found.items()]
+
+
+def _records(bases: Sequence[str] | None, settings: Settings) -> list[AnyRecord]:
+    """Everything that the knowledge bases have, each record once."""
+    found: dict[str, AnyRecord] = {}
+    databases = {text: base(text, settings) for text in bases} if bases else opened(settings)
+    for name, database in databases.items():
+        damage(name, database.damage())
+        found.update((r.digest, r) for r in database)
+    return [found[digest] for digest in sorted(found)]
+
+
+def _counts(known: Sequence[Example], records: Sequence[AnyRecord]) -> dict[str, int]:
+    return {
+        "records": len(records), "problems": len(known), "candidates": sum(len(e.gains) for e in known),
+    }  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    from ..tuning.disk import make_folder, replace_file
+
+    try:
+        make_folder(path.absolute().parent)
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint="--out names a file") from None
+
+
+# ---- measuring what nobody knows ------------------------------------------------------------------------------------
+
+
+def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) -> list[Measurement | Fault]:
+    """Measure the picks of which nothing is known on the devices of this machine; what is found is kept."""
+    from ..plugins.single import visible
+    from ..tuning.isolated import measurer_for
+
+    user, layers = writable(settings), opened(settings)
+    made: list[Measurement | Fault] = []
+    for name in visible():
+        try:
+            asked = Asked(name, layers, settings)
+        except DeviceError as error:
+            note(f"{name} cannot be used: {error}")
+            continue
+        due = [
+            (one, n)
+            for one in held
+            for n, j in enumerate(one.judged)
+            if j.gain is None and _is_here(j.example.target, asked.device.target)
+        ]
+        if not due:
+            continue
+        with measurer_for(asked.device, settings) as measurer:
+            for count, (one, n) in enumerate(due, 1):
+                with working(f"{asked.name}: measuring pick {count} of {len(due)}", patience=0.1):
+                    record = _duel(asked, one.judged[n], measurer, settings, seconds)
+                if record is not None:
+                    user.add([record])  # at once: an interrupt loses nothing
+                    made.append(record)
+                    one.judged[n] = _found(one.judged[n], record)
+        user.note("trained", f"{plural(len(made), 'pick')} of a heuristic measured on {asked.name}")
+    return made
+
+
+def _is_here(one: Target, other: Target) -> bool:
+    """It is the same device, be it with other versions of its software."""
+    from ..tuning.key import Where
+
+    return replace(Where.of(one), software="") == replace(Where.of(other), software="")
+
+
+def _duel(
+    asked: Asked, judged: Judged, measurer: Measurer, settings: Settings, seconds: float
+) -> Measurement | Fault | None:
+    from ..tuning.heuristic_train import tells
+    from ..tuning.record import Fault
+    from ..tuning.session import duel
+
+    e = judged.example
+    assert judged.pick is not None
+    try:
+        found = duel(
+            e.problem, asked.device.target, e.default, judged.pick, asked.solvers(e.problem), measurer, seconds=seconds,
+            seed=settings.tune_seed, regime=settings.tune_regime.lower(),
+        )  # fmt: skip
+    except DeviceError as error:
+        note(f"a pick cannot be measured: {safe(str(error))}")
+        return None
+    # what tells nothing must not stand before what others measured
+    return found if isinstance(found, Fault) or tells(found) else None
+
+
+def _found(judged: Judged, record: Measurement | Fault) -> Judged:
+    """What is known of a pick now. It may be the best that is known, and is the tuned speed then."""
+    from ..tuning.heuristic import Listed
+    from ..tuning.record import Measurement
+
+    gain = record.evidence.gain.median if isinstance(record, Measurement) else 0.0
+    listed = Listed(record.key.solver, record.key.version, record.config)
+    example = replace(judged.example, gains={**judged.example.gains, listed: gain})
+    return replace(judged, example=example, gain=gain)
+
+
+# ---- what is told ---------------------------------------------------------------------------------------------------
+
+
+def _pick_json(network: str, judged: Judged) -> dict[str, Any]:
+    return {
+        "network": network, "problem": judged.example.problem.key(), "weight": judged.weight, "why": judged.why,
+        "pick": None if judged.pick is None else {"solver": judged.pick[0], "config": dict(judged.pick[1])},
+        "abstains": judged.abstains, "gain": judged.gain, "best": judged.example.best, "share": judged.share,
+    }  # fmt: skip
+
+
+def _print(about: Mapping[str, Any], networks: bool) -> None:
+    out = console()
+    made = table("left out", ">problems", ">picks", ">abstained", ">unknown", ">default", ">heuristic")
+    for one in about["networks"]:
+        numbers = [str(one[k]) for k in ("problems", "picked", "abstained", "unknown")]
+        made.add_row(cell(safe(one["name"])), *numbers, f"{one['untuned']:.1%}", f"{one['speed']:.1%}")
+    out.print(made)
+    out.print()
+    what = "networks" if networks else "groups of problems"
+    defaults = f"the defaults have {about['untuned']:.1%}"
+    out.print(f"{about['speed']:.1%} of the tuned speed on {what} that it had not seen; {defaults}.")
+    if about["regret"]:
+        regret = about["regret"]
+        out.print(
+            f"Lost on a problem: {regret['median']:.1%} in the middle, {regret['p90']:.1%} in nine of ten at most,"
+            f" {regret['worst']:.1%} at worst."
+        )
+    if about["unknown"]:
+        picks = plural(about["unknown"], "pick")
+        out.print(
+            f"{picks} of {about['picked']} not measured for that problem count as the default (--measure 5 measures"
+            f" them); without those problems it is {about['known']:.1%}."
+        )
+    if not networks:
+        note("no result files were given: groups of problems are left out, not networks, which is an easier test")

@@ -1,0 +1,288 @@
+"""What a report tells, from the JSON of a result file (docs/tune.md): checked, and with what follows from it.
+
+A file is data from anywhere: members of another type than they should have count as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .kb_view import config_text, problem_text, safe
+
+#: files that are read, in bytes
+MOST_BYTES = 256 << 20
+#: the part of a layer's time that may always be saved (as in tuning)
+LEAST_HOPE = 0.2
+#: a search that looked at fewer candidates says little
+LEAST_TRIED = 4
+#: what the reason of a search says when it could not tell
+OPEN = ("time was too short", "too noisy", "stopped before")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was looked at."""
+
+    kernel: str
+    status: str
+    seconds: float | None
+    why: str
+    at: float
+
+
+@dataclass
+class Row:
+    """A layer: all nodes that pose one problem."""
+
+    problem: str
+    op: str
+    nodes: Sequence[str]
+    seconds: float
+    after: float
+    floor: float | None
+    bound: str
+    #: kernel and origin before
+    kernel: str
+    origin: str
+    #: the kernel that it has in the end, where that is another one
+    chosen: str
+    skipped: str
+    reason: str
+    command: str
+    trials: Sequence[Trial]
+    #: candidates that ran in the network beside the default: kernel, gain over it, with its interval
+    network: Sequence[tuple[str, Sequence[float]]]
+    spent: Mapping[str, float]
+    undone: bool = False
+
+    @property
+    def name(self) -> str:
+        more = f" (+{len(self.nodes) - 1})" if len(self.nodes) > 1 else ""
+        return f"{self.nodes[0]}{more}" if self.nodes else problem_text(self.problem)
+
+    @property
+    def gain(self) -> float:
+        return self.seconds / self.after if self.after else 1.0
+
+    @property
+    def tier(self) -> str:
+        """Where the kernel that it has in the end comes from."""
+        return "search" if self.chosen else self.origin.partition(" (")[0]
+
+    @property
+    def hope(self) -> float:
+        """Seconds that might still be saved."""
+        least = self.after * LEAST_HOPE
+        return least if self.floor is None else max(self.after - self.floor, least)
+
+    def share(self, seconds: float) -> float | None:
+        """Of the roofline that some time reaches."""
+        return self.floor / seconds if self.floor is not None and seconds else None
+
+    @property
+    def best_in_network(self) -> tuple[str, Sequence[float]] | None:
+        return max(self.network, key=lambda found: found[1][0], default=None)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Something seems faster in the network, and noise hides whether it is."""
+        best = self.best_in_network
+        return best is not None and not self.chosen and not self.undone and best[1][1] < 1 < best[1][0]
+
+    @property
+    def is_open(self) -> bool:
+        """A longer search may help: it had none, or too short a one, or noise hid the answer."""
+        if self.skipped:
+            return self.skipped in ("no time was left for it", "stopped")
+        few = bool(self.trials) and len(self.trials) < LEAST_TRIED and not self.chosen
+        return few or self.is_undecided or any(word in self.reason for word in OPEN)
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in a few words."""
+        if self.undone:
+            return "taken back: the whole did not gain"
+        if self.chosen:
+            return f"{self.gain:.2f} times as fast"
+        if self.skipped:
+            return f"not searched: {self.skipped}"
+        if self.is_undecided:
+            return "seems faster, not for certain"
+        if self.network:
+            return "no faster between its neighbours"
+        return self.reason or "not searched yet"
+
+
+@dataclass
+class Tuning:
+    """A result file."""
+
+    kind: str
+    state: str
+    model: str
+    device: str
+    where: Mapping[str, str]
+    date: str
+    budget: float | None
+    elapsed: float
+    phases: Mapping[str, float]
+    rows: list[Row]
+    settings: Mapping[str, str]
+    environment: Mapping[str, str]
+    #: seconds of an inference; of problems the sum of all, each by itself
+    before: float
+    after: float
+    #: median, low, high, pairs
+    gain: Sequence[float] | None
+    error: float | None
+    #: the end is there
+    is_whole: bool
+
+    @property
+    def total(self) -> float:
+        return sum(row.seconds for row in self.rows)
+
+    @property
+    def changed(self) -> list[Row]:
+        return [row for row in self.rows if row.chosen]
+
+    @property
+    def trials(self) -> Iterable[Trial]:
+        return (trial for row in self.rows for trial in row.trials)
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """Seconds of all searches by what was done: search, race, confirm; compile and check are part of these."""
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            found.update(row.spent)
+        return found
+
+    def following(self) -> list[Row]:
+        """What to tune next: what is open, by what might be saved."""
+        return sorted((row for row in self.rows if row.is_open), key=lambda row: -row.hope)
+
+    def settled(self) -> list[Row]:
+        """What was searched, and is far from the roofline all the same: here only other kernels help."""
+        rows = [r for r in self.rows if r.trials and not r.is_open and r.floor is not None and r.after > 2 * r.floor]
+        return sorted(rows, key=lambda row: -row.hope)
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """The JSON of a result file. InputError when it is none."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"has more than {MOST_BYTES:,} bytes", where=str(path))
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _not(f"it is not JSON ({error})", str(path)) from None
+    parse(content, str(path))
+    return content  # type: ignore[no-any-return]
+
+
+def parse(content: Any, where: str = "a result file") -> Tuning:
+    """What it tells."""
+    from ..tuning.result_file import SCHEMA
+
+    if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, Mapping) else type(content).__name__
+        raise _not(f"{SCHEMA!r} is its schema, this one has {found!r}", where)
+    layers = content.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
+        raise _not("layers is not a list of objects", where)
+    rows = [_row(layer) for layer in layers]
+    rows.sort(key=lambda row: -row.seconds)
+    result = content.get("result")
+    result = result if isinstance(result, Mapping) else {}
+    undone = {text(p, whole=True) for p in _list(result.get("undone"))}
+    for row in rows:
+        row.undone = row.problem in undone
+    before, after = number(result.get("before")), number(result.get("after"))
+    return Tuning(
+        text(content.get("kind")) or "model", text(content.get("state")), text(content.get("model")),
+        text(content.get("device")), _texts(content.get("where")), text(content.get("date")),
+        number(content.get("budget")), number(content.get("elapsed")) or 0.0, _numbers(content.get("phases")), rows,
+        _texts(content.get("settings")), _texts(content.get("environment")),
+        before if before is not None else sum(r.seconds for r in rows),
+        after if after is not None else sum(r.after for r in rows),
+        _ratio(result.get("gain")), number(result.get("error")), bool(result),
+    )  # fmt: skip
+
+
+def _row(layer: Mapping[str, Any]) -> Row:
+    seconds = number(layer.get("seconds")) or 0.0
+    after = number(layer.get("after"))
+    before = layer.get("before")
+    before = before if isinstance(before, Mapping) else {}
+    trials = [
+        Trial(
+            _kernel(t), text(t.get("status")) or "?", number(t.get("seconds")), text(t.get("why")),
+            number(t.get("at")) or 0.0,
+        )
+        for t in _list(layer.get("trials"))
+        if isinstance(t, Mapping)
+    ]  # fmt: skip
+    network = [
+        (_kernel(n), ratio)
+        for n in _list(layer.get("network"))
+        if isinstance(n, Mapping) and (ratio := _ratio(n.get("gain"))) is not None and ratio[3]
+    ]
+    chosen = layer.get("chosen")
+    return Row(
+        text(layer.get("problem"), whole=True), text(layer.get("op")), [text(n) for n in _list(layer.get("nodes"))],
+        seconds, seconds if after is None else after, number(layer.get("floor")), text(layer.get("bound")),
+        _kernel(before), text(before.get("origin")) or "unknown",
+        _kernel(chosen) if isinstance(chosen, Mapping) else "", text(layer.get("skipped")),
+        text(layer.get("reason")), text(layer.get("command"), whole=True), trials, network,
+        _numbers(layer.get("spent")),
+    )  # fmt: skip
+
+
+def number(value: Any) -> float | None:
+    """A finite number that is not below nothing."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return float(value) if fits else None
+
+
+def text(value: Any, whole: bool = False) -> str:
+    """A text that can be shown."""
+    found = safe(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return found if whole or len(found) <= 2000 else f"{found[:1997]}..."
+
+
+def _kernel(value: Mapping[str, Any]) -> str:
+    config = value.get("config")
+    return f"{text(value.get('solver'))} {config_text(config) if isinstance(config, Mapping) else ''}".strip()
+
+
+def _ratio(value: Any) -> Sequence[float] | None:
+    found = [number(part) for part in _list(value)]
+    known = [part for part in found if part is not None]
+    return known if len(known) == 4 and known[0] > 0 else None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _texts(value: Any) -> Mapping[str, str]:
+    return {text(k): text(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _numbers(value: Any) -> Mapping[str, float]:
+    found = {text(k): number(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _not(why: str, where: str) -> InputError:
+    return InputError(f"is no result of tuning: {why}", where=where, hint="tunewright tune writes tune_result_*.json")

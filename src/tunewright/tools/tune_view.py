@@ -1,0 +1,248 @@
+"""What `tunewright tune` shows: how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .common import cell, console, milliseconds, note, table
+from .kb_view import config_text, plural, problem_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..plugins.tune import Layer, Result, State
+    from ..tuning.measure import Candidate
+    from ..tuning.progress import Progress
+
+#: layers that are shown; the result file has all
+SHOWN = 16
+#: lines of a terminal that are not layers
+AROUND = 6
+#: characters of a node's name that are shown
+LONGEST = 22
+
+PHASES = {
+    "profile": "measuring the layers",
+    "search": "searching",
+    "network": "deciding inside the running network",
+    "whole": "comparing whole networks",
+}
+
+
+# ---- while it works -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[State], None]]:
+    """A table that changes on a terminal; elsewhere a line for each layer. Both say more than the log would."""
+    log = logging.getLogger("tunewright")
+    log.addFilter(_is_other)
+    try:
+        with _drawn() if sys.stderr.isatty() else contextlib.nullcontext(_lines()) as tell:
+            yield tell
+    finally:
+        log.removeFilter(_is_other)
+
+
+def _is_other(record: logging.LogRecord) -> bool:
+    """Not the log's own line about a problem that is tuned."""
+    return record.levelno > logging.INFO or not str(record.msg).startswith("tuned ")
+
+
+def _lines() -> Callable[[State], None]:
+    told: set[str] = set()
+
+    def line(state: State) -> None:
+        """A layer is done, or a phase begins."""
+        done = state.at is not None and state.progress is None
+        key = state.at.problem.key() if state.at is not None and done else state.phase
+        if key in told or not (done or state.at is None):
+            return
+        told.add(key)
+        what = f"{title(state.at)}: {outcome(state.at)}" if state.at is not None and done else PHASES[state.phase]
+        far = f"; {standing(state)}" if done else ""
+        note(f"{state.elapsed:.0f} of {state.budget:.0f} s: {what}{far}")
+
+    return line
+
+
+@contextlib.contextmanager
+def _drawn() -> Iterator[Callable[[State], None]]:
+    from rich.live import Live
+
+    from ..plugins.tune import State
+
+    out, told = console(stderr=True), [(State("profile", (), None, None, 0.0, 0.0), 0.0)]
+
+    def draw() -> RenderableType:
+        """The clock goes on where a step takes long."""
+        state, at = told[0]
+        since = time.monotonic() - at if at else 0.0
+        return picture(replace(state, elapsed=state.elapsed + since), out.height)
+
+    def tell(state: State) -> None:
+        told[0] = state, time.monotonic()
+
+    # seldom: what draws takes time from what is measured
+    with Live(console=out, get_renderable=draw, refresh_per_second=2, transient=True):
+        yield tell
+
+
+def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
+    """The layers with most time, what was found so far, and what is left."""
+    from rich.console import Group
+    from rich.text import Text
+
+    left = max(0.0, state.budget - state.elapsed)
+    head = Text(f"{PHASES[state.phase]}, {state.elapsed:.0f} of {state.budget:.0f} s", style="bold")
+    head.append(f", {left:.0f} s left" if left else "", style="not bold")
+    if not state.layers:
+        return head
+    total = sum(layer.seconds for layer in state.layers) or 1.0
+    made = table("layer", ">share", ">ms", ">best", ">gain", "state")
+    made.columns[0].no_wrap = True
+    for layer in visible(state, height - AROUND):
+        at = state.progress if layer is state.at else None
+        gain = promised(layer, at)
+        made.add_row(
+            cell(title(layer)), f"{layer.seconds / total:.0%}", milliseconds(layer.seconds),
+            milliseconds(layer.seconds / gain), f"{gain:.2f}x" if gain > 1 else "",
+            Text(now(state, layer), no_wrap=True, overflow="ellipsis"),
+            style="bold" if layer is state.at else "dim" if layer.skipped else "",
+        )  # fmt: skip
+    return Group(head, Text(standing(state)), Text(), made)
+
+
+def visible(state: State, most: int) -> Sequence[Layer]:
+    """The dearest layers, and the one that is searched."""
+    shown = list(state.layers[: max(1, min(SHOWN, most))])
+    if state.at is not None and state.at not in shown:
+        shown[-1] = state.at
+    return shown
+
+
+def standing(state: State) -> str:
+    """The gain so far, and what may still be gained."""
+    before = sum(layer.seconds for layer in state.layers)
+    after = sum(
+        layer.seconds / promised(layer, state.progress if layer is state.at else None) for layer in state.layers
+    )
+    text = f"{milliseconds(before)} ms"
+    if after < before:
+        how = "in the network" if state.phase == "whole" else "promised"
+        text += f" -> {milliseconds(after)} ms {how} ({before / after:.2f}x)"
+    waiting = [layer for layer in state.layers if is_open(layer)]
+    if state.phase == "search" and waiting:
+        hope = sum(layer.hope for layer in waiting)
+        text += f"; at most {milliseconds(hope)} ms more in {plural(len(waiting), 'layer')}"
+    return text
+
+
+def is_open(layer: Layer) -> bool:
+    """It is searched, or will be."""
+    return layer.outcome is None and not layer.skipped
+
+
+def now(state: State, layer: Layer) -> str:
+    """What a layer is waiting for, what is done with it, or what came of it."""
+    p = state.progress
+    if layer is state.at and p is not None:
+        failed = f", {p.failed} failed" if p.failed else ""
+        return f"{p.phase}, {max(0.0, p.budget - p.elapsed):.0f} s: {p.attempted} tried{failed}"
+    if promised(layer) > 1:  # the gain stands beside it
+        return "in the network" if layer.chosen is not None and layer.network else "by itself"
+    return outcome(layer) or ("waits" if state.phase == "search" else "")
+
+
+def promised(layer: Layer, at: Progress | None = None) -> float:
+    """How many times as fast a layer became, as far as it is known."""
+    if at is not None:
+        return max(1.0, at.default_seconds / at.best_seconds) if at.best_seconds < float("inf") else 1.0
+    if layer.chosen is not None:
+        return layer.gain
+    found = layer.outcome
+    if layer.network or found is None:
+        return 1.0
+    # what a search saw stands for what the network will say
+    gains: dict[Candidate, float] = {(m.key.solver, m.config): m.evidence.gain.median for m in found.records}
+    return max(1.0, *gains.values()) / gains.get(layer.present, 1.0) if gains else 1.0
+
+
+def title(layer: Layer) -> str:
+    """The first of its nodes, and how many there are; a problem without a model: itself."""
+    if not layer.nodes:
+        text = problem_text(layer.problem.key())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    more = f" (+{len(layer.nodes) - 1})" if len(layer.nodes) > 1 else ""
+    name, most = layer.nodes[0], LONGEST - len(more)
+    return (name if len(name) <= most else f"...{name[3 - most :]}") + more
+
+
+def outcome(layer: Layer) -> str:
+    """What became of a layer, in words."""
+    if layer.chosen is not None:
+        return f"{layer.gain:.2f}x in the network" if layer.network else f"{layer.gain:.2f}x by itself"
+    if layer.skipped:
+        return layer.skipped
+    if layer.outcome is None:
+        return ""
+    if layer.network:
+        return "not confirmed in the network"
+    gain = promised(layer)
+    return f"{gain:.2f}x by itself" if gain > 1 else "nothing is faster"
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def show(result: Result) -> None:
+    """What became of the layers, and of the whole."""
+    out = console()
+    total = sum(layer.seconds for layer in result.layers) or 1.0
+    made = table("layer", ">share", ">ms", ">gain", "kernel")
+    shown = [layer for layer in result.layers if layer.outcome is not None or layer.chosen is not None][:SHOWN]
+    for layer in shown:
+        gain = f"{layer.gain:.2f}x" if layer.chosen is not None else "-"
+        share = f"{layer.seconds / total:.0%}"
+        made.add_row(cell(title(layer)), share, milliseconds(layer.seconds), gain, cell(_kernel(layer)))
+    if shown:
+        out.print(made)
+        out.print()
+    out.print(summary(result), markup=False, soft_wrap=not out.is_terminal)
+
+
+def _kernel(layer: Layer) -> str:
+    if layer.chosen is None:
+        return outcome(layer)
+    solver, config = layer.chosen
+    return f"{solver} {config_text(config)}"
+
+
+def summary(result: Result) -> str:
+    """The end in a sentence or two."""
+    changed = [layer for layer in result.layers if layer.chosen is not None]
+    known = sum(layer.skipped == "it was tuned before" for layer in result.layers)
+    if result.gain is not None and changed:
+        g = result.gain
+        text = (
+            f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
+            f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs);"
+            f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
+        )
+    elif changed:  # problems, or a network that was not compared any more
+        text = f"{len(changed)} of {plural(len(result.layers), 'problem')} have a faster kernel now"
+        text += f"; all together {milliseconds(result.before)} -> {milliseconds(result.after)} ms, each by itself"
+    else:
+        text = "nothing is faster than what is used already"
+    text += f"; {known} tuned before" if known else ""
+    late = sum(layer.skipped == "no time was left for it" for layer in result.layers)
+    text += f"; no time was left to search {plural(late, 'layer')}" if late else ""
+    if result.undone:
+        text += f"; {plural(len(result.undone), 'change')} taken back: the whole network did not gain by that"
+    return text + ("; stopped early" if result.stopped else "")

@@ -1,0 +1,277 @@
+"""The heuristic: gradient-boosted trees that predict which candidate is fast for a problem that nobody measured.
+
+It has a section for each `kind` of problem and each architecture. A section's trees rate a problem with a candidate:
+the logarithm (to the base of two) of its speed, up to a constant of the problem. Rated are the default and a shortlist
+of candidates that were among the best of some problem of the training, on devices of the same architecture: so whatever
+is picked was measured there, and was correct. The pick must be predicted faster than the default by a margin.
+
+It abstains, with the reason in words, where it has no section, where a number of the problem lies outside of what the
+training saw, and where the nearest problem of the training is farther away than those were from each other.
+
+A section answers in well under a millisecond. A leaf holds where all splits on its path do. Those that ask about
+candidates have fixed answers for the shortlist, those that ask about the problem are answered once for all of it: what
+is left is one product of a matrix with a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..devices.base import Target
+from ..search.space import Config
+from ..solvers.base import Problem, Solver
+from .heuristic_features import Column, Floats, features, kind
+from .key import Where
+from .measure import Candidate
+
+#: What a pick must be predicted to gain over the default; and, where it is made for this shape alone and so costs a
+#: compilation, over what is not.
+MARGIN, SPECIAL = 1.03, 1.05
+#: a number of a problem may lie outside of what the training saw by so many doublings
+BEYOND = 1.5
+#: most problems whose ratings are kept
+KEPT = 1024
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes in the order of their numbers, the root first. Where ``feature`` is below 0 a node is a leaf."""
+
+    feature: tuple[int, ...]
+    #: at or below it the left child follows
+    threshold: tuple[float, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: tuple[float, ...]
+
+    def paths(self) -> list[tuple[float, list[tuple[int, bool]]]]:
+        """Of every leaf: its value, and the splits on the way to it with the answer that each must have."""
+        found, open_ = [], [(0, list[tuple[int, bool]]())]
+        while open_:
+            node, path = open_.pop()
+            if self.feature[node] < 0:
+                found.append((self.value[node], path))
+            else:
+                open_.append((self.left[node], [*path, (node, True)]))
+                open_.append((self.right[node], [*path, (node, False)]))
+        return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """The devices that a section speaks of: the fields of a key that must not differ."""
+
+    device: str
+    arch: str
+    runtime: str
+    options: str
+
+    @staticmethod
+    def of(where: Where) -> Place:
+        return Place(where.device, where.arch, where.runtime, where.options)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A candidate of a shortlist."""
+
+    solver: str
+    version: str
+    config: Config
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """What was learned about one kind of problem on one architecture."""
+
+    kind: str
+    place: Place
+    #: names of the processors of the training
+    processors: tuple[str, ...]
+    #: names of the numbers of a problem, and what one step of each means in a distance
+    names: tuple[str, ...]
+    scale: tuple[float, ...]
+    #: the problems of the training, and how far from the nearest of them an answer is given
+    points: tuple[tuple[float, ...], ...]
+    radius: float
+    columns: tuple[Column, ...]
+    shortlist: tuple[Listed, ...]
+    base: float
+    trees: tuple[Tree, ...]
+
+    def why_far(self, numbers: Mapping[str, float]) -> str | None:
+        """Why a problem is too unlike the training; None when it is not."""
+        if tuple(numbers) != self.names:
+            return "it was trained on other numbers of a problem than this version computes"
+        x = np.array([*numbers.values()])
+        points = self._points
+        low, high = points.min(axis=0), points.max(axis=0)
+        outside = np.maximum(low - x, x - high)
+        if outside.max(initial=0) > BEYOND:
+            i = int(outside.argmax())
+            return f"far from its data: {self.names[i]} is {x[i]:.1f}, and it has seen {low[i]:.1f} to {high[i]:.1f}"
+        steps = (points - x) / np.array(self.scale)
+        away = math.sqrt(float(np.einsum("ij,ij->i", steps, steps).min()))
+        if away > self.radius:
+            return f"far from its data: the nearest problem is {away:.1f} away, and it answers up to {self.radius:.1f}"
+        return None
+
+    def rate(self, numbers: Mapping[str, float], default: Candidate) -> tuple[Floats, float]:
+        """Ratings of the shortlist, and of the default."""
+        holds = self._holding(np.array([*numbers.values()]), of_problem=True)
+        rated = self.base + self._worth @ holds
+        mine = self._reached([Listed(default[0], "", Config(default[1]))]) @ holds
+        return np.asarray(rated, np.float64), float(self.base + mine[0])
+
+    # ---- the trees as one matrix --------------------------------------------------------------------------------
+
+    @cached_property
+    def _points(self) -> Floats:
+        return np.array(self.points, np.float64).reshape(len(self.points), len(self.names))
+
+    @cached_property
+    def _splits(self) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Feature and threshold of every node of every tree; a leaf's are never asked."""
+        feature = [f for tree in self.trees for f in tree.feature]
+        threshold = [t for tree in self.trees for t in tree.threshold]
+        return np.array(feature, np.int64), np.array(threshold, np.float64)
+
+    @cached_property
+    def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Of every leaf the answers that it needs, about the problem and about the candidate, and its value.
+
+        An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
+        """
+        total, first = len(self._splits[0]), 0
+        about: tuple[list[list[int]], list[list[int]]] = [], []
+        values = []
+        for tree in self.trees:
+            for value, path in tree.paths():
+                values.append(value)
+                for rows, wanted in zip(about, (True, False), strict=True):
+                    asked = [p for p in path if (tree.feature[p[0]] < len(self.names)) == wanted]
+                    rows.append([first + node + (0 if yes else total) for node, yes in asked])
+            first += len(tree.feature)
+        longest = max((len(row) for rows in about for row in rows), default=0)
+        padded = [np.array([row + [2 * total] * (longest - len(row)) for row in rows], np.int64) for rows in about]
+        shape = (len(values), longest)
+        return padded[0].reshape(shape), padded[1].reshape(shape), np.array(values, np.float32)
+
+    def _holding(self, x: Floats, of_problem: bool) -> npt.NDArray[np.float32]:
+        """1 for every leaf whose splits about the problem (else: about the candidate) hold, given its numbers."""
+        feature, threshold = self._splits
+        offset = 0 if of_problem else len(self.names)
+        # numbers of the other side are not asked for: any will do
+        yes = np.take(x, feature - offset, mode="clip") <= threshold
+        answers = np.concatenate([yes, ~yes, [True]])
+        needed = self._leaves[0 if of_problem else 1]
+        return np.asarray(answers[needed].all(axis=1), np.float32)
+
+    def _reached(self, candidates: Sequence[Listed]) -> npt.NDArray[np.float32]:
+        """A row for each candidate: the value of each leaf that it may end in, 0 for others."""
+        numbers = [np.array([c.of(one.solver, one.config) for c in self.columns]) for one in candidates]
+        rows = [self._holding(x, of_problem=False) * self._leaves[2] for x in numbers]
+        return np.array(rows, np.float32).reshape(len(candidates), len(self._leaves[2]))
+
+    @cached_property
+    def _worth(self) -> npt.NDArray[np.float32]:
+        return self._reached(self.shortlist)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the heuristic says about a problem: the candidates that it would use, the best first; none: the default."""
+
+    #: in words: what it predicts, or why it abstains
+    why: str
+    picks: tuple[tuple[Solver, Config], ...] = ()
+    #: the first pick's speed through the default's, as predicted
+    gain: float = 1.0
+    #: it knows too little to say anything
+    abstains: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Heuristic:
+    """Sections, and what was found out about them when they were trained."""
+
+    sections: tuple[Section, ...]
+    date: str
+    tool: str
+    #: how good it is, and on what: see docs/heuristic.md
+    about: Mapping[str, object]
+    #: where it was read
+    path: str = ""
+    _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
+        default_factory=dict, repr=False
+    )
+
+    @cached_property
+    def _by_kind(self) -> dict[tuple[str, Place], Section]:
+        return {(s.kind, s.place): s for s in self.sections}
+
+    def advise(
+        self,
+        problem: Problem,
+        target: Target,
+        default: Candidate,
+        solvers: Iterable[Solver],
+        why_not: Callable[[Solver, Config], str | None],
+        most: int = 1,
+    ) -> Advice:
+        """What to use for a static problem: up to ``most`` candidates that may be used and are predicted faster.
+
+        ``why_not`` says why a candidate of one of the ``solvers``, in whose space it is, may not be used.
+        """
+        rated = self._rated(problem, target, default)
+        if isinstance(rated, str):
+            return Advice(rated, abstains=True)
+        section, ratings, own = rated
+        known = {s.id: s for s in solvers}
+        margin, special = math.log2(MARGIN), math.log2(SPECIAL)
+        # what is made for one shape is rated as if it were slower by what it must be worth
+        cost = [special if (s := known.get(c.solver)) is not None and s.tuned_only else 0.0 for c in section.shortlist]
+        worth = ratings - np.array(cost)
+        usable: list[tuple[float, Solver, Config]] = []
+        for i in np.argsort(-worth, kind="stable").tolist():
+            rating, listed = float(ratings[i]), section.shortlist[i]
+            if len(usable) >= most or worth[i] <= own + (margin if not cost[i] else 0.0):
+                break
+            solver = known.get(listed.solver)
+            if solver is None or solver.version != listed.version or (solver.id, listed.config) == default:
+                continue
+            if listed.config in solver.space(problem, target) and why_not(solver, listed.config) is None:
+                usable.append((rating, solver, listed.config))
+        if not usable:
+            return Advice("it predicts nothing that is faster than the default")
+        gain = 2.0 ** (usable[0][0] - own)
+        elsewhere = "" if target.name in section.processors else f", trained on {', '.join(section.processors[:3])}"
+        why = f"predicted {gain:.2f} times as fast as the default{elsewhere}"
+        return Advice(why, tuple((solver, config) for _, solver, config in usable[:most]), gain)
+
+    def _rated(self, problem: Problem, target: Target, default: Candidate) -> tuple[Section, Floats, float] | str:
+        """The section that speaks of a problem and its ratings, kept; or why there is none."""
+        at = (problem.key(), target, (default[0], Config(default[1])))
+        found = self._ratings.get(at)
+        if found is None:
+            if len(self._ratings) >= KEPT:  # other threads may do the same: no harm is done
+                self._ratings.clear()
+            found = self._ratings[at] = self._rate(problem, target, default)
+        return found
+
+    def _rate(self, problem: Problem, target: Target, default: Candidate) -> tuple[Section, Floats, float] | str:
+        place = Place.of(Where.of(target))
+        section = self._by_kind.get((kind(problem), place))
+        if section is None:
+            if not any(s.place == place for s in self.sections):
+                return "it knows no device like this one"
+            return f"it has not learned about {kind(problem)} here"
+        numbers = features(problem, target.units)
+        far = section.why_far(numbers)
+        return far if far is not None else (section, *section.rate(numbers, default))

@@ -1,0 +1,190 @@
+"""What the heuristic sees of a problem and of a candidate: a few numbers with names.
+
+Problems of one `kind` (operation, element types, layouts) have the same names. Sizes are logarithms to the base of two,
+so that a distance of one is a doubling, whatever the size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ir.types import TensorType, Type
+from ..ops.base import Work
+from ..search.space import Scalar
+from ..solvers.base import Config, Problem
+from .ceilings import work_of
+
+Floats = npt.NDArray[np.float64]
+
+#: operations that multiply matrices: their rank says nothing, m, n and k say it all
+_PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft::FusedMatMul", "com.microsoft::TransposeMatMul"})
+#: where the weights of convolutions are
+_WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3}
+#: fused steps that take as long as many simple ones
+_DEAR = frozenset({"Exp", "Log", "Pow", "Tanh", "Sigmoid", "Erf", "Gelu", "Softplus", "Swish", "Mish", "Selu", "Elu"})
+#: the value of a parameter that a candidate does not have
+ABSENT = -1.0
+
+
+def kind(problem: Problem) -> str:
+    """The problems that one set of trees serves: operation, types, layouts, which operand is constant, rank."""
+    given = [
+        _type_text(t) + ("!" if c else "")
+        for t, c in zip(problem.main_inputs[:2], problem.constant[:2], strict=False)
+    ]
+    made = _type_text(problem.outputs[0] if problem.outputs else None)
+    first = problem.inputs[0] if problem.inputs else None
+    rank = f" of rank {first.rank}" if isinstance(first, TensorType) and problem.op not in _PRODUCTS else ""
+    return f"{problem.op}({', '.join(given)}) -> {made}{rank}"
+
+
+def _type_text(type: Type | None) -> str:
+    if not isinstance(type, TensorType):
+        return "_" if type is None else "?"
+    layout = "" if type.layout.name == "plain" else f"@{type.layout}"
+    return f"{type.dtype.value}{layout}"
+
+
+def features(problem: Problem, units: int) -> dict[str, float]:
+    """The numbers of a static problem on a device of so many units."""
+    made = _dims(problem.outputs[0] if problem.outputs else None)
+    given = _dims(problem.inputs[0] if problem.inputs else None)
+    work = work_of(problem)
+    if isinstance(work, str):
+        work = Work(float(math.prod(made)), float(_nbytes(problem.inputs) + _nbytes(problem.outputs)))
+    constant = [t for t, c in zip(problem.inputs, problem.constant, strict=True) if c]
+    operands = problem.inputs[len(problem.inputs) - problem.operands :] if problem.operands else ()
+    return {
+        "units": _log(units),
+        "outputs": _log(math.prod(made)),
+        "inputs": _log(math.prod(given)),
+        "row": _log(_at(made, -1)),
+        "flops": _log(work.flops),
+        "intensity": _log(work.flops) - _log(work.bytes),
+        "constant bytes": _log(_nbytes(constant)),
+        "fused": float(len(problem.epilogue)),
+        "dear fused": float(sum(step.op in _DEAR for step in problem.epilogue)),
+        "fused tensors": float(sum(math.prod(_dims(t)) > 1 for t in operands)),
+        **_shape(problem, given, made),
+    }
+
+
+def _shape(problem: Problem, given: Sequence[int], made: Sequence[int]) -> dict[str, float]:
+    """What is particular to an operation."""
+    if problem.op in _WEIGHTS:
+        return _convolution(problem, given, made)
+    if problem.op in _PRODUCTS:
+        return _product(problem, given, made)
+    axis = problem.attrs.get("axis")
+    return {
+        "first": _log(_at(made, 0)),
+        "second": _log(_at(made, 1)),
+        "along": _log(given[axis % len(given)] if isinstance(axis, int) and given else 1),
+        **_window(problem, problem.attrs.get("kernel_shape", ())),
+    }
+
+
+def _convolution(problem: Problem, given: Sequence[int], made: Sequence[int]) -> dict[str, float]:
+    weights = _dims(problem.inputs[_WEIGHTS[problem.op]])
+    groups = max(int(problem.attrs.get("group", 1)), 1)
+    channels, filters = _at(given, 1), _at(made, 1)
+    pads = problem.attrs.get("pads", ())
+    return {
+        "batch": _log(_at(given, 0)),
+        "channels": _log(channels / groups),
+        "filters": _log(filters / groups),
+        "groups": _log(groups),
+        "pixels": _log(math.prod(made[2:])),
+        # rows are cut into tiles: what is left over at their ends costs time
+        "twos in row": _twos(_at(made, -1)),
+        "twos in filters": _twos(max(filters // groups, 1)),
+        "padded": float(any(pads)),
+        **_window(problem, weights[2:]),
+    }
+
+
+def _window(problem: Problem, kernel: Sequence[int]) -> dict[str, float]:
+    strides, dilations = problem.attrs.get("strides", ()), problem.attrs.get("dilations", ())
+    return {
+        "kernel": _log(math.prod(kernel)),
+        "kernel row": _log(_at(kernel, -1)),
+        "stride": _log(_at(strides, -1)),
+        "dilation": _log(_at(dilations, -1)),
+    }
+
+
+def _product(problem: Problem, given: Sequence[int], made: Sequence[int]) -> dict[str, float]:
+    other = _dims(problem.inputs[1])
+    count = math.prod(other[:-2])
+    n = _at(made, -1)
+    turned = bool(problem.attrs.get("transA", 0))
+    return {
+        "count": _log(count),
+        "m": _log(math.prod(made) / max(count * n, 1)),
+        "n": _log(n),
+        "k": _log(_at(given, -2 if turned else -1)),
+        "twos in n": _twos(n),
+        "turned": float(turned),
+        "other turned": float(bool(problem.attrs.get("transB", 0))),
+    }
+
+
+def _dims(type: Type | None) -> Sequence[int]:
+    return type.dims if isinstance(type, TensorType) else ()
+
+
+def _nbytes(types: Sequence[Type | None]) -> int:
+    return sum(t.nbytes for t in types if isinstance(t, TensorType))
+
+
+def _at(dims: Sequence[int], i: int) -> int:
+    return int(dims[i]) if -len(dims) <= i < len(dims) else 1
+
+
+def _log(x: float) -> float:
+    return math.log2(max(x, 1.0))
+
+
+def _twos(x: int) -> float:
+    """How often two divides a size, 1 being four times and more: it decides about tiles, not about what is near."""
+    return min(((x & -x).bit_length() - 1) if x > 0 else 0, 4) / 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of a candidate: whether a solver makes it, a parameter's size, or whether a parameter has a text."""
+
+    #: "solver", "size" or "text"
+    form: str
+    #: of the solver or of the parameter
+    name: str
+    text: str = ""
+
+    def of(self, solver: str, config: Config) -> float:
+        if self.form == "solver":
+            return float(solver == self.name)
+        value = config.get(self.name)
+        if self.form == "text":
+            return float(value == self.text)
+        return ABSENT if isinstance(value, str) or value is None else _size(value)
+
+
+def _size(value: bool | int | float) -> float:
+    return float(value) if isinstance(value, bool) else math.copysign(math.log2(1 + abs(value)), value)
+
+
+def columns(candidates: Sequence[tuple[str, Mapping[str, Scalar]]]) -> list[Column]:
+    """The columns that tell some candidates apart."""
+    names = sorted({solver for solver, _ in candidates})
+    sizes = sorted({k for _, config in candidates for k, v in config.items() if not isinstance(v, str)})
+    texts = sorted({(k, v) for _, config in candidates for k, v in config.items() if isinstance(v, str)})
+    return [
+        *(Column("solver", name) for name in names),
+        *(Column("size", name) for name in sizes),
+        *(Column("text", name, text) for name, text in texts),
+    ]

@@ -1,0 +1,286 @@
+"""Training the heuristic: examples out of records, and a section of trees for each kind of problem.
+
+An `Example` is a problem on a device with what is known of its candidates: gains over the default, from measurements
+and surveys. Trees learn the logarithm of a gain through the best one of the problem: how good the default happens to be
+makes no difference then. scikit-learn grows them (extra ``train``); nothing of it is needed to use them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from .._version import __version__
+from ..devices.base import Target
+from ..errors import InputError, SettingsError
+from ..ops.infer import MISTAKES
+from ..search.space import Config
+from ..solvers import serial
+from ..solvers.base import Problem, Solver
+from .heuristic import Heuristic, Listed, Place, Section, Tree
+from .heuristic_features import Column, Floats, columns, features, kind
+from .heuristic_file import DIGITS, MOST_COLUMNS, MOST_SECTIONS
+from .key import Where
+from .record import AnyRecord, Measurement, Survey, now
+
+#: a kind of which there are fewer problems is not learned
+LEAST_PROBLEMS = 5
+#: candidates of a shortlist at most; one is a problem's own if it is within this factor of the best that is known
+MOST_LISTED, NEAR_BEST = 48, 0.97
+#: problems whose numbers a section keeps
+MOST_POINTS = 400
+#: gains below the best by more doublings than this are all alike: of no use
+WORST = 1.0
+#: of the trees
+TREES, DEPTH, RATE, LEAST_LEAF, SUBSAMPLE = 150, 4, 0.1, 4, 0.7
+#: answers are given up to so many times the distance that nearly all problems of the training are within
+QUANTILE, FACTOR, LEAST_RADIUS, LEAST_SCALE = 0.95, 1.5, 1.0, 0.5
+#: a gain that was measured in turns, and whose interval is wider than this factor, tells nothing
+WIDEST = 2.0
+#: of one candidate's gains the first of these counts, then a confirmed one, then the newest
+_REGIMES = ("network", "layer", "cold", "warm")
+_ARCH = re.compile(r"(.*); (\d+) registers of (\d+) bytes; ([^;]*)((?:; no [^;]*)*)", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A problem on a device, and what is known of its candidates."""
+
+    problem: Problem
+    target: Target
+    default: tuple[str, Config]
+    #: seconds of the default
+    seconds: float
+    #: time of the default through that of the candidate; 0: it cannot be used
+    gains: Mapping[Listed, float]
+
+    @cached_property
+    def at(self) -> tuple[str, Place]:
+        return kind(self.problem), Place.of(Where.of(self.target))
+
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        return features(self.problem, self.target.units)
+
+    @cached_property
+    def best(self) -> float:
+        """The largest gain that is known; the default's own is 1."""
+        return max(1.0, *self.gains.values())
+
+    def gain(self, solver: str, config: Config) -> float | None:
+        """Of a candidate; None where nobody knows."""
+        return next((g for one, g in self.gains.items() if (one.solver, one.config) == (solver, config)), None)
+
+
+@dataclass
+class _Gathered:
+    """What the records say about one problem on one device."""
+
+    problem: Problem
+    target: Target
+    #: date, and (rank, gain) of each candidate, by the default that gains refer to
+    seen: dict[tuple[str, Config], dict[Listed, tuple[tuple[object, ...], float]]] = field(default_factory=dict)
+    newest: dict[tuple[str, Config], tuple[str, float]] = field(default_factory=dict)
+
+    def add(self, default: tuple[str, Config], date: str, seconds: float | None) -> None:
+        before = self.newest.get(default, ("", 0.0))
+        self.newest[default] = max(before[0], date), seconds if seconds is not None else before[1]
+        self.seen.setdefault(default, {})
+
+    def tell(self, default: tuple[str, Config], who: Listed, rank: tuple[object, ...], gain: float) -> None:
+        mine = self.seen[default]
+        if who not in mine or rank > mine[who][0]:
+            mine[who] = rank, gain
+
+
+def examples(records: Iterable[AnyRecord], solvers: Iterable[Solver]) -> tuple[list[Example], Counter[str]]:
+    """What there is to learn from, and how many records are of no use, by reason."""
+    versions = {s.id: s.version for s in solvers}
+    found: dict[tuple[str, Where], _Gathered | str] = {}
+    unused: Counter[str] = Counter()
+    for record in records:
+        if not isinstance(record, Measurement | Survey):
+            continue
+        # drivers and compilers of other versions are near enough
+        at = record.key.problem, replace(record.key.where, software="")
+        if at not in found:
+            found[at] = _posed(record)
+        mine = found[at]
+        if isinstance(mine, str):
+            unused[mine] += 1
+        elif versions.get(record.key.solver) != record.key.version:
+            unused["its solver is gone or has another version now"] += 1
+        else:
+            _tell(mine, record, versions)
+    made = []
+    for one in found.values():
+        if not isinstance(one, str) and one.newest:
+            # gains refer to a default: where it changed, the newest one's count
+            default = max(one.newest, key=lambda d: (one.newest[d][0], str(d)))
+            gains = {who: gain for who, (_, gain) in one.seen[default].items()}
+            gains[Listed(default[0], versions[default[0]], default[1])] = 1.0
+            made.append(Example(one.problem, one.target, default, one.newest[default][1], gains))
+    return sorted(made, key=lambda e: (e.problem.key(), str(e.target))), unused
+
+
+def _posed(record: Measurement | Survey) -> _Gathered | str:
+    try:
+        problem, target = serial.from_json(dict(record.problem)), target_of(record.key.where)
+        features(problem, target.units)
+    except InputError as error:
+        return error.what
+    except (*MISTAKES, AssertionError):  # a file may say that a convolution has no weights
+        return "its problem makes no sense"
+    return _Gathered(problem, target) if problem.key() == record.key.problem else "its problem does not fit its key"
+
+
+def _tell(mine: _Gathered, record: Measurement | Survey, versions: Mapping[str, str]) -> None:
+    if isinstance(record, Survey):
+        default = (record.key.solver, record.config)
+        mine.add(default, record.date, record.seconds)
+        for seen in record.seen:
+            if versions.get(seen.solver) == seen.version:
+                rank = (-_REGIMES.index(record.regime), False, record.date, record.digest)
+                mine.tell(default, Listed(seen.solver, seen.version, seen.config), rank, seen.gain)
+        return
+    e = record.evidence
+    if versions.get(e.default[0]) is not None and tells(record):
+        own = (record.key.solver, record.config) == e.default
+        mine.add(e.default, record.date, e.seconds if own else None)
+        rank = (-_REGIMES.index(e.regime), e.confirmed, record.date, record.digest)
+        mine.tell(e.default, Listed(record.key.solver, record.key.version, record.config), rank, e.gain.median)
+
+
+def tells(m: Measurement) -> bool:
+    """Whether a gain is more than noise: a few turns on a busy machine may say anything.
+
+    What a search saw of a candidate has no interval; it was compared with the others as a survey's sightings were.
+    """
+    gain = m.evidence.gain
+    return m.evidence.confirmed or gain.pairs == 0 or gain.high <= WIDEST * gain.low
+
+
+def target_of(where: Where) -> Target:
+    """A target that solvers judge as they would the one that was measured; InputError where its text is not ours."""
+    found = _ARCH.fullmatch(where.arch)
+    if found is None:
+        raise InputError("its architecture is not in the form that this version writes")
+    arch, registers, nbytes, language, lacks = found.groups()
+    return Target(
+        where.device, where.processor, arch, where.units, (("opencl", where.runtime),), language, where.options,
+        int(nbytes), int(registers), tuple(lacks.split("; no ")[1:]),
+    )  # fmt: skip
+
+
+def learnable(known: Sequence[Example]) -> dict[tuple[str, Place], list[Example]]:
+    """The kinds of problems of which enough is known, with what is known."""
+    found: dict[tuple[str, Place], list[Example]] = {}
+    for example in known:
+        if len(example.gains) > 1:  # the default alone teaches nothing
+            found.setdefault(example.at, []).append(example)
+    order = sorted(found.items(), key=lambda item: str(item[0]))
+    return {at: some for at, some in order if len(some) >= LEAST_PROBLEMS}
+
+
+def train(known: Sequence[Example], about: Mapping[str, object], seed: int = 0) -> Heuristic:
+    """A heuristic that has learned from examples."""
+    made = [_section(at, some, seed) for at, some in learnable(known).items()]
+    return Heuristic(tuple(made[:MOST_SECTIONS]), now(), __version__, about)
+
+
+def _section(at: tuple[str, Place], some: Sequence[Example], seed: int) -> Section:
+    listed = shortlist(some)
+    asked = columns([(who.solver, who.config) for e in some for who in e.gains])[:MOST_COLUMNS]
+    names = tuple(some[0].numbers)
+    points = np.array([[*e.numbers.values()] for e in some], np.float64)
+    scale = np.maximum(points.std(axis=0), LEAST_SCALE)
+    base, trees = _grow(*_table(some, asked), seed)
+    processors = tuple(sorted({e.target.name for e in some}))
+    kept = _spread(points / scale, MOST_POINTS)
+    return Section(
+        at[0], at[1], processors, names, tuple(scale.tolist()), tuple(map(tuple, points[kept].tolist())),
+        _radius(points / scale), tuple(asked), tuple(listed), base, trees,
+    )  # fmt: skip
+
+
+def _table(some: Sequence[Example], asked: Sequence[Column]) -> tuple[Floats, Floats, Floats]:
+    """A row for each candidate of each problem: numbers, what to learn, and its weight."""
+    rows, learn, weights = [], [], []
+    for e in some:
+        own = [*e.numbers.values()]
+        for who, gain in e.gains.items():
+            rows.append([*own, *(c.of(who.solver, who.config) for c in asked)])
+            learn.append(max(math.log2(gain / e.best), -WORST) if gain > 0 else -WORST)
+            weights.append(1.0 / len(e.gains))
+    return np.array(rows, np.float64), np.array(learn, np.float64), np.array(weights, np.float64)
+
+
+def _grow(x: Floats, y: Floats, weights: Floats, seed: int) -> tuple[float, tuple[Tree, ...]]:
+    """A constant and trees that are added to it."""
+    try:
+        from sklearn.ensemble import GradientBoostingRegressor
+    except ImportError:
+        raise SettingsError(
+            "training needs scikit-learn", where="kb train", hint="pip install 'tunewright[train]'"
+        ) from None
+    base = float(np.average(y, weights=weights))
+    model = GradientBoostingRegressor(
+        n_estimators=TREES, max_depth=DEPTH, learning_rate=RATE, min_samples_leaf=LEAST_LEAF, subsample=SUBSAMPLE,
+        max_features=0.5, init="zero", random_state=seed,
+    )  # fmt: skip
+    model.fit(x, y - base, sample_weight=weights / weights.mean())
+    trees = []
+    for (grown,) in model.estimators_:
+        t = grown.tree_
+        trees.append(
+            Tree(
+                tuple(int(f) if left >= 0 else -1 for f, left in zip(t.feature, t.children_left, strict=True)),
+                tuple(_short(v) for v in t.threshold),
+                tuple(max(int(n), 0) for n in t.children_left),
+                tuple(max(int(n), 0) for n in t.children_right),
+                tuple(_short(RATE * v) for v in t.value[:, 0, 0]),
+            )
+        )
+    return base, tuple(trees)
+
+
+def _short(x: float) -> float:
+    """As the file has it: what is judged is what is used."""
+    return float(f"{x:.{DIGITS}g}")
+
+
+def shortlist(some: Sequence[Example]) -> list[Listed]:
+    """Candidates of which each is among the best of some problem: those first that serve most problems best."""
+    near = {who for e in some for who, gain in e.gains.items() if gain >= NEAR_BEST * e.best and gain > 0}
+    order = sorted(near, key=lambda who: (who.solver, str(sorted(who.config.items()))))
+    # what each would give each problem, as a share of the best; unknown is nothing
+    share = np.array([[max(e.gains.get(who, 0.0), 0.0) / e.best for who in order] for e in some])
+    have, chosen = np.zeros(len(some)), list[int]()
+    while len(chosen) < min(MOST_LISTED, len(order)):
+        worth = np.maximum(share - have[:, None], 0).sum(axis=0)
+        worth[chosen] = -1
+        chosen.append(int(worth.argmax()))
+        have = np.maximum(have, share[:, chosen[-1]])
+    return [order[i] for i in chosen]
+
+
+def _radius(points: Floats) -> float:
+    """How far from the nearest problem of the training answers are given: about as far as those are apart."""
+    steps = np.sqrt(((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2))
+    np.fill_diagonal(steps, np.inf)
+    return max(LEAST_RADIUS, FACTOR * float(np.quantile(steps.min(axis=1), QUANTILE)))
+
+
+def _spread(points: Floats, most: int) -> list[int]:
+    """The numbers of up to so many points that lie as far apart as can be."""
+    chosen, away = [0], ((points - points[0]) ** 2).sum(axis=1)
+    while len(chosen) < most and away.max() > 0:
+        chosen.append(int(away.argmax()))
+        away = np.minimum(away, ((points - points[chosen[-1]]) ** 2).sum(axis=1))
+    return sorted(chosen)

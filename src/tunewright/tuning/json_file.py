@@ -1,0 +1,138 @@
+"""A JSON file that several processes may read and rewrite: bounded, checked, replaced as a whole.
+
+What tuning files and lockfiles share. Nothing in such a file is trusted: it is of a bounded size, holds no member twice
+and no number beyond floats; what else it must be is for those who read it to say.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import InputError
+
+#: the largest file that is read
+MOST_FILE_BYTES = 64 << 20
+#: how long to wait for another process that rewrites the file
+LOCK_SECONDS = 60.0
+
+
+class JsonFile:
+    """A file at a path. Safe to use from several processes and threads."""
+
+    #: what it is called in a message, and the setting that names it
+    title: ClassVar[str]
+    setting: ClassVar[str]
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.expanduser(path))
+
+    @contextmanager
+    def opened(self, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """A descriptor of the file, if it is one. FileNotFoundError when there is none."""
+        try:
+            # opening a fifo must not wait for a writer
+            descriptor = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            raise self.error(f"cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise self.error("is not a file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """The file as it is now, made if need be, which nobody else rewrites for a while.
+
+        Who rewrites puts another file in its place, so a lock counts only if it is on the one that is there.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            with self.opened(os.O_RDWR | os.O_CREAT) as descriptor:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self.error("another process has been extending it for too long") from None
+                else:
+                    try:
+                        there = os.stat(self.path)
+                    except FileNotFoundError:
+                        continue
+                    if os.path.samestat(there, os.fstat(descriptor)):
+                        yield descriptor
+                        return
+            time.sleep(0.01)
+
+    def load(self, descriptor: int) -> Any:
+        """The file's content; None of an empty file: it has just been made."""
+        size = os.fstat(descriptor).st_size
+        if size > MOST_FILE_BYTES:
+            raise self.error(f"has {size:,} bytes", f"at most {MOST_FILE_BYTES:,} are read")
+        try:
+            text = os.pread(descriptor, size, 0).decode("utf-8")
+            hooks: dict[str, Any] = {"parse_constant": _finite, "parse_float": _finite, "object_pairs_hook": _unique}
+            return json.loads(text, **hooks) if text.strip() else None
+        except OSError as error:
+            raise self.error(f"cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise self.error(f"is not JSON: {error}", f"name another {self.setting}") from None
+
+    def replace(self, descriptor: int, text: str) -> None:
+        """Put a new content in the file's place at once. Only who holds the lock does, so one name will do."""
+        if len(text) > MOST_FILE_BYTES:
+            raise self.error(f"would have more than {MOST_FILE_BYTES:,} bytes", f"name another {self.setting}")
+        path = Path(os.path.realpath(self.path))  # a link stays one
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)  # of somebody who was killed
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(descriptor).st_mode))
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def error(self, what: str, hint: str = "") -> InputError:
+        """Something about this file."""
+        return InputError(what, where=f"{self.title} {self.path}", hint=hint)
+
+
+def short(text: str) -> str:
+    """A name out of a file, for a message."""
+    return ascii(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:80]} is no number")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):  # one of them would be lost when the file is rewritten
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has two members {short(next(n for n in names if names.count(n) > 1))}")
+    return found

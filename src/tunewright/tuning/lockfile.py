@@ -1,0 +1,388 @@
+"""Lockfiles: the exact kernel of every problem that a model poses, beside the model (docs/lockfile.md).
+
+::
+
+    {"schema": "tunewright.lock/1",
+     "places": [
+      {"where": {"device": ..., "processor": ..., ...}, "tunewright": "0.1.0", "execution_mode": "PERFORMANCE",
+       "kernels": {
+        "<problem>": {"nodes": [...], "solver": ..., "version": ..., "config": {...}, "source": "<digest>",
+                      "reproducible": true, "origin": ..., "gain": 1.31}, ...}}]}
+
+``nodes``, ``origin`` and ``gain`` are for people. The rest must fit for a kernel to be used: the place, the solver and
+its version, a config of its space, the digest of the text that would be compiled, and that it is reproducible or not.
+The file is sorted and has no dates, so that equal choices make equal bytes. Locking again adds what is missing.
+
+`LockFile` reads and writes, and trusts nothing that it reads; `Locked` is what the tuner asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..devices.base import Target
+from ..errors import InputError, LockError, SettingsError
+from ..search.space import Config
+from ..settings import Settings
+from ..solvers.base import Problem, Solver
+from .json_file import JsonFile, short
+from .key import WHERE_FIELDS, Where, source_digest
+from .record import as_config, as_members, as_number, as_text, as_where
+
+SCHEMA = "tunewright.lock/1"
+#: what a file may hold: places, problems of a place, nodes of a problem, and characters of a node's name
+MOST_PLACES, MOST_PROBLEMS, MOST_NODES, LONGEST_NODE = 256, 100_000, 64, 256
+MODES = ("PERFORMANCE", "ACCURACY")
+AGAIN = "lock the model again with `tunewright lock`, or load it without FROZEN"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The kernel of a problem."""
+
+    solver: str
+    version: str
+    config: Config
+    #: digest of the text that is compiled (`key.source_digest`)
+    source: str
+    reproducible: bool
+    #: for people: who poses the problem, where the choice came from, and how many times as fast as the default it was
+    nodes: tuple[str, ...] = ()
+    origin: str = ""
+    gain: float | None = None
+
+    @staticmethod
+    def of(
+        problem: Problem, target: Target, solver: Solver, config: Mapping[str, Any], nodes: Iterable[str], origin: str,
+        gain: float | None,
+    ) -> Entry:  # fmt: skip
+        """What is chosen now."""
+        source = source_digest(problem, target, solver, config)
+        named = tuple(sorted({name[:LONGEST_NODE] for name in nodes})[:MOST_NODES])
+        gain = None if gain is None else round(gain, 4)
+        return Entry(solver.id, solver.version, Config(config), source, solver.reproducible, named, origin, gain)
+
+    @property
+    def kernel(self) -> str:
+        """What must fit, as text: to Python, 1, 1.0 and true are equal."""
+        return _shown({**_json(self), "nodes": (), "origin": "", "gain": None})
+
+    @property
+    def name(self) -> str:
+        """A node that it is for, and how many there are."""
+        more = f" (+{len(self.nodes) - 1})" if len(self.nodes) > 1 else ""
+        return f"{short(self.nodes[0])}{more}" if self.nodes else ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is locked for one device."""
+
+    mode: str
+    kernels: Mapping[str, Entry]
+    tool: str = __version__
+
+
+@dataclass
+class Written:
+    """What locking changed in a file."""
+
+    path: Path
+    #: problems of this place that the file names now
+    total: int = 0
+    added: int = 0
+    same: int = 0
+    #: for each kernel that took another one's place, in words
+    replaced: list[str] = field(default_factory=list)
+    #: kernels that were dropped, because they were locked in the other execution mode
+    dropped: int = 0
+    #: what a frozen model refuses, in words
+    refused: list[str] = field(default_factory=list)
+
+
+class LockFile(JsonFile):
+    """A lockfile at a path. Safe to use from several processes and threads."""
+
+    title, setting = "lockfile", "LOCK_FILE"
+
+    def read(self) -> dict[Where, Place]:
+        """What is locked, by place. InputError: there is no file, or anything in it is not as it was written."""
+        try:
+            with self.opened() as descriptor:
+                data = self.load(descriptor)
+        except FileNotFoundError:
+            raise self.error("there is no such file", "`tunewright lock MODEL` writes it") from None
+        if data is None:
+            raise self.error("is empty", "`tunewright lock MODEL` writes it")
+        return self._parse(data)
+
+    def add(self, where: Where, mode: str, entries: Mapping[str, Entry]) -> Written:
+        """Lock problems of a place, beside those that are locked already; makes the file.
+
+        What was locked in the other execution mode is dropped, and an entry with another kernel replaced. InputError:
+        the file cannot be written, or is no lockfile.
+        """
+        done = Written(self.path)
+        try:
+            with self.locked() as descriptor:
+                data = self.load(descriptor)
+                places = {} if data is None else self._parse(data)
+                before = places.get(where, Place(mode, {}))
+                kernels = dict(before.kernels)
+                if before.mode != mode:
+                    done.dropped = len(kernels)
+                    kernels = {}
+                for problem, entry in entries.items():
+                    kernels[problem] = _merged(kernels.get(problem), entry, done)
+                done.total = len(kernels)
+                places[where] = Place(mode, kernels)
+                text = _text(places)
+                self._parse(json.loads(text))  # what could not be read again is not written
+                if text.encode() != os.pread(descriptor, len(text) + 1, 0):
+                    self.replace(descriptor, text)
+        except OSError as error:
+            raise self.error(f"cannot be written: {error.strerror or error}") from None
+        done.refused = [f"{e.name or p[:80]}: {e.solver}" for p, e in entries.items() if not e.reproducible]
+        return done
+
+    # ---- reading: nothing in a file is trusted ----------------------------------------------------------------------
+
+    def _parse(self, data: Any) -> dict[Where, Place]:
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            known = f"schema {short(schema)} is not {SCHEMA}" if isinstance(schema, str) else "it names no schema"
+            raise self.error(f"is no lockfile: {known}", "name another LOCK_FILE")
+        at = ""
+        found: dict[Where, Place] = {}
+        try:
+            rows = as_members(data, {"schema", "places"})["places"]
+            if not isinstance(rows, list) or len(rows) > MOST_PLACES:
+                raise InputError(f"places is not a list of at most {MOST_PLACES}")
+            for number, row in enumerate(rows, 1):
+                at = f"place {number}: "
+                given = as_members(row, {"where", "tunewright", "execution_mode", "kernels"})
+                where, mode, kernels = as_where(given["where"]), given["execution_mode"], given["kernels"]
+                if where in found:
+                    raise InputError("it is there twice")
+                if mode not in MODES:
+                    raise InputError(f"execution_mode is neither {MODES[0]} nor {MODES[1]}")
+                if not isinstance(kernels, dict) or len(kernels) > MOST_PROBLEMS:
+                    raise InputError(f"kernels is not an object of at most {MOST_PROBLEMS:,}")
+                entries = {}
+                for problem, entry in kernels.items():
+                    at = f"place {number}, {short(problem)}: "
+                    entries[as_text(problem, "the problem")] = _entry(entry)
+                found[where] = Place(mode, entries, as_text(given["tunewright"], "tunewright"))
+        except InputError as error:
+            raise self.error(f"is damaged: {at}{error.what}", "restore it, or lock the model again") from None
+        return found
+
+
+def _entry(data: Any) -> Entry:
+    names = {"nodes", "solver", "version", "config", "source", "reproducible", "origin", "gain"}
+    given = as_members(data, names)
+    nodes, gain = given["nodes"], given["gain"]
+    if not isinstance(nodes, list) or len(nodes) > MOST_NODES:
+        raise InputError(f"nodes is not a list of at most {MOST_NODES}")
+    if not isinstance(given["reproducible"], bool):
+        raise InputError("reproducible is neither true nor false")
+    return Entry(
+        as_text(given["solver"], "solver"), as_text(given["version"], "version"), as_config(given["config"]),
+        as_text(given["source"], "source"), given["reproducible"], tuple(as_text(node, "a node") for node in nodes),
+        as_text(given["origin"], "origin"), None if gain is None else as_number(gain, "gain"),
+    )  # fmt: skip
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _merged(old: Entry | None, new: Entry, done: Written) -> Entry:
+    """The entry to write, counted. Of a kernel that stays, so does what is told about it."""
+    if old is None:
+        done.added += 1
+        return new
+    nodes = tuple(sorted({*old.nodes, *new.nodes})[:MOST_NODES])
+    if old.kernel == new.kernel:
+        done.same += 1
+        return replace(old, nodes=nodes)
+    done.replaced.append(f"{new.name or new.solver}: {_differing(old, new)}")
+    return replace(new, nodes=nodes)
+
+
+def _differing(old: Entry, new: Entry) -> str:
+    """The first field that differs, with both values."""
+    for name in ("solver", "version", "config", "source", "reproducible"):
+        one, other = (_shown(getattr(entry, name)) for entry in (old, new))
+        if one != other:
+            return f"{name} {one} is now {other}"
+    raise AssertionError("they are the same")
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(dict(value), sort_keys=True) if isinstance(value, Mapping) else str(value)
+
+
+def _text(places: Mapping[Where, Place]) -> str:
+    """The file's text: sorted, a member a line, so that people and diffs can read it."""
+    rows = [
+        {
+            "where": {name: getattr(where, name) for name in WHERE_FIELDS},
+            "tunewright": place.tool,
+            "execution_mode": place.mode,
+            "kernels": {problem: _json(place.kernels[problem]) for problem in sorted(place.kernels)},
+        }
+        for where, place in places.items()
+    ]
+    rows.sort(key=lambda row: json.dumps(row["where"]))
+    return json.dumps({"schema": SCHEMA, "places": rows}, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _json(entry: Entry) -> dict[str, Any]:
+    config = {name: entry.config[name] for name in sorted(entry.config)}
+    return {
+        "nodes": list(entry.nodes), "solver": entry.solver, "version": entry.version, "config": config,
+        "source": entry.source, "reproducible": entry.reproducible, "origin": entry.origin, "gain": entry.gain,
+    }  # fmt: skip
+
+
+def default_path(model: str | os.PathLike[str]) -> Path:
+    """Where the lockfile of a model is unless LOCK_FILE says otherwise: beside it."""
+    path = Path(model)
+    return path.with_name(f"{path.name}.lock.json")
+
+
+# ---- asking ---------------------------------------------------------------------------------------------------------
+
+
+class Locked:
+    """What LOCK_FILE names, checked against what is here. ``told`` gets what is not used, once each."""
+
+    def __init__(self, path: str, frozen: bool, told: Callable[[str], None]) -> None:
+        self.file, self.frozen, self._told = LockFile(path), frozen, told
+        self.places = self.file.read()
+        self._answers: dict[tuple[str, Where], tuple[Solver, Config] | str] = {}
+
+    @staticmethod
+    def of(settings: Settings, told: Callable[[str], None]) -> Locked | None:
+        """As the settings say; None without LOCK_FILE."""
+        if settings.lock_file:
+            return Locked(settings.lock_file, settings.frozen, told)
+        if settings.frozen:
+            hint = "name the model's lockfile; `tunewright lock MODEL` writes one"
+            raise SettingsError("FROZEN = YES needs LOCK_FILE", where="settings", hint=hint)
+        return None
+
+    def ask(
+        self,
+        problem: Problem,
+        target: Target,
+        solvers: Sequence[Solver],
+        why_not: Callable[[Solver], str | None],
+        barred: Callable[[Solver, Config], str | None],
+    ) -> tuple[Solver, Config] | None:
+        """The kernel that is locked for a problem, if it fits; LockError if it does not and the model is frozen.
+
+        ``why_not`` says which of the ``solvers`` take the problem, ``barred`` why a candidate must not run.
+        """
+        where = Where.of(target)
+        at = (problem.key(), where)
+        if at not in self._answers:
+            entry = self.places[where].kernels.get(problem.key()) if where in self.places else None
+            if entry is not None:
+                self._answers[at] = self._check(entry, problem, target, solvers, why_not, barred)
+            elif where not in self.places:
+                self._refuse(f"it was locked for {self._elsewhere(where)}", "")
+                return None
+            else:
+                self._refuse("it names no kernel for this problem", problem.key(), quietly=True)
+                return None
+        found = self._answers[at]
+        if isinstance(found, str):
+            entry = self.places[where].kernels[problem.key()]
+            self._refuse(found, problem.key(), entry.name)
+            return None
+        return found
+
+    def _refuse(self, why: str, problem: str, layer: str = "", quietly: bool = False) -> None:
+        """Raise if the model is frozen; else tell it, and what is known otherwise is used."""
+        if self.frozen:
+            what = f"{why}; the problem is {problem}" if problem else why
+            raise LockError(f"the model is frozen, and lockfile {self.file.path} does not fit: {what}", hint=AGAIN)
+        if not quietly:
+            about = f", layer {layer}" if layer else ""
+            self._told(f"lockfile {self.file.path}{about}: {why}; it is not used")
+
+    def _elsewhere(self, where: Where) -> str:
+        """The place that comes nearest, and how it differs."""
+        if not self.places:
+            return "no place at all"
+
+        def differing(there: Where) -> list[str]:
+            return [name for name in WHERE_FIELDS if getattr(there, name) != getattr(where, name)]
+
+        there = min(self.places, key=lambda there: len(differing(there)))
+        fields = differing(there)
+        return ", ".join(f"{name} {short_value(getattr(there, name))}" for name in fields) + (
+            f" (here: {', '.join(short_value(getattr(where, name)) for name in fields)})"
+        )
+
+    def _check(
+        self,
+        entry: Entry,
+        problem: Problem,
+        target: Target,
+        solvers: Sequence[Solver],
+        why_not: Callable[[Solver], str | None],
+        barred: Callable[[Solver, Config], str | None],
+    ) -> tuple[Solver, Config] | str:
+        """The solver and config; or why they cannot be used, with the field that differs."""
+        solver = next((s for s in solvers if s.id == entry.solver), None)
+        if solver is None:
+            return f"there is no solver {short(entry.solver)} here"
+        if solver.version != entry.version:
+            return f"version {short(entry.version)} of solver {solver.id} is locked, and {solver.version} is here"
+        reason = why_not(solver)
+        if reason is not None:
+            return f"solver {solver.id} does not take it any more: {reason}"
+        if not problem.is_static and not solver.host:
+            return f"solver {solver.id} does not take shapes that are not known before it runs"
+        config = _config_of(entry, problem, target, solver)
+        if config is None:
+            return f"config {short(_shown(entry.config))} is none of solver {solver.id}"
+        if source_digest(problem, target, solver, config) != entry.source:
+            return f"source: solver {solver.id} would compile another text than the one locked as {short(entry.source)}"
+        if solver.reproducible != entry.reproducible:
+            return f"reproducible is locked as {entry.reproducible}, and solver {solver.id} says {solver.reproducible}"
+        reason = barred(solver, config)
+        if reason is not None:
+            return f"solver {solver.id} is {reason}"
+        if self.frozen and not solver.reproducible:
+            return f"solver {solver.id} is not reproducible: it may give other results at each run"
+        return solver, config
+
+
+def short_value(value: object) -> str:
+    """A field of a place, for a message."""
+    text = str(value)
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _config_of(entry: Entry, problem: Problem, target: Target, solver: Solver) -> Config | None:
+    """The solver's own config that reads like the entry's: to Python, 1 and true are equal."""
+    default = Config(solver.default(problem, target))
+    if _shown(default) == _shown(entry.config):
+        return default
+    if not problem.is_static:
+        return None
+    space = solver.space(problem, target)
+    code = space.find(entry.config)
+    if code is None or not space.valid(code):
+        return None
+    config = space.config(code)
+    return config if _shown(config) == _shown(entry.config) else None

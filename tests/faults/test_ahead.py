@@ -1,0 +1,158 @@
+"""Compiling ahead with real processes: what it gives is used, and what goes wrong in it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from faults.workers import DEVICE, HASTY, PATIENT, PROBLEM, faulty, interpreter
+from tunewright.devices.base import Device
+from tunewright.ir.types import DType, TensorType
+from tunewright.plugins.single import open_device
+from tunewright.search.base import Status
+from tunewright.solvers import serial
+from tunewright.solvers.base import Problem, solvers
+from tunewright.tuning import ahead, wire
+from tunewright.tuning.isolated import Isolated
+
+TYPE = TensorType(DType.FLOAT32, (4, 96))
+SOFTMAX = Problem("Softmax", (TYPE,), (TYPE,), {"axis": -1}, constant=(False,))
+BODY = '#!/bin/sh\ncase "$*" in *tuning.compiler*) {what};; esac\nexec "{python}" "$@"\n'
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return open_device("CPU")
+
+
+@pytest.fixture(autouse=True)
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "useful", lambda shares_cores: 2)
+
+
+def candidates(device: Device) -> list[tuple[str, object]]:
+    """Two that are compiled from different texts."""
+    found: dict[str, tuple[str, object]] = {}
+    for solver in solvers():
+        if solver.language == "c" and solver.why_not(SOFTMAX, device.target) is None:
+            for config in solver.space(SOFTMAX, device.target):
+                found.setdefault(solver.source(SOFTMAX, config, device.target), (solver.id, config))
+    return list(found.values())[:2]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_programs_reach_the_worker(device: Device) -> None:
+    both = candidates(device)
+    assert len(both) == 2
+    with Isolated("CPU", 60.0, target=device.target) as measurer:
+        assert measurer.ahead == 1
+        measurer.expect(60.0)
+        assert measurer.ahead == 2 and measurer.pose(SOFTMAX) is None
+        measurer.prepare(both)
+        assert all(measurer.ready(c, 60.0) for c in both) and measurer._ahead.compiled == 2
+        sides = [side.process.pid for side in measurer._ahead.sides]
+        assert [measurer.attempt(c).status for c in both] == [Status.OK] * 2
+        assert not measurer.race(both, 3).fallen
+        measurer.prepare(both)  # the worker has them
+        assert measurer._ahead.compiled == 2 and not measurer._ahead._waiting
+    assert len(sides) == 2 and all(map(is_gone, sides))
+
+
+LOADED = """
+import json, sys
+from tunewright.devices import kernel_cache
+from tunewright.devices.kernel_cache import Gathered
+from tunewright.devices.programs import Programs
+from tunewright.tuning import wire
+from tunewright.tuning.bench import Local
+from tunewright.tuning.worker import open_device
+from tunewright.solvers import serial
+def never(self, source):
+    raise AssertionError("it was compiled again")
+Programs._compile = never
+said = json.load(open(sys.argv[1]))
+local = Local(open_device("CPU"))
+assert local.pose(serial.from_json(said["problem"])) is None
+with kernel_cache.using(Gathered(wire.programs(said["programs"]), closed=True)):
+    print(local.attempt(wire.candidates(said["candidates"])[0]))
+"""
+
+
+def test_what_one_process_compiled_another_loads(device: Device, tmp_path: Path) -> None:
+    first = candidates(device)[0]
+    with Isolated("CPU", 60.0, target=device.target) as measurer:
+        measurer.expect(60.0)
+        assert measurer.pose(SOFTMAX) is None
+        measurer.prepare(candidates(device))
+        assert measurer.ready(first, 60.0)
+        programs = measurer._ahead.take(first)
+    said = {"problem": serial.to_json(SOFTMAX), "candidates": wire.candidates_json([first])}
+    for given, wanted in ((programs, "Status.OK"), ({}, "compiled again")):
+        (tmp_path / "said.json").write_text(json.dumps({**said, "programs": wire.programs_json(given)}))
+        command = [sys.executable, "-c", LOADED, str(tmp_path / "said.json")]
+        environment = {**os.environ, "TUNEWRIGHT_CACHE_DIR": ""}
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert wanted in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("what", ["exit 3", "sleep 100", "echo nonsense; kill -9 $$"])
+def test_where_they_do_not_start_the_worker_compiles(device: Device, tmp_path: Path, what: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(BODY.format(what=what, python=sys.executable))
+    python.chmod(0o755)
+    with Isolated("CPU", 60.0, target=device.target, python=str(python)) as measurer:
+        measurer.expect(60.0)
+        assert measurer.pose(SOFTMAX) is None
+        both = candidates(device)
+        for _ in range(2):
+            measurer.prepare(both)
+            began = time.monotonic()
+            hangs = what.startswith("sleep") and measurer.ahead == 2
+            assert measurer.ready(both[0], 1.0) is not hangs and time.monotonic() < began + 10
+        assert [measurer.attempt(c).status for c in both] == [Status.OK] * 2
+        assert measurer.ahead == (2 if what.startswith("sleep") else 1)
+
+
+def test_programs_that_are_none_are_compiled_again(device: Device) -> None:
+    both = candidates(device)
+    with Isolated("CPU", 60.0, target=device.target) as measurer:
+        measurer.expect(60.0)
+        assert measurer.pose(SOFTMAX) is None
+        measurer.prepare(both)
+        assert measurer.ready(both[0], 60.0)
+        done = measurer._ahead._done
+        for who, programs in done.items():
+            rng = np.random.default_rng(0)
+            done[who] = {key: {n: rng.bytes(len(d)) for n, d in files.items()} for key, files in programs.items()}
+        assert [measurer.attempt(c).status for c in both] == [Status.OK] * 2
+
+
+@pytest.mark.parametrize("how", ["crash", "syntax", "hang"])
+def test_a_candidate_that_harms_its_compiler_is_found_out_by_the_worker(
+    device: Device, tmp_path: Path, how: str
+) -> None:
+    seconds = HASTY["CPU"] if how == "hang" else PATIENT
+    with Isolated("CPU", seconds, target=device.target, python=interpreter(tmp_path)) as measurer:
+        measurer.expect(60.0)
+        assert measurer.pose(PROBLEM) is None
+        batch = [faulty("CPU", how), faulty("CPU", "good"), faulty("CPU", "good", 2)]
+        measurer.prepare(batch)
+        assert measurer.ready(batch[0], 60.0) and not measurer._ahead._waiting
+        status, why = DEVICE[how]
+        found = measurer.attempt(batch[0])
+        assert found.status is status and why in found.why
+        assert [measurer.attempt(c).status for c in batch[1:]] == [Status.OK] * 2

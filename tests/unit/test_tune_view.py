@@ -1,0 +1,115 @@
+"""What `tunewright tune` shows while it works, on a terminal of 80 columns and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import logging
+from dataclasses import dataclass, field, replace
+
+import pytest
+from rich.console import Console
+
+from tunewright.ir.types import DType, TensorType
+from tunewright.plugins.single import open_device
+from tunewright.plugins.tune import Layer, Result, State
+from tunewright.search.space import Config
+from tunewright.settings import Settings
+from tunewright.solvers.base import Problem
+from tunewright.tools import tune_view
+from tunewright.tuning import evidence, session
+from tunewright.tuning.measure import Regime
+from tunewright.tuning.progress import Progress
+from tunewright.tuning.record import Ratio
+from tunewright.tuning.tuner import Tuner
+
+
+@dataclass
+class Case:
+    """Layers of a made-up network: one searched, one being searched, one to come, one left out."""
+
+    layers: list[Layer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        device = open_device("CPU.HOST")
+        for n, name in enumerate(("first", "a/very/long/name/of/a/node/that/ends/here", "third [red]x", "fourth")):
+            type = TensorType(DType.FLOAT32, (4, n + 1))
+            problem = Problem("Relu", (type,), (type,), {}, constant=(False,))
+            layer = Layer(problem, device, Tuner(Settings()).choose(problem, device), [name] * (n + 1))
+            layer.seconds, layer.floor = (4 - n) * 1e-3, 1e-3
+            self.layers.append(layer)
+        first, _, _, last = self.layers
+        other = first.choice.solver.id, Config({"n": 1})
+        made = evidence.measurement(
+            first.problem, device.target, first.choice.solver, other[1], [1e-3], 0.0, Ratio(2.0, 1.9, 2.1, 9),
+            Ratio.one(), False, first.present, Regime("layer", 1, 1), {},
+        )  # fmt: skip
+        first.outcome = session.Outcome(first.present, False, "1 of 2 seem faster", records=(made,))
+        last.skipped = "it takes next to no time"
+
+    def state(self) -> State:
+        at = Progress("search", 7, 2, None, 1.5e-3, 3e-3, 2.0, 5.0)
+        return State("search", self.layers, self.layers[1], at, 12.3, 60.0)
+
+
+def drawn(state: State, width: int = 80, height: int = 24) -> list[str]:
+    out = Console(file=io.StringIO(), width=width, height=height, highlight=False)
+    out.print(tune_view.picture(state, height))
+    return out.file.getvalue().splitlines()
+
+
+def test_the_picture():
+    lines = drawn(Case().state())
+    assert lines[0] == "searching, 12 of 60 s, 48 s left"
+    # 10 ms; the first twice as fast, the second for now; hopes of the second (2 ms) and of the third (1 ms)
+    assert lines[1] == "10.00 ms -> 6.50 ms promised (1.54x); at most 3.00 ms more in 2 layers"
+    rows = {line.split()[0]: line for line in lines[5:]}
+    assert rows["first"].split() == ["first", "40%", "4.00", "2.00", "2.00x", "by", "itself"]
+    words = rows["...that/ends/here"].split(maxsplit=5)
+    assert words[2:] == ["30%", "3.00", "1.50", "2.00x   search, 3 s: 7 tried, 2 …"]
+    assert "third [red]x (+2)" in "\n".join(lines) and rows["third"].rstrip().endswith("waits")
+    assert rows["fourth"].rstrip().endswith("it takes next to no time")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("height", [8, 24, 60])
+def test_it_fits_and_shows_the_layer_that_is_searched(height):
+    case = Case()
+    case.layers = [*(replace(case.layers[2], nodes=[f"n{i}"]) for i in range(40)), *case.layers]
+    lines = drawn(replace(case.state(), at=case.layers[41]), height=height)
+    assert len(lines) <= height and any("search, 3 s: 7 tried" in line for line in lines)
+
+
+def test_before_and_after_the_search():
+    state = Case().state()
+    assert drawn(State("profile", (), None, None, 0.0, 60.0)) == ["measuring the layers, 0 of 60 s, 60 s left"]
+    network = replace(state, phase="network", at=None, progress=None)
+    assert drawn(network)[1] == "10.00 ms -> 8.00 ms promised (1.25x)"
+    assert tune_view.standing(replace(state, layers=[state.layers[3]], at=None)) == "1.00 ms"
+
+
+def test_in_a_pipe_there_is_a_line_for_each_layer(capsys):
+    case = Case()
+    case.layers[1].outcome = session.Outcome(case.layers[1].present, False, "nothing is near")
+    log = logging.getLogger("tunewright")
+    with tune_view.progress() as tell:
+        tell(State("profile", (), None, None, 0.0, 60.0))
+        for _ in range(3):
+            tell(case.state())
+        tell(replace(case.state(), at=case.layers[1], progress=None))
+        assert not log.filter(log.makeRecord("tunewright", logging.INFO, "", 0, "tuned %s", ("it",), None))
+        assert log.filter(log.makeRecord("tunewright", logging.WARNING, "", 0, "tuned badly", (), None))
+    assert log.filter(log.makeRecord("tunewright", logging.INFO, "", 0, "tuned %s", ("it",), None))
+    assert capsys.readouterr().err.splitlines() == [
+        "note: 0 of 60 s: measuring the layers",
+        "note: 12 of 60 s: ...that/ends/here (+1): nothing is faster; 10.00 ms -> 8.00 ms promised (1.25x);"
+        " at most 1.00 ms more in 1 layer",
+    ]
+
+
+def test_the_end_says_what_had_no_time():
+    case = Case()
+    for layer in case.layers[1:3]:
+        layer.skipped = "no time was left for it"
+    result = Result(case.layers, 1e-2, 1e-2, None, 0.0, [], False, {})
+    text = "nothing is faster than what is used already; no time was left to search 2 layers"
+    assert tune_view.summary(result) == text

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -76,7 +77,7 @@ def bench(options: argparse.Namespace, kb: Path) -> int:
         progress.print(f"{entry.name} ...", style="dim")
         model, inputs = entry.load()
         if options.tune:
-            took = tune(model, inputs, options, kb)
+            took = tune(entry.name, model, inputs, options, kb)
             progress.print(f"  tuned in {took:.0f} s", style="dim")
         rows = turns.measure(model, inputs, labels | peers, options.rounds, options.seconds)
         figures += [{"model": entry.name, **row} for row in rows]
@@ -103,15 +104,19 @@ def bench(options: argparse.Namespace, kb: Path) -> int:
     return 0
 
 
-def tune(model: onnx.ModelProto, inputs: engines.Arrays, options: argparse.Namespace, kb: Path) -> float:
+def tune(name: str, model: onnx.ModelProto, inputs: engines.Arrays, options: argparse.Namespace, kb: Path) -> float:
     """Tune a model as a user would, in a process of its own; how long it took."""
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        onnx.save(model, folder / "model.onnx")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        file = re.sub(r"[^\w.-]+", "_", name) + ".onnx"
+        onnx.save(model, folder / file)
         turns.save(inputs, folder / "inputs.npz")
-        command = [sys.executable, "-m", "tunewright", "tune", "model.onnx", "--input", "inputs.npz"]
+        command = [sys.executable, "-m", "tunewright", "tune", file, "--input", "inputs.npz"]
         command += ["--device", options.device, "--budget", f"{options.tune}s", "-c", f"USER_DB_PATH={kb}"]
+        if options.kb:  # `tunewright kb train` learns from them which problem belongs to which network
+            (kb / "results").mkdir(parents=True, exist_ok=True)
+            command += ["--result", str(kb / "results")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"bench: tuning failed\n{done.stderr}")

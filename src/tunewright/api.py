@@ -22,7 +22,7 @@ def tune(
     inputs: Mapping[str, Any] | None = None,
     device: str = "CPU",
     budget: float | str = "60s",
-    strategy: str = "auto",
+    strategy: str | None = None,
     *,
     config: Mapping[str, Any] | None = None,
     again: bool = False,
@@ -33,8 +33,9 @@ def tune(
     """Tune a model: search better kernels where its time goes, and keep what is faster in the running network.
 
     What is found is in the user's knowledge base, and every later load uses it. Inputs that are not given are random,
-    and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: as
-    AUTO_TUNE_MODE. ``lock``: also write the kernels down, in the file named, or beside the model. See `Core.tune`.
+    and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: in
+    place of AUTO_TUNE_MODE. ``lock``: also write the kernels down, in the file named, or beside the model. See
+    `Core.tune`.
 
     >>> result = tunewright.tune("model.onnx", budget="2m")
     >>> result.gain.median  # times as fast
@@ -44,8 +45,8 @@ def tune(
     from .tools.tune import parse_time
     from .tuning.lockfile import default_path
 
-    seconds = parse_time(budget) if isinstance(budget, str) else float(budget)
-    core = Core({**(config or {}), "AUTO_TUNE_MODE": strategy})
+    seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
+    core = Core({**(config or {}), **({"AUTO_TUNE_MODE": strategy} if strategy is not None else {})})
     feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
     path = None if isinstance(lock, bool) else lock
     if lock is True:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import SettingsError
+from .errors import InputError, SettingsError
 from .frontend.model import Model
 from .plugins.base import Plugin, Support
 from .plugins.single import SingleDevice, open_device, visible
@@ -134,7 +135,7 @@ class Core:
         from .plugins.tune import tune
         from .plugins.tune_result import Recorder
 
-        settings = _unlocked(Settings.make(config, self.settings))
+        settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
         plugin = self._plugin(device)
         assert isinstance(plugin, SingleDevice)
@@ -159,7 +160,7 @@ class Core:
         from .plugins.tune_problems import read, tune_problems
         from .plugins.tune_result import Recorder
 
-        settings = _unlocked(Settings.make(config, self.settings))
+        settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
         problems, reasons = read(paths)
         for text in reasons:
@@ -187,8 +188,20 @@ class Core:
         return SingleDevice(open_device(device))
 
 
+def _seconds(budget: float) -> float:
+    """A time that tuning can end after."""
+    if not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        why = f"{budget!r} is not a number of seconds above 0"
+        raise InputError(why, where="budget", hint="60 seconds are a good start")
+    return float(budget)
+
+
 def _unlocked(settings: Settings) -> Settings:
     """Settings to tune with: what is tuned is what runs without a lockfile, which is locked again afterwards."""
+    from .tuning.policy import decide
+
     if settings.frozen:
         raise SettingsError("FROZEN = YES: nothing is tuned", where="settings", hint="tune without it, then lock again")
+    if decide(settings).how == "NO_TUNE":
+        raise SettingsError("AUTO_TUNE_MODE = NO_TUNE: nothing is tuned", where="settings", hint="name a strategy")
     return Settings.make({"LOCK_FILE": ""}, settings)

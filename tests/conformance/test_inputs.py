@@ -78,6 +78,7 @@ EXTRA: dict[str, list[Problem]] = {
         "Conv": [
             pose("Conv", "f 1,20,9,9", "f! 12,20,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
             pose("Conv", "f 1,19,9,9", "f! 19,1,3,3", "f! 19", group=19, pads=(1, 1, 1, 1), layouts=(_B, _B)),
+            pose("Conv", "f 1,20,1,1", "f! 12,20,1,1", "f! 12", layouts=(_B, _B)),
         ],
         "MatMul": [pose("MatMul", "f 1,300", "f! 300,64"), pose("MatMul", "f 1,300", "f 300,64")],
         "Gemm": pose("Gemm", "f 1,300", "f! 64,300", transB=1),

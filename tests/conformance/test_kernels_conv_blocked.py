@@ -59,7 +59,7 @@ CASES = {
     "cropped": conv((1, 8, 11, 12), 16, (3, 3), pads=(-1, 2, -2, -3)),
     "plain, many channels": conv((1, 17, 6, 6), 16, (3, 3), plain=True, pads=(1, 1, 1, 1)),
     "groups of blocks": conv((1, 32, 6, 7), 64, (3, 3), group=2, pads=(1, 1, 1, 1)),
-    "groups of several slabs": conv((2, 48, 5, 5), 120, (3, 3), group=3, pads=(1, 1, 1, 1)),
+    "groups of several slabs": conv((2, 48, 5, 5), 144, (3, 3), group=3, pads=(1, 1, 1, 1)),
     "1D": conv((2, 16, 37), 16, (5,), pads=(2, 2)),
     "3D": conv((1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
     "relu": conv((1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),

@@ -37,8 +37,8 @@ def solver(id: str = ID) -> Solver:
 
 
 def config(problem: Problem, tile: int, form: str, **more: int) -> Config:
-    nb, ur = (4, 6) if TARGET.registers >= 32 else (2, 6)
-    found = {"tile": tile, "form": form, "nb": nb, "ur": ur, "band": 8, "items": 4, **more}
+    usual = {k: v for k, v in solver().default(problem, TARGET).items() if k in ("nb", "ur")}
+    found = {"tile": tile, "form": form, **usual, "band": 8, "items": 4, **more}
     assert found in solver().space(problem, TARGET)
     return found
 

@@ -31,6 +31,7 @@ def settle(folder, patch):
         (folder / name).mkdir()
         patch.setenv(variable, str(folder / name))
     patch.setenv("OPENBLAS_NUM_THREADS", "1")
+    patch.setenv("TUNEWRIGHT_JOIN_LAUNCHES", "NO")  # an entry for each kernel
     for name in ("TUNEWRIGHT_CACHE_DIR", "TUNEWRIGHT_CACHE_BYTES", *pocl.BY_HAND):
         patch.delenv(name, raising=False)
 

@@ -106,10 +106,41 @@ def test_in_a_pipe_there_is_a_line_for_each_layer(capsys):
     ]
 
 
+def ended(case: Case, gain: Ratio | None = None, stopped: bool = False) -> str:
+    return tune_view.summary(Result(case.layers, 1e-2, 8e-3, gain, 0.0, [], stopped, {}))
+
+
 def test_the_end_says_what_had_no_time():
     case = Case()
     for layer in case.layers[1:3]:
         layer.skipped = "no time was left for it"
-    result = Result(case.layers, 1e-2, 1e-2, None, 0.0, [], False, {})
-    text = "nothing is faster than what is used already; no time was left to search 2 layers"
-    assert tune_view.summary(result) == text
+    seems = "nothing was changed; 1 layer may have a faster kernel: more time would tell"
+    assert ended(case) == f"{seems}; no time was left to search 2 layers"
+    case.layers[0].outcome = session.Outcome(case.layers[0].present, False, "0 of 2 seem faster")
+    assert ended(case) == "nothing is faster than what is used already; no time was left to search 2 layers"
+    case.layers[0].outcome = None
+    assert ended(case) == "nothing was searched; no time was left to search 2 layers"
+
+
+def test_the_end_of_a_network_that_was_not_compared():
+    case = Case()
+    first = case.layers[0]
+    first.chosen = first.choice.solver.id, Config({"n": 1})
+    first.network = {first.present: Ratio.one(), first.chosen: Ratio(2.0, 1.9, 2.1, 9)}
+    text = "1 layer changed, 10.00 -> 8.00 ms promised: whole networks were not compared; stopped early"
+    assert ended(case, stopped=True) == text
+    assert ended(case, Ratio(1.2, 1.1, 1.3, 20)).startswith("10.00 -> 8.00 ms, 1.200 times as fast")
+
+
+def test_a_long_config_leaves_the_layers_readable(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    case = Case()
+    first = case.layers[0]
+    config = {"band": 8, "form": "fused", "items": 1, "nb": 3, "tile": 4, "ur": 4, "another": 12345, "last": 7}
+    first.chosen = "opencl.conv_winograd.shape", Config(config)
+    first.network = {first.present: Ratio.one(), first.chosen: Ratio(3.6, 3.5, 3.7, 9)}
+    tune_view.show(Result(case.layers, 1e-2, 8e-3, Ratio(1.2, 1.1, 1.3, 20), 0.0, [], False, {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["layer", "share", "ms", "gain", "kernel"]
+    assert lines[2].split()[:4] == ["first", "40%", "4.00", "3.60x"]
+    assert "last=7" in " ".join(lines) and max(map(len, lines[:-1])) <= 80

@@ -39,6 +39,8 @@ FULLY_CONNECTED = names(
     """Gemm MatMul MatMulInteger com.microsoft::FusedMatMul com.microsoft::MatMulIntegerToFloat
     com.microsoft::DynamicQuantizeMatMul"""
 )
+#: a longer vector is no shape
+MOST_AXES = 16
 
 
 @dataclass(frozen=True)
@@ -234,8 +236,10 @@ def _given(node: Node) -> list[Value | None]:
 
 def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
     """Small integer vectors compute shapes; a fused node would keep them from being folded once shapes are known."""
-    kind, n = facts.dtype(node.output), facts.rank(node.output)
-    return not fusion.backwards and (kind is None or kind.is_integer) and (n is None or n <= 1)
+    kind, dims = facts.dtype(node.output), facts.shape(node.output)
+    if fusion.backwards or (kind is not None and not kind.is_integer):
+        return False
+    return dims is None or not dims or (len(dims) == 1 and not (isinstance(dims[0], int) and dims[0] > MOST_AXES))
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:

@@ -17,6 +17,9 @@ from . import facts
 from .base import Context, indifferent
 from .pattern import remove_dead
 
+#: element-wise operations on two quantised tensors, each with its scale and zero point behind it
+PAIRS = frozenset({"com.microsoft::QLinearAdd", "com.microsoft::QLinearMul"})
+
 
 class AssignLayouts:
     """Runs when shapes are known: preferences depend on them."""
@@ -76,6 +79,8 @@ class _Sweep:
         spec = lookup(node.op)
         if node.op == "Concat":
             return list(range(len(node.inputs)))
+        if node.op in PAIRS:
+            return [0, 3]
         if spec is not None and spec.elementwise:
             return [i for i in range(len(node.inputs)) if _alongside(node.inputs[i], node.output)]
         rest = range(len(node.main_inputs), len(node.inputs))

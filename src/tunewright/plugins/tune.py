@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..devices.base import Device
-from ..errors import DatabaseError, InputError
+from ..errors import DatabaseError, TunewrightError
 from ..frontend.model import Model
 from ..ir.types import DType
 from ..ops.tolerance import TOLERANCES, deviation
@@ -185,8 +186,6 @@ class _Tuning:
         report: Callable[[State], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
-        if budget <= 0:
-            raise InputError("a budget is longer than nothing", where="budget", hint="60 seconds are a good start")
         quiet = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
         self.settings = Settings.make(quiet, settings)
         self.plugin, self.model, self.values, self.budget, self.again = plugin, model, dict(values), budget, again
@@ -218,15 +217,26 @@ class _Tuning:
     # ---- phases -------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        self.profile()
-        for name, phase in (("search", self.search), ("network", self.network)):
+        for name, phase in (("profile", self.profile), ("search", self.search), ("network", self.network)):
             begin = self.elapsed
-            try:
+            with self._any_time():
                 phase()
-            except KeyboardInterrupt:  # what was found is stored already
-                self.stopped = True
             self.spent[name] = self.elapsed - begin
         return self.whole()
+
+    @contextlib.contextmanager
+    def _any_time(self) -> Iterator[None]:
+        """It may be interrupted: what was found is stored already. A compiler in this process that Ctrl-C hits does not
+        finish its program; that is no failure either.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stopped = True
+        except TunewrightError:
+            self.left()
+            if not self.stopped:
+                raise
 
     def compile(self, pins: Mapping[str, Candidate], counters: bool) -> InferRequest:
         settings = Settings.make({"PERF_COUNT": counters}, self.settings)
@@ -262,21 +272,21 @@ class _Tuning:
             if not isinstance(work, str) and not most.why:
                 floor, layer.bound = most.floor(work)
                 layer.floor = floor * len(layer.nodes)
-        self.spent["profile"] = self.elapsed
 
     def search(self) -> None:
         """Look for better kernels, where most time goes first."""
         todo = [layer for layer in self.layers if self._worthwhile(layer)]
         todo.sort(key=lambda layer: -layer.hope)
-        weights = [layer.hope for layer in todo]
+        weights = [max(layer.hope, 1e-9) for layer in todo]
         # weights of a small network are still in the cache when their layer runs again
         regime = "warm" if self.nbytes <= self.cache_bytes else None
         for n, layer in enumerate(todo):
             left = self.left(SEARCH_SHARE)
-            layer.budget = left * weights[n] / sum(weights[n:])
-            if layer.budget < LEAST_SECONDS:
+            share = left * weights[n] / sum(weights[n:])
+            if share < LEAST_SECONDS:
                 layer.skipped = "stopped" if self.stopped else "no time was left for it"
                 continue
+            layer.budget = share
             default = self.tuner.default(layer.problem, layer.device)
             answer = self.tuner.known(layer.problem, layer.device, default)
             layer.outcome = self.tuner.tune(
@@ -317,12 +327,14 @@ class _Tuning:
                 break  # another one would leave no time to run them
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
-            if lap >= LEAST_ROUNDS and self.left(NETWORK_SHARE) <= 0:
+            if self.left(NETWORK_SHARE) <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
                 break
             for k in self.rng.permutation(len(requests)).tolist():
                 self._warm_up(requests[k])
                 samples[k].append(times(requests[k], self.values))
             self.tell("network")
+        if len(samples[0]) < LEAST_ROUNDS:
+            return  # stopped: so few say nothing
         for layer in raced:
             default, *others = entrants[layer.problem.key()]
             seconds = [_sums(rows, layer.nodes) for rows in samples]
@@ -340,11 +352,13 @@ class _Tuning:
         if layer.choice.solver.host or not layer.problem.is_static:
             return [layer.present]
         known = layer.choice.measurement
-        if layer.outcome is None and (known is None or known.evidence.regime == "network"):
+        if layer.outcome is None and known is not None and known.evidence.regime == "network":
             return [layer.present]
         default = self.tuner.default(layer.problem, layer.device)
         first = (default.solver.id, Plain(default.config))
         stored = [m for m in newest(self.tuner.measured(layer.problem, layer.device)) if self._usable(layer, m)]
+        if layer.outcome is None and known is None and not stored:
+            return [layer.present]
         stored.sort(key=lambda m: (not m.evidence.confirmed, -m.evidence.gain.median))
         found: list[Candidate] = [first, layer.present, *((m.key.solver, m.config) for m in stored)]
         return list(dict.fromkeys(found))[: RIVALS + 1]
@@ -399,38 +413,48 @@ class _Tuning:
         """The network with every change against the one without; changes are taken back until it is no slower."""
         begin = self.elapsed
         undone: list[Layer] = []
-        changed = [layer for layer in self.layers if layer.chosen is not None]
-        before_it = {layer.problem.key(): layer.present for layer in self.layers}
-        old = self.compile(before_it, counters=False) if changed and not self.stopped else None
         gain, before, after, error = None, float("nan"), float("nan"), 0.0
-        while changed and old is not None:
-            self.tell("whole")
-            pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
-            new = self.compile({**before_it, **pins}, counters=False)
-            right, error = _agree(old.infer(self.values), new.infer(self.values))
-            a, b = self._duel(old, new)
-            quiet = statistics.quiet(a, b)
-            gain, before, after = statistics.ratio(a, b, ALPHA), float(np.median(quiet[0])), float(np.median(quiet[1]))
-            if right and (self.stopped or (gain.high >= 1 and gain.median >= SLOWER)):
-                break
-            # the half whose gains are least certain goes back
-            changed.sort(key=lambda layer: layer.gain)
-            half = changed[: (len(changed) + 1) // 2]
-            for layer in half:
-                self._take_back(layer)
-            undone, changed, gain = undone + half, changed[len(half) :], None
-        if before != before:  # nothing was changed, or nothing measured: what the profile saw
-            before = after = sum(layer.seconds for layer in self.layers)
-        elif not changed:
+        before_it = {layer.problem.key(): layer.present for layer in self.layers}
+        old: InferRequest | None = None
+        with self._any_time():
+            while (changed := [layer for layer in self.layers if layer.chosen is not None]) and not self.stopped:
+                self.tell("whole")
+                old = old or self.compile(before_it, counters=False)
+                pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
+                new = self.compile({**before_it, **pins}, counters=False)
+                right, error = self._compare(old, new)
+                a, b = self._duel(old, new)
+                if len(a) >= LEAST_ROUNDS:  # fewer, when it was stopped, say nothing
+                    quiet = statistics.quiet(a, b)
+                    gain = statistics.ratio(a, b, ALPHA)
+                    before, after = float(np.median(quiet[0])), float(np.median(quiet[1]))
+                if right and (self.stopped or (gain is not None and gain.high >= 1 and gain.median >= SLOWER)):
+                    break
+                # the half whose gains are least certain goes back; all, where nobody will look again
+                gain, half = None, (len(changed) + 1) // 2
+                for layer in sorted(changed, key=lambda layer: layer.gain)[: len(changed) if self.stopped else half]:
+                    self._take_back(layer)
+                    undone.append(layer)
+        changed = [layer for layer in self.layers if layer.chosen is not None]
+        if not changed and before == before:
             after = before
+        elif gain is None:  # nothing was changed, or it was not compared: what the profile saw, and what layers promise
+            before = sum(layer.seconds for layer in self.layers)
+            after = sum(layer.seconds / layer.gain for layer in self.layers)
         self.spent["whole"] = self.elapsed - begin
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
+
+    def _compare(self, old: InferRequest, new: InferRequest) -> tuple[bool, float]:
+        """Whether outputs agree, and how far they are apart. One that draws random numbers never agrees with itself."""
+        once = old.infer(self.values)
+        right, error = _agree(once, new.infer(self.values))
+        return right or not _agree(once, old.infer(self.values))[0], error
 
     def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
         samples: tuple[list[float], list[float]] = ([], [])
         both = (old, new)
         for lap in range(WHOLE_ROUNDS):
-            if lap >= LEAST_ROUNDS and self.left() <= 0:
+            if self.left() <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
                 break
             for k in self.rng.permutation(2).tolist():
                 self._warm_up(both[k])

@@ -100,8 +100,6 @@ class _Tuning:
         report: Callable[[State], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
-        if budget <= 0:
-            raise InputError("a budget is longer than nothing", where="budget", hint="60 seconds are a good start")
         quiet = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1", "ENABLE_TUNE_DUMP": "NO"}
         self.settings = Settings.make(quiet | {"ENABLE_LOGGING_CMD": "NO"}, settings)
         self.device, self.budget, self.again = device, budget, again
@@ -197,10 +195,11 @@ class _Tuning:
         todo.sort(key=lambda layer: -layer.hope * layer.count)
         weights = [max(layer.hope * layer.count, 1e-9) for layer in todo]
         for n, layer in enumerate(todo):
-            layer.budget = self.left() * weights[n] / sum(weights[n:])
-            if layer.budget < LEAST_SECONDS:
+            share = self.left() * weights[n] / sum(weights[n:])
+            if share < LEAST_SECONDS:
                 layer.skipped = "stopped" if self.stopped else "no time was left for it"
                 continue
+            layer.budget = share
             default = self.tuner.default(layer.problem, layer.device)
             answer = self.tuner.known(layer.problem, layer.device, default)
             layer.outcome = self.tuner.tune(

@@ -28,7 +28,7 @@ class Recorder:
         named |= {"TUNE_REGIME": settings.tune_regime, "EXECUTION_MODE_HINT": settings.execution_mode_hint}
         self.file = ResultFile(settings.tune_result_path, head(kind, model, device, named, budget))
         self.file.write(state="profile")
-        if self.file.path is not None:
+        if self.file.is_written:
             LOG.info("results go to %s", self.file.path)
         self._report = report
         self._told: set[str] = set()

@@ -337,7 +337,8 @@ def evidence_rows(e: Evidence) -> Iterable[tuple[str, object]]:
     default = f"{safe(e.default[0])} {config_text(e.default[1])}".rstrip()
     found = "confirmed on samples of its own" if e.confirmed else "not confirmed"
     yield "gain", f"{gain_text(e.gain)} over {default}, {plural(e.gain.pairs, 'pair')}, {found}"
-    yield "control", f"{gain_text(e.control)}: the default against itself, {plural(e.control.pairs, 'pair')}"
+    if e.control.pairs:  # a network is not run against itself
+        yield "control", f"{gain_text(e.control)}: the default against itself, {plural(e.control.pairs, 'pair')}"
     yield "error", f"{number(e.error)} of the largest element"
     yield "regime", f"{e.regime}, {e.copies} cop{'y' if e.copies == 1 else 'ies'}, {size(e.nbytes)}"
     if e.environment:

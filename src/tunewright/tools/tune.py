@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..frontend.model import Model
 
-#: seconds after which Ctrl-C no longer waits for the step that runs
-PATIENCE = 1.5
+#: signals that ask to stop: Ctrl-C, and what service managers and `timeout` send
+STOPS = (signal.SIGINT, signal.SIGTERM)
+#: seconds after which a wish to stop no longer waits for the step that runs, and that remain for the end then
+PATIENCE, GRACE = 1.4, 0.4
 
 
 def tune(
@@ -37,8 +42,11 @@ def tune(
         str, typer.Option("--budget", "-b", metavar="TIME", help="How long it may take: 90, 60s, 5m or 1h.")
     ] = "60s",
     strategy: Annotated[
-        str, typer.Option("--strategy", metavar="NAME", help="How to search; the values of AUTO_TUNE_MODE.")
-    ] = "auto",
+        str | None,
+        typer.Option(
+            "--strategy", metavar="NAME", help="How to search; the values of AUTO_TUNE_MODE.", show_default="auto"
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Search also where the answer is known already.")] = False,
     folder: Annotated[
         Path | None,
@@ -67,18 +75,20 @@ def tune(
     Example: tunewright tune model.onnx --budget 2m --report report.html
     """
     from ..core import Core
+    from .kb_open import writable
     from .lock import lock_path, write_lock
     from .tune_report import page
     from .tune_view import progress, show
 
     seconds = parse_time(budget)
-    settings = parse_config(config) | {"AUTO_TUNE_MODE": strategy}
+    settings = parse_config(config) | ({"AUTO_TUNE_MODE": strategy} if strategy is not None else {})
     if folder is not None:
         check_writable(folder, folder=True)
         settings["TUNE_RESULT_PATH"] = str(folder)
     if report is not None:
         check_writable(report)
     core = Core(settings)
+    writable(core.settings)  # there is nothing else that tuning is for
     model = which_model(what)
     if lock and model is None:
         raise InputError("is for models, not for dumps of problems", where="--lock")
@@ -136,17 +146,19 @@ def _loaded(
     return concrete(feed), feed.values
 
 
-def parse_time(text: str) -> float:
+def parse_time(text: str, where: str = "--budget") -> float:
     """Seconds of 90, 60s, 5m or 1.5h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
     if found is None or not float(found[1]):
-        raise InputError(f"{text!r} is not a time", where="--budget", hint="90, 60s, 5m or 1h")
+        raise InputError(f"{text!r} is not a time", where=where, hint="90, 60s, 5m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop; a second one, or a step that takes too long, interrupts."""
+    """Ctrl-C asks to stop; a second one, or a step that takes too long, interrupts. One that cannot be interrupted (a
+    compiler's) ends with the process: what was found for layers before is stored already.
+    """
     wished = False
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -159,13 +171,46 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def insist(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, ask), signal.signal(signal.SIGALRM, insist)
+    before = {number: signal.signal(number, ask) for number in STOPS}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, insist)
     try:
-        yield lambda: wished
+        with _end_after(PATIENCE + GRACE):
+            yield lambda: wished
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGALRM, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _end_after(seconds: float) -> Iterator[None]:
+    """End the process when the block lasts so much longer after Ctrl-C. A signal's handler cannot do that: it waits
+    for the step that runs.
+    """
+    listening, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    done = threading.Event()
+
+    def watch() -> None:
+        while (heard := os.read(listening, 1)) and heard[0] not in STOPS:
+            pass
+        if heard and not done.wait(seconds):
+            sys.stderr.write("\x1b[?25h" if sys.stderr.isatty() else "")  # progress hides the cursor
+            sys.stderr.write("\ntunewright: interrupted; what was stored is kept\n")
+            sys.stderr.flush()
+            os._exit(130)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+        watching.join()
+        os.close(listening)
 
 
 COMMANDS = (tune,)

@@ -206,6 +206,7 @@ def show(result: Result) -> None:
     out = console()
     total = sum(layer.seconds for layer in result.layers) or 1.0
     made = table("layer", ">share", ">ms", ">gain", "kernel")
+    made.columns[0].no_wrap, made.columns[-1].no_wrap = True, False  # long configs go on below
     shown = [layer for layer in result.layers if layer.outcome is not None or layer.chosen is not None][:SHOWN]
     for layer in shown:
         gain = f"{layer.gain:.2f}x" if layer.chosen is not None else "-"
@@ -228,6 +229,7 @@ def summary(result: Result) -> str:
     """The end in a sentence or two."""
     changed = [layer for layer in result.layers if layer.chosen is not None]
     known = sum(layer.skipped == "it was tuned before" for layer in result.layers)
+    seeming = sum(layer.chosen is None and promised(layer) > 1 for layer in result.layers)
     if result.gain is not None and changed:
         g = result.gain
         text = (
@@ -235,9 +237,16 @@ def summary(result: Result) -> str:
             f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs);"
             f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
         )
-    elif changed:  # problems, or a network that was not compared any more
+    elif any(layer.network for layer in changed):  # it was stopped
+        text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
+        text += f" {milliseconds(result.after)} ms promised: whole networks were not compared"
+    elif changed:  # problems
         text = f"{len(changed)} of {plural(len(result.layers), 'problem')} have a faster kernel now"
         text += f"; all together {milliseconds(result.before)} -> {milliseconds(result.after)} ms, each by itself"
+    elif not any(layer.outcome is not None for layer in result.layers):
+        text = "nothing was searched"
+    elif seeming:
+        text = f"nothing was changed; {plural(seeming, 'layer')} may have a faster kernel: more time would tell"
     else:
         text = "nothing is faster than what is used already"
     text += f"; {known} tuned before" if known else ""

@@ -70,7 +70,7 @@ def read(path: Path) -> Heuristic:
             raw = file.read(MOST_BYTES + 1)
         return parse(raw.decode("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path)) from None
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from None
     except InputError as error:
         raise InputError(error.what, where=str(path), hint="`tunewright kb train` makes one") from None
 
@@ -80,7 +80,7 @@ def load(path: Path) -> Heuristic | None:
     try:
         at = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        LOG.warning("no heuristic is used: %s", error)
+        LOG.warning("no heuristic is used: %s: %s", path, getattr(error, "strerror", None) or error)
         return None
     if not stat.S_ISREG(at.st_mode):
         LOG.warning("no heuristic is used: %s is not a file", path)

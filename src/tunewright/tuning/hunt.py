@@ -284,8 +284,8 @@ class Hunt:
                 if self.watch.left(share) <= 0 or not self.measurer.ready(candidate, self.watch.left(end)):
                     return None
                 waited += self.watch.elapsed - begin
+                self.compile_seconds += self.watch.elapsed - begin
                 seconds.append(self._turn(lane, config))
-            self.compile_seconds += waited
             if self.in_batch:
                 self.waited.append(waited)
         return seconds
@@ -293,7 +293,8 @@ class Hunt:
     def _expected(self, batch: Sequence[tuple[_Lane, AnyConfig]]) -> float:
         """Seconds that a batch will take, going by those before it."""
         several = len(batch) > 1
-        every = [s for (_, in_batch), took in self.took.items() for s in took if in_batch is several]
+        alike = [s for (_, in_batch), took in self.took.items() for s in took if in_batch is several]
+        every = alike or [s for took in self.took.values() for s in took]
         each = [_mostly(self.took.get((lane.solver.id, several)) or every) for lane, _ in batch]
         return sum(each) + (_mostly(self.waited) if several else 0.0)
 

@@ -174,7 +174,8 @@ class Sighting:
 
 @dataclass(frozen=True, eq=False)
 class Survey(Record):
-    """Every candidate that one session looked at: nobody has to look again, and a heuristic learns from it.
+    """Every candidate that one session looked at, but for faults, which have records of their own: nobody has to look
+    again, and a heuristic learns from it.
 
     Its key and config are those of the default that gains refer to.
     """

@@ -44,6 +44,11 @@ class ResultFile:
         self.content: dict[str, Any] = {"schema": SCHEMA, **head}
         self._told = False
 
+    @property
+    def is_written(self) -> bool:
+        """The file is there: it has a name, and nothing was in the way."""
+        return self.path is not None and not self._told
+
     def write(self, **members: Any) -> None:
         """Members change, and so does the file."""
         self.content.update(members)

@@ -330,8 +330,8 @@ class Tuner:
     ) -> session.Outcome | None:
         """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose.
 
-        ``seconds`` and ``regime``: unless given, as the settings say. Unless it is to ``decide``, nothing that was found
-        answers yet.
+        ``seconds`` and ``regime``: unless given, as the settings say. Unless it is to ``decide``, nothing that was
+        found answers yet.
         """
         with _SEARCHING:
             return self._tune(problem, device, default, answer, report, seconds, stop, regime, decide)

@@ -37,7 +37,7 @@ STAGGER = 16
 FUSED, SPLIT = "fused", "split"
 #: NB and UR for at least so many registers, with the time of a multiply-add relative to the best
 REGISTERS = {
-    32: {(4, 6): 1.0, (4, 5): 1.03, (3, 8): 1.05, (2, 10): 1.1},
+    32: {(4, 6): 1.0, (4, 5): 1.03, (3, 8): 1.05, (2, 10): 1.1, (1, 14): 1.3},
     0: {(2, 6): 1.0, (2, 5): 1.03, (3, 4): 1.05, (2, 4): 1.1, (1, 8): 1.2},
 }
 #: a weight from memory takes as long as its products with so many tiles
@@ -151,8 +151,8 @@ class ConvWinograd(CSolver):
 
         def allow(config: Mapping[str, Scalar]) -> bool:
             nb, ur = int(str(config["nb"])), int(str(config["ur"]))
-            # accumulators, the weights of an input channel and a broadcast; half of the registers hide latencies
-            if nb * ur < most // 2 or nb * ur + nb + 1 > most:
+            # accumulators, the weights of an input channel and a broadcast; a dozen sums hide latencies
+            if nb * ur < min(most // 2, 12) or nb * ur + nb + 1 > most:
                 return False
             return not problem.is_static or (nb <= _widest(problem, target) and _fits(problem, config, target))
 

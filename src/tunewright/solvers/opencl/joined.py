@@ -6,7 +6,8 @@ another order, compiles nothing.
 
 On a device with threads every work-item is a worker. Workers take chunks of a step's grid until none is left, then wait
 until those that others took are done. Nobody ever waits for a worker that has not begun: where the runtime runs workers
-one after the other, the first does everything and the others find nothing to do.
+one after the other, the first does everything and the others find nothing to do. There are no more of them than cores
+that the process may use: whoever waits would keep the others from working.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from typing import Any
 import numpy as np
 
 from ...devices.base import Queue
+from ...devices.host import cpu_count
 from ...devices.opencl import OpenCLQueue
 from ..base import Array, Kernel, Launcher, Library
 from .base import CKernel
 from .emit import Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
-#: numbers in the table before the steps' places; before a step's arguments: which kernel, grid, chunks and their length
-HEAD, STEP = 2, 6
-#: chunks for each worker: few enough to be taken quickly, enough that workers finish together
-CHUNKS = 16
+#: numbers in the table before the steps' places; before a step's arguments: which kernel, grid, chunks
+HEAD, STEP = 2, 5
+#: A step's work is handed out in rounds, to each thread one chunk of each: half of it in the first, half of the rest in
+#: the next, ... Few chunks are taken quickly (a counter that cores fight for costs 0.1 us), small ones end together.
+FEW_THREADS, ROUNDS_OF_FEW, ROUNDS = 4, 5, 4
 #: kernels in one program: the time to compile it grows faster than their number
 MOST_TEXTS = 40
 #: ints of the counters of one step: each in a cache line of its own
@@ -43,7 +46,7 @@ class Joined(Library):
         first = kernels[0]
         assert isinstance(first, CKernel)
         self.device = first.device
-        self.workers = 1 if self.device.alone else max(1, self.device.target.units)
+        self.workers = 1 if self.device.alone else max(1, min(self.device.target.units, cpu_count()))
         calls: dict[str, Call] = {}
         for kernel in kernels:
             if isinstance(kernel, CKernel) and kernel.device is self.device:
@@ -78,13 +81,13 @@ class Joined(Library):
 
     def table(self, calls: Sequence[Call]) -> tuple[Array, list[int]]:
         """The numbers that do not change, and where the arguments of each launch begin."""
-        begins, rows = [], [len(calls), self.workers, *[0] * len(calls)]
+        workers = self.workers
+        rounds = ROUNDS_OF_FEW if workers <= FEW_THREADS else ROUNDS
+        begins, rows = [], [len(calls), workers, *[0] * len(calls)]
         for i, call in enumerate(calls):
             grid = [*call.grid, 1, 1][:3]
-            total = math.prod(grid)
-            chunks = min(total, CHUNKS * self.workers)
             rows[HEAD + i] = len(rows)
-            rows += [self.texts[call.text], *grid, chunks, -(-total // chunks)]
+            rows += [self.texts[call.text], *grid, workers * rounds if math.prod(grid) > workers else workers]
             begins.append(len(rows))
             rows += [_bits(arg) if isinstance(arg, np.generic) else 0 for arg in call.args]
         return np.array(rows, np.uint64), begins
@@ -150,7 +153,7 @@ def _bits(number: np.generic) -> int:
 #: names that a kernel's head declares: functions, types, vectors
 _DECLARED = (
     re.compile(r"\bINLINE\s+[\w\s*]+?\b(\w+)\s*\("),
-    re.compile(r"\bvector_of\(\s*\w+\s*,\s*\w+\s*,\s*(\w+)\s*\)"),
+    re.compile(r"\bvector_of\(\s*\w+\s*,[^,()]+,\s*(\w+)\s*\)"),
     re.compile(r"\btypedef\b[^;]*?\b(\w+)\s*(?:__attribute__\s*\(\(.*?\)\)\s*)?;"),
 )
 _DEFINED = re.compile(r"^\s*#\s*define\s+(\w+)", re.MULTILINE)
@@ -210,11 +213,12 @@ KERNEL joined(GLOBAL const u64* t) {
 """
 
 # Volatile reads and atomics order nothing but themselves to the compiler; the fences keep data on its side. A worker
-# that waits long gives its core away: whoever it waits for may want it. That is a system call of Linux (sched_yield).
+# that waits for milliseconds gives its core away (sched_yield, a system call of Linux): somebody else has the core of
+# the one that it waits for.
 _SHARED = """
 #define FENCE { mem_fence(CLK_GLOBAL_MEM_FENCE); __asm__ volatile("" ::: "memory"); }
 #if defined(__x86_64__) && defined(__linux__)
-#define SPINS 1000
+#define SPINS 10000
 #define PAUSE __asm__ volatile("pause")
 #define YIELD { long call = 24; __asm__ volatile("syscall" : "+a"(call) : : "rcx", "r11", "memory"); }
 #else
@@ -224,20 +228,25 @@ _SHARED = """
 #endif
 KERNEL joined(GLOBAL const u64* t, GLOBAL volatile int* counters) {
   int steps = (int)t[0], workers = (int)t[1];
-  for (int s = 0; s < steps; s++) {
+  int over = counters[16 * 2 * steps] == (int)t[t[1 + steps] + 4];  /* the last step is done */
+  for (int s = over ? steps : 0; s < steps; s++) {
     GLOBAL const u64* a = t + t[2 + s];
-    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], chunks = (int)a[4], length = (int)a[5];
+    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], chunks = (int)a[4], mine = 0;
     GLOBAL volatile int *taken = counters + 16 * (2 * s + 1), *done = taken + 16;
     while (*taken < chunks) {
       int chunk = atomic_inc(taken);
       if (chunk >= chunks) break;
-      int i = chunk * length, end = i + length < all ? i + length : all;
+      mine++;
+      int round = chunk / workers, rest = all >> round, part = chunk - round * workers;
+      int length = chunks - workers * round > workers ? rest - (rest >> 1) : rest;  /* of the round: all in the last */
+      int i = all - rest + (int)((i64)length * part / workers);
+      int end = all - rest + (int)((i64)length * (part + 1) / workers);
       switch ((int)a[0]) {
 @CASES@
       }
-      FENCE
-      atomic_inc(done);
     }
+    FENCE
+    if (mine) atomic_add(done, mine);
     for (int spins = 0; *done < chunks; spins++) {
       if (spins < SPINS) PAUSE; else YIELD
     }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...devices.base import Target
-from ...ir.types import DType, TensorType
+from ...ir.types import PLAIN, DType, TensorType
 from ...search.space import Space
 from ..base import Config, Problem
 from . import window
@@ -106,6 +106,7 @@ class QLinearElementwise(_Quantised):
 
     family = "qlinear_elementwise"
     ops = frozenset(FORMULAS)
+    layouts = frozenset({"plain", "blocked"})
 
     def parameters(self, problem: Problem) -> Sequence[int]:
         return list(FORMULAS[problem.op].parameters.values())
@@ -114,12 +115,23 @@ class QLinearElementwise(_Quantised):
         data = [tensor(problem.inputs[i]).dtype for i in FORMULAS[problem.op].data]
         if any(d not in BYTES | {DType.BOOL} for d in data) or tensor(problem.outputs[0]).dtype not in BYTES:
             return "works on bytes"
+        out = tensor(problem.outputs[0])
+        whole = [tensor(problem.inputs[i]) for i in FORMULAS[problem.op].data]
+        if any(t.layout != PLAIN for t in [out, *whole]) and any(
+            (t.layout, t.shape) != (out.layout, out.shape) for t in whole
+        ):
+            return "in blocks nothing broadcasts"
         return None
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         formula, out = FORMULAS[problem.op], tensor(problem.outputs[0])
         data = tuple(tensor(problem.inputs[i]) for i in formula.data)
-        alike = replace(problem, op=formula.like, inputs=data, attrs={}, constant=(False,) * len(data), values=())
+        if out.layout != PLAIN:  # all of one shape: element by element as they lie
+            data = tuple(TensorType(t.dtype, (math.prod(t.physical),)) for t in data)
+            out = TensorType(out.dtype, data[0].shape)
+        alike = replace(
+            problem, op=formula.like, inputs=data, outputs=(out,), attrs={}, constant=(False,) * len(data), values=()
+        )
         walk = Walk.of(alike)
         source = Source("qlinear", self.specialise)
         source.function(TO_INTEGER)

@@ -1,0 +1,492 @@
+"""Convolutions of bytes with channels in blocks, four channels to an instruction; ConvInteger and QLinearConv.
+
+Output channels lie in vector lanes; a register tile of NB blocks of them and UR pixels is summed in 32 bits (`dot`).
+The instruction multiplies unsigned with signed bytes, so signed inputs have their highest bit turned, which adds 128 to
+them, and weights are packed as signed. With x' and w' as they are multiplied and z, v their zero points::
+
+    sum (x - z) (w - v) = sum x' w' - z' sum w' - v' sum x' + count z' v'
+
+The second sum is made when weights are packed. The third is needed only where weights are not signed around 0: then a
+plane with the sums over all channels is made first, and a tile adds up what lies under its windows. Padding reads the
+zero point, so that borders need no sums of their own.
+
+An input in blocks is read as it lies, or copied with its padding and bits turned (``copy``), which pays where there is
+much to multiply; a plain one is brought into blocks, with its padding, by the same first kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
+from ...search.space import Scalar, Space
+from ..base import Array, Config, Packing, Problem
+from . import dot, epilogue
+from .base import CSolver, both, tensor
+from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
+from .integer_conv import IntegerConv, Shape
+from .integer_product import ROLES, present
+from .quantize import MS, TO_INTEGER, to_integer
+
+#: tiles of a work-item
+RUNS = (1, 2, 4, 8, 16, 64, 256)
+#: work-items for each unit, at least
+ITEMS = 4
+#: pixels whose sums are collected before they are stored as rows
+COLLECTED = 64
+#: Products from which on an input of signed bytes is copied with their highest bits turned: turning them wherever they
+#: are multiplied takes a third more time, a launch some ten microseconds.
+COPIED = 12_000_000
+#: bytes that a work-item of the kernel before writes
+PART = 1 << 14
+
+
+def lanes(target: Target) -> int:
+    """Channels in a block: 32-bit sums in a vector register."""
+    return target.vector_bytes // 4
+
+
+class ConvBytes(CSolver):
+    """Constant weights, one group; the input plain or in blocks, the output plain or in blocks."""
+
+    family = "conv_bytes"
+    ops = IntegerConv.ops
+    dtypes = IntegerConv.dtypes
+    layouts = frozenset({"plain", "blocked"})
+    rank = 45
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        roles, block = ROLES[problem.op], blocked(lanes(target))
+        reason = _PLAIN.refuse(problem, target)
+        if reason is not None:
+            return reason
+        x, out = tensor(problem.inputs[roles.a]), tensor(problem.outputs[0])
+        if x.layout not in (PLAIN, block) or out.layout not in (PLAIN, block):
+            return f"its layouts are plain and blocks of {block.block} channels"
+        if not problem.constant[roles.b]:
+            return "the weights are not constant"
+        if int(problem.attrs.get("group", 1)) != 1:
+            return "takes one group"
+        if x.layout != PLAIN and (_pending(problem) or _zero(problem) is None):
+            return "takes an input in blocks when its zero point is constant and that of the weights is in their middle"
+        if problem.is_static and out.dims[1] < block.block // 2:
+            return f"{out.dims[1]} output channels fill a vector of {block.block} badly"
+        return None
+
+    def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
+        if self.specialise or ROLES[problem.op].y_scale is None or self.why_not(problem, target) is not None:
+            return None
+        block = blocked(lanes(target))
+        x = tensor(problem.inputs[0])
+        few = x.is_static and x.dims[1] < block.block // 2 + 1
+        return (PLAIN if few or _pending(problem) or _zero(problem) is None else block), block
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        size = _Size(problem, target)
+
+        def allow(c: Mapping[str, Scalar]) -> bool:
+            nb, ur, run = (int(str(c[name])) for name in ("nb", "ur", "run"))
+            return size.tiling.fits(nb, ur) and run // 2 < -(-size.pixels // ur)
+
+        copies = [1] if tensor(problem.inputs[0]).layout == PLAIN else [0, 1]
+        return Space({"nb": dot.BLOCKS, "ur": dot.ROWS, "run": RUNS, "copy": copies}, allow)
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        if not problem.is_static:
+            return {"nb": 2, "ur": 6, "run": 1, "copy": 1}
+        size = _Size(problem, target)
+        nb, ur = size.tiling.best()
+        tiles, slabs = -(-size.pixels // ur), size.batch * -(-size.blocks // nb)
+        runs = [r for r in RUNS if r // 2 < tiles]
+        while len(runs) > 1 and -(-tiles // runs[-1]) * slabs < ITEMS * target.units:
+            runs.pop()
+        x = tensor(problem.inputs[0])
+        much = x.dtype is DType.INT8 and size.products * -(-size.blocks // nb) * nb * size.width >= COPIED
+        return {"nb": nb, "ur": ur, "run": runs[-1], "copy": int(much or x.layout == PLAIN)}
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        size = _Size(problem, target)
+        slab = int(config["nb"]) * size.width
+        key = f"conv bytes {slab} of {size.inner}"
+        return {ROLES[problem.op].b: Packing(key, partial(pack, slab=slab, inner=size.inner))}
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        size = _Size(problem, target)
+        if not tensor(problem.outputs[0]).size:
+            return []
+        x = tensor(problem.inputs[0])
+        if not config["copy"]:
+            return [self._main(problem, size, config, target, In(0), None)]
+        wide = size.padded
+        quads = Scratch("quads", x.dims[0] * size.x_blocks * math.prod(wide) * size.inner)
+        plane = Scratch("plane", 4 * x.dims[0] * math.prod(wide)) if _pending(problem) else None
+        return [
+            self._regroup(problem, size, quads, plane),
+            self._main(problem, size, config, target, quads, plane),
+        ]
+
+    def _regroup(self, problem: Problem, size: _Size, out: Scratch, plane: Scratch | None) -> Call:
+        """The input in blocks of unsigned bytes, with its padding, and the sums over its channels in ``plane``."""
+        roles, window = ROLES[problem.op], size.window
+        source = Source("conv_bytes_regroup", self.specialise)
+        type, zero = tensor(problem.inputs[roles.a]), present(problem, roles.a_zero)
+        source.buffer("x", DType.UINT8, In(roles.a))
+        if zero is not None:
+            source.buffer("zero", DType.UINT8, In(roles.a_zero or 0))
+        source.buffer("out", DType.UINT8, out)
+        if plane is not None:
+            source.buffer("sums", DType.INT32, plane)
+        rows = size.batch * size.padded[0] * size.padded[1]
+        part = max(1, PART // max(1, size.padded[2] * size.inner * size.x_blocks))
+        source.fixed(L=size.inner, FLIP=128 if type.dtype is DType.INT8 else 0, PENDING=int(plane is not None))
+        source.dims(XBLOCKS=size.x_blocks, ROWS=rows, PART=part, C=size.channels)
+        for axis, name in enumerate("DHW"):
+            source.dims(**{f"X{name}": window.input[axis], f"P{name}": window.head[axis]})
+            source.dims(**{f"I{name}": size.padded[axis]})
+        source.function(_INSIDE)
+        source.add(f"int z = {'0' if zero is None else '*zero'} ^ FLIP;")
+        source.add(_REGROUP if type.layout == PLAIN else _COPY)
+        return source.call([-(-rows // part)])
+
+    def _main(
+        self, problem: Problem, size: _Size, config: Config, target: Target, x: In | Scratch, plane: Scratch | None
+    ) -> Call:
+        roles, window, out = ROLES[problem.op], size.window, tensor(problem.outputs[0])
+        nb, ur, run = (int(config[name]) for name in ("nb", "ur", "run"))
+        direct, type = isinstance(x, In), tensor(problem.inputs[roles.a])
+        head = window.head if direct else (0, 0, 0)
+        inside = window.input if direct else size.padded
+        padded = direct and (any(window.head) or any(window.tail))
+        source = Source("conv_bytes", self.specialise)
+        source.buffer("x", DType.UINT8, x)
+        source.buffer("w", DType.INT8, In(roles.b))
+        if padded:
+            source.buffer("border", DType.UINT8, Table(np.full(size.inner, _zero(problem), np.uint8)))
+        for name in ("a_zero", "b_zero", "addend", "a_scale", "b_scale", "y_scale", "y_zero"):
+            i = getattr(roles, name)
+            given = present(problem, i)
+            if given is not None:
+                source.buffer(name, given.dtype, In(i))
+        if plane is not None:
+            source.buffer("plane", DType.INT32, plane)
+        steps = epilogue.Epilogue(source, problem)
+        source.buffer("y", out.dtype, Out())
+        flip = type.dtype is DType.INT8
+        signed = tensor(problem.inputs[roles.b]).dtype is DType.INT8
+        tiles, slabs = -(-size.pixels // ur), -(-size.blocks // nb)
+        source.fixed(
+            NB=nb, UR=ur, L=size.inner, PADDED=int(padded), FLIP=int(flip and direct), MOVED=128 if flip else 0
+        )
+        source.fixed(PENDING=int(plane is not None), WMOVED=0 if signed else 128)
+        source.fixed(PLAIN=int(out.layout == PLAIN), KEPT=max(1, COLLECTED // ur))
+        source.dims(SLABS=slabs, TILES=tiles, RUN=run, PIXELS=size.pixels, OC=out.dims[1], XBLOCKS=size.x_blocks)
+        source.dims(YBLOCKS=size.blocks, DEPTH=size.channels * window.taps)
+        for axis, name in enumerate("DHW"):
+            source.dims(**{f"K{name}": window.kernel[axis], f"S{name}": window.stride[axis]})
+            source.dims(**{f"D{name}": window.dilation[axis], f"P{name}": head[axis], f"I{name}": inside[axis]})
+            source.dims(**{f"O{name}": window.output[axis]})
+        dot.add(source, target)
+        source.function(_INSIDE + _TYPES)
+        source.add(self._constants(problem))
+        source.add(self._finish(source, problem, steps, out))
+        return source.call([-(-tiles // run), slabs, size.batch])
+
+    def _constants(self, problem: Problem) -> str:
+        """What belongs to the output channels of a slab: where sums begin, and what they are multiplied with."""
+        roles = ROLES[problem.op]
+
+        def at(i: int | None, name: str) -> str:
+            type = present(problem, i)
+            return "0" if type is None else f"{name}[{'column' if type.size > 1 else '0'}]"
+
+        scaled = roles.y_scale is not None
+        factor = ""
+        if scaled:
+            factor = f"f32 f = {at(roles.a_scale, 'a_scale')} * {at(roles.b_scale, 'b_scale')}; "
+            factor += f"factors[i] = f / {at(roles.y_scale, 'y_scale')};"
+        return f"""
+i32 begins[NB * WIDTH], moves[NB * WIDTH]; f32 factors[NB * WIDTH];
+int n = GID(2), slab = GID(1), first = slab * NB * WIDTH, blocks = YBLOCKS - slab * NB;
+blocks = blocks < NB ? blocks : NB;
+GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
+{{
+  GLOBAL const i32* weights = (GLOBAL const i32*)(w + SLABS * (KD * KH * KW * XBLOCKS * L * NB * WIDTH)) + first;
+  u32 z = (u32)({at(roles.a_zero, "a_zero")} + MOVED);
+  for (int i = 0; i < NB * WIDTH; i++) {{
+    int column = first + i < OC ? first + i : OC - 1;
+    u32 v = PENDING ? (u32)({at(roles.b_zero, "b_zero")} - WMOVED) : 0;
+    begins[i] = (i32)((u32){at(roles.addend, "addend")} - z * (u32)weights[i] + DEPTH * z * v);
+    moves[i] = (i32)v; {factor}
+  }}
+}}
+{"f32 zero = (f32)" + at(roles.y_zero, "y_zero") + ";" if scaled else ""}"""
+
+    def _finish(self, source: Source, problem: Problem, steps: epilogue.Epilogue, out: TensorType) -> str:
+        """The loop over tiles, with what becomes of their sums."""
+        scaled = ROLES[problem.op].y_scale is not None
+        low, high = ("-128.0f", "127.0f") if out.dtype is DType.INT8 else ("0.0f", "255.0f")
+        if out.layout == PLAIN:
+            if scaled:
+                source.function(TO_INTEGER)
+                lines, contrib = "", problem.op.startswith(MS)
+                result = to_integer("(f32)total * factors[j]", "zero", out.dtype, contrib)
+            else:
+                lines, result = steps.apply("total", "column", "at")
+            return _SUM + _STORE_PLAIN.replace("FINISH;", f"{lines}\n{source.store('y', 'at', result)}")
+        if scaled:
+            none = low if problem.op.startswith(MS) else "0"
+            source.function(f"vector_of({STORAGE[out.dtype]}, WIDTH, VY); typedef VY VYU __attribute__((aligned(1)));")
+            source.function(_QUANTISE)
+            source.add(f"VF low = {low} - zero, high = {high} - zero; V none = (V){none}, shift = (V)(i32)zero;")
+            store = f"*(GLOBAL VYU*)(y + {_IN_BLOCKS}) = "
+            store += "quantise(a, *(VFU*)(factors + b * WIDTH), low, high, none, shift);"
+        else:
+            lines, result = steps.apply("total", "column", "at")
+            store = f"""i32 totals[WIDTH]; *(V*)totals = a;
+    for (int l = 0; l < WIDTH; l++) {{
+      int column = first + b * WIDTH + l, at = {_IN_BLOCKS} + l;
+      column = column < OC ? column : OC - 1;
+      i32 total = totals[l];
+      {lines}
+      {source.store("y", "at", result)}
+    }}"""
+        return _SUM + _STORE_BLOCKS.replace("STORE;", store)
+
+
+_PLAIN = IntegerConv()
+
+
+def _pending(problem: Problem) -> bool:
+    """The zero points of weights are not in the middle of their range, so that sums of the input are needed."""
+    roles = ROLES[problem.op]
+    middle = 0 if tensor(problem.inputs[roles.b]).dtype is DType.INT8 else 128
+    if present(problem, roles.b_zero) is None:
+        return middle != 0
+    value = problem.value(roles.b_zero or 0)
+    return value is None or bool((value != middle).any())
+
+
+def _zero(problem: Problem) -> int | None:
+    """The byte of the input's zero point; None when it is not known yet."""
+    roles = ROLES[problem.op]
+    if present(problem, roles.a_zero) is None:
+        return 0
+    value = problem.value(roles.a_zero or 0)
+    return None if value is None else int(value.reshape(-1)[0]) & 255
+
+
+class _Size:
+    """Sizes of a static problem."""
+
+    def __init__(self, problem: Problem, target: Target) -> None:
+        shape, self.width = Shape(problem), lanes(target)
+        self.window, self.batch, self.channels = shape.window, shape.batch, shape.channels
+        x = tensor(problem.inputs[0])
+        #: channels in a block of the input: few of them need not fill a whole one
+        self.inner = 4 if x.layout == PLAIN and self.channels <= 4 else self.width
+        self.x_blocks, self.blocks = -(-self.channels // self.inner), -(-shape.filters // self.width)
+        self.pixels = shape.pixels
+        #: for an output channel
+        self.products = shape.batch * shape.pixels * shape.channels * shape.window.taps
+        #: a plain input as far as windows reach
+        self.padded = tuple(max(size, 1) for size in shape.padded)
+        self.tiling = dot.Tiling(self.blocks, self.pixels, target.registers)
+
+
+def pack(w: Array, slab: int, inner: int) -> Array:
+    """O I spatial... -> slabs of [taps][blocks of I][quads][O of a slab][4 of I], then the sums of each output channel.
+
+    Unsigned weights become signed ones; zeros fill up what is not there, and stay zeros.
+    """
+    moved = w.astype(np.int16) - (128 if w.dtype == np.uint8 else 0)
+    out, depth, taps = w.shape[0], w.shape[1], math.prod(w.shape[2:])
+    slabs, blocks = -(-out // slab), -(-depth // inner)
+    whole = np.zeros((slabs * slab, blocks * inner, taps), np.int8)
+    whole[:out, :depth] = moved.reshape(out, depth, taps)
+    parts = whole.reshape(slabs, slab, blocks, inner // 4, 4, taps).transpose(0, 5, 2, 3, 1, 4)
+    sums = whole.astype(np.int32).sum((1, 2), dtype=np.int32)
+    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), sums.view(np.int8)])
+
+
+_INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))\n"
+
+_TYPES = """
+vector_of(f32, WIDTH, VF);
+typedef VF VFU __attribute__((aligned(4)));
+typedef i32 QUAD __attribute__((aligned(1)));
+#define STRIDE (ID * IH * IW * L)
+#if PADDED
+#define STEP(u) step[u]
+#else
+#define STEP(u) STRIDE
+#endif
+#if FLIP
+#define TURNED(v) ((v) ^ (V)(i32)0x80808080)
+#else
+#define TURNED(v) (v)
+#endif
+"""
+
+_REGROUP = """
+int end = (GID(0) + 1) * PART < ROWS ? (GID(0) + 1) * PART : ROWS;
+for (int row = GID(0) * PART; row < end; row++) {
+  int h = row % IH - PH, d = row / IH % ID - PD, n = row / (IH * ID), volume = XD * XH * XW;
+  int begin = PW > 0 ? PW : 0, last = XW + PW < IW ? XW + PW : IW;
+  if (!INSIDE(d, XD) || !INSIDE(h, XH) || last <= begin) begin = last = IW;
+  GLOBAL const u8* from = x + (n * C * XD + d) * (XH * XW) + h * XW - PW;
+#if PENDING
+  GLOBAL i32* sum = sums + row * IW;
+  for (int i = 0; i < IW; i++) sum[i] = i >= begin && i < last ? 0 : C * z;
+  for (int c = 0; c < C; c++)
+    for (int i = begin; i < last; i++) sum[i] += from[c * volume + i] ^ FLIP;
+#endif
+  for (int k = 0; k < XBLOCKS; k++, from += L * volume) {
+    GLOBAL u8* to = out + ((n * XBLOCKS + k) * ID * IH + row % (ID * IH)) * (IW * L);
+    int lanes = C - k * L < L ? C - k * L : L;
+    for (int i = 0; i < begin * L; i++) to[i] = z;
+    for (int i = last * L; i < IW * L; i++) to[i] = z;
+    if (lanes == L) {
+      for (int i = begin; i < last; i++)
+        UNROLL for (int l = 0; l < L; l++) to[i * L + l] = from[l * volume + i] ^ FLIP;
+    } else {
+      for (int i = begin; i < last; i++)
+        for (int l = 0; l < L; l++) to[i * L + l] = l < lanes ? from[l * volume + i] ^ FLIP : 0;
+    }
+  }
+}
+"""
+
+_COPY = """
+int end = (GID(0) + 1) * PART < ROWS ? (GID(0) + 1) * PART : ROWS;
+for (int row = GID(0) * PART; row < end; row++) {
+  int h = row % IH - PH, d = row / IH % ID - PD, n = row / (IH * ID);
+  int begin = PW > 0 ? PW : 0, last = XW + PW < IW ? XW + PW : IW;
+  if (!INSIDE(d, XD) || !INSIDE(h, XH) || last <= begin) begin = last = IW;
+  for (int k = 0; k < XBLOCKS; k++) {
+    GLOBAL u8* to = out + ((n * XBLOCKS + k) * ID * IH + row % (ID * IH)) * (IW * L);
+    GLOBAL const u8* from = x + ((n * XBLOCKS + k) * XD + d) * (XH * XW * L) + (h * XW - PW) * L;
+    for (int i = 0; i < begin * L; i++) to[i] = z;
+    for (int i = last * L; i < IW * L; i++) to[i] = z;
+    for (int i = begin * L; i < last * L; i++) to[i] = from[i] ^ FLIP;
+  }
+}
+"""
+
+# Pixels beyond the image repeat the last one and are not stored.
+_SUM = """
+GLOBAL const u8* xn = x + n * XBLOCKS * STRIDE;
+int t_end = (GID(0) + 1) * RUN < TILES ? (GID(0) + 1) * RUN : TILES;
+#if PLAIN
+i32 made[KEPT * UR][NB * WIDTH] __attribute__((aligned(64)));
+int from_tile = GID(0) * RUN;
+#endif
+for (int t = GID(0) * RUN; t < t_end; t++) {
+int p = t * UR, count = PIXELS - p < UR ? PIXELS - p : UR;
+GLOBAL const i8* wp = ws;
+V acc[NB][UR];
+int z0[UR], y0[UR], x0[UR];
+{
+  int ox = p % OW, oy = p / OW % OH, oz = p / OW / OH;
+  UNROLL for (int u = 0; u < UR; u++) {
+    z0[u] = oz * SD - PD; y0[u] = oy * SH - PH; x0[u] = ox * SW - PW;
+    if (p + u + 1 < PIXELS && ++ox == OW) { ox = 0; if (++oy == OH) { oy = 0; oz++; } }
+  }
+}
+#if PENDING
+i32 under[UR];
+UNROLL for (int u = 0; u < UR; u++) under[u] = 0;
+for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++)
+  UNROLL for (int u = 0; u < UR; u++)
+    under[u] += plane[((n * ID + z0[u] + kz * DD) * IH + y0[u] + ky * DH) * IW + x0[u] + kx * DW];
+UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++)
+  acc[b][u] = *(VU*)(begins + b * WIDTH) - *(VU*)(moves + b * WIDTH) * under[u];
+#else
+UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) acc[b][u] = *(VU*)(begins + b * WIDTH);
+#endif
+for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++) {
+  GLOBAL const u8* xp[UR];
+#if PADDED
+  int step[UR];
+#endif
+  UNROLL for (int u = 0; u < UR; u++) {
+    int iz = z0[u] + kz * DD, iy = y0[u] + ky * DH, ix = x0[u] + kx * DW;
+    xp[u] = xn + ((iz * IH + iy) * IW + ix) * L;
+#if PADDED
+    int inside = INSIDE(iz, ID) & INSIDE(iy, IH) & INSIDE(ix, IW);
+    xp[u] = inside ? xp[u] : border;
+    step[u] = inside ? STRIDE : 0;
+#endif
+  }
+  for (int k = 0; k < XBLOCKS; k++) {
+    UNROLL for (int q = 0; q < L / 4; q++) {
+      V wv[NB];
+      UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + (q * NB + b) * WIDTH * 4);
+      UNROLL for (int u = 0; u < UR; u++) {
+        V xv = TURNED((V)(*(GLOBAL const QUAD*)(xp[u] + 4 * q)));
+        UNROLL for (int b = 0; b < NB; b++) acc[b][u] = dot4(acc[b][u], xv, wv[b]);
+      }
+    }
+    wp += L * NB * WIDTH;
+    UNROLL for (int u = 0; u < UR; u++) xp[u] += STEP(u);
+  }
+}
+"""
+
+_IN_BLOCKS = "((n * YBLOCKS + slab * NB + b) * PIXELS + p + u) * WIDTH"
+
+# Rounds half to even: adding 1.5 * 2^23 leaves a whole number in the lowest bits. The ends of the range are whole
+# numbers, so that cutting off before rounding is the same as after it. What is not a number is unequal to itself.
+_QUANTISE = """
+INLINE VY quantise(V sum, VF factor, VF low, VF high, V none, V shift) {
+  VF v = __builtin_convertvector(sum, VF) * factor;
+  V some = v == v;
+  v = low > v ? low : v;
+  v = high < v ? high : v;
+  V whole = __builtin_astype(v + 12582912.0f, V) - 0x4b400000 + shift;
+  return __builtin_convertvector(some ? whole : none, VY);
+}
+"""
+
+# Whole tiles ask nothing; others lie in memory meanwhile.
+_STORE_BLOCKS = """
+if (count == UR && blocks == NB) {
+  UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
+    V a = acc[b][u];
+    STORE;
+  }
+} else {
+  V kept[NB][UR];
+  UNROLL for (int u = 0; u < UR; u++) UNROLL for (int b = 0; b < NB; b++) kept[b][u] = acc[b][u];
+  for (int b = 0; b < blocks; b++) for (int u = 0; u < count; u++) {
+    V a = kept[b][u];
+    STORE;
+  }
+}
+}
+"""
+
+# Sums of several tiles are collected; then each channel is a row of pixels, as it lies in the output.
+_STORE_PLAIN = """
+UNROLL for (int u = 0; u < UR; u++)
+  UNROLL for (int b = 0; b < NB; b++) *(V*)(made[(t - from_tile) * UR + u] + b * WIDTH) = acc[b][u];
+if (t + 1 == t_end || t + 1 - from_tile == KEPT) {
+  int begin = from_tile * UR, size = p + count - begin, columns = OC - first < NB * WIDTH ? OC - first : NB * WIDTH;
+  for (int j = 0; j < columns; j++) {
+    int column = first + j;
+    for (int i = 0; i < size; i++) {
+      int at = (n * OC + column) * PIXELS + begin + i;
+      i32 total = made[i][j];
+      FINISH;
+    }
+  }
+  from_tile = t + 1;
+}
+}
+"""
+
+SOLVERS = both(ConvBytes)

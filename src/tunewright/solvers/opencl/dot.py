@@ -1,0 +1,181 @@
+"""Sums of four products of bytes: one instruction where the processor has it and the compiler lets us write it.
+
+`dot4(acc, x, w)` adds, in each 32-bit lane, the products of four unsigned bytes of x with four signed ones of w. All
+three ways to compute it are exact:
+
+- ``vpdpbusd`` (AVX-512 VNNI). A compiler that is too old for the processor (LLVM 14 takes a Zen 4 for a Zen 3) does not
+  know the instruction and would not assemble its name. Then its bytes are written down: the assembler finds out by
+  itself which registers the compiler has chosen.
+- pairs of 16-bit numbers (``vpmaddwd``): exact, unlike ``vpmaddubsw``, whose sums of two products saturate.
+- shifts and multiplications, for any other processor.
+
+Flags of the processor are not enough to take the first way: `has_vnni` compiles a kernel with it, runs it and looks at
+the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ...devices.base import Target
+from ...devices.host import cpu_flags
+from ...devices.opencl import OpenCLDevice
+from ...errors import TunewrightError
+from ...ir.types import DType
+from .emit import Out, Source, Table
+
+#: what the processor says of itself when it has the instruction on vectors of any width
+FLAGS = frozenset({"avx512_vnni", "avx512vl"})
+
+#: V: a vector of WIDTH 32-bit numbers; VNNI: 1 where the instruction may be used
+DOT4 = r"""
+vector_of(i32, WIDTH, V);
+typedef V VU __attribute__((aligned(1)));
+#ifndef __has_builtin
+#define __has_builtin(name) 0
+#endif
+#if VNNI && defined(__AVX512VNNI__)
+INLINE V dot4(V acc, V x, V w) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+  return acc;
+}
+#elif VNNI && (WIDTH == 8 || WIDTH == 4)
+/* EVEX.66.0F38.W0 50 /r on registers 0 to 15, whose numbers are found by comparing their names */
+#if WIDTH == 8
+#define REGISTER "ymm"
+#define LENGTH "0x28"
+#else
+#define REGISTER "xmm"
+#define LENGTH "0x08"
+#endif
+INLINE V dot4(V acc, V x, V w) {
+  __asm__(".irp k,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n"
+          ".ifc %0,%%" REGISTER "\\k\n.set dot4_to,\\k\n.endif\n"
+          ".ifc %1,%%" REGISTER "\\k\n.set dot4_x,\\k\n.endif\n"
+          ".ifc %2,%%" REGISTER "\\k\n.set dot4_w,\\k\n.endif\n"
+          ".endr\n"
+          ".byte 0x62, 0x52 | (1 - (dot4_to >> 3)) << 7 | (1 - (dot4_w >> 3)) << 5, (15 - dot4_x) << 3 | 5, " LENGTH
+          ", 0x50, 0xc0 | (dot4_to & 7) << 3 | (dot4_w & 7)"
+          : "+x"(acc) : "x"(x), "x"(w));
+  return acc;
+}
+#elif WIDTH == 8 && defined(__AVX2__) && __has_builtin(__builtin_ia32_pmaddwd256)
+#define MADD __builtin_ia32_pmaddwd256
+#elif WIDTH == 16 && defined(__AVX512BW__) && __has_builtin(__builtin_ia32_pmaddwd512)
+#define MADD __builtin_ia32_pmaddwd512
+#else
+INLINE V dot4(V acc, V x, V w) {
+  return acc + (x & 255) * (w << 24 >> 24) + (x >> 8 & 255) * (w << 16 >> 24) + (x >> 16 & 255) * (w << 8 >> 24)
+       + (x >> 24 & 255) * (w >> 24);
+}
+#endif
+#ifdef MADD
+typedef i16 PX __attribute__((vector_size(4 * WIDTH)));
+vector_of(i16, 2 * WIDTH, P);
+INLINE V dot4(V acc, V x, V w) {
+  V low = x & 0x00ff00ff, high = x >> 8 & 0x00ff00ff;
+  P odd = __builtin_astype(w, P) >> (i16)8, even = __builtin_astype(w, P) << (i16)8 >> (i16)8;
+  acc += __builtin_astype(MADD(__builtin_astype(low, PX), __builtin_astype(even, PX)), V);
+  return acc + __builtin_astype(MADD(__builtin_astype(high, PX), __builtin_astype(odd, PX)), V);
+}
+#endif
+"""
+
+
+#: what tuning may choose: blocks of columns (output channels) and rows (pixels) of a register tile
+BLOCKS, ROWS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+#: tiles for at least so many registers, with the time of a product in them relative to the best
+TILES = {
+    32: {(4, 6): 1.0, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.4},
+    0: {(2, 6): 1.0, (2, 5): 1.02, (2, 4): 1.05, (3, 4): 1.5, (1, 10): 1.5},
+}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """So many blocks of columns and rows, in register tiles."""
+
+    blocks: int
+    rows: int
+    registers: int
+
+    @property
+    def _most(self) -> int:
+        """The smallest tile that holds all rows."""
+        return next((n for n in ROWS if n >= self.rows), ROWS[-1])
+
+    def fits(self, nb: int, ur: int) -> bool:
+        """A tile is worth trying: it stays in registers, and is not larger than what there is, or very small."""
+        if nb * ur + min(nb, ur) + 1 > self.registers or nb > self.blocks:
+            return False
+        return ur == self._most or (ur < self._most and nb * ur >= self.registers // 2)
+
+    def best(self) -> tuple[int, int]:
+        """The tile that does least in vain."""
+        known = next(tiles for registers, tiles in TILES.items() if self.registers >= registers)
+        few = {(nb, self._most): 2 - nb / 8 for nb in BLOCKS if self.fits(nb, self._most)}
+        fitting = few | {tile: cost for tile, cost in known.items() if self.fits(*tile)}
+
+        def done(tile: tuple[int, int]) -> float:
+            nb, ur = tile
+            return -(-self.blocks // nb) * nb * -(-self.rows // ur) * ur * fitting[tile]
+
+        return min(fitting, key=done)
+
+
+def add(source: Source, target: Target) -> None:
+    """Makes `dot4`, the type V of a vector and VU, the same unaligned, known to a kernel."""
+    source.fixed(WIDTH=target.vector_bytes // 4, VNNI=int(has_vnni(target)))
+    source.function(DOT4)
+
+
+@cache
+def has_vnni(target: Target) -> bool:
+    """The processor has the instruction, and a kernel that uses it computes what it should."""
+    if target.device != "cpu" or not any("pocl" in value.lower() for _, value in target.software):
+        return False
+    if not cpu_flags() >= FLAGS or target.vector_bytes not in (16, 32, 64):
+        return False
+    names = OpenCLDevice.available()
+    if isinstance(names, str):
+        return False
+    for name in names:
+        device = OpenCLDevice(name)
+        if device.target == target:
+            return _computes(device)
+    return False
+
+
+def _computes(device: OpenCLDevice) -> bool:
+    """On more vectors than there are registers, so that all are used, and with bytes at the ends of their ranges."""
+    width, count, rng = device.target.vector_bytes // 4, 40, np.random.default_rng(0)
+    x, w = rng.integers(0, 256, (count, width, 4)), rng.integers(-128, 128, (count, width, 4))
+    x[0], w[0], x[1], w[1] = 255, -128, 255, 127
+    before = rng.integers(-(2**30), 2**30, (count, width))
+    source = Source("dot4_probe", True)
+    source.buffer("x", DType.INT32, Table(x.astype(np.uint8).view(np.int32)))
+    source.buffer("w", DType.INT32, Table(w.astype(np.int8).view(np.int32)))
+    source.buffer("y", DType.INT32, Out())
+    source.fixed(WIDTH=width, VNNI=1, COUNT=count)
+    source.function(DOT4)
+    source.add("""
+V acc[COUNT], xv[COUNT];
+UNROLL for (int i = 0; i < COUNT; i++) { acc[i] = *(GLOBAL VU*)(y + i * WIDTH); xv[i] = LOADV(x + i * WIDTH); }
+UNROLL for (int i = 0; i < COUNT; i++) acc[i] = dot4(acc[i], xv[i], LOADV(w + i * WIDTH));
+UNROLL for (int i = 0; i < COUNT; i++) acc[i] = dot4(acc[i], xv[COUNT - 1 - i], LOADV(w + i * WIDTH));
+UNROLL for (int i = 0; i < COUNT; i++) STOREV(y + i * WIDTH, acc[i]);""")
+    call, y = source.call([1]), before.astype(np.int32)
+    try:
+        queue = device.queue()
+        launch = device.launch(queue, device.build(call.text), call.name, call.grid)
+        for at, arg in enumerate(call.args):
+            launch.set(at, arg.array if isinstance(arg, Table) else y)
+        launch()
+        queue.finish()
+    except TunewrightError:  # its assembler does not take it
+        return False
+    want = before + (x * w).sum(-1) + (x[::-1] * w).sum(-1)
+    return bool((y == want).all())

@@ -1,0 +1,214 @@
+"""Products of a matrix of bytes with a constant one, four products to an instruction (see `dot`).
+
+Two launches: rows become unsigned bytes, a whole number of quads, and are summed; then register tiles of UR rows and NB
+vectors of columns. With x' and w' as they are multiplied, m what unsigned weights were moved by and z' the zero point
+of the rows::
+
+    sum (x - z) w = sum x' w' - z' sum w' + m sum (x - z)
+
+Zero points of columns are subtracted with the sums of rows, and scales, bias and the rest follow
+(`integer_product.Finish`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import DType
+from ...search.space import Scalar, Space
+from ..base import Array, Config, Packing, Problem
+from . import dot
+from .base import CSolver, both, tensor
+from .emit import Call, In, Scratch, Source
+from .integer_matmul import GEMM, IntegerMatMul, Shape
+from .integer_product import BYTES, LEAST_WORK, MS, ROLES, Finish, Weights, present
+from .quantize import LEAST
+
+#: slabs of columns that a work-item makes
+STAYS = (1, 2, 4, 8, 16, 32)
+
+
+class MatMulBytes(CSolver):
+    """MatMulInteger and its relatives with constant columns."""
+
+    family = "matmul_bytes"
+    ops = frozenset({"MatMulInteger", "QLinearMatMul", MS + "MatMulIntegerToFloat", GEMM})
+    dtypes = BYTES | {DType.INT32, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}
+    rank = 45
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        roles = ROLES[problem.op]
+        if not dot.has_vnni(target):
+            return "without an instruction for sums of four products pairs are faster"
+        reason = _PLAIN.refuse(problem, target)
+        if reason is not None:
+            return reason
+        if not problem.constant[roles.b] or problem.attrs.get("transA", 0):
+            return "its columns are constant, and its rows lie in rows"
+        zero = present(problem, roles.a_zero)
+        if zero is not None and zero.size != 1:
+            return "rows have one zero point"
+        b = tensor(problem.inputs[roles.b])
+        if b.rank != 2:
+            return "takes one matrix of columns"
+        if problem.is_static and Shape(problem).rows < 2:
+            return "a single row is better left as it is"
+        return None
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        shape, tiling = Shape(problem), _tiling(problem, target)
+
+        def allow(c: Mapping[str, Scalar]) -> bool:
+            nb, ur, stay = (int(str(c[name])) for name in ("nb", "ur", "stay"))
+            slab = nb * (target.vector_bytes // 4)
+            return tiling.fits(nb, ur) and stay // 2 < max(1, -(-shape.columns // slab))
+
+        return Space({"nb": dot.BLOCKS, "ur": dot.ROWS, "stay": STAYS}, allow)
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        if not problem.is_static:
+            return {"nb": 2, "ur": 6, "stay": 1}
+        shape = Shape(problem)
+        nb, ur = _tiling(problem, target).best()
+        slab, stay = nb * (target.vector_bytes // 4), 1
+        slabs = -(-shape.columns // slab)
+        work = slab * max(shape.depth * shape.rows, 1)
+        while stay < STAYS[-1] and stay * work < LEAST_WORK and slabs >= 8 * stay * target.units:
+            stay *= 2
+        return {"nb": nb, "ur": ur, "stay": stay}
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        slab, turned = int(config["nb"]) * (target.vector_bytes // 4), bool(problem.attrs.get("transB", 0))
+        return {ROLES[problem.op].b: Packing(f"matmul bytes {slab} {turned}", partial(pack, slab=slab, turned=turned))}
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        roles, shape = ROLES[problem.op], Shape(problem)
+        if not math.prod((shape.rows, shape.columns)):
+            return []
+        quads = -(-shape.depth // 4)
+        rows, sums = Scratch("rows", 4 * shape.rows * max(quads, 1)), Scratch("row_sums", 4 * shape.rows)
+        return [
+            self._regroup(problem, shape, quads, rows, sums),
+            self._multiply(problem, shape, quads, rows, sums, config, target, roles.b),
+        ]
+
+    def _regroup(self, problem: Problem, shape: Shape, quads: int, rows: Scratch, sums: Scratch) -> Call:
+        roles = ROLES[problem.op]
+        source = Source("matmul_bytes_regroup", self.specialise)
+        type, zero = tensor(problem.inputs[roles.a]), present(problem, roles.a_zero)
+        source.buffer("a", DType.UINT8, In(roles.a))
+        if zero is not None:
+            source.buffer("zero", DType.UINT8, In(roles.a_zero or 0))
+        source.buffer("rows", DType.UINT8, rows)
+        source.buffer("sums", DType.INT32, sums)
+        least = max(1, LEAST // max(shape.depth, 1))
+        source.fixed(FLIP=128 if type.dtype is DType.INT8 else 0)
+        source.dims(HEIGHT=shape.rows, DEPTH=shape.depth, PITCH=4 * quads, LEAST=least)
+        source.add(f"""
+int begin = GID(0) * LEAST, end = begin + LEAST < HEIGHT ? begin + LEAST : HEIGHT;
+i32 z = {"0" if zero is None else "*zero"} ^ FLIP;
+for (int row = begin; row < end; row++) {{
+  GLOBAL u8* out = rows + row * PITCH;
+  i32 sum = 0;
+  for (int k = 0; k < DEPTH; k++) {{
+    u8 value = a[row * DEPTH + k] ^ FLIP;
+    out[k] = value;
+    sum += value;
+  }}
+  for (int k = DEPTH; k < PITCH; k++) out[k] = 0;
+  sums[row] = sum - DEPTH * z;
+}}""")
+        return source.call([-(-shape.rows // least)])
+
+    def _multiply(
+        self, problem: Problem, shape: Shape, quads: int, rows: Scratch, sums: Scratch, config: Config, target: Target,
+        b: int,
+    ) -> Call:  # fmt: skip
+        roles = ROLES[problem.op]
+        nb, ur, stay = (int(config[name]) for name in ("nb", "ur", "stay"))
+        width, weights = target.vector_bytes // 4, tensor(problem.inputs[b])
+        source = Source("matmul_bytes", self.specialise)
+        source.buffer("a", DType.UINT8, rows)
+        source.buffer("b", DType.INT8, In(b))
+        source.buffer("row_sums", DType.INT32, sums)
+        zero = present(problem, roles.a_zero)
+        if zero is not None:
+            source.buffer("a_zero", zero.dtype, In(roles.a_zero or 0))
+        pending = present(problem, roles.b_zero) is not None
+        finish = Finish(source, problem, roles, Weights(weights.dtype, None, pending, True))
+        slabs = -(-shape.columns // (nb * width))
+        stay = max(stay, -(-slabs // 16384))
+        source.fixed(NB=nb, UR=ur, MOVED=128 if tensor(problem.inputs[roles.a]).dtype is DType.INT8 else 0)
+        source.fixed(WMOVED=128 if weights.dtype is DType.UINT8 else 0)
+        source.dims(HEIGHT=shape.rows, WIDE=shape.columns, QUADS=quads, SLABS=slabs, STAY=stay)
+        dot.add(source, target)
+        source.function("typedef i32 QUAD __attribute__((aligned(1)));")
+        source.add(f"i32 z = {'0' if zero is None else '*a_zero'} + MOVED;")
+        text, value = finish.value("sum", "at", "row_sums[row]")
+        source.add(_MULTIPLY.replace("FINISH;", f"{text}\n{source.store('y', 'at', value)}"))
+        return source.call([-(-slabs // stay)])
+
+
+_PLAIN = IntegerMatMul()
+
+
+def _tiling(problem: Problem, target: Target) -> dot.Tiling:
+    shape = Shape(problem)
+    blocks = -(-shape.columns // (target.vector_bytes // 4))
+    return dot.Tiling(max(blocks, 1), max(shape.rows, 1), target.registers)
+
+
+def pack(b: Array, slab: int, turned: bool) -> Array:
+    """K N -> slabs of [quads][N of a slab][4 of K] as signed bytes, then the sums of each column; zeros fill up."""
+    moved = (b.T if turned else b).astype(np.int16) - (128 if b.dtype == np.uint8 else 0)
+    depth, columns = moved.shape
+    whole = np.zeros((-(-depth // 4) * 4, -(-columns // slab) * slab), np.int8)
+    whole[:depth, :columns] = moved
+    parts = whole.reshape(-1, 4, whole.shape[1] // slab, slab).transpose(2, 0, 3, 1)
+    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), whole.sum(0, dtype=np.int32).view(np.int8)])
+
+
+# Rows beyond the last repeat it and are not stored.
+_MULTIPLY = """
+int s_end = (GID(0) + 1) * STAY < SLABS ? (GID(0) + 1) * STAY : SLABS;
+for (int slab = GID(0) * STAY; slab < s_end; slab++) {
+int left = slab * NB * WIDTH, right = WIDE - left < NB * WIDTH ? WIDE - left : NB * WIDTH;
+GLOBAL const i32* weights = (GLOBAL const i32*)(b + SLABS * QUADS * 4 * NB * WIDTH) + left;
+for (int top = 0; top < HEIGHT; top += UR) {
+  GLOBAL const i8* wp = b + slab * QUADS * 4 * NB * WIDTH;
+  GLOBAL const u8* ap[UR];
+  UNROLL for (int u = 0; u < UR; u++) ap[u] = a + (top + u < HEIGHT ? top + u : HEIGHT - 1) * (QUADS * 4);
+  V acc[NB][UR];
+  UNROLL for (int v = 0; v < NB; v++) UNROLL for (int u = 0; u < UR; u++) acc[v][u] = 0;
+  for (int q = 0; q < QUADS; q++) {
+    V wv[NB];
+    UNROLL for (int v = 0; v < NB; v++) wv[v] = LOADV(wp + v * WIDTH * 4);
+    UNROLL for (int u = 0; u < UR; u++) {
+      V xv = (V)(*(GLOBAL const QUAD*)(ap[u] + 4 * q));
+      UNROLL for (int v = 0; v < NB; v++) acc[v][u] = dot4(acc[v][u], xv, wv[v]);
+    }
+    wp += NB * WIDTH * 4;
+  }
+  V kept[UR][NB];
+  UNROLL for (int u = 0; u < UR; u++) UNROLL for (int v = 0; v < NB; v++) kept[u][v] = acc[v][u];
+  int bottom = HEIGHT - top < UR ? HEIGHT - top : UR;
+  for (int u = 0; u < bottom; u++) {
+    const i32* line = (const i32*)kept[u];
+    int row = top + u;
+    u32 moved = (u32)(WMOVED * row_sums[row]);
+    for (int j = 0; j < right; j++) {
+      int column = left + j, at = row * WIDE + column;
+      i32 sum = (i32)((u32)line[j] - (u32)z * (u32)weights[j] + moved);
+      FINISH;
+    }
+  }
+}
+}
+"""
+
+SOLVERS = both(MatMulBytes)

@@ -1,0 +1,214 @@
+"""Sums of four products of bytes: convolutions and matrix products against their references, which are exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunewright.devices.base import Target
+from tunewright.ir.graph import Fused
+from tunewright.ir.types import PLAIN, Layout, blocked
+from tunewright.plugins.single import open_device
+from tunewright.solvers.base import solvers
+from tunewright.solvers.opencl import conv_bytes, dot
+from tunewright.testing.kernelcheck import Case, check
+
+RNG = np.random.default_rng(0)
+CONV, MATMUL = "opencl.conv_bytes", "opencl.matmul_bytes"
+
+
+def right(case: Case, family: str) -> None:
+    """In the generic solver's default config: it compiles once for all shapes."""
+    assert not check(case, family, configs=0, specialised=False)
+
+
+def block() -> Layout:
+    return blocked(open_device("CPU").target.vector_bytes // 4)
+
+
+def integers(*shape: int, dtype: Any = np.uint8) -> np.ndarray:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, int(info.max) + 1, shape).astype(dtype)
+
+
+def scales(*shape: int) -> np.ndarray:
+    return np.asarray(RNG.uniform(0.001, 0.1, shape)).astype(np.float32)
+
+
+#: odd sizes: channels that fill no block, few of them, borders on some sides, strides, dilations, one to three axes
+CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((1, 13, 9, 11), (21, 13, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 16, 14, 14), (33, 16, 1, 1), {}),
+    ((1, 7, 13, 12), (18, 7, 3, 2), {"pads": [0, 2, 1, 1], "strides": [2, 3], "dilations": [2, 1]}),
+    ((2, 5, 31), (19, 5, 4), {"pads": [3, 0], "dilations": [2]}),
+    ((1, 3, 5, 6, 7), (18, 3, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 2, 1]}),
+    ((1, 9, 8, 8), (17, 9, 3, 3), {"pads": [-1, -2, -1, 1]}),
+]
+
+
+def qlinear(case: Any, x_type: Any, w_type: Any, middle: bool, y_type: Any = None) -> tuple[list[np.ndarray], Any]:
+    """Inputs of a QLinearConv whose results reach both ends of their range; ``middle``: the zero points of weights."""
+    x_shape, w_shape, attrs = case
+    filters = w_shape[0]
+    w_zero = integers(filters, dtype=w_type)
+    if middle:
+        w_zero = np.asarray(128 if w_type is np.uint8 else 0, w_type)
+    y_scale = np.asarray(1.5 * np.prod(w_shape[1:]) ** 0.5, np.float32)
+    inputs = [integers(*x_shape, dtype=x_type), scales(), integers(dtype=x_type), integers(*w_shape, dtype=w_type)]
+    inputs += [scales(filters), w_zero, y_scale, integers(dtype=y_type or x_type)]
+    return [*inputs, RNG.integers(-5000, 5000, filters).astype(np.int32)], attrs
+
+
+CONSTANT = frozenset(range(1, 9))
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+@pytest.mark.parametrize("x_type", [np.uint8, np.int8])
+def test_in_blocks(case: Any, x_type: Any) -> None:
+    inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
+    right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
+
+
+@pytest.mark.parametrize("case", CONVS[::2], ids=str)
+def test_in_blocks_and_copied(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a layer with much to multiply is: with its padding, its bytes unsigned."""
+    monkeypatch.setattr(conv_bytes, "COPIED", 0)
+    inputs, attrs = qlinear(case, np.int8, np.int8, middle=True)
+    right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+def test_plain_and_any_zero_point_of_weights(case: Any) -> None:
+    """What is plain may have zero points that are known only at run time."""
+    inputs, attrs = qlinear(case, np.int8, np.uint8, middle=False)
+    right(Case("QLinearConv", inputs, attrs, constant=frozenset({3})), CONV)
+    right(Case("QLinearConv", inputs[:8], attrs, constant=CONSTANT, layouts=(PLAIN, block())), CONV)
+
+
+@pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.int8, np.int8)], ids=str)
+def test_conv_integer_and_what_follows(types: tuple[Any, Any]) -> None:
+    (x_shape, w_shape, attrs), (x_type, w_type) = CONVS[0], types
+    x, w = integers(*x_shape, dtype=x_type), integers(*w_shape, dtype=w_type)
+    inputs = [x, w, integers(dtype=x_type), integers(dtype=w_type)]
+    right(Case("ConvInteger", inputs, attrs, constant=frozenset({1})), CONV)
+    right(Case("ConvInteger", inputs[:2], attrs, constant=frozenset({1})), CONV)
+    steps = (Fused("Cast", (~0,), {"to": 1}), Fused("Mul", (~1, 4)), Fused("Add", (~2, 5)), Fused("Relu", (~3,)))
+    more = [*inputs, scales(), RNG.standard_normal((1, 21, 9, 11)).astype(np.float32)]
+    for layouts in ((PLAIN, PLAIN), (PLAIN, block())):
+        case = Case(
+            "ConvInteger", more, attrs, constant=frozenset({1}), epilogue=steps, operands=2, layouts=layouts
+        )  # fmt: skip
+        right(case, CONV)
+
+
+def test_ends_of_the_ranges() -> None:
+    """Largest and smallest bytes against each other: pairs would overflow 16 bits, results saturate on both sides."""
+    for x_value, w_value in ((255, -128), (255, 127), (0, -128)):
+        x, w = np.full((1, 40, 6, 6), x_value, np.uint8), np.full((9, 40, 3, 3), w_value, np.int8)
+        f = np.asarray(1e-3, np.float32)
+        zeros = (np.asarray(3, np.uint8), np.asarray(0, np.int8), np.asarray(100, np.uint8))
+        inputs = [x, f, zeros[0], w, f, zeros[1], np.asarray(1e-5, np.float32), zeros[2]]
+        case = Case("QLinearConv", inputs, {"pads": [1] * 4}, constant=CONSTANT, layouts=(block(), block()))
+        right(case, CONV)
+        right(Case("ConvInteger", [x, w], {"pads": [1] * 4}, constant=frozenset({1})), CONV)
+
+
+def test_halves_go_to_the_even_number() -> None:
+    x = np.arange(-40, 40, dtype=np.int8).reshape(1, 8, 10, 1)
+    w = np.zeros((8, 8, 1, 1), np.int8)
+    w[range(8), range(8)] = 1
+    one, half = np.asarray(1, np.float32), np.asarray(2, np.float32)
+    zero = np.asarray(0, np.int8)
+    inputs = [x, one, zero, w, one, zero, half, zero]
+    for layouts in ((block(), block()), (PLAIN, PLAIN)):
+        right(Case("QLinearConv", inputs, constant=CONSTANT, layouts=layouts), CONV)
+
+
+def test_tiles() -> None:
+    inputs, attrs = qlinear(CONVS[0], np.int8, np.int8, middle=True)
+    assert not check(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV, configs=2)
+
+
+def vnni() -> bool:
+    return dot.has_vnni(open_device("CPU").target)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((13, 65), (65, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1)), ((20, 64), (64, 130))], ids=str
+)
+@pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)], ids=str)
+def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
+    if not vnni():
+        pytest.skip("this processor has no such instruction: pairs serve it")
+    (a_shape, b_shape), (a_type, b_type) = shapes, types
+    a, b, n = integers(*a_shape, dtype=a_type), integers(*b_shape, dtype=b_type), b_shape[1]
+    right(
+        Case("MatMulInteger", [a, b, integers(dtype=a_type), integers(dtype=b_type)], constant=frozenset({1})), MATMUL
+    )
+    right(Case("MatMulInteger", [a, b], constant=frozenset({1})), MATMUL)
+    inputs = [
+        a,
+        scales(),
+        integers(dtype=a_type),
+        b,
+        scales(n),
+        integers(n, dtype=b_type),
+        scales(),
+        integers(dtype=a_type),
+    ]
+    right(Case("QLinearMatMul", inputs, constant=frozenset({3, 5})), MATMUL)
+
+
+@pytest.mark.parametrize("way", ["pairs", "shifts"])
+def test_other_processors_compute_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the instruction: pairs of 16 bits where there are such, else shifts."""
+    monkeypatch.setattr(dot, "has_vnni", lambda target: False)
+    if way == "shifts":
+        monkeypatch.setattr(
+            dot, "DOT4", dot.DOT4.replace("defined(__AVX2__)", "0").replace("defined(__AVX512BW__)", "0")
+        )
+    for case, x_type in ((CONVS[0], np.uint8), (CONVS[2], np.int8)):
+        inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
+        right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
+
+
+def test_flags_alone_do_not_decide() -> None:
+    """A device of that name which is not there cannot be asked, so it has no such instruction."""
+    target = open_device("CPU").target
+    strange = Target("cpu", "another", target.arch, 2, target.software, "c", "", target.vector_bytes, target.registers)
+    assert not dot.has_vnni(strange)
+    assert not dot.has_vnni(Target("gpu", "g", "", 1, target.software, "c"))
+
+
+def test_blocks_need_known_zero_points() -> None:
+    inputs, attrs = qlinear(CONVS[0], np.uint8, np.uint8, middle=False)
+    problem = Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())).problem()
+    (solver,) = (s for s in solvers() if s.id == CONV)
+    assert "in their middle" in str(solver.why_not(problem, open_device("CPU").target))
+
+
+def test_kernels_of_several_types_are_launched_together() -> None:
+    """Their texts declare names of types that differ: each keeps its own in the common program."""
+    device, kernels = open_device("CPU"), []
+    found = {s.id: s for s in solvers()}
+    for x_type, w_type in ((np.int8, np.int8), (np.uint8, np.uint8)):
+        inputs, attrs = qlinear(CONVS[0], x_type, w_type, middle=False)
+        problem = Case("QLinearConv", inputs, attrs, constant=CONSTANT).problem()
+        for name in (CONV, "opencl.integer_conv"):
+            solver = found[name]
+            kernels.append(solver.compile(problem, solver.default(problem, device.target), device))
+    library = kernels[0].library(kernels[1:])
+    assert library is not None and all(library.holds(kernel) for kernel in kernels)
+    library.prepare()
+
+
+def test_packed_weights_keep_every_number() -> None:
+    w = integers(5, 6, 2, 3)
+    packed = conv_bytes.pack(w, 8, 8)
+    parts = packed[: 6 * 8 * 8].reshape(6, 2, 8, 4).transpose(2, 1, 3, 0).reshape(8, 8, 6)
+    assert (
+        (parts[:5, :6].reshape(w.shape) == w.astype(int) - 128).all() and not parts[5:].any() and not parts[:, 6:].any()
+    )
+    assert (packed[6 * 8 * 8 :].view(np.int32)[:5] == (w.astype(int) - 128).sum((1, 2, 3))).all()

@@ -1,0 +1,162 @@
+"""Layers between DequantizeLinear and QuantizeLinear: which become integer ones, and results within a step of floats.
+
+Scales are no multiples of each other: else many sums lie in the middle between two steps, where the last bit decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tunewright.core import Core
+
+RNG = np.random.default_rng(0)
+
+
+class Net:
+    """A QDQ model being written."""
+
+    def __init__(self, *shape: int) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+        self.outputs: list[str] = []
+
+    def const(self, array: Any, dtype: Any = np.float32) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
+        return name
+
+    def add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], name, **attrs))
+        return name
+
+    def q(self, x: str, scale: float, zero: int, dtype: Any = np.int8) -> str:
+        return self.add("QuantizeLinear", x, self.const(scale), self.const(zero, dtype))
+
+    def dq(self, x: str, scale: Any, zero: Any, dtype: Any = np.int8, **attrs: Any) -> str:
+        return self.add("DequantizeLinear", x, self.const(scale), self.const(zero, dtype), **attrs)
+
+    def qdq(self, x: str, scale: float, zero: int, dtype: Any = np.int8) -> str:
+        return self.dq(self.q(x, scale, zero, dtype), scale, zero, dtype)
+
+    def weights(self, *shape: int, channels: bool = True, dtype: Any = np.int8, axis: int = 0) -> str:
+        info = np.iinfo(dtype)
+        w = self.const(RNG.integers(info.min + 1, int(info.max) + 1, shape), dtype)
+        size = shape[axis] if channels else ()
+        scale = self.scale = RNG.uniform(0.001, 0.01, size).astype(np.float32)
+        zero = np.full(size, 0 if dtype is np.int8 else 128)
+        return self.dq(w, scale, zero, dtype, axis=axis)
+
+    def bias(self, x_scale: float, count: int) -> str:
+        """For the last weights: whole numbers of steps of the products."""
+        whole = self.const(RNG.integers(-2000, 2000, count), np.int32)
+        scale = np.float32(x_scale) * self.scale
+        return self.dq(whole, scale, np.zeros(scale.shape), np.int32, axis=0)
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        made = [helper.make_empty_tensor_value_info(name) for name in outputs]
+        graph = helper.make_graph(self.nodes, "g", self.inputs, made, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    compiled = Core().compile_model(model, "CPU")
+    return Counter(node.op.removeprefix("com.microsoft::") for node in compiled.graph.nodes)
+
+
+def within_a_step(model: onnx.ModelProto, *shape: int, scale: float = 1.0) -> None:
+    """Against the floats, as the host computes them; of bytes that they are made of."""
+    x = (RNG.standard_normal(shape) * scale).astype(np.float32)
+    got, want = (Core().compile_model(model, device)({"x": x}) for device in ("CPU", "CPU.HOST"))
+    for name, expected in want.items():
+        assert expected.dtype.itemsize == 1, "compare quantised results"
+        error = np.abs(got[name].astype(int) - expected.astype(int))
+        assert error.max(initial=0) <= 1 and (error == 0).mean() >= 0.999, f"{(error > 0).mean():.2%} differ"
+        assert len(np.unique(expected)) > 20, "a result of few values says little"
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("channels", [True, False])
+def test_convolutions_and_a_residual(dtype: Any, channels: bool) -> None:
+    net = Net(1, 5, 14, 13)
+    low = int(np.iinfo(dtype).min)
+    a = net.qdq("x", 0.03, low + 100, dtype)
+    b = net.add("Conv", a, net.weights(21, 5, 3, 3, channels=channels), net.bias(0.03, 21), pads=[1] * 4)
+    c = net.qdq(net.add("Relu", b), 0.0107, low, dtype)
+    d = net.qdq(net.add("Conv", c, net.weights(21, 21, 1, 1, channels=channels)), 0.0213, low + 120, dtype)
+    y = net.q(net.add("Add", c, d), 0.0231, low + 60, dtype)
+    pooled = net.add("MaxPool", net.dq(y, 0.0231, low + 60, dtype), kernel_shape=[3, 3], strides=[2, 2])
+    z = net.q(pooled, 0.0231, low + 60, dtype)
+    model = net.model(y, z)
+    found = ops(model)
+    assert found["QLinearConv"] == 2 and found["QLinearAdd"] == 1 and found["MaxPool"] == 1
+    assert not found["Conv"] and not found["DequantizeLinear"] and found["QuantizeLinear"] == 1
+    within_a_step(model, 1, 5, 14, 13)
+
+
+def test_products_of_matrices() -> None:
+    net = Net(7, 40)
+    a = net.qdq("x", 0.03, 100, np.uint8)
+    y = net.q(net.add("MatMul", a, net.weights(40, 24, axis=1)), 0.05, 128, np.uint8)
+    model = net.model(y)
+    found = ops(model)
+    assert found["QLinearMatMul"] == 1 and not found["MatMul"] and not found["DequantizeLinear"]
+    within_a_step(model, 7, 40)
+
+
+def convolution(bias: Any = None, zero: int = 0, bound: str = "", y_scale: float = 0.02) -> onnx.ModelProto:
+    net = Net(1, 8, 6, 6)
+    inputs = [net.qdq("x", 0.02, 0), net.weights(8, 8, 3, 3, channels=False)]
+    made = net.add("Conv", *inputs, *([] if bias is None else [net.const(bias)]))
+    if bound:
+        made = net.add(bound, made, *([net.const(-0.5), net.const(0.5)] if bound == "Clip" else []))
+    return net.model(net.q(made, y_scale, zero))
+
+
+def test_a_bound_stays_where_saturation_does_not_do_it() -> None:
+    assert ops(convolution(bound="Relu", zero=-128))["QLinearConv"] == 1
+    within_a_step(convolution(bound="Relu", zero=-128), 1, 8, 6, 6)
+    assert not ops(convolution(bound="Relu", zero=0))["QLinearConv"]
+    assert not ops(convolution(bound="Clip"))["QLinearConv"]
+
+
+def test_a_bias_that_is_no_number_of_steps_stays_a_float() -> None:
+    """Half a step of the products is more than `BIAS_ERROR` of a result's step when that is small."""
+    bias = RNG.standard_normal(8) * 0.1
+    assert ops(convolution(bias, y_scale=0.2))["QLinearConv"] == 1
+    within_a_step(convolution(bias, y_scale=0.2), 1, 8, 6, 6, scale=3)
+    assert not ops(convolution(bias, y_scale=1e-5))["QLinearConv"]
+    assert ops(convolution(np.zeros(8), y_scale=1e-5))["QLinearConv"] == 1
+
+
+def test_moves_need_equal_steps() -> None:
+    for scale, count in ((0.02, 0), (0.03, 1)):
+        net = Net(1, 8, 6, 6)
+        moved = net.add("Transpose", net.qdq("x", 0.02, 3), perm=[0, 2, 3, 1])
+        found = ops(net.model(net.q(moved, scale, 3)))
+        assert found["DequantizeLinear"] == count
+
+
+def test_the_host_and_whoever_asks_keep_floats() -> None:
+    model = convolution()
+    assert any(n.op == "Conv" for n in Core().compile_model(model, "CPU.HOST").graph.nodes)
+    off = Core().compile_model(model, "CPU", {"DISABLED_PASSES": "quantised"})
+    assert any(n.op == "Conv" for n in off.graph.nodes)
+    one = Core().compile_model(model, "CPU", {"DISABLED_PASSES": "quantised-conv"})
+    assert any(n.op == "Conv" for n in one.graph.nodes)
+
+
+def test_what_others_read_is_still_computed() -> None:
+    """A result that is an output in floats too is made in floats."""
+    net = Net(1, 8, 6, 6)
+    made = net.add("Conv", net.qdq("x", 0.02, 0), net.weights(8, 8, 3, 3))
+    model = net.model(net.q(made, 0.02, 0), made)
+    assert not ops(model)["QLinearConv"]

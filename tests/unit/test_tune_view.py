@@ -129,7 +129,8 @@ def test_the_end_of_a_network_that_was_not_compared():
     first.network = {first.present: Ratio.one(), first.chosen: Ratio(2.0, 1.9, 2.1, 9)}
     text = "1 layer changed, 10.00 -> 8.00 ms promised: whole networks were not compared; stopped early"
     assert ended(case, stopped=True) == text
-    assert ended(case, Ratio(1.2, 1.1, 1.3, 20)).startswith("10.00 -> 8.00 ms, 1.200 times as fast")
+    assert ended(case, Ratio(1.2, 1.1, 1.3, 20)).startswith("10.00 -> 8.00 ms, 1.200 times as fast (1.100 to 1.300")
+    assert "(0.700 to 3.000 in 16 pairs, within noise)" in ended(case, Ratio(1.3, 0.7, 3.0, 16))
 
 
 def test_a_long_config_leaves_the_layers_readable(capsys, monkeypatch):

@@ -232,9 +232,10 @@ def summary(result: Result) -> str:
     seeming = sum(layer.chosen is None and promised(layer) > 1 for layer in result.layers)
     if result.gain is not None and changed:
         g = result.gain
+        noise = ", within noise" if g.low < 1 < g.high else ""
         text = (
             f"{milliseconds(result.before)} -> {milliseconds(result.after)} ms, {g.median:.3f} times as fast"
-            f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs);"
+            f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs{noise});"
             f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
         )
     elif any(layer.network for layer in changed):  # it was stopped

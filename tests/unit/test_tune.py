@@ -70,6 +70,15 @@ def test_layers_are_problems_with_the_time_of_all_their_nodes(core):
     assert run.layers == sorted(run.layers, key=lambda layer: -layer.seconds)
 
 
+def test_nodes_of_one_name_are_layers_of_their_own(core):
+    same = model()
+    for node in same.graph.node:
+        node.name = "same"
+    run = whole._Tuning(SingleDevice(open_device("CPU")), core.read_model(same), X, core.settings, 3.0, False, None, None)
+    run.profile()
+    assert len(run.layers) == 2 and all(layer.seconds > 0 for layer in run.layers)
+
+
 def test_a_model_is_tuned_within_its_time_and_used_by_the_next_load(core):
     begin = time.monotonic()
     phases = []
@@ -129,9 +138,8 @@ def prepared(core, monkeypatch, seconds):
         pins = request.model.env.tuner.pins
         found = {}
         for layer in run.layers:
-            for name in layer.nodes:
-                new = pins[layer.problem.key()] != layer.present
-                found[name] = seconds(layer, new) * (1 + 0.01 * run.rng.random())
+            new = pins[layer.problem.key()] != layer.present
+            found[layer.problem.key()] = seconds(layer, new) * (1 + 0.01 * run.rng.random())
         return found
 
     monkeypatch.setattr(whole, "times", times)
@@ -183,11 +191,10 @@ def test_what_was_searched_but_not_decided_is_decided_the_next_time(core, monkey
     entrants = [run._entrants(layer) for layer in run.layers]
     assert all(len(e) == 2 and e[1] == layer.present for e, layer in zip(entrants, run.layers, strict=True))
     mine = {layer.problem.key(): layer.present for layer in run.layers}
-    names = [name for layer in run.layers for name in layer.nodes]
 
     def times(request, values):
         faster = request.model.env.tuner.pins == mine
-        return {name: (0.5 if faster else 1.0) * (1 + 0.01 * run.rng.random()) for name in names}
+        return {key: (0.5 if faster else 1.0) * (1 + 0.01 * run.rng.random()) for key in mine}
 
     with monkeypatch.context() as patched:
         patched.setattr(whole, "times", times)

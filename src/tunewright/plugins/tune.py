@@ -26,7 +26,9 @@ from ..errors import DatabaseError, TunewrightError
 from ..frontend.model import Model
 from ..ir.types import DType
 from ..ops.tolerance import TOLERANCES, deviation
+from ..runtime.counters import Counters
 from ..runtime.explain import steps
+from ..runtime.plan import Step
 from ..runtime.request import InferRequest
 from ..search.space import Config as Plain
 from ..settings import Settings
@@ -41,14 +43,17 @@ from ..tuning.record import Measurement, Ratio
 from ..tuning.tuner import Choice, Origin, Tuner, warn
 from .single import SingleDevice
 
-#: parts of the budget: search ends here, network races there, and what is left is for the whole network
-SEARCH_SHARE, NETWORK_SHARE = 0.7, 0.88
+#: the part of the budget that is for comparing whole networks, and what that has at least: so many times the profile's
+#: time, since networks are compiled for it, but no more than a third of the budget
+WHOLE_SHARE, PROFILES, MOST_WHOLE = 0.12, 2.0, 1 / 3
+#: the part of what is left before that which is for the search; then candidates race in the network
+SEARCH_SHARE = 0.8
 #: layers that take less of the network's time than this together are left alone
 TAIL = 0.01
 #: the part of a layer's time that may always be saved, however near to the roofline it is
 LEAST_HOPE = 0.2
-#: a search shorter than this finds nothing
-LEAST_SECONDS = 0.5
+#: a search shorter than this finds nothing: a candidate takes half a second to compile
+LEAST_SECONDS = 2.0
 #: networks that run against the present one
 RIVALS = 3
 #: inferences of the profile, and rounds of contests
@@ -206,9 +211,17 @@ class _Tuning:
     def elapsed(self) -> float:
         return time.monotonic() - self.start
 
-    def left(self, share: float = 1.0) -> float:
+    def left(self, phase: str = "whole") -> float:
+        """Seconds until a phase is to end; none after a stop."""
         self.stopped = self.stopped or (self._stop is not None and self._stop())
-        return 0.0 if self.stopped else share * self.budget - self.elapsed
+        if self.stopped:
+            return 0.0
+        profile = self.spent.get("profile", 0.0)
+        whole = min(max(WHOLE_SHARE * self.budget, PROFILES * profile), MOST_WHOLE * self.budget)
+        end = self.budget - (0.0 if phase == "whole" else whole)
+        if phase == "search":
+            end = profile + SEARCH_SHARE * (end - profile)
+        return end - self.elapsed
 
     def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
         if self._report is not None:
@@ -242,6 +255,8 @@ class _Tuning:
         settings = Settings.make({"PERF_COUNT": counters}, self.settings)
         compiled = self.plugin.compile(self.model, settings, Pinned(settings, pins))
         request = compiled.create_infer_request()
+        if counters:
+            request.counters = request.executor.counters = _Clock()
         request.infer(self.values)  # plans and kernels are made now
         return request
 
@@ -250,7 +265,6 @@ class _Tuning:
         self.tell("profile")
         request = self.compile({}, counters=True)
         found: dict[str, Layer] = {}
-        named: dict[str, Layer] = {}
         walked = [at for plan in request.model.program.plans for at in steps(plan)]
         plans = {id(plan): plan for plan, _, _ in walked}.values()
         weights = {id(slot.const): slot.const.nbytes for plan in plans for slot in plan.slots if slot.const is not None}
@@ -262,10 +276,9 @@ class _Tuning:
             problem = Problem.of(step.node)
             layer = found.setdefault(problem.key(), Layer(problem, plan.device, step.choice, []))
             layer.nodes.append(step.node.name or step.node.output.name)
-            named[layer.nodes[-1]] = layer
         runs = [times(request, self.values) for _ in range(PROFILE_RUNS)]
-        for name, layer in named.items():
-            layer.seconds += float(np.median([run.get(name, 0.0) for run in runs]))
+        for key, layer in found.items():
+            layer.seconds = float(np.median([run.get(key, 0.0) for run in runs]))
         self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
         for layer in self.layers:
             work, most = work_of(layer.problem), ceilings(layer.device)
@@ -281,12 +294,12 @@ class _Tuning:
         # weights of a small network are still in the cache when their layer runs again
         regime = "warm" if self.nbytes <= self.cache_bytes else None
         for n, layer in enumerate(todo):
-            left = self.left(SEARCH_SHARE)
-            share = left * weights[n] / sum(weights[n:])
-            if share < LEAST_SECONDS:
+            left = self.left("search")
+            if left < LEAST_SECONDS:
                 layer.skipped = "stopped" if self.stopped else "no time was left for it"
                 continue
-            layer.budget = share
+            # few layers well rather than all of them badly: those that promise least get nothing
+            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
             default = self.tuner.default(layer.problem, layer.device)
             answer = self.tuner.known(layer.problem, layer.device, default)
             layer.outcome = self.tuner.tune(
@@ -314,7 +327,7 @@ class _Tuning:
         """Decide between candidates inside the running network."""
         entrants = {layer.problem.key(): self._entrants(layer) for layer in self.layers}
         raced = [layer for layer in self.layers if len(entrants[layer.problem.key()]) > 1]
-        if not raced or self.left(NETWORK_SHARE) <= 0:
+        if not raced or self.left("network") <= 0:
             return
         self.tell("network")
         requests: list[InferRequest] = []
@@ -323,11 +336,11 @@ class _Tuning:
             pins = {key: found[k] if k < len(found) else found[0] for key, found in entrants.items()}
             requests.append(self.compile(pins, counters=True))
             rounds = LEAST_ROUNDS * len(requests) * sum(layer.seconds for layer in self.layers)
-            if k and self.left(NETWORK_SHARE) < self.elapsed - begin + rounds:
+            if k and self.left("network") < self.elapsed - begin + rounds:
                 break  # another one would leave no time to run them
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
-            if self.left(NETWORK_SHARE) <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
+            if self.left("network") <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
                 break
             for k in self.rng.permutation(len(requests)).tolist():
                 self._warm_up(requests[k])
@@ -337,7 +350,7 @@ class _Tuning:
             return  # stopped: so few say nothing
         for layer in raced:
             default, *others = entrants[layer.problem.key()]
-            seconds = [_sums(rows, layer.nodes) for rows in samples]
+            seconds = [[row[layer.problem.key()] for row in rows] for rows in samples]
             layer.network = {default: Ratio.one()}
             for candidate, theirs in zip(others, seconds[1:], strict=False):
                 layer.network[candidate] = statistics.ratio(seconds[0], theirs, ALPHA)
@@ -479,10 +492,29 @@ class _Tuning:
         layer.chosen = None
 
 
+class _Clock(Counters):
+    """Seconds of each problem in one inference: nodes may share a name, and a layer is all that pose its problem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: dict[str, float] = {}
+        self._keys: dict[Step, str] = {}
+
+    def clear(self) -> None:
+        self.seconds = {}
+
+    def record(self, step: Step, seconds: float, launches: int = 0) -> None:
+        key = self._keys.get(step)
+        if key is None:
+            key = self._keys[step] = Problem.of(step.node).key() if step.choice is not None else ""
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+
+
 def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each node in one inference."""
+    """Seconds of each problem in one inference."""
     request.infer(values)
-    return {row.name: row.device_seconds + row.host_seconds for row in request.get_profiling_info() if row.calls}
+    assert isinstance(request.counters, _Clock)
+    return request.counters.seconds
 
 
 def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, float]:
@@ -497,10 +529,6 @@ def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, flo
         right = right and error <= (limit.network if limit is not None else 0.0)
         worst = max(worst, error)
     return right, worst
-
-
-def _sums(samples: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[float]:
-    return [sum(sample.get(name, 0.0) for name in nodes) for sample in samples]
 
 
 def _is(m: Measurement, candidate: tuple[str, Config]) -> bool:

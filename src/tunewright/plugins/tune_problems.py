@@ -195,11 +195,11 @@ class _Tuning:
         todo.sort(key=lambda layer: -layer.hope * layer.count)
         weights = [max(layer.hope * layer.count, 1e-9) for layer in todo]
         for n, layer in enumerate(todo):
-            share = self.left() * weights[n] / sum(weights[n:])
-            if share < LEAST_SECONDS:
+            left = self.left()
+            if left < LEAST_SECONDS:
                 layer.skipped = "stopped" if self.stopped else "no time was left for it"
                 continue
-            layer.budget = share
+            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
             default = self.tuner.default(layer.problem, layer.device)
             answer = self.tuner.known(layer.problem, layer.device, default)
             layer.outcome = self.tuner.tune(

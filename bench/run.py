@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from rich import box
 from rich.console import Console
@@ -111,8 +112,10 @@ def tune(name: str, model: onnx.ModelProto, inputs: engines.Arrays, options: arg
         folder = Path(temporary)
         file = re.sub(r"[^\w.-]+", "_", name) + ".onnx"
         onnx.save(model, folder / file)
-        turns.save(inputs, folder / "inputs.npz")
-        command = [sys.executable, "-m", "tunewright", "tune", file, "--input", "inputs.npz"]
+        command = [sys.executable, "-m", "tunewright", "tune", file]
+        for k, (input, array) in enumerate(inputs.items()):
+            np.save(folder / f"{k}.npy", array)
+            command += ["--input", f"{input}={k}.npy"]
         command += ["--device", options.device, "--budget", f"{options.tune}s", "-c", f"USER_DB_PATH={kb}"]
         if options.kb:  # `tunewright kb train` learns from them which problem belongs to which network
             (kb / "results").mkdir(parents=True, exist_ok=True)

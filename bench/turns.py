@@ -68,7 +68,7 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         onnx.save(model, folder / "model.onnx")
-        save(inputs, folder / "inputs.npz")
+        np.savez(folder / "inputs.npz", **inputs)
         try:
             for label, (engine, config) in labels.items():
                 workers.append(start(label, engine, folder, config))
@@ -87,10 +87,6 @@ def measure(
                 row["error"] = engines.error(outputs, expected) if expected else engines.error(first, outputs)
             rows.append(row)
         return rows
-
-
-def save(arrays: engines.Arrays, path: Path) -> None:
-    np.savez(path, **arrays)
 
 
 def stored(folder: Path, label: str) -> engines.Arrays:

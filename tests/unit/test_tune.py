@@ -74,7 +74,8 @@ def test_nodes_of_one_name_are_layers_of_their_own(core):
     same = model()
     for node in same.graph.node:
         node.name = "same"
-    run = whole._Tuning(SingleDevice(open_device("CPU")), core.read_model(same), X, core.settings, 3.0, False, None, None)
+    plugin = SingleDevice(open_device("CPU"))
+    run = whole._Tuning(plugin, core.read_model(same), X, core.settings, 3.0, False, None, None)
     run.profile()
     assert len(run.layers) == 2 and all(layer.seconds > 0 for layer in run.layers)
 

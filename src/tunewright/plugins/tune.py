@@ -56,8 +56,10 @@ LEAST_HOPE = 0.2
 LEAST_SECONDS = 2.0
 #: networks that run against the present one
 RIVALS = 3
-#: inferences of the profile, and rounds of contests
-PROFILE_RUNS, NETWORK_ROUNDS, WHOLE_ROUNDS = 5, 150, 200
+#: inferences of the profile: these at least, up to so many within a time
+PROFILE_RUNS, MOST_RUNS, PROFILE_SECONDS = 5, 30, 1.5
+#: rounds of contests
+NETWORK_ROUNDS, WHOLE_ROUNDS = 150, 200
 #: a network up to so many times the last-level cache runs once off the clock before it runs on it
 CACHES = 4
 #: rounds that a contest has at least, whatever the time: fewer say nothing
@@ -276,9 +278,13 @@ class _Tuning:
             problem = Problem.of(step.node)
             layer = found.setdefault(problem.key(), Layer(problem, plan.device, step.choice, []))
             layer.nodes.append(step.node.name or step.node.output.name)
-        runs = [times(request, self.values) for _ in range(PROFILE_RUNS)]
+        runs: list[dict[str, float]] = []
+        begin = time.monotonic()
+        while len(runs) < PROFILE_RUNS or (len(runs) < MOST_RUNS and time.monotonic() - begin < PROFILE_SECONDS):
+            runs.append(times(request, self.values))
         for key, layer in found.items():
-            layer.seconds = float(np.median([run.get(key, 0.0) for run in runs]))
+            # the lower quartile: the first runs after compiling are slow, and only ratios are wanted
+            layer.seconds = float(np.quantile([run.get(key, 0.0) for run in runs], 0.25))
         self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
         for layer in self.layers:
             work, most = work_of(layer.problem), ceilings(layer.device)

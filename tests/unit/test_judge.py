@@ -13,6 +13,7 @@ from tunewright.devices.base import Queue
 from tunewright.devices.host import HostDevice
 from tunewright.ir.types import DType, TensorType, blocked
 from tunewright.ops.tolerance import TOLERANCES, absolute, bias, compare, deviation
+from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Kernel, Packing, Problem
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.tuning.judge import Judge, examine, terms
@@ -238,3 +239,22 @@ def test_terms_are_those_of_the_sum() -> None:
     assert terms(Problem("LayerNormalization", (rows,), (rows,), {}, constant=(False,))) == 3000
     total = TensorType(f, (4, 1))
     assert terms(Problem("ReduceSum", (rows,), (total,), {}, constant=(False,))) == 1500
+
+
+def test_a_large_layer_that_rounds_its_own_state_is_not_judged():
+    def layer(hidden):
+        def of(dtype, *shape):
+            return TensorType(dtype, shape)
+
+        f, q = DType.FLOAT32, DType.INT8
+        given = (
+            of(f, 20, 1, 64), of(q, 1, 64, 4 * hidden), of(q, 1, hidden, 4 * hidden), of(f, 1, 8 * hidden), None, None,
+            None, None, of(f, 1), of(q, 1), of(f, 1), of(q, 1),
+        )  # fmt: skip
+        outputs = (of(f, 20, 1, 1, hidden), of(f, 1, 1, hidden), of(f, 1, 1, hidden))
+        attrs = {"hidden_size": hidden, "direction": "forward"}
+        return Problem("com.microsoft::DynamicQuantizeLSTM", given, outputs, attrs, constant=(False,) * len(given))
+
+    device = open_device("CPU.HOST")
+    assert "rounds its own state" in str(Judge(layer(256), device, 0).unfit)
+    assert Judge(layer(16), device, 0).unfit is None

@@ -374,6 +374,8 @@ class _Tuning:
         if layer.outcome is None and known is not None and known.evidence.regime == "network":
             return [layer.present]
         default = self.tuner.default(layer.problem, layer.device)
+        if default.solver.host:  # the device's own was found faulty: there is nothing to compare with
+            return [layer.present]
         first = (default.solver.id, Plain(default.config))
         stored = [m for m in newest(self.tuner.measured(layer.problem, layer.device)) if self._usable(layer, m)]
         if layer.outcome is None and known is None and not stored:

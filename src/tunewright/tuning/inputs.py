@@ -281,6 +281,16 @@ def zero_point(draw: Draw) -> Array:
     return draw.whole(high // 4, high - high // 4) if low == 0 else draw.whole(low // 8, high // 8)
 
 
+def fine(i: int) -> Role:
+    """The scale of quantised weights, input i: sums over their rows stay in range, where a gate is not saturated."""
+
+    def role(draw: Draw) -> Array:
+        depth = max((*draw.input_dims(i)[1:2], 1))
+        return draw.cast((0.5 + draw.rng.random(draw.dims)) / (150 * math.sqrt(depth)))
+
+    return role
+
+
 def of_output(value: Callable[[Draw], object]) -> Role:
     """What the shape of the result tells."""
     return lambda draw: draw.cast(np.asarray(value(draw))).reshape(draw.dims)
@@ -408,7 +418,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
     MS + "MatMulIntegerToFloat": {2: SCALE, 3: SCALE, 4: zero_point, 5: zero_point},
     MS + "DynamicQuantizeMatMul": {2: SCALE, 3: zero_point},
     MS + "DynamicQuantizeLSTM": {
-        4: lengths(steps), 5: UNIT, 6: UNIT, 8: SCALE, 9: zero_point, 10: SCALE, 11: zero_point,
+        4: lengths(steps), 5: UNIT, 6: UNIT, 8: fine(1), 9: zero_point, 10: fine(2), 11: zero_point,
     },
     MS + "QLinearAdd": _BINARY, MS + "QLinearMul": _BINARY,
     MS + "QLinearWhere": {2: SCALE, 3: zero_point, 5: SCALE, 6: zero_point, 7: SCALE, 8: zero_point},

@@ -1,4 +1,4 @@
-"""Damaged and hostile tuning files: a clear error, or sound entries only; and nothing happens outside of the file."""
+"""Damaged and hostile tuning files and lockfiles: a clear error, or what is sound; and nothing happens elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 
 from faults import sandbox
 
-SHORT, FULL, BATCH = 400, 10_000, 100
+#: what makes and reads the files, and how many of them the short form has
+KINDS = {"tuning_files": 400, "lock_files": 200}
+FULL, BATCH = 10_000, 100
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sandbox.Worker]:
-    monkeypatch.setenv("TUNING_FILES_FOLDER", str(tmp_path))
-    worker = sandbox.Worker(str(Path(__file__).parent / "tuning_files.py"), seconds=300.0)
+def worker(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sandbox.Worker]:
+    monkeypatch.setenv(f"{kind.upper()}_FOLDER", str(tmp_path))
+    worker = sandbox.Worker(str(Path(__file__).parent / f"{kind}.py"), seconds=300.0)
     yield worker
     worker.close()
 
@@ -35,13 +42,13 @@ def survive(worker: sandbox.Worker, seeds: range) -> None:
     assert all(outcomes[kind] >= len(seeds) // 100 for kind in ("whole", "partly", "refused")), outcomes
 
 
-def test_mutations(worker: sandbox.Worker) -> None:
-    survive(worker, range(SHORT))
+def test_mutations(kind: str, worker: sandbox.Worker) -> None:
+    survive(worker, range(KINDS[kind]))
 
 
 @pytest.mark.soak
-def test_many_mutations(worker: sandbox.Worker) -> None:
-    survive(worker, range(SHORT, FULL))
+def test_many_mutations(kind: str, worker: sandbox.Worker) -> None:
+    survive(worker, range(KINDS[kind], FULL))
 
 
 def test_the_hook_would_see_it(worker: sandbox.Worker) -> None:

@@ -52,6 +52,8 @@ SEARCH_SHARE = 0.8
 TAIL = 0.01
 #: the part of a layer's time that may always be saved, however near to the roofline it is
 LEAST_HOPE = 0.2
+#: what tunes searches by itself: compiling a model must not
+QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
 #: a search shorter than this finds nothing: a candidate takes half a second to compile
 LEAST_SECONDS = 2.0
 #: networks that run against the present one
@@ -181,7 +183,68 @@ def tune(
     return _Tuning(plugin, model, values, settings, budget, again, report, stop).run()
 
 
-class _Tuning:
+class Tuning:
+    """What tuning a model and tuning problems share: the time, who is told of it, and the search."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        budget: float,
+        again: bool,
+        report: Callable[[State], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.settings, self.budget, self.again = settings, budget, again
+        self._report, self._stop = report, stop
+        self.tuner = Tuner(settings)
+        self.layers: Sequence[Layer] = []
+        self.start, self.stopped = time.monotonic(), False
+        self.spent: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    def until(self, end: float) -> float:
+        """Seconds until so many have passed; none after a stop."""
+        self.stopped = self.stopped or (self._stop is not None and self._stop())
+        return 0.0 if self.stopped else end - self.elapsed
+
+    def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
+        if self._report is not None:
+            self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
+
+    def search_layers(
+        self, hopes: Sequence[tuple[Layer, float]], end: float, regime: str | None = None, decide: bool = True
+    ) -> None:
+        """Search better kernels until a time, where most can be hoped for first; `found` is told of each."""
+        todo = sorted(hopes, key=lambda pair: -pair[1])
+        weights = [max(hope, 1e-9) for _, hope in todo]
+        for n, (layer, _) in enumerate(todo):
+            left = self.until(end)
+            if left < LEAST_SECONDS:
+                layer.skipped = "stopped" if self.stopped else "no time was left for it"
+                continue
+            # few layers well rather than all of them badly: those that promise least get nothing
+            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
+            default = self.tuner.default(layer.problem, layer.device)
+            answer = self.tuner.known(layer.problem, layer.device, default)
+            layer.outcome = self.tuner.tune(
+                layer.problem, layer.device, default, answer,
+                report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
+                seconds=layer.budget, stop=lambda: self.until(self.budget) <= 0, regime=regime, decide=decide,
+            )  # fmt: skip
+            if layer.outcome is None:
+                layer.skipped = "there is nothing to choose from"
+            else:
+                self.found(layer, layer.outcome)
+            self.tell("search", layer)
+
+    def found(self, layer: Layer, outcome: session.Outcome) -> None:
+        """What a search says of a layer: a proposal, unless somebody takes it at its word."""
+
+
+class _Tuning(Tuning):
     def __init__(
         self,
         plugin: SingleDevice,
@@ -193,41 +256,24 @@ class _Tuning:
         report: Callable[[State], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
-        quiet = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
-        self.settings = Settings.make(quiet, settings)
-        self.plugin, self.model, self.values, self.budget, self.again = plugin, model, dict(values), budget, again
-        self._report, self._stop = report, stop
-        self.tuner = Tuner(self.settings)
+        super().__init__(Settings.make(QUIET, settings), budget, again, report, stop)
+        self.plugin, self.model, self.values = plugin, model, dict(values)
         self.layers: list[Layer] = []
-        self.start = time.monotonic()
-        self.spent: dict[str, float] = {}
-        self.stopped = False
         self.rng = np.random.default_rng(settings.tune_seed)
         #: of weights and of everything between layers; and what the last-level cache holds
         self.nbytes = self.cache_bytes = 0
         self.before = evidence.environment()
 
-    # ---- time ---------------------------------------------------------------------------------------------------
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.start
-
-    def left(self, phase: str = "whole") -> float:
-        """Seconds until a phase is to end; none after a stop."""
-        self.stopped = self.stopped or (self._stop is not None and self._stop())
-        if self.stopped:
-            return 0.0
+    def end(self, phase: str) -> float:
+        """When a phase is to end, in seconds since the beginning."""
         profile = self.spent.get("profile", 0.0)
         whole = min(max(WHOLE_SHARE * self.budget, PROFILES * profile), MOST_WHOLE * self.budget)
         end = self.budget - (0.0 if phase == "whole" else whole)
-        if phase == "search":
-            end = profile + SEARCH_SHARE * (end - profile)
-        return end - self.elapsed
+        return profile + SEARCH_SHARE * (end - profile) if phase == "search" else end
 
-    def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
-        if self._report is not None:
-            self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
+    def left(self, phase: str = "whole") -> float:
+        """Seconds until a phase is to end; none after a stop."""
+        return self.until(self.end(phase))
 
     # ---- phases -------------------------------------------------------------------------------------------------
 
@@ -294,29 +340,10 @@ class _Tuning:
 
     def search(self) -> None:
         """Look for better kernels, where most time goes first."""
-        todo = [layer for layer in self.layers if self._worthwhile(layer)]
-        todo.sort(key=lambda layer: -layer.hope)
-        weights = [max(layer.hope, 1e-9) for layer in todo]
         # weights of a small network are still in the cache when their layer runs again
         regime = "warm" if self.nbytes <= self.cache_bytes else None
-        for n, layer in enumerate(todo):
-            left = self.left("search")
-            if left < LEAST_SECONDS:
-                layer.skipped = "stopped" if self.stopped else "no time was left for it"
-                continue
-            # few layers well rather than all of them badly: those that promise least get nothing
-            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
-            default = self.tuner.default(layer.problem, layer.device)
-            answer = self.tuner.known(layer.problem, layer.device, default)
-            layer.outcome = self.tuner.tune(
-                layer.problem, layer.device, default, answer,
-                report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
-                seconds=layer.budget, stop=lambda: self.left() <= 0, regime=regime,
-                decide=False,
-            )  # fmt: skip
-            if layer.outcome is None:
-                layer.skipped = "there is nothing to choose from"
-            self.tell("search", layer)
+        hopes = [(layer, layer.hope) for layer in self.layers if self._worthwhile(layer)]
+        self.search_layers(hopes, self.end("search"), regime, decide=False)
 
     def _worthwhile(self, layer: Layer) -> bool:
         total = sum(other.seconds for other in self.layers)

@@ -11,7 +11,6 @@ There is no network to decide in. What is found goes into the user's knowledge b
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,9 @@ from ..tuning.ceilings import ceilings, work_of
 from ..tuning.isolated import measurer_for
 from ..tuning.key import Kind
 from ..tuning.measure import Measurer
-from ..tuning.progress import Progress
-from ..tuning.tuner import Tuner, warn
-from .tune import LEAST_SECONDS, Layer, Result, State
+from ..tuning.session import Outcome
+from ..tuning.tuner import warn
+from .tune import QUIET, Layer, Result, State, Tuning
 
 #: the part of the time in which kernels are timed that are there
 PROFILE_SHARE = 0.25
@@ -89,7 +88,7 @@ def tune_problems(
     return _Tuning(device, problems, settings, budget, again, report, stop).run()
 
 
-class _Tuning:
+class _Tuning(Tuning):
     def __init__(
         self,
         device: Device,
@@ -100,14 +99,11 @@ class _Tuning:
         report: Callable[[State], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
-        quiet = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1", "ENABLE_TUNE_DUMP": "NO"}
-        self.settings = Settings.make(quiet | {"ENABLE_LOGGING_CMD": "NO"}, settings)
-        self.device, self.budget, self.again = device, budget, again
-        self._report, self._stop = report, stop
-        self.tuner = Tuner(self.settings)
-        self.start, self.stopped = time.monotonic(), False
-        self.spent: dict[str, float] = {}
-        self.layers = [layer for p, count in problems.items() if (layer := self._layer(p, count)) is not None]
+        quiet = QUIET | {"ENABLE_TUNE_DUMP": "NO", "ENABLE_LOGGING_CMD": "NO"}
+        super().__init__(Settings.make(quiet, settings), budget, again, report, stop)
+        self.device = device
+        posed = (self._layer(problem, count) for problem, count in problems.items())
+        self.layers: list[Posed] = [layer for layer in posed if layer is not None]
 
     def _layer(self, problem: Problem, count: int) -> Posed | None:
         try:
@@ -120,20 +116,6 @@ class _Tuning:
         if not isinstance(work, str) and not most.why:
             layer.floor, layer.bound = most.floor(work)
         return layer
-
-    # ---- time ---------------------------------------------------------------------------------------------------
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.start
-
-    def left(self, share: float = 1.0) -> float:
-        self.stopped = self.stopped or (self._stop is not None and self._stop())
-        return 0.0 if self.stopped else share * self.budget - self.elapsed
-
-    def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
-        if self._report is not None:
-            self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
 
     # ---- phases -------------------------------------------------------------------------------------------------
 
@@ -159,7 +141,7 @@ class _Tuning:
             return
         measurer = measurer_for(self.device, self.settings)
         for layer in todo:
-            if self.left(PROFILE_SHARE) <= 0:
+            if self.until(PROFILE_SHARE * self.budget) <= 0:
                 break
             self._time(layer, measurer)
         known = [layer.seconds / layer.floor for layer in todo if layer.seconds and layer.floor]
@@ -191,24 +173,8 @@ class _Tuning:
 
     def search(self) -> None:
         """Look for better kernels, where most can be hoped for first."""
-        todo = [layer for layer in self.layers if not layer.skipped]
-        todo.sort(key=lambda layer: -layer.hope * layer.count)
-        weights = [max(layer.hope * layer.count, 1e-9) for layer in todo]
-        for n, layer in enumerate(todo):
-            left = self.left()
-            if left < LEAST_SECONDS:
-                layer.skipped = "stopped" if self.stopped else "no time was left for it"
-                continue
-            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
-            default = self.tuner.default(layer.problem, layer.device)
-            answer = self.tuner.known(layer.problem, layer.device, default)
-            layer.outcome = self.tuner.tune(
-                layer.problem, layer.device, default, answer,
-                report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
-                seconds=layer.budget, stop=lambda: self.left() <= 0,
-            )  # fmt: skip
-            if layer.outcome is None:
-                layer.skipped = "there is nothing to choose from"
-            elif layer.outcome.changed and layer.outcome.chosen != layer.present:
-                layer.chosen = layer.outcome.chosen
-            self.tell("search", layer)
+        self.search_layers([(p, p.hope * p.count) for p in self.layers if not p.skipped], self.budget)
+
+    def found(self, layer: Layer, outcome: Outcome) -> None:
+        if outcome.changed and outcome.chosen != layer.present:
+            layer.chosen = outcome.chosen

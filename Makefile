@@ -12,7 +12,7 @@ help:
 	@echo 'make test    all tests, short forms'
 	@echo 'make soak    all tests with full counts'
 	@echo 'make check   ruff, mypy --strict, the layers of the code: what CI runs before the tests'
-	@echo 'make bench   Tunewright and other engines, interleaved'
+	@echo 'make bench   Tunewright and other engines, interleaved: 15 minutes (ARGS=--quick: 3; ARGS=--help)'
 	@echo 'make honesty is tuning honest? A/A and repeatability, half an hour on a quiet machine (ARGS=--short)'
 	@echo 'make wheel   the wheel, in dist/'
 	@echo 'make clean   remove what the above made'
@@ -30,6 +30,10 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 
 $(VENV)/.test: $(VENV)/.base
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.base
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[peers,plot]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.base
@@ -50,7 +54,7 @@ check: $(VENV)/.check
 	$(PY) -m mypy --strict src
 	$(PY) -m pytest tests/arch
 
-bench: $(VENV)/.test
+bench: $(VENV)/.bench
 	$(PY) bench/run.py $(ARGS)
 
 honesty: $(VENV)/.base

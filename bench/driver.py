@@ -68,10 +68,11 @@ def measure(options: argparse.Namespace, out: Console) -> list[dict[str, Any]]:
     device = open_device("CPU")
     if options.clock == "processor":
         count_processor_time(device)
-    settings = Settings.make({"PERF_COUNT": "YES"} | ({"TUNE_REGIME": options.regime} if options.regime else {}))
+    counted = {"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"}  # a launch for each layer, as the driver measures them
+    settings = Settings.make(counted | ({"TUNE_REGIME": options.regime} if options.regime else {}))
     model = NETWORKS[options.model]()
     inputs = {"x": np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)}
-    request = Core({"PERF_COUNT": "YES"}).compile_model(model).create_infer_request()
+    request = Core(counted).compile_model(model).create_infer_request()
     request.infer(inputs)
     layers: dict[str, tuple[Problem, tuple[str, Any], list[str]]] = {}
     for plan in request.model.program.plans:

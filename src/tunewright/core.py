@@ -64,7 +64,7 @@ class Core:
 
     def get_property(self, device: str, name: str) -> Any:
         """A device's property or the value of a setting."""
-        opened = open_device(device)
+        opened = open_device(device, self.settings.cpu_threads_num)
         key = name.upper()
         if key == "FULL_DEVICE_NAME":
             return opened.target.name
@@ -88,7 +88,8 @@ class Core:
     ) -> CompiledModel:
         """A model ready to run on a device."""
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        return self._plugin(device).compile(loaded, self._settings(loaded, config))
+        settings = self._settings(loaded, config)
+        return self._plugin(device, settings).compile(loaded, settings)
 
     def lock(self, compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
         """Write the kernels that a model uses into a lockfile, beside those that are there (docs/lockfile.md).
@@ -113,7 +114,8 @@ class Core:
         Of the model as it is read: `compile_model` may fold, fuse or drop a node first.
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        return self._plugin(device).query(loaded, self._settings(loaded, config))
+        settings = self._settings(loaded, config)
+        return self._plugin(device, settings).query(loaded, settings)
 
     def tune(
         self,
@@ -137,7 +139,7 @@ class Core:
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        plugin = self._plugin(device)
+        plugin = self._plugin(device, settings)
         assert isinstance(plugin, SingleDevice)
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
@@ -165,7 +167,7 @@ class Core:
         problems, reasons = read(paths)
         for text in reasons:
             LOG.warning("left out: %s", text)
-        opened = open_device(device)
+        opened = open_device(device, settings.cpu_threads_num)
         recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report)
         return recorder.finish(
             tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
@@ -180,12 +182,12 @@ class Core:
             return Settings.make({"LOCK_FILE": default_path(model.path)}, settings)
         return settings
 
-    def _plugin(self, device: str) -> Plugin:
+    def _plugin(self, device: str, settings: Settings) -> Plugin:
         if not isinstance(device, str) or not device:
             raise SettingsError(
                 f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"
             )
-        return SingleDevice(open_device(device))
+        return SingleDevice(open_device(device, settings.cpu_threads_num))
 
 
 def _seconds(budget: float) -> float:

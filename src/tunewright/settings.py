@@ -62,6 +62,13 @@ class Settings:
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
     cpu_bind_threads: bool = _setting(True, "keep threads of the CPU device on their cores; read when it is first used")
+    cpu_threads_num: int = _setting(
+        0, "threads that an inference on the CPU may use (0: all that the process may use)", 0
+    )
+    inference_precision_hint: str = _setting(
+        "AUTO", "what networks of single-precision numbers are computed in (AUTO: F16 on GPUs through CUDA, else F32)",
+        values=_words("AUTO", "F32", "F16", "BF16"),
+    )
     join_launches: bool = _setting(True, "launch the kernels of small plans together, as one")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)

@@ -16,7 +16,7 @@ from tunewright.solvers.opencl import conv_bytes, dot
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)
-CONV, MATMUL = "opencl.conv_bytes", "opencl.matmul_bytes"
+CONV, MATMUL, DEPTHWISE = "opencl.conv_bytes", "opencl.matmul_bytes", "opencl.conv_bytes_depthwise"
 
 
 def right(case: Case, family: str) -> None:
@@ -126,6 +126,43 @@ def test_halves_go_to_the_even_number() -> None:
         right(Case("QLinearConv", inputs, constant=CONSTANT, layouts=layouts), CONV)
 
 
+#: a filter for each channel: windows of one to two quads of rows, borders on some sides, strides, dilations
+DEPTHWISE_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 19, 9, 11), (19, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 16, 13, 14), (16, 1, 5, 5), {"pads": [2, 2, 2, 2], "strides": [2, 2]}),
+    ((1, 8, 12, 9), (8, 1, 2, 3), {"pads": [0, 2, 3, 1], "strides": [1, 3], "dilations": [2, 1]}),
+    ((1, 24, 6, 7), (24, 1, 1, 1), {}),
+]
+
+
+@pytest.mark.parametrize("case", DEPTHWISE_CONVS, ids=str)
+@pytest.mark.parametrize("types", [(np.uint8, np.int8), (np.int8, np.uint8)], ids=str)
+def test_depthwise(case: Any, types: tuple[Any, Any]) -> None:
+    inputs, attrs = qlinear(case, *types, middle=True)
+    attrs = {**attrs, "group": case[1][0]}
+    right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
+    right(Case("QLinearConv", inputs[:8], attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
+
+
+def test_depthwise_configs_and_refusals() -> None:
+    x_shape, w_shape, attrs = DEPTHWISE_CONVS[0]
+    layouts = (block(), block())
+    inputs, attrs = qlinear((x_shape, w_shape, attrs), np.uint8, np.int8, middle=True)
+    case = Case("QLinearConv", inputs, {**attrs, "group": 19}, constant=CONSTANT, layouts=layouts)
+    assert not check(case, DEPTHWISE, configs=3)
+    solver = next(s for s in solvers() if s.id == DEPTHWISE)
+    target = open_device("CPU").target
+    plain = Case("QLinearConv", inputs, {**attrs, "group": 19}, constant=CONSTANT).problem()
+    assert "blocks" in str(solver.why_not(plain, target))
+    assert solver.preferred(plain, target) == layouts
+    cropped = {"pads": [-1, 0, 0, 0], "group": 19}
+    why = solver.why_not(Case("QLinearConv", inputs, cropped, constant=CONSTANT, layouts=layouts).problem(), target)
+    assert why == "its padding is not negative"
+    odd, more = qlinear(DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=False)
+    case = Case("QLinearConv", odd, {**more, "group": 19}, constant=CONSTANT, layouts=layouts)
+    assert "middle" in str(solver.why_not(case.problem(), target))
+
+
 def test_tiles() -> None:
     inputs, attrs = qlinear(CONVS[0], np.int8, np.int8, middle=True)
     assert not check(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV, configs=2)
@@ -136,7 +173,9 @@ def vnni() -> bool:
 
 
 @pytest.mark.parametrize(
-    "shapes", [((13, 65), (65, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1)), ((20, 64), (64, 130))], ids=str
+    "shapes",
+    [((13, 65), (65, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1)), ((20, 64), (64, 130)), ((1, 70), (70, 65))],
+    ids=str,
 )
 @pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)], ids=str)
 def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
@@ -172,6 +211,9 @@ def test_other_processors_compute_the_same(way: str, monkeypatch: pytest.MonkeyP
     for case, x_type in ((CONVS[0], np.uint8), (CONVS[2], np.int8)):
         inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
         right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
+    inputs, attrs = qlinear(DEPTHWISE_CONVS[0], np.uint8, np.int8, middle=True)
+    attrs = {**attrs, "group": 19}
+    right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
 
 
 def test_flags_alone_do_not_decide() -> None:

@@ -62,6 +62,9 @@ CASES = {
     "groups of several slabs": conv((2, 48, 5, 5), 144, (3, 3), group=3, pads=(1, 1, 1, 1)),
     "1D": conv((2, 16, 37), 16, (5,), pads=(2, 2)),
     "3D": conv((1, 16, 4, 5, 6), 16, (3, 2, 3), pads=(1, 0, 1, 1, 1, 1)),
+    "1 x 1 with a stride, many weights": conv((2, 515, 7, 8), 520, (1, 1), strides=(2, 3), bias=False),
+    "1D, with a stride, many weights": conv((1, 512, 9), 513, (1,), strides=(2,), epilogue=(Fused("Relu", (~0,)),)),
+    "3D, with a stride, many weights": conv((1, 512, 3, 4, 5), 512, (1, 1, 1), strides=(2, 1, 2)),
     "relu": conv((1, 16, 6, 6), 24, (3, 3), pads=(1, 1, 1, 1), epilogue=(Fused("Relu", (~0,)),)),
     "residual, relu": conv(
         (2, 8, 5, 5), 13, (1, 1), epilogue=(Fused("Add", (~0, 3)), Fused("Relu", (~1,))),

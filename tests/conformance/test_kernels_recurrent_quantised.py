@@ -10,10 +10,13 @@ import pytest
 
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
+from tunewright.solvers.opencl import dot
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(1)
-OP, FAMILY = "com.microsoft::DynamicQuantizeLSTM", "opencl.recurrent_quantised"
+OP = "com.microsoft::DynamicQuantizeLSTM"
+#: with pairs of products, and where there is an instruction for it with four
+FAMILY, PAIRS, QUADS = "opencl.recurrent_", "opencl.recurrent_quantised", "opencl.recurrent_bytes"
 WEIGHTS = frozenset({1, 2, 3, 8, 9, 10, 11})
 
 
@@ -139,9 +142,11 @@ def test_edges() -> None:
 
 def test_refusals() -> None:
     problem = make(full=False).problem()
-    solver = next(s for s in solvers() if s.id == FAMILY)
+    solver, quads = (next(s for s in solvers() if s.id == name) for name in (PAIRS, QUADS))
     target = open_device("CPU").target
     assert solver.why_not(problem, target) is None
+    assert (quads.why_not(problem, target) is None) == dot.has_vnni(target)
+    assert quads.why_not(make(full=False, constant=frozenset()).problem(), target) is not None
     unknown = replace(problem, attrs={**problem.attrs, "activations": ("Sine",) * 3})
     assert solver.why_not(unknown, target) == "no activation Sine"
     assert solver.why_not(replace(problem, attrs={"direction": "bidirectional"}), target) is not None

@@ -30,12 +30,18 @@ CASES = {
     "blocks, a part of one": case((1, 6, 5, 5), 2, BLOCK),
     "blocks, the last not full": case((2, 34, 3, 5), 2, BLOCK),
     "blocks, many": case((1, 136, 14, 14), 4, BLOCK),
+    "blocks, pairs of channels": case((3, 2 * BLOCK.block * (BLOCK.block // 2), 3, 5), BLOCK.block // 2, BLOCK),
+    "blocks, pairs of bytes": case((1, 4 * BLOCK.block, 3, 5), BLOCK.block // 2, BLOCK, dtype=np.uint8),
+    "blocks, two groups": case((2, 5 * BLOCK.block, 4, 5), 2, BLOCK),
+    "blocks, groups that end inside of neighbours": case((1, 5 * BLOCK.block, 4, 5), 4, BLOCK),
+    "blocks, more groups than lanes": case((1, 4 * BLOCK.block, 4, 5), 2 * BLOCK.block, BLOCK),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_against_reference(name):
-    assert check(CASES[name], only="opencl.shuffle", configs=2) == []
+    few = name in ("plain", "blocks", "blocks, many", "blocks, pairs of channels")
+    assert check(CASES[name], only="opencl.shuffle", configs=2 if few else 0, specialised=few) == []
 
 
 def model(middle: list[int], perm: list[int], shape: list[int]) -> onnx.ModelProto:

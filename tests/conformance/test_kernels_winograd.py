@@ -19,7 +19,7 @@ from tunewright.solvers.base import Config, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.solvers.opencl import conv_winograd
 from tunewright.solvers.opencl.base import CKernel, CSolver
-from tunewright.solvers.opencl.conv_winograd import MOST_SCRATCH, scratch_bytes
+from tunewright.solvers.opencl.conv_winograd import MOST_SCRATCH, SURELY, scratch_bytes, speedup
 from tunewright.solvers.opencl.emit import Call
 from tunewright.testing.kernelcheck import Case, check, run_one
 from tunewright.tuning.judge import Judge, examine, pack, physical
@@ -172,7 +172,7 @@ MISTAKES = {
     "a row beyond the image": ("INSIDE(y0[u] + i, IH)", "INSIDE(y0[u] + i, IH + 1)"),
     "a result beyond the image": ("ox + k < OW", "ox + k < OW + 1"),
     "a last row is missing": ("oy + i < OH", "oy + i < OH - 1"),
-    "lanes of no channel": ("IC - ic < W ? IC - ic : W", "W"),
+    "lanes of no channel": ("i < IC - ic", "i < (IC > ic ? W : 0)"),
     "a point": ("0.6875f", "0.6876f"),
     "the bias": ("+ start", "+ 0 * start"),
 }
@@ -239,6 +239,68 @@ def test_how_exact_it_is(channels: int) -> None:
     two, four = config(problem, 2, "fused"), config(problem, 4, "fused")
     assert error(problem, given, ID, two) <= least and solver().inexact(problem, two) is None
     assert error(problem, given, ID, four) <= 3 * least and "F(4,3)" in str(solver().inexact(problem, four))
+
+
+# ---- F(2, 3) untuned ------------------------------------------------------------------------------------------------
+
+TWO = "opencl.conv_winograd_two"
+#: input and output channels, size, with how many times as fast as the direct kernel it was measured (processor time)
+MEASURED = {
+    (16, 16, 112): 1.56, (24, 24, 104): 1.63, (12, 24, 208): 1.28, (48, 48, 52): 1.88, (64, 64, 112): 1.93,
+    (96, 96, 13): 1.45, (192, 192, 13): 1.57, (16, 64, 55): 1.79, (64, 256, 13): 1.40, (64, 8, 56): 1.44,
+    (64, 16, 28): 1.40, (128, 128, 7): 1.42, (32, 32, 28): 1.62, (512, 512, 14): 1.67, (243, 61, 10): 1.54,
+    (64, 64, 56): 1.92, (128, 128, 28): 2.00, (256, 256, 14): 2.05, (512, 512, 7): 1.19, (96, 96, 26): 1.80,
+}  # fmt: skip
+
+
+def layer(inputs: int, outputs: int, size: int) -> Problem:
+    f32 = TensorType.of(np.zeros(1, np.float32))
+    x, w, y = (1, inputs, size, size), (outputs, inputs, 3, 3), (1, outputs, size, size)
+    return Problem(
+        "Conv", (replace(f32, shape=x, layout=BLOCK), replace(f32, shape=w)), (replace(f32, shape=y, layout=BLOCK),),
+        {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}, constant=(False, True),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "gain"), MEASURED.items())
+def test_what_is_expected_was_measured(shape: tuple[int, int, int], gain: float) -> None:
+    """On two cores with AVX2; it may expect less, and a tenth more."""
+    problem, two = layer(*shape), solver(TWO)
+    target = replace(TARGET, units=2, vector_bytes=32, registers=16)
+    problem = problem.in_layout(blocked(8), [0])
+    assert speedup(problem, two.default(problem, target), target) < 1.1 * gain
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        conv((1, 64, 41, 37), 72, epilogue=(Fused("Relu", (~0,)),)),
+        conv((2, 67, 30, 31), 24),
+        conv((1, 130, 13, 12), 130, bias=False),
+        conv((1, 48, 33, 70), 21),
+    ],
+    ids=["relu", "three blocks", "deep", "ragged"],
+)
+def test_it_is_the_default_where_it_surely_pays(case: Case) -> None:
+    problem = case.problem()
+    two, direct = solver(TWO), solver("opencl.conv_blocked")
+    assert two.why_not(problem, TARGET) is None and two.rank < direct.rank and not two.tuned_only
+    assert two.inexact(problem, two.default(problem, TARGET)) is None
+    assert list(two.space(problem, TARGET)) == [two.default(problem, TARGET)]
+    assert two.default(problem, TARGET) in solver().space(problem, TARGET)  # where tuning goes on from it
+    assert not check(case, TWO, configs=1)
+
+
+def test_where_it_is_not() -> None:
+    two = solver(TWO)
+    assert "too little" in str(two.why_not(layer(32, 32, 14), TARGET))
+    assert "not surely faster" in str(two.why_not(layer(8, 8, 128), TARGET))
+    assert "processors" in str(two.why_not(layer(64, 64, 56), replace(TARGET, device="gpu")))
+    many = replace(TARGET, units=64)  # fewer tasks than units: most would wait
+    assert speedup(layer(64, 64, 14), two.default(layer(64, 64, 14), many), many) < SURELY
+    open_ = conv((1, 64, 56, 56), 64).problem()
+    x = replace(open_.inputs[0], shape=(1, 64, None, None))  # type: ignore[type-var]
+    assert "not known" in str(two.why_not(replace(open_, inputs=(x, *open_.inputs[1:])), TARGET))
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------

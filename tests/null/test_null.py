@@ -7,8 +7,8 @@ from onnx import parser
 import tunewright
 from tunewright.devices.host import HostDevice
 from tunewright.devices.null import NullDevice
-from tunewright.ir.types import blocked
-from tunewright.passes.base import Context
+from tunewright.ir.types import PLAIN, blocked
+from tunewright.passes.base import Context, Way
 from tunewright.plugins.single import SingleDevice, prepare
 from tunewright.runtime.counters import Status
 from tunewright.runtime.plan import format_plan
@@ -81,10 +81,24 @@ def test_query_tells_per_node():
     assert set(answer) == {"c", "p", "y"}
 
 
+class Blocks:
+    """Convolutions are fast in blocks, nothing else works in them."""
+
+    def preferred(self, node):
+        return (blocked(4), blocked(4)) if node.op == "Conv" else None
+
+    def ways(self, node, preferred, layout, data):
+        plain = Way(PLAIN, PLAIN, 1.0)
+        return [Way(*preferred, 0.1), plain] if preferred else [plain]
+
+    def reorder(self, type, layout):
+        return 0.1
+
+
 @pytest.mark.parametrize("device", [NullDevice(), HostDevice()], ids=["null", "host"])
 def test_inserted_reorders_are_rows_too(device):
     settings = Settings.make({"PERF_COUNT": "YES"}, Settings())
-    context = Context(settings, preferred_layout=lambda node: (blocked(4),) * 2 if node.op == "Conv" else None)
+    context = Context(settings, layouts=Blocks())
     model = read()
     nodes = [(node.name, node.op) for node in model.graph.nodes]
     compiled = CompiledModel(prepare(model, context), Environment(device, Tuner(settings), settings, context), nodes)

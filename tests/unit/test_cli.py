@@ -208,7 +208,8 @@ def test_a_path_is_not_broken_into_lines(call, model, tmp_path):
 
 def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_path):
     target = tmp_path / "report.json"
-    code, out, _ = call("benchmark", model, "-n", "7", "-w", "1", "--pc", "--json", target, "--shape", "batch=4")
+    more = ("--shape", "batch=4", "-c", "CPU_THREADS_NUM=1")
+    code, out, _ = call("benchmark", model, "-n", "7", "-w", "1", "--pc", "--json", target, *more)
     assert code == 0
     report = json.loads(target.read_text())
     assert report["schema"] == "tunewright.benchmark/1"
@@ -224,7 +225,7 @@ def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_p
     assert {"cpu", "python", "numpy", "onnx", "date"} <= env.keys()
     assert {r["name"] for r in report["counters"]} >= {"matmul", "relu"}
     assert all(isinstance(r["host_ms"], float) for r in report["counters"])
-    assert "median" in out and "matmul" in out and "share" in out
+    assert "median" in out and "matmul" in out and "share" in out and " us of the host" in out
 
 
 def test_counters_of_control_flow_and_long_names(call, tmp_path):
@@ -254,6 +255,7 @@ def test_benchmark_on_stdout_is_nothing_but_json(call, model):
     assert code == 0
     report = json.loads(out)
     assert report["threads"] == 3 and report["inferences"] >= 3
+    assert report["launches"] >= 0 and 0 < report["host_us"] <= report["latency_ms"]["max"] * 1e3
     assert report["throughput_per_second"] == pytest.approx(report["inferences"] / report["seconds"])
 
 

@@ -128,7 +128,7 @@ def test_the_folder_among_the_users_data(tmp_path: Path) -> None:
 def test_the_folder_of_the_system(tmp_path: Path) -> None:
     assert places.system_folder(Settings(system_db_path=str(tmp_path))) == tmp_path
     shipped = places.open_system(Settings())
-    assert places.system_folder(Settings()).name == "data" and shipped.path.endswith("data/system.jsonl")
+    assert places.system_folder(Settings()) == places.SHIPPED and shipped.path == str(places.SHIPPED / "system.jsonl")
     assert not shipped.damage()
 
 

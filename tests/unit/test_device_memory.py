@@ -400,7 +400,7 @@ def test_the_first_gpu_is_also_called_gpu(monkeypatch):
     from tunewright.plugins import single
 
     monkeypatch.setattr(single, "available", lambda: ({"CPU": object, "GPU.0": object, "GPU.1": object}, {}))
-    monkeypatch.setattr(single, "_opened", lambda key: key)
+    monkeypatch.setattr(single, "_opened", type("Opened", (str,), {"with_threads": lambda self, count: self}))
     assert [open_device(name) for name in ("GPU", "gpu", "GPU.0", "GPU.1")] == ["GPU.0", "GPU.0", "GPU.0", "GPU.1"]
 
 

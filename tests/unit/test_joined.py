@@ -9,6 +9,7 @@ from onnx import parser
 
 from tunewright import Core
 from tunewright.plugins.single import open_device
+from tunewright.solvers.opencl import joined
 from tunewright.solvers.opencl.joined import Joined
 from tunewright.testing import models
 
@@ -76,23 +77,23 @@ def test_a_network_is_one_launch_with_the_same_results(name):
         "transformer": lambda: models.transformer(layers=1, hidden=48, heads=4, length=9),
     }[name]()  # fmt: skip
     inputs = feed(model)
-    joined, apart = compiled(model).create_infer_request(), compiled(model, JOIN_LAUNCHES="NO").create_infer_request()
-    assert equal(joined.infer(inputs), apart.infer(inputs))
-    many, few = launches(apart, inputs), launches(joined, inputs)
+    one, apart = compiled(model).create_infer_request(), compiled(model, JOIN_LAUNCHES="NO").create_infer_request()
+    assert equal(one.infer(inputs), apart.infer(inputs))
+    many, few = launches(apart, inputs), launches(one, inputs)
     assert few == 1 < many, (few, many)
     for _ in range(20):  # counters start over, results do not depend on who was first
-        assert equal(joined.infer(inputs), apart.infer(inputs))
+        assert equal(one.infer(inputs), apart.infer(inputs))
 
 
 def test_other_shapes_compile_nothing(monkeypatch):
     model = parser.parse_model(DYNAMIC)
-    joined, apart = compiled(model), compiled(model, JOIN_LAUNCHES="NO")
-    assert equal(joined(feed(model, n=12)), apart(feed(model, n=12)))
+    one, apart = compiled(model), compiled(model, JOIN_LAUNCHES="NO")
+    assert equal(one(feed(model, n=12)), apart(feed(model, n=12)))
     built = []
     monkeypatch.setattr(Joined, "prepare", lambda self: built.append(self))
     for n in (13, 40, 77):
         inputs = feed(model, n=n)
-        assert equal(joined(inputs), apart(inputs))
+        assert equal(one(inputs), apart(inputs))
     assert not built
 
 
@@ -135,7 +136,37 @@ def test_requests_run_side_by_side():
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
-def test_counters_are_of_steps():
+def test_counters_are_of_steps_in_one_launch():
+    model = models.transformer(layers=2, hidden=96, heads=4, length=65)
+    request, inputs = compiled(model, PERF_COUNT="YES").create_infer_request(), feed(model)
+    shares = []
+    for _ in range(20):
+        request.infer(inputs)
+        totals = request.get_totals()
+        rows = [row for row in request.get_profiling_info() if row.calls]
+        assert totals.launches == sum(row.launches for row in rows) == 1 and len(rows) > 5
+        assert all(row.device_seconds > 0 and row.calls == 1 for row in rows)
+        shares.append(sum(row.device_seconds for row in rows) / (totals.seconds - totals.host_seconds))
+        assert shares[-1] * (totals.seconds - totals.host_seconds) <= totals.seconds * 1.01
+    assert max(shares) > 0.5, "the launch is little more than its steps"
+
+
+def test_counters_of_equal_layers_are_alike():
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[256, 256] x, float[256, 256] w) => (float[256, 256] y) {
+        a = MatMul(x, w) b = MatMul(a, w) c = MatMul(b, w) d = MatMul(c, w) y = MatMul(d, w) }"""
+    model = parser.parse_model(text)
+    request, inputs = compiled(model, PERF_COUNT="YES").create_infer_request(), feed(model)
+    best = {}
+    for _ in range(50):
+        request.infer(inputs)
+        for row in request.get_profiling_info():
+            best[row.name] = min(best.get(row.name, 1.0), row.device_seconds)
+    flops = 2 * 256**3 / min(best.values())
+    assert len(best) == 5 and max(best.values()) < 3 * min(best.values()) and 1e8 < flops < 1e14
+
+
+def test_where_a_launch_does_not_tell_times_every_step_is_one(monkeypatch):
+    monkeypatch.setattr(joined, "tick", lambda device: 0.0)
     model = models.transformer(layers=1, hidden=48, heads=4, length=9)
     request = compiled(model, PERF_COUNT="YES").create_infer_request()
     inputs = feed(model)

@@ -1,8 +1,12 @@
-"""The arena: buffers alive at the same time never overlap, and the arena stays near its lower bound."""
+"""The arena: buffers alive at the same time never overlap, and it stays near its lower bound. Where memory begins."""
 
+import ml_dtypes
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunewright.devices.base import address
+from tunewright.devices.host import HostDevice
 from tunewright.runtime import memory
 from tunewright.runtime.memory import ALIGNMENT, Lifetime, pack
 
@@ -55,3 +59,16 @@ def test_a_chain_needs_two_buffers():
     chain = [Lifetime(1024, t, t + 1) for t in range(3000)]
     _, total = pack(chain)
     assert total == 2048
+
+
+def test_where_any_array_begins():
+    """Also of those that no buffer describes: read-only ones, empty ones, types that only onnx knows."""
+    whole = np.zeros((4, 6), np.float32)
+    fixed = np.zeros(3, np.int64)
+    fixed.flags.writeable = False
+    odd = [np.zeros(3, ml_dtypes.bfloat16), np.zeros((0, 2)), np.zeros(()), np.zeros(3, bool), whole[1:, ::2]]
+    for array in [whole, whole[2:], fixed, *odd]:
+        assert address(array) == array.__array_interface__["data"][0]
+    for nbytes in (0, 1, 100):
+        found = HostDevice("CPU.HOST").alloc(nbytes)
+        assert found.nbytes == nbytes and (not nbytes or address(found) % 64 == 0)

@@ -237,17 +237,18 @@ def test_requests_have_memory_and_queues_of_their_own(core):
     assert not any(np.shares_memory(p, q) for p, q in ((first, other), (first, again), (other, again)))
 
 
-def test_launches_are_counted(core):
-    compiled = core.compile_model(network(), config={"PERF_COUNT": "YES"})
+@pytest.mark.parametrize("join", ["YES", "NO"])
+def test_launches_are_counted(core, join):
+    compiled = core.compile_model(network(), config={"PERF_COUNT": "YES", "JOIN_LAUNCHES": join})
     request = compiled.create_infer_request()
     (x,) = images(1)
     request.infer({"x": x})
     before = request.executor.launches
     request.infer({"x": x})
     rows = [row for row in request.get_profiling_info() if row.calls]
-    assert sum(row.launches for row in rows) == request.executor.launches - before > 0
+    assert sum(row.launches for row in rows) == request.executor.launches - before == request.get_totals().launches > 0
     for row in rows:
-        assert row.launches >= 1 and row.kernel.startswith("opencl.") and row.device_seconds > 0, row
+        assert row.launches >= (join == "NO") and row.kernel.startswith("opencl.") and row.device_seconds > 0, row
         assert row.host_seconds == 0, row
 
 

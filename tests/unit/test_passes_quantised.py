@@ -112,6 +112,80 @@ def test_products_of_matrices() -> None:
     within_a_step(model, 7, 40)
 
 
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_fully_connected(turned: int, rows: int) -> None:
+    net = Net(rows, 41)
+    shape = (70, 41) if turned else (41, 70)
+    w = net.weights(*shape, axis=0 if turned else 1)
+    y = net.q(
+        net.add("Gemm", net.qdq("x", 0.03, 100, np.uint8), w, net.bias(0.03, 70), transB=turned), 0.017, 128, np.uint8
+    )
+    model = net.model(y)
+    found = ops(model)
+    assert found["QGemm"] == 1 and not found["Gemm"] and not found["DequantizeLinear"]
+    within_a_step(model, rows, 41)
+    scaled = Net(rows, 41)
+    made = scaled.add("Gemm", scaled.qdq("x", 0.03, 0), scaled.weights(41, 70, axis=1), alpha=0.5)
+    assert not ops(scaled.model(scaled.q(made, 0.017, 0)))["QGemm"]
+
+
+@pytest.mark.parametrize(("op", "attrs"), [("Sigmoid", {}), ("LeakyRelu", {"alpha": 0.3})])
+def test_functions_of_bytes(op: str, attrs: dict[str, Any]) -> None:
+    net = Net(2, 9, 5)
+    model = net.model(net.q(net.add(op, net.qdq("x", 0.02, 3), **attrs), 0.0071, -100))
+    found = ops(model)
+    assert found[f"QLinear{op}"] == 1 and not found["DequantizeLinear"]
+    within_a_step(model, 2, 9, 5)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_parts_of_different_scales_are_joined_as_bytes(dtype: Any) -> None:
+    """Nothing is rounded that was not before, so all is equal."""
+    low = int(np.iinfo(dtype).min)
+    net = Net(1, 8, 6, 5)
+    a, b = (net.qdq("x", scale, low + zero, dtype) for scale, zero in ((0.02, 100), (0.013, 128)))
+    model = net.model(net.q(net.add("Concat", a, b, axis=1), 0.013, low + 128, dtype))
+    found = ops(model)
+    assert found["Concat"] == 1 and found["QLinearLeakyRelu"] == 1 and not found["DequantizeLinear"]
+    x = RNG.standard_normal((1, 8, 6, 5)).astype(np.float32)
+    got, want = (Core().compile_model(model, device)({"x": x}) for device in ("CPU", "CPU.HOST"))
+    for name, expected in want.items():
+        np.testing.assert_array_equal(got[name], expected)
+    other = Net(1, 8, 6, 5)
+    mixed = other.add("Concat", other.qdq("x", 0.02, 0), "x", axis=1)
+    assert ops(other.model(other.q(mixed, 0.02, 0)))["DequantizeLinear"] == 1
+
+
+def test_a_mobile_block_against_another_engine() -> None:
+    """More channels than values of which a key tells: a zero point for each of them must not hide that all are 0."""
+    ort = pytest.importorskip("onnxruntime")
+    net = Net(1, 3, 20, 18)
+    x = net.qdq("x", 0.02, 128, np.uint8)
+    a = net.add("Conv", x, net.weights(16, 3, 3, 3), net.bias(0.02, 16), pads=[1] * 4, strides=[2, 2])
+    b = net.qdq(net.add("Relu", a), 0.021, 0, np.uint8)
+    c = net.qdq(net.add("Relu", net.add("Conv", b, net.weights(96, 16, 1, 1), net.bias(0.021, 96))), 0.033, 0, np.uint8)
+    d = net.add("Conv", c, net.weights(96, 1, 3, 3), net.bias(0.033, 96), pads=[1] * 4, group=96)
+    e = net.qdq(net.add("Relu", d), 0.031, 0, np.uint8)
+    f = net.qdq(net.add("Conv", e, net.weights(16, 96, 1, 1), net.bias(0.031, 16)), 0.047, 120, np.uint8)
+    g = net.qdq(net.add("Add", b, f), 0.049, 118, np.uint8)
+    h = net.qdq(net.add("Concat", g, b, axis=1), 0.05, 110, np.uint8)
+    pooled = net.qdq(net.add("GlobalAveragePool", h), 0.03, 100, np.uint8)
+    pooled = net.qdq(net.add("Flatten", pooled), 0.03, 100, np.uint8)
+    gemm = net.add("Gemm", pooled, net.weights(70, 32), net.bias(0.03, 70), transB=1)
+    model = net.model(net.q(gemm, 0.012, 128, np.uint8))
+    found = ops(model)
+    assert found["QLinearConv"] == 4 and found["QLinearAdd"] == 1 and found["QGemm"] == 1 and not found["Conv"]
+    data = {"x": RNG.standard_normal((1, 3, 20, 18)).astype(np.float32)}
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    (want,) = session.run(None, data)
+    (got,) = Core().compile_model(model, "CPU")(data).values()
+    assert len(np.unique(want)) > 20
+    assert np.abs(got.astype(int) - want.astype(int)).max() <= 1
+
+
 def convolution(bias: Any = None, zero: int = 0, bound: str = "", y_scale: float = 0.02) -> onnx.ModelProto:
     net = Net(1, 8, 6, 6)
     inputs = [net.qdq("x", 0.02, 0), net.weights(8, 8, 3, 3, channels=False)]

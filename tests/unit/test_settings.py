@@ -25,6 +25,7 @@ SPELLINGS = {
         **{name: name for name in ("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID")},
         "1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID", "dynamic_hybrid": "DYNAMIC_HYBRID",
     },
+    "INFERENCE_PRECISION_HINT": {**{name: name for name in ("AUTO", "F32", "F16", "BF16")}, "f16": "F16"},
     "AUTO_TUNE_MODE": {name: name for name in ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL", "random")},
     "TUNING_FILE": {"some/file.json": "some/file.json", "": ""},
     "EXECUTION_MODE_HINT": {"PERFORMANCE": "PERFORMANCE", "ACCURACY": "ACCURACY", "accuracy": "ACCURACY"},

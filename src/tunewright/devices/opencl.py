@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import re
 import threading
@@ -18,7 +20,7 @@ from ..ir.types import TensorType
 from ..settings import Settings, export
 from . import icd, pocl
 from .base import Device, Queue, Target
-from .host import cache_bytes, cpu_flags, cpu_name, memory_bytes
+from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, memory_bytes
 from .programs import Programs
 from .svm import DeviceArray, Memory, writable
 
@@ -89,7 +91,12 @@ class Launch:
             shared.owner = self
         queue.launches += 1
         queue.pending = True
-        self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+        if queue.alone:  # it runs here and now
+            begin = time.perf_counter()
+            self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+            queue.waited += time.perf_counter() - begin
+        else:
+            self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
 
 
 #: filters of warnings are the process's, not a thread's
@@ -106,10 +113,11 @@ class OpenCLQueue(Queue):
     #: the process is a fork: kernels would wait for the runtime's threads for ever
     orphaned = False
 
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
+    def __init__(self, raw: Any, alone: bool = False) -> None:
+        self.raw, self.alone = raw, alone
         self.pending = False
         self.launches = 0
+        self.waited = 0.0
         self.kept: list[Any] = []
         #: scratch memory by number: kernels run one after the other, and share it while it is warm
         self.scratch: dict[int, Any] = {}
@@ -146,7 +154,9 @@ class OpenCLQueue(Queue):
 
     def finish(self) -> None:
         if self.pending:
+            begin = time.perf_counter()
             self.raw.finish()
+            self.waited += time.perf_counter() - begin
             self.pending = False
             self.waits += 1
             self.kept.clear()
@@ -180,6 +190,8 @@ class OpenCLDevice(Device):
 
     family = "opencl"
     priority = 10
+    #: the runtime has more threads than it may use: no launch has more work-items than `workers`
+    confined: bool = False
 
     @classmethod
     def available(cls) -> list[str] | str:
@@ -207,6 +219,8 @@ class OpenCLDevice(Device):
         self._programs = Programs(name, self.context, self.raw, self.target.options)
         self._lock = threading.Lock()
         self._inline: OpenCLDevice | None = None
+        #: itself with fewer threads
+        self._fewer: dict[int, OpenCLDevice] = {}
 
     def alloc(self, nbytes: int) -> Any:
         return super().alloc(nbytes) if self._memory is None else self._memory.alloc(nbytes)
@@ -221,7 +235,7 @@ class OpenCLDevice(Device):
         import pyopencl as cl
 
         raw = cl.CommandQueue(self.context)
-        made = OpenCLQueue(raw) if self._memory is None else CopyingQueue(raw, self._memory)
+        made = OpenCLQueue(raw, self.alone) if self._memory is None else CopyingQueue(raw, self._memory)
         pocl.queues.add(made)
         return made
 
@@ -229,6 +243,26 @@ class OpenCLDevice(Device):
     def alone(self) -> bool:
         """It runs in the calling thread, without threads of its own."""
         return bool(self.raw.name.startswith(_WITHOUT_THREADS))
+
+    def with_threads(self, count: int) -> Device:
+        most = min(self.target.units, cpu_count())
+        units = min(count or most, most)
+        if self.target.device != "cpu" or not self.shares_memory or units == self.target.units:
+            return self
+        # The runtime has no way to confine a launch to some of its threads: what is launched does it (`confined`).
+        twin = self.inline() if units == 1 else None
+        with self._lock:
+            if units not in self._fewer:
+                made = copy.copy(twin if isinstance(twin, OpenCLDevice) else self)  # programs are compiled once for all
+                made.target, made.confined = dataclasses.replace(self.target, units=units), not made.alone
+                made._lock, made._inline, made._fewer = threading.Lock(), None, {}
+                self._fewer[units] = made
+            return self._fewer[units]
+
+    @property
+    def workers(self) -> int:
+        """Work-items of a launch that shares its work out by itself: one for each thread."""
+        return 1 if self.alone else max(1, min(self.target.units, cpu_count()))
 
     def inline(self) -> Device | None:
         twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(_WITHOUT_THREADS)]
@@ -322,7 +356,8 @@ def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
     except ImportError as error:
         return f"pyopencl cannot be imported ({error})"
     try:
-        with icd.runtimes(Settings.from_environment().cpu_bind_threads), pocl.beginning():
+        settings = Settings.from_environment()
+        with icd.runtimes(settings.cpu_bind_threads), pocl.beginning(settings.cpu_threads_num):
             platforms = cl.get_platforms()
             # A runtime may be found twice; a platform may have several devices of one name.
             devices = {

@@ -33,6 +33,7 @@ from typing import Any
 
 from ..settings import exported, is_exported, own_folder
 from . import kernel_cache
+from .host import cpu_count
 from .kernel_cache import KernelCache, is_inside
 
 #: what a user sets to change what PoCL compiles, or where it keeps it: then it is left alone
@@ -41,6 +42,8 @@ BY_HAND = ("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "POCL_WORK_GROUP_SPECIALIZATIO
            "POCL_FORCE_PARALLEL_OUTER_LOOP", "POCL_FULL_REPLICATION_THRESHOLD", "POCL_MAX_WORK_GROUP_SIZE",
            "POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES")  # fmt: skip
 
+#: how many threads it makes, in old versions and new ones
+THREADS = ("POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
 PREFIX = "tunewright-pocl-"
 #: names of a group's members; others are machine code that came later: kernel/variant/kernel.so
 FOLDER, PROGRAM = "folder", "program"
@@ -296,8 +299,21 @@ def private() -> Private | None:
 
 
 @contextmanager
-def beginning() -> Iterator[None]:
-    """While runtimes are loaded and list their devices (once per process): PoCL gets a folder of its own."""
+def beginning(threads: int = 0) -> Iterator[None]:
+    """While runtimes are loaded and list their devices (once per process): PoCL gets a folder of its own.
+
+    It also makes its threads then: as many as there are cores, or ``threads``.
+    """
+    with contextlib.ExitStack() as stack:
+        if threads:
+            for name in THREADS:
+                stack.enter_context(exported(name, str(min(threads, cpu_count()))))
+        with _beginning():
+            yield
+
+
+@contextmanager
+def _beginning() -> Iterator[None]:
     global _private
     made = None if by_hand() else _make()
     if made is None:

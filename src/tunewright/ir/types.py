@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 import ml_dtypes
@@ -179,10 +179,13 @@ class TensorType:
         return math.prod(self.physical) * self.dtype.itemsize
 
     def with_shape(self, shape: Shape | None) -> TensorType:
-        return replace(self, shape=shape)
+        return TensorType(self.dtype, shape, self.layout)
+
+    def with_layout(self, layout: Layout) -> TensorType:
+        return TensorType(self.dtype, self.shape, layout)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        return replace(self, dtype=dtype)
+        return TensorType(dtype, self.shape, self.layout)
 
     @staticmethod
     def of(array: np.ndarray) -> TensorType:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Protocol, TypeAlias
 
 from ..ir.graph import Fused, Graph, Node, Value
-from ..ir.types import Layout
+from ..ir.types import DType, Layout, TensorType
 from ..ir.verify import verify
 from ..ops.infer import Budget
 from ..settings import Settings
@@ -17,9 +17,6 @@ from ..settings import Settings
 #: make) -> None for yes, or the reason why not. Fusion asks, it does not know: the plugin answers from what its solvers
 #: accept.
 CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value], str | None]
-
-#: node -> the layouts of first input and output that the device would rather have; None: it does not care
-PreferredLayout: TypeAlias = Callable[[Node], tuple[Layout, Layout] | None]
 
 #: (node, layout, inputs that would have it) -> None when the device can work with them and the output in that layout,
 #: or the reason why not
@@ -31,14 +28,39 @@ def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...],
     return None
 
 
-def indifferent(node: Node) -> tuple[Layout, Layout] | None:
-    """The host's answer: the references work on plain arrays."""
-    return None
-
-
 def any_layout(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
     """The host's answer: it takes arrays out of their layout and puts results back."""
     return None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a node: the layouts of its first input and of its results, and what it costs."""
+
+    first: Layout
+    #: also of whatever its element-wise part reads along
+    result: Layout
+    seconds: float
+    #: that very problem was measured; else it is estimated
+    measured: bool = False
+
+
+class Layouts(Protocol):
+    """What a device says of layouts. It has one beside the plain one."""
+
+    def preferred(self, node: Node) -> tuple[Layout, Layout] | None:
+        """The layouts of first input and result that its kernels would rather have; None: they do not care."""
+        ...
+
+    def ways(
+        self, node: Node, preferred: tuple[Layout, Layout] | None, layout: Layout, data: Sequence[int]
+    ) -> Sequence[Way]:
+        """Every way to run a plain node in which its ``data``, inputs by number, and its results are plain or not."""
+        ...
+
+    def reorder(self, type: TensorType, layout: Layout) -> float:
+        """Seconds that it takes to bring a plain tensor into a layout, or back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -82,8 +104,11 @@ class Context:
 
     settings: Settings
     can_fuse: CanFuse = anything
-    preferred_layout: PreferredLayout = indifferent
+    #: None: the device, as the host, works on plain arrays
+    layouts: Layouts | None = None
     works_in: WorksIn = any_layout
+    #: what networks of single-precision numbers are computed in
+    precision: DType = DType.FLOAT32
     log: Log = field(default_factory=Log)
     #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
     in_body: bool = False

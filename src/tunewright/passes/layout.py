@@ -1,50 +1,61 @@
-"""Layouts: nodes that prefer one get it, others go along where they can, and a Reorder stands at every border.
+"""Layouts: every value gets one such that kernels and the Reorders between them take least, all together.
 
-One forward sweep. A value with another layout has a plain twin behind a Reorder, which everybody reads at first; a
-later node that wants a layout is connected to the original again, and Reorders that nobody needs are removed at last.
-Shapes stay logical throughout (see `TensorType.physical`).
+A device has one layout beside the plain one. What a node costs in either, or between the two, is said by
+`Context.layouts`, and so is what a Reorder costs; several readers share one. The best of all assignments is a minimum
+cut (`layout_cut`): label 1 is the device's layout. Inputs and outputs of the graph are plain. Shapes stay logical
+throughout (see `TensorType.physical`).
+
+Only nodes that want the layout and those that are connected with them through nodes that can work in it are asked.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import PLAIN, Layout, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER
 from . import facts
-from .base import Context, indifferent
-from .pattern import remove_dead
+from .base import Context, Layouts, Way
+from .layout_cut import least_cut
 
 #: element-wise operations on two quantised tensors, each with its scale and zero point behind it
 PAIRS = frozenset({"com.microsoft::QLinearAdd", "com.microsoft::QLinearMul"})
+#: costs are counted in picoseconds, and what cannot be done costs as much as hours
+SECOND, NEVER = 10**12, 10**16
 
 
 class AssignLayouts:
-    """Runs when shapes are known: preferences depend on them."""
+    """Runs when shapes are known: costs depend on them."""
 
     name = "layout"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.preferred_layout is indifferent or not all(_planned(v) for v in graph.values()):
+        layouts = context.layouts
+        if layouts is None or not all(_planned(v) for v in graph.values()):
             return False
-        sweep = _Sweep(graph)
-        for node in graph.nodes:
-            layouts, reason = context.preferred_layout(node), None
-            if layouts is None:
-                inherited = sweep.inherited(node)
-                if inherited is None or inherited == PLAIN:
-                    continue
-                layouts, reason = (inherited, inherited), context.works_in(node, inherited, sweep.data(node))
-            reason = reason or _why_not(node)
+        wishes = {node: wish for node in graph.nodes if (wish := layouts.preferred(node)) is not None}
+        for node in list(wishes):
+            reason = _why_not(node)
             if reason is not None:
                 context.log.refused(self.name, node, reason)
-                continue
-            sweep.assign(node, *layouts)
-            context.log.applied(self.name, node)
-        remove_dead(graph, [n for n in reversed(graph.nodes) if n.op == REORDER])
-        return bool(sweep.original)
+                del wishes[node]
+        # what another layout than the first wish's is preferred for stays as it is
+        layout = next((one for wish in wishes.values() for one in wish if one != PLAIN), PLAIN)
+        if layout == PLAIN:
+            return False
+        found = _Choices(graph, layouts, layout)
+        found.explore({node: wish for node, wish in wishes.items() if {*wish} <= {PLAIN, layout}})
+        found.decide()
+        for choice in found.choices.values():
+            if choice.first or choice.result:
+                context.log.applied(self.name, choice.node)
+            else:
+                context.log.refused(self.name, choice.node, _why_plain(choice.ways))
+        return found.assign()
 
 
 def _planned(value: Value) -> bool:
@@ -53,82 +64,206 @@ def _planned(value: Value) -> bool:
 
 
 def _why_not(node: Node) -> str | None:
-    x = node.input(0)
-    if len(node.outputs) != 1 or node.bodies:
-        return "only nodes with one output and no body have a layout"
-    if (facts.rank(x) or 0) < 3 or (facts.rank(node.output) or 0) < 3:
-        return f"{node.output!r} has no spatial axes"
+    if node.bodies:
+        return "a node with a body has no layout"
+    for value in (node.input(0), *node.outputs):
+        if (facts.rank(value) or 0) < 3:
+            return f"{value!r} has no spatial axes"
     return None
 
 
+def _why_plain(ways: Sequence[Way]) -> str:
+    """What was compared."""
+    shown = (
+        f"{way.first}" + (f" to {way.result}" if way.result != way.first else "")
+        + f": {1e6 * way.seconds:.1f} us, {'measured' if way.measured else 'estimated'}"
+        for way in ways
+    )  # fmt: skip
+    return f"with what its neighbours have, plain takes least ({'; '.join(shown)})"
+
+
 def _alongside(value: Value | None, result: Value) -> bool:
-    """Of the result's rank and channels, so that both broadcast in a layout as they do when plain."""
+    """Of the result's rank and channels, so that both broadcast in a layout as they do when plain.
+
+    Constants per channel stay plain: kernels read them as they are, or pack them once.
+    """
     mine, whole = facts.shape(value), facts.shape(result)
-    return mine is not None and whole is not None and len(mine) == len(whole) > 2 and mine[1] == whole[1]
+    if value is None or mine is None or whole is None or not len(mine) == len(whole) > 2 or mine[1] != whole[1]:
+        return False
+    return value.const is None or any(d != 1 for d in mine[2:])
 
 
-class _Sweep:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        #: plain twin -> the value in a layout of its own
-        self.original: dict[Value, Value] = {}
-        self.reordered: dict[tuple[Value, Layout], Value] = {}
+def _data(node: Node) -> list[int]:
+    """Inputs that follow the node's layout: the data, and whatever its element-wise part reads along with it."""
+    spec = lookup(node.op)
+    if node.op == "Concat":
+        return list(range(len(node.inputs)))
+    if node.op in PAIRS:
+        return [0, 3]
+    if spec is not None and spec.elementwise:
+        return [i for i in range(len(node.inputs)) if _alongside(node.inputs[i], node.output)]
+    rest = range(len(node.main_inputs), len(node.inputs))
+    return [0, *(i for i in rest if facts.same_shape(node.inputs[i], node.output))]
 
-    def data(self, node: Node) -> list[int]:
-        """Inputs that follow the node's layout: the data, and whatever its element-wise part reads along with it."""
-        spec = lookup(node.op)
-        if node.op == "Concat":
-            return list(range(len(node.inputs)))
-        if node.op in PAIRS:
-            return [0, 3]
-        if spec is not None and spec.elementwise:
-            return [i for i in range(len(node.inputs)) if _alongside(node.inputs[i], node.output)]
-        rest = range(len(node.main_inputs), len(node.inputs))
-        return [0, *(i for i in rest if facts.same_shape(node.inputs[i], node.output))]
 
-    def inherited(self, node: Node) -> Layout | None:
-        """The layout in which all data comes, whatever it reads along (a constant can be brought into it)."""
-        if len(node.outputs) != 1 or node.bodies or node.op == REORDER:
-            return None
-        data, found = self.data(node), set[Layout]()
-        spec = lookup(node.op)
-        for i, value in enumerate(node.inputs):
-            if value is None or value.const is not None or facts.is_scalar(value):
+@dataclass
+class _Choice:
+    """A node that has a choice."""
+
+    node: Node
+    data: list[int]
+    ways: Sequence[Way]
+    #: its vertices: of the first input, and of the results; often they are the same
+    at: tuple[int, int] = (-1, -1)
+    #: what was decided: the device's layout, or plain
+    first: bool = False
+    result: bool = False
+
+    def vertex(self, i: int) -> int | None:
+        """Whose label the layout of input i is; None: it stays plain."""
+        return None if i not in self.data else self.at[0 if i == 0 else 1]
+
+
+class _Choices:
+    def __init__(self, graph: Graph, layouts: Layouts, layout: Layout) -> None:
+        self.graph, self.layouts, self.layout = graph, layouts, layout
+        self.choices: dict[Node, _Choice] = {}
+        #: of the cut: the price of label 1 at each vertex, and edges (see `least_cut`)
+        self.prices: list[int] = []
+        self.edges: list[tuple[int, int, int]] = []
+
+    # -- who has a choice ---------------------------------------------------------------------------------------------
+    def explore(self, wishes: dict[Node, tuple[Layout, Layout]]) -> None:
+        """Ask the nodes that wish for the layout, and whoever is next to one that has a choice."""
+        asked, queue = set(wishes), deque(wishes)
+        while queue:
+            node = queue.popleft()
+            if node.op == REORDER or _why_not(node) is not None:
                 continue
-            twin = self.original.get(value) if i in data else None
-            if twin is not None and twin.tensor is not None:
-                found.add(twin.tensor.layout)
-            elif i in data or (spec is not None and spec.elementwise):
-                return None
-        return found.pop() if len(found) == 1 else None
+            data = _data(node)
+            ways = self.layouts.ways(node, wishes.get(node), self.layout, data)
+            if not any(layout != PLAIN for way in ways for layout in (way.first, way.result)):
+                continue
+            self.choices[node] = choice = _Choice(node, data, ways)
+            for other in _neighbours(choice):
+                if other not in asked:
+                    asked.add(other)
+                    queue.append(other)
 
-    def assign(self, node: Node, first: Layout, layout: Layout) -> None:
-        for i in self.data(node):
-            value = node.inputs[i]
-            assert value is not None
-            self.graph.set_input(node, i, self.get(value, first if i == 0 else layout))
-        out = node.output
-        assert isinstance(out.type, TensorType)
-        plain = self.reorder(out, PLAIN)
-        self.graph.replace(out, plain)
-        assert plain.producer is not None
-        self.graph.set_input(plain.producer, 0, out)
-        out.type = replace(out.type, layout=layout)
-        self.original[plain] = out
+    # -- the cut ------------------------------------------------------------------------------------------------------
+    def decide(self) -> None:
+        for choice in self.choices.values():
+            self.place(choice)
+        for value in self.values():
+            self.connect(value)
+        labels = least_cut(self.prices, self.edges)
+        for choice in self.choices.values():
+            choice.first, choice.result = (labels[u] for u in choice.at)
 
-    def get(self, value: Value, layout: Layout) -> Value:
-        """The value in a layout: the original, or behind a Reorder that several readers share."""
-        source = self.original.get(value, value)
-        if source.tensor is not None and source.tensor.layout == layout:
-            return source
-        key = (value, layout)
-        if key not in self.reordered:
-            self.reordered[key] = self.reorder(source, layout)
-        return self.reordered[key]
+    def place(self, choice: _Choice) -> None:
+        """Vertices of a node, and what its ways cost."""
+        costs = {(way.first != PLAIN, way.result != PLAIN): round(SECOND * way.seconds) for way in choice.ways}
+        plain, inside = (costs.get((side, side), NEVER) for side in (False, True))
+        into, back = (costs.get((side, not side), NEVER) for side in (False, True))
+        if into == back == NEVER:
+            at = self.vertex(inside - plain)
+            choice.at = (at, at)
+            return
+        # A cut can say that it costs something if two ends differ in layout, not that it pays. Where both mixed ways
+        # together are cheaper than the others, the one that is less likely to matter counts as dear as it has to be.
+        if into + back < plain + inside:
+            source = choice.node.inputs[0]
+            inner = source is not None and source.producer in self.choices
+            if into == NEVER or (inner and back != NEVER):
+                into = plain + inside - back
+            else:
+                back = plain + inside - into
+        choice.at = (self.vertex(back - plain), self.vertex(inside - back))
+        self.edges.append((*choice.at, into + back - plain - inside))
 
-    def reorder(self, value: Value, layout: Layout) -> Value:
+    def connect(self, value: Value) -> None:
+        """What Reorders of a value cost: one into the layout and one out of it, however many readers there are."""
+        made = self.choices.get(value.producer) if value.producer is not None else None
+        readers = dict.fromkeys(self.reader(*use) for use in value.uses)
+        if self.graph.is_output(value):
+            readers[None] = None
+        inside = [u for u in readers if u is not None]
         assert isinstance(value.type, TensorType)
-        return self.graph.add(
-            REORDER, [value], {"layout": str(layout)}, types=[replace(value.type, layout=layout)],
-            outputs=[f"{value.name}@{layout}"], name=f"{value.name}@{layout}",
-        ).output
+        cost = round(SECOND * self.layouts.reorder(value.type, self.layout))
+        if inside:
+            # label 1 where some reader has it
+            into = inside[0] if len(inside) == 1 else self.vertex(0)
+            self.edges += [(into, u, NEVER) for u in inside if u != into]
+            if made is None:
+                self.prices[into] += cost
+            else:
+                self.edges.append((made.at[1], into, cost))
+        if made is None:
+            return
+        if None in readers:
+            self.prices[made.at[1]] += cost
+        elif inside:
+            # label 0 where some reader has it
+            back = inside[0] if len(inside) == 1 else self.vertex(0)
+            self.edges += [(u, back, NEVER) for u in inside if u != back]
+            self.edges.append((back, made.at[1], cost))
+
+    def vertex(self, price: int) -> int:
+        self.prices.append(price)
+        return len(self.prices) - 1
+
+    def reader(self, node: Node, i: int) -> int | None:
+        choice = self.choices.get(node)
+        return None if choice is None else choice.vertex(i)
+
+    def values(self) -> list[Value]:
+        """What nodes with a choice read and make, each once."""
+        found: dict[Value, None] = {}
+        for choice in self.choices.values():
+            found.update((v, None) for i in choice.data if (v := choice.node.inputs[i]) is not None)
+            found.update((v, None) for v in choice.node.outputs)
+        return list(found)
+
+    # -- the graph ----------------------------------------------------------------------------------------------------
+    def assign(self) -> bool:
+        """Give values their layouts, and put a Reorder where a reader has another one."""
+        values = self.values()
+        for choice in self.choices.values():
+            for value in choice.node.outputs if choice.result else ():
+                assert isinstance(value.type, TensorType)
+                value.type = value.type.with_layout(self.layout)
+        moved = {value: twin for value in values if (twin := self.reorder(value)) is not None}
+        self.graph.outputs = [moved.get(v, v) for v in self.graph.outputs]
+        return any(choice.first or choice.result for choice in self.choices.values())
+
+    def reorder(self, value: Value) -> Value | None:
+        """One Reorder for all readers of a value that have the other layout; what is to be the graph's output."""
+        type, uses, is_output = value.type, list(value.uses), self.graph.is_output(value)
+        assert isinstance(type, TensorType)
+        other = PLAIN if type.layout != PLAIN else self.layout
+        astray = [(node, i) for node, i in uses if self.wanted(node, i) == other]
+        if not astray and not (is_output and other == PLAIN):
+            return None
+        twin = self.graph.add(
+            REORDER, [value], {"layout": str(other)}, types=[type.with_layout(other)],
+            outputs=[f"{value.name}@{other}"], name=f"{value.name}@{other}",
+        ).output  # fmt: skip
+        for node, i in astray:
+            self.graph.set_input(node, i, twin)
+        return twin if is_output and other == PLAIN else None
+
+    def wanted(self, node: Node, i: int) -> Layout:
+        choice = self.choices.get(node)
+        if choice is None or i not in choice.data:
+            return PLAIN
+        return self.layout if (choice.first if i == 0 and choice.at[0] != choice.at[1] else choice.result) else PLAIN
+
+
+def _neighbours(choice: _Choice) -> Iterator[Node]:
+    """Who makes its data, and who reads its results."""
+    for i in choice.data:
+        value = choice.node.inputs[i]
+        if value is not None and value.producer is not None:
+            yield value.producer
+    for value in choice.node.outputs:
+        yield from value.users

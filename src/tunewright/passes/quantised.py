@@ -5,14 +5,17 @@
     QuantizeLinear(Conv(DequantizeLinear(x), DequantizeLinear(w), b))   ->  QLinearConv(x, w, b)
     QuantizeLinear(MatMul(DequantizeLinear(a), DequantizeLinear(b)))    ->  QLinearMatMul(a, b)
     QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b)))       ->  com.microsoft QLinearAdd(a, b)
+    QuantizeLinear(Gemm(DequantizeLinear(a), DequantizeLinear(b), c))   ->  com.microsoft QGemm(a, b, c)
+    QuantizeLinear(Sigmoid(DequantizeLinear(x)))                        ->  com.microsoft QLinearSigmoid(x)
+    QuantizeLinear(Concat(DequantizeLinear(a), DequantizeLinear(b)))    ->  Concat(a, b), rescaled
     QuantizeLinear(MaxPool(DequantizeLinear(x)))                        ->  MaxPool(x)
 
 A Relu or Clip in front of QuantizeLinear goes away where saturation does the same. The last rule holds for whatever
-only moves elements, when both sides have the same scale and zero point; it changes no number. In the others the sums
-are exact instead of rounded to floats, and are multiplied once, with the quotient of the scales, instead of being
-divided: a result that lies next to the middle between two steps may fall on the other one. So results are within one
-step of what the floats give, and nearly all of them are equal. A bias becomes a number of steps of the products when
-that moves no result by more than `BIAS_ERROR` of its own step.
+only moves elements, when both sides have the same scale and zero point; it and the two before it change no number. In
+the others the sums are exact instead of rounded to floats, and are multiplied once, with the quotient of the scales,
+instead of being divided: a result that lies next to the middle between two steps may fall on the other one. So results
+are within one step of what the floats give, and nearly all of them are equal. A bias becomes a number of steps of the
+products when that moves no result by more than `BIAS_ERROR` of its own step.
 
 Rules apply only where a kernel of the device takes the integer layer; the host computes in floats faster.
 """
@@ -32,7 +35,7 @@ from ..ops import lookup
 from ..ops.base import Array
 from ..ops.infer import infer_node
 from . import facts
-from .base import Context, indifferent
+from .base import Context
 from .pattern import Const, Match, OneOf, Op, Pattern, RewritePass, Rule
 
 MS = "com.microsoft::"
@@ -93,16 +96,39 @@ class Layer:
     """A node that takes the place of others: inputs are values of the graph, new constants, or absent."""
 
     op: str
-    inputs: Sequence[Value | Array | None]
+    inputs: Sequence[Value | Array | Layer | None]
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, graph: Graph, name: str) -> Value:
-        given = [
-            graph.constant(v, f"{name}_{i}") if isinstance(v, np.ndarray) else v for i, v in enumerate(self.inputs)
-        ]
+        given: list[Value | None] = []
+        for i, v in enumerate(self.inputs):
+            if isinstance(v, Layer):
+                given.append(v.add(graph, f"{name}_{i}"))
+            else:
+                given.append(graph.constant(v, f"{name}_{i}") if isinstance(v, np.ndarray) else v)
         while given and given[-1] is None:
             given.pop()
         return graph.add(self.op, given, self.attrs, name=name).output
+
+    def why_not(self, node: Node, context: Context) -> str | None:
+        """Why a kernel of the device does not take the layer, whose node is there; types are inferred on the way."""
+        for given, v in zip(node.inputs, self.inputs, strict=False):
+            if isinstance(v, Layer):
+                assert given is not None and given.producer is not None
+                reason = v.why_not(given.producer, context)
+                if reason is not None:
+                    return reason
+        spec = lookup(self.op)
+        assert spec is not None
+        infer_node(node, spec)
+        return context.works_in(node, PLAIN, [])
+
+    def remove(self, node: Node, graph: Graph) -> None:
+        inner = [g.producer for g, v in zip(node.inputs, self.inputs, strict=False) if isinstance(v, Layer) and g]
+        graph.remove(node)
+        for v, producer in zip((v for v in self.inputs if isinstance(v, Layer)), inner, strict=True):
+            assert producer is not None
+            v.remove(producer, graph)
 
 
 def _result(match: Match) -> Steps | str:
@@ -147,6 +173,8 @@ def _conv(match: Match) -> Layer | str:
         return bias
     (xs, xz), (ys, yz) = x.scalars(), y.scalars()
     ws, wz = (v.reshape(()) if v.size == 1 else v for v in (w.scale, w.zero))
+    if (wz == wz.reshape(-1)[0]).all():  # one number says what kernels want to know, however many channels there are
+        wz = wz.reshape(-1)[:1].reshape(())
     return Layer("QLinearConv", [match["x"], xs, xz, match["w"], ws, wz, ys, yz, bias], node.attrs)
 
 
@@ -190,6 +218,62 @@ def _matmul(match: Match) -> Layer | str:
     return Layer("QLinearMatMul", [match["a"], as_, az, match["b"], bs, bz, ys, yz])
 
 
+def _gemm(match: Match) -> Layer | str:
+    node, y, a = match.node("main"), _result(match), steps_of(match.node("a_dq"))
+    turned = bool(node.attrs.get("transB", 0))
+    b = steps_of(match.node("b_dq"), axis=0 if turned else 1)
+    for name, found in (("the left operand", a), ("the right operand", b)):
+        if isinstance(found, str):
+            return f"{name} {found}"
+    if isinstance(y, str):
+        return y
+    assert isinstance(a, Steps) and isinstance(b, Steps)
+    if a.zero.dtype.itemsize != 1 or b.zero.dtype.itemsize != 1 or facts.rank(match["b"]) != 2:
+        return "its operands are not bytes"
+    columns = (facts.shape(match["b"]) or (0, 0))[0 if turned else 1]
+    if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or not isinstance(columns, int):
+        return "it scales its operands"
+    given = node.input(2)
+    if given is not None and facts.shape(given) not in ((columns,), (1, columns)):
+        return "the bias is not one number for each column"
+    bias = _bias(given, a, b, y, columns)
+    if isinstance(bias, str):
+        return bias
+    if b.zero.size == 1 < b.scale.size:
+        b = replace(b, zero=np.broadcast_to(b.zero.reshape(()), b.scale.shape).copy())
+    (as_, az), (ys, yz) = a.scalars(), y.scalars()
+    bs, bz = b.scalars() if b.single else (b.scale, b.zero)
+    attrs = {name: node.attrs[name] for name in ("transA", "transB") if name in node.attrs}
+    return Layer(MS + "QGemm", [match["a"], as_, az, match["b"], bs, bz, bias, ys, yz], {"alpha": 1.0} | attrs)
+
+
+def _unary(match: Match) -> Layer | str:
+    node, y, x = match.node("main"), _result(match), steps_of(match.node("x_dq"))
+    if isinstance(y, str):
+        return y
+    if isinstance(x, str) or not x.single or x.zero.dtype != y.zero.dtype:
+        return "its input is not of one scale, and bytes as its result"
+    return Layer(MS + f"QLinear{node.op}", [match["x"], *x.scalars(), *y.scalars()], node.attrs)
+
+
+def _concat(match: Match) -> Layer | str:
+    node, y = match.node("main"), _result(match)
+    if isinstance(y, str):
+        return y
+    parts: list[Value | Array | Layer | None] = []
+    for value in node.inputs:
+        producer = None if value is None else value.producer
+        if producer is None or producer.op != "DequantizeLinear":
+            return "a part is not dequantised"
+        x = steps_of(producer)
+        if isinstance(x, str) or not x.single or x.zero.dtype != y.zero.dtype or x.zero.dtype.itemsize != 1:
+            return "a part is not of one scale, and bytes as the result"
+        # what is not negative stays, and so does the rest: another scale is all that this makes
+        other = Layer(MS + "QLinearLeakyRelu", [producer.inputs[0], *x.scalars(), *y.scalars()], {"alpha": 1.0})
+        parts.append(producer.inputs[0] if x.same(y) else other)
+    return Layer("Concat", parts, node.attrs)
+
+
 def _add(match: Match) -> Layer | str:
     y, a, b = _result(match), steps_of(match.node("a_dq")), steps_of(match.node("b_dq"))
     for name, found in (("an operand", a), ("an operand", b)):
@@ -224,6 +308,17 @@ def _quantised(inner: Pattern) -> Pattern:
 _LAYERS: tuple[tuple[str, Pattern, Callable[[Match], Layer | str]], ...] = (
     ("quantised-conv", _quantised(Op("Conv", _dequantised("x"), _dequantised("w"), rest=True, name="main")), _conv),
     ("quantised-matmul", _quantised(Op("MatMul", _dequantised("a"), _dequantised("b"), name="main")), _matmul),
+    ("quantised-gemm", _quantised(Op("Gemm", _dequantised("a"), _dequantised("b"), rest=True, name="main")), _gemm),
+    (
+        "quantised-unary",
+        Op("QuantizeLinear", Op("Sigmoid|LeakyRelu", _dequantised("x"), name="main"), Const(), rest=True),
+        _unary,
+    ),
+    (
+        "quantised-concat",
+        Op("QuantizeLinear", Op("Concat", rest=True, name="main"), Const(), rest=True),
+        _concat,
+    ),
     ("quantised-add", _quantised(Op("Add", _dequantised("a"), _dequantised("b"), name="main")), _add),
     (
         "quantised-move",
@@ -241,7 +336,7 @@ class Quantised:
     rules = tuple(Rule(name, pattern, lambda graph, match: match.root.output) for name, pattern, _ in _LAYERS)
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.preferred_layout is indifferent:  # the host
+        if context.layouts is None:  # the host
             return False
         rules = [
             Rule(name, pattern, partial(_build, layer), partial(_check, context, layer))
@@ -255,12 +350,10 @@ def _check(context: Context, layer: Callable[[Match], Layer | str], match: Match
     made = layer(match)
     if isinstance(made, str):
         return made
-    asked = made.add(match.graph, match.root.name)
-    node, spec = asked.producer, lookup(made.op)
-    assert node is not None and spec is not None
-    infer_node(node, spec)
-    reason = context.works_in(node, PLAIN, [])
-    match.graph.remove(node)
+    node = made.add(match.graph, match.root.name).producer
+    assert node is not None
+    reason = made.why_not(node, context)
+    made.remove(node, match.graph)
     return reason
 
 

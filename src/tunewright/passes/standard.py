@@ -17,6 +17,7 @@ from .control import InlineBranches, SinkConstants, UnrollLoops
 from .fuse import Fuse
 from .layout import AssignLayouts
 from .pattern import RewritePass
+from .precision import Narrow
 from .quantised import Quantised
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 
@@ -45,6 +46,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
 )
 
 DEVICE: tuple[Pass | Repeat, ...] = (
+    Narrow(),
     Quantised(),
     RewritePass("group-convolutions", grouping.RULES),
     RewritePass("channel-shuffle", shuffle.RULES),

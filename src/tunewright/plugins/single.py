@@ -10,7 +10,7 @@ from ..devices.base import Device
 from ..errors import DeviceError
 from ..frontend.model import Model
 from ..ir.graph import Fused, Graph, Node, Value
-from ..ir.types import Layout
+from ..ir.types import DType, Layout
 from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
@@ -20,6 +20,7 @@ from ..runtime.program import Environment
 from ..runtime.request import CompiledModel
 from ..settings import Settings
 from ..solvers.base import Problem
+from ..tuning.costs import LayoutCosts
 from ..tuning.tuner import Tuner
 from .base import Plugin, Support
 
@@ -47,18 +48,19 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
     return names, reasons
 
 
-def open_device(name: str) -> Device:
-    """The device of that name, opened once per process."""
+def open_device(name: str, threads: int | None = None) -> Device:
+    """The device of that name, opened once per process, with so many threads (CPU_THREADS_NUM, if None)."""
     names, reasons = available()
     key = name.upper()
     key = f"{key}.0" if key not in names and f"{key}.0" in names else key
     if key not in names:
-        why = "; ".join(f"{k}: {v}" for k, v in reasons.items())
+        real = key.startswith(("CPU", "GPU"))  # else nobody would have had it
+        why = "; ".join(f"{k}: {v}" for k, v in reasons.items() if real)
         raise DeviceError(
             f"there is no device {name!r}" + (f" ({why})" if why else ""),
             hint=f"the devices are {', '.join(visible())}",
         )
-    return _opened(key)
+    return _opened(key).with_threads(Settings.from_environment().cpu_threads_num if threads is None else threads)
 
 
 @cache
@@ -109,18 +111,22 @@ class SingleDevice(Plugin):
             fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())
             return tuner.why_not_fused(fused, plain, self.device)
 
-        def preferred_layout(node: Node) -> tuple[Layout, Layout] | None:
-            return tuner.layouts(Problem.of(node), self.device)
-
         def works_in(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
             return tuner.why_not_layout(Problem.of(node).in_layout(layout, inputs), self.device)
 
-        context = Context(settings, can_fuse)
+        context = Context(settings, can_fuse, precision=_precision(settings, self.device))
         if self.device.family != "host":
-            context.preferred_layout, context.works_in = preferred_layout, works_in
+            context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in
         graph = prepare(model, context)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes)
+
+
+_PRECISIONS = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}
+
+
+def _precision(settings: Settings, device: Device) -> DType:
+    return _PRECISIONS.get(settings.inference_precision_hint, device.precision)
 
 
 def _infer(graph: Graph, in_body: bool = False) -> None:

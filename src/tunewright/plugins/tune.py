@@ -300,7 +300,9 @@ class _Tuning(Tuning):
                 raise
 
     def compile(self, pins: Mapping[str, Candidate], counters: bool) -> InferRequest:
-        settings = Settings.make({"PERF_COUNT": counters}, self.settings)
+        # Candidates are compared launch by launch: as one launch each network would be compiled anew.
+        asked = {"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"} if counters else {"PERF_COUNT": "NO"}
+        settings = Settings.make(asked, self.settings)
         compiled = self.plugin.compile(self.model, settings, Pinned(settings, pins))
         request = compiled.create_infer_request()
         if counters:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
 from ..ops import lookup
+from ..ops.fused import REORDER, moves_nothing
 from .plan import static_tensor
 
 
@@ -84,6 +85,8 @@ def _is_view(node: Node, sharing: Sharing) -> bool:
         return False
     if any(static_tensor(v.type) is None for v in node.outputs):
         return False
+    if node.op == REORDER:
+        return moves_nothing(source.type, node.output.type)  # type: ignore[arg-type]
     spec = lookup(node.op)
     if spec is not None and spec.view:
         return _nbytes(node.output) == _nbytes(source) and node.output.type.dtype == source.type.dtype  # type: ignore[union-attr]
@@ -175,6 +178,10 @@ def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Va
 
 def _may_alias(node: Node) -> bool:
     """Its output may end up inside other bytes, so it cannot be told where to write."""
+    if node.op == REORDER:
+        source = node.inputs[0]
+        assert source is not None
+        return moves_nothing(source.type, node.output.type)  # type: ignore[arg-type]
     spec = lookup(node.op)
     return node.op in ("Slice", "Split", "Concat") or (spec is not None and spec.view) or bool(node.bodies)
 

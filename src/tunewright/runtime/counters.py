@@ -29,10 +29,21 @@ class Row:
     device_seconds: float = 0.0
     host_seconds: float = 0.0
     calls: int = 0
-    #: kernels launched on the device, over all calls
+    #: kernels launched on the device, over all calls; one launch of several nodes is counted at the first
     launches: int = 0
     #: where the choice of the kernel came from; for a node without one, what it was fused into
     origin: str = ""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One inference as a whole."""
+
+    seconds: float
+    #: outside of waiting for the device: Python, and what it runs on the host
+    host_seconds: float
+    #: kernels launched on the device
+    launches: int
 
 
 class Counters:

@@ -28,7 +28,7 @@ class _Frame:
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
         #: slots in memory that is made anew for each inference: where in which storage, and as what
-        self.results: list[tuple[int, int, int, TensorType]] = []
+        self.results: list[tuple[int, int, int, tuple[int, ...], np.dtype[Any]]] = []
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
         shared = device.shares_memory
@@ -44,7 +44,7 @@ class _Frame:
                 self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
             elif slot.place is Place.RESULT and shared:
                 assert isinstance(slot.type, TensorType)
-                self.results.append((i, slot.storage, slot.offset, slot.type))
+                self.results.append((i, slot.storage, slot.offset, slot.type.physical, slot.type.dtype.numpy))
             elif slot.place is Place.RESULT:
                 assert isinstance(slot.type, TensorType)
                 self.values[i] = device.view(buffers[slot.storage], slot.offset, slot.type)
@@ -145,12 +145,12 @@ class Executor:
         for at, memory in frame.copies:
             queue.put(values[at], memory)
         buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
-        for i, storage, offset, type in frame.results:
-            values[i] = plan.device.view(buffers[storage], offset, type)
+        for i, storage, offset, shape, dtype in frame.results:
+            values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
         try:
             for action in frame.actions:
                 if isinstance(action, _Together):
-                    action(values)
+                    self.together(action, values, queue)
                 else:
                     self.step(action, values, queue)
             made = queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
@@ -171,9 +171,14 @@ class Executor:
         """Kernels launched so far."""
         return sum(queue.launches for queue in self.queues.values())
 
+    @property
+    def waited(self) -> float:
+        """Seconds that were spent waiting for kernels so far."""
+        return sum(queue.waited for queue in self.queues.values())
+
     def _runs(self, plan: Plan, program: Program) -> Mapping[int, Run]:
-        """What is launched together: nothing where steps are counted."""
-        if self.counters is None:
+        """What is launched together: nothing where steps are counted, and a launch does not tell how long each took."""
+        if self.counters is None or all(run.library.timed() for run in plan.runs.values()):
             return plan.runs
         for step in (step for run in plan.runs.values() for step in run.steps):
             if step.kernel is not None:
@@ -184,6 +189,13 @@ class Executor:
         if device not in self.queues:
             self.queues[device] = device.queue()
         return self.queues[device]
+
+    def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
+        action(values)
+        if self.counters is not None:
+            queue.finish()
+            for i, (step, seconds) in enumerate(zip(action.run.steps, action.launcher.seconds(), strict=True)):
+                self.counters.record(step, seconds, launches=int(i == 0))
 
     def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step

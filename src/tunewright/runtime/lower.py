@@ -282,14 +282,15 @@ class _Lowering:
     def compiled(self, steps: list[Step]) -> list[Library]:
         """The libraries of the device: made for the first plan there, later ones do with what they hold."""
         settings = self.env.settings
-        if not self.together or not settings.join_launches or settings.perf_count:  # counters are of steps, not of runs
+        if not self.together or not settings.join_launches:
             return []
         if self.device not in self.libraries:
             made: list[Library] = []
             kernels = [step.kernel for step in steps if step.kernel is not None and self.is_planned(step)]
             while len(kernels) > 1:  # one alone is launched as it is
                 library = kernels[0].library(kernels[1:])
-                if library is None or not library.holds(kernels[0]):
+                untimed = settings.perf_count and library is not None and not library.timed()  # counters are of steps
+                if library is None or untimed or not library.holds(kernels[0]):
                     kernels.pop(0)
                     continue
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, signature
 from ..settings import Settings
-from .counters import Counters, Row
+from .counters import Counters, Row, Totals
 from .executor import Executor
 from .program import Environment, Program
 
@@ -70,11 +71,14 @@ class InferRequest:
         self.model = model
         self.counters = Counters() if model.settings.perf_count else None
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes)
+        #: before and after the last inference: the time, how long was waited for the device, how much was launched
+        self._spent = ((0.0, 0.0, 0),) * 2
         #: what the last inputs were like: others like them need no further check
         self._like: dict[str, tuple[Any, ...]] = {}
 
     def infer(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
         """Outputs by name for inputs by name (or in order). The arrays returned are yours."""
+        before = self._now()
         values = self._same(inputs)
         if values is None:
             values = bind(self.model.graph, inputs)
@@ -88,6 +92,7 @@ class InferRequest:
             results = self.executor.run(self.model.program, values)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
             raise ExecutionError("not enough memory for the model's plan") from error
+        self._spent = before, self._now()
         return dict(zip(self.model.graph.output_names, results, strict=True))
 
     def _same(self, inputs: Any) -> list[Any] | None:
@@ -102,6 +107,18 @@ class InferRequest:
             if not value.flags.c_contiguous:
                 return None
         return values
+
+    def _now(self) -> tuple[float, float, int]:
+        return time.perf_counter(), self.executor.waited, self.executor.launches
+
+    def get_totals(self) -> Totals:
+        """Of the last inference: its time, how much of it was the host's, and launches. Needs no PERF_COUNT.
+
+        >>> request.infer(inputs)
+        >>> request.get_totals().host_seconds
+        """
+        seconds, waited, launches = (b - a for a, b in zip(*self._spent, strict=True))
+        return Totals(seconds, max(seconds - waited, 0.0), int(launches))
 
     def get_profiling_info(self) -> list[Row]:
         """Counters of the last inference; needs PERF_COUNT = YES."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ from .. import discovery
 from ..devices.base import Device, Queue, Target
 from ..ir.graph import Fused, Node, Value
 from ..ir.text import format_attrs
-from ..ir.types import Layout, TensorType, Type
+from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
 
 Config = Mapping[str, Any]
@@ -62,7 +62,7 @@ class Problem:
 
     @cached_property
     def _family(self) -> str:
-        return self._text(lambda t: str(replace(t, shape=(None,) * (t.rank or 0)) if isinstance(t, TensorType) else t))
+        return self._text(lambda t: _open(t.dtype, t.rank or 0, t.layout) if isinstance(t, TensorType) else str(t))
 
     def _text(self, show: Callable[[Type], str]) -> str:
         values = {i: f"={v.tolist()}" for i, v in self.values}
@@ -99,10 +99,13 @@ class Problem:
         """The same with some inputs and the output in a layout."""
 
         def there(type: Type | None) -> Type | None:
-            return replace(type, layout=layout) if isinstance(type, TensorType) else type
+            return type.with_layout(layout) if isinstance(type, TensorType) else type
 
         types = tuple(there(t) if i in inputs else t for i, t in enumerate(self.inputs))
-        return replace(self, inputs=types, outputs=tuple(there(t) for t in self.outputs))
+        outputs = tuple(there(t) for t in self.outputs)
+        return Problem(
+            self.op, types, outputs, self.attrs, self.epilogue, self.operands, self.constant, self.values
+        )  # fmt: skip
 
     @property
     def main_inputs(self) -> tuple[Type | None, ...]:
@@ -141,6 +144,12 @@ def is_value(op: str, i: int, array: Array) -> bool:
     """A constant input of this kind is part of the problem, not of the data."""
     kinds = array.dtype.kind in "iub" or i in _FLOAT_VALUES.get(op, ())
     return kinds and array.ndim <= 2 and array.size <= MOST_VALUES
+
+
+@lru_cache(4096)
+def _open(dtype: DType, rank: int, layout: Layout) -> str:
+    """The text of a tensor type whose sizes are left open."""
+    return str(TensorType(dtype, (None,) * rank, layout))
 
 
 class Missing(str):
@@ -194,6 +203,10 @@ class Library(ABC):
     def prepare(self) -> None:
         """Compile it. ExecutionError where the compiler refuses."""
 
+    def timed(self) -> bool:
+        """Its launchers know how long each kernel took."""
+        return False
+
     @abstractmethod
     def holds(self, kernel: Kernel) -> bool:
         """A launch may contain this kernel. Kernels for other shapes often are the same program."""
@@ -213,6 +226,10 @@ class Launcher(ABC):
     @abstractmethod
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
+
+    def seconds(self) -> Sequence[float]:
+        """Of each kernel in the last call, once that is over. For launchers of a library that is `timed`."""
+        raise NotImplementedError
 
 
 class Solver(ABC):

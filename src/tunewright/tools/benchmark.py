@@ -125,6 +125,8 @@ def benchmark(
         "seconds": result.seconds,
         "latency_ms": {key: value * 1e3 for key, value in statistics(result.latencies).items()},
         "throughput_per_second": len(result.latencies) / result.seconds,
+        "launches": result.launches / max(1, len(result.latencies)),
+        "host_us": statistics(result.hosts)["median"] * 1e6,
         "environment": environment(),
     }
     if counters:
@@ -158,6 +160,10 @@ class Result:
     """Latencies in order of completion, the wall-clock time of all, and counters summed over ``counted`` inferences."""
 
     latencies: list[float] = field(default_factory=list)
+    #: of each latency what was not spent waiting for the device
+    hosts: list[float] = field(default_factory=list)
+    #: kernels launched
+    launches: int = 0
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     counted: int = 0
@@ -201,8 +207,11 @@ def measure(
                 start = time.perf_counter()
                 request.infer(values)
                 took = time.perf_counter() - start
+                totals = request.get_totals()
                 with lock:
                     result.latencies.append(took)
+                    result.hosts.append(totals.host_seconds)
+                    result.launches += totals.launches
                 if number == 0 and request.counters is not None:
                     _accumulate(result, request.get_profiling_info())
                 done()
@@ -324,6 +333,8 @@ def show(report: dict[str, Any]) -> None:
     out.print(made)
     out.print()
     out.print(f"throughput: {report['throughput_per_second']:,.2f} inferences per second", markup=False)
+    launches = f"{report['launches']:,.4g} {'launch' if report['launches'] == 1 else 'launches'}"
+    out.print(f"of each: {launches}, {report['host_us']:,.0f} us of the host (median)", markup=False)
 
 
 def show_counters(rows: Sequence[Row], counted: int) -> None:

@@ -123,16 +123,20 @@ class Lookup:
             known = self._grouped[at] = stored, groups
         return known[1]
 
+    def fastest(self, problem: Problem, where: Where) -> float | None:
+        """Seconds of the fastest candidate that was measured for exactly a problem on a processor; None: none was."""
+        groups = [group for layer in self.layers if (group := self._groups(layer, problem))]
+        there = (m for group in groups for m in group.get(problem.key(), ()))
+        return min((m.evidence.seconds for m in there if _same_processor(m.key.where, where)), default=None)
+
     def worse(self, problem: Problem, target: Target) -> set[tuple[str, Config]]:
         """Candidates that were measured for a problem on a target's processor, and were slower than the default."""
         here = Where.of(target)
         found: dict[tuple[str, Config], Measurement] = {}
         for layer in self.layers:
             for m in self._groups(layer, problem).get(problem.key(), ()):
-                there = m.key.where
-                same = (there.device, there.processor, there.runtime) == (here.device, here.processor, here.runtime)
                 at = (m.key.solver, m.config)
-                if same and (at not in found or m.date > found[at].date):
+                if _same_processor(m.key.where, here) and (at not in found or m.date > found[at].date):
                     found[at] = m
         return {at for at, m in found.items() if m.evidence.gain.median < 1}
 
@@ -168,7 +172,8 @@ class Lookup:
         barred = self.barred(solver, m.config, problem, target, default)
         if barred is not None:
             return barred, missed
-        match = compare(keys.key(solver, m.config), m.key, far)
+        # where the shape differs, the text and the space say nothing more
+        match = rough if m.key.problem != problem.key() else compare(keys.key(solver, m.config), m.key, far)
         return (str(match) if match.kind is Kind.MISS else ""), match
 
     def barred(
@@ -223,6 +228,10 @@ class Lookup:
                 by_solver.setdefault(fault.key.solver, []).append(fault)
             known = self._sorted[layer.name] = faults, by_solver
         return known[1].get(solver.id, ())
+
+
+def _same_processor(there: Where, here: Where) -> bool:
+    return (there.device, there.processor, there.runtime) == (here.device, here.processor, here.runtime)
 
 
 def _same_place(fault: Fault, where: Where, solver: Solver) -> bool:

@@ -13,6 +13,8 @@ from .heuristic_file import load
 
 #: the heuristic's file in the folder of a knowledge base
 HEURISTIC = "heuristic.json"
+#: the folder of what ships
+SHIPPED = Path(__file__).parents[1] / "data"
 _OPEN: dict[tuple[str, Path], Database] = {}
 
 
@@ -28,7 +30,7 @@ def system_folder(settings: Settings) -> Path:
     """SYSTEM_DB_PATH, else what ships with the package."""
     if settings.system_db_path:
         return Path(settings.system_db_path).expanduser().absolute()
-    return Path(__file__).parents[1] / "data"
+    return SHIPPED
 
 
 def warnings(settings: Settings) -> list[str]:

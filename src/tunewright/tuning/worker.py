@@ -22,6 +22,7 @@ from ..devices import kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
 from ..errors import DeviceError
+from ..settings import Settings
 from ..solvers import serial
 from . import wire
 from .bench import Local
@@ -127,7 +128,7 @@ def open_device(name: str) -> Device:
     if not found:
         why = "; ".join(f"{family}: {names}" for family, names in offered.items() if isinstance(names, str))
         raise DeviceError(f"there is no device {name!r}" + (f" ({why})" if why else ""))
-    return max(found, key=lambda d: d.priority)(name)
+    return max(found, key=lambda d: d.priority)(name).with_threads(Settings.from_environment().cpu_threads_num)
 
 
 def die_with_parent(lifeline: int) -> None:

@@ -40,7 +40,7 @@ class Attention(CSolver):
     ops = attention_form.OPS
     dtypes = attention_form.FLOATS | {DType.BOOL, DType.INT64, DType.INT32}
     rank = 50
-    version = "2.0"
+    version = "2.1"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.epilogue:
@@ -232,10 +232,16 @@ def _loops(steps: list[tuple[str, bool]]) -> str:
     return "\n    ".join(f"for (int t = 0; t < KEYS; t++) {text}" for text, wanted in steps if text and wanted)
 
 
-#: exp of a score less the highest one: never above zero, perhaps NaN or infinite
+#: exp of a score less the highest one: never above zero, perhaps NaN or infinite. 2^f by a polynomial, for f from -1/2
+#: to 1/2, times 2^n. Far below zero it is not as close as `f32_exp`, but next to nothing beside the highest there.
 FALLING_EXP = """
 INLINE f32 falling_exp(f32 x) {
-  f32 v = f32_exp_near(x < -87.0f ? -87.0f : x);
+  f32 c = x < -87.0f ? -87.0f : x;
+  f32 t = c * 1.44269504089f + F32_ROUNDER, f = c * 1.44269504089f - (t - F32_ROUNDER);
+  f32 p = 1.5353361891e-4f;
+  p = p * f + 1.3398874422e-3f; p = p * f + 9.6184373578e-3f; p = p * f + 5.5503324711e-2f;
+  p = p * f + 2.4022647914e-1f; p = p * f + 6.9314720286e-1f; p = p * f + 1.0f;
+  f32 v = p * as_f32((as_u32(t) << 23) + (127u << 23));
   return x < -87.0f ? 0.0f : v;
 }"""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
+
+if TYPE_CHECKING:
+    from .joined import Confined
 
 #: indices are 32 bits wide
 MOST_ELEMENTS = 2**31 - 1
@@ -120,23 +123,42 @@ class CKernel(Kernel):
         """Compiled when they are needed: kernels that are joined never need them."""
         return [self.device.build(call.text) for call in self.calls]
 
+    @cached_property
+    def confined(self) -> Library:
+        """What launches it where the runtime has more threads than it may use."""
+        from .joined import Joined  # which needs this module
+
+        return Joined([self])
+
     def prepare(self) -> None:
-        _ = self.programs
+        if self.device.confined:
+            self.confined.prepare()
+        else:
+            _ = self.programs
 
     def library(self, others: Sequence[Kernel]) -> Library | None:
         from .joined import Joined  # which needs this module
 
         return Joined([self, *others]) if self.device.shares_memory else None
 
-    def launcher(self, queue: Queue) -> Bound:
-        return Bound(self, queue)
+    def new(self, i: int) -> Any:
+        """Memory for output i."""
+        type = tensor(self.problem.outputs[i])
+        return self.device.view(self.device.alloc(type.nbytes), 0, type)
+
+    def launcher(self, queue: Queue, lasting: bool = True) -> Bound | Confined:
+        if self.device.confined:
+            from .joined import Confined  # which needs this module
+
+            return Confined(self, queue)
+        return Bound(self, queue, lasting)
 
     def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
-        return Bound(self, queue).fix(inputs, outputs)
+        return self.launcher(queue).fix(inputs, outputs)
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(queue, OpenCLQueue)
-        bound = Bound(self, queue, lasting=False)
+        bound = self.launcher(queue, lasting=False)
         queue.keep(bound)
         return bound(inputs, outputs)
 
@@ -181,15 +203,10 @@ class Bound:
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         """With these arguments now; outputs that are None are made."""
-        outputs = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
+        outputs = [self.kernel.new(i) if out is None else out for i, out in enumerate(outputs)]
         self._set(inputs, outputs)
         self._go()
         return outputs
-
-    def _new(self, i: int) -> Any:
-        type = self.kernel.problem.outputs[i]
-        assert isinstance(type, TensorType)
-        return self.kernel.device.view(self.kernel.device.alloc(type.nbytes), 0, type)
 
     def _set(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         if not self.kernel.device.shares_memory:

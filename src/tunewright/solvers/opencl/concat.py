@@ -37,6 +37,7 @@ class Parts(CSolver):
     """What Concat and Split share: rows of the whole, each a row of every part in turn."""
 
     dtypes = MOVABLE
+    layouts = frozenset({"plain", "blocked"})
     rank = 60
     joins: bool
 
@@ -47,6 +48,16 @@ class Parts(CSolver):
         return problem.inputs[0], problem.outputs
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
+        side, others = self.sides(problem)
+        whole, parts = tensor(side), [t for t in others if isinstance(t, TensorType)]
+        if len(parts) != len(others):
+            return f"nothing is known of an {'input' if self.joins else 'output'}"
+        if any(t.layout != whole.layout for t in parts):
+            return "the layouts of inputs and output differ"
+        if whole.layout.name == "blocked" and whole.is_static and _axis(problem, whole) == 1:
+            uneven = [t.dims[1] for t in parts[:-1] if t.is_static and t.dims[1] % whole.layout.block]
+            if uneven:
+                return f"{uneven[0]} channels do not end with a block of {whole.layout.block}"
         return "has no epilogue" if problem.epilogue else None
 
     def default(self, problem: Problem, target: Target) -> Config:
@@ -113,21 +124,7 @@ def _axis(problem: Problem, whole: TensorType) -> int:
 class Concat(Parts):
     family = "concat"
     ops = frozenset({"Concat"})
-    layouts = frozenset({"plain", "blocked"})
     joins = True
-
-    def refuse(self, problem: Problem, target: Target) -> str | None:
-        whole = tensor(problem.outputs[0])
-        parts = [t for t in problem.inputs if isinstance(t, TensorType)]
-        if len(parts) != len(problem.inputs):
-            return "nothing is known of an input"
-        if any(t.layout != whole.layout for t in parts):
-            return "the layouts of inputs and output differ"
-        if whole.layout.name == "blocked" and whole.is_static and _axis(problem, whole) == 1:
-            uneven = [t.dims[1] for t in parts[:-1] if t.is_static and t.dims[1] % whole.layout.block]
-            if uneven:
-                return f"{uneven[0]} channels do not end with a block of {whole.layout.block}"
-        return super().refuse(problem, target)
 
 
 class Split(Parts):

@@ -7,8 +7,8 @@ them, and weights are packed as signed. With x' and w' as they are multiplied an
     sum (x - z) (w - v) = sum x' w' - z' sum w' - v' sum x' + count z' v'
 
 The second sum is made when weights are packed. The third is needed only where weights are not signed around 0: then a
-plane with the sums over all channels is made first, and a tile adds up what lies under its windows. Padding reads the
-zero point, so that borders need no sums of their own.
+plane with the sums over all channels is made first, and what lies under each window is added up once for all output
+channels. Padding reads the zero point, so that borders need no sums of their own.
 
 An input in blocks is read as it lies, or copied with its padding and bits turned (``copy``), which pays where there is
 much to multiply; a plain one is brought into blocks, with its padding, by the same first kernel.
@@ -55,6 +55,7 @@ class ConvBytes(CSolver):
     """Constant weights, one group; the input plain or in blocks, the output plain or in blocks."""
 
     family = "conv_bytes"
+    version = "1.1"
     ops = IntegerConv.ops
     dtypes = IntegerConv.dtypes
     layouts = frozenset({"plain", "blocked"})
@@ -72,7 +73,7 @@ class ConvBytes(CSolver):
             return "the weights are not constant"
         if int(problem.attrs.get("group", 1)) != 1:
             return "takes one group"
-        if x.layout != PLAIN and (_pending(problem) or _zero(problem) is None):
+        if x.layout != PLAIN and (pending(problem) or zero_point(problem) is None):
             return "takes an input in blocks when its zero point is constant and that of the weights is in their middle"
         if problem.is_static and out.dims[1] < block.block // 2:
             return f"{out.dims[1]} output channels fill a vector of {block.block} badly"
@@ -84,7 +85,7 @@ class ConvBytes(CSolver):
         block = blocked(lanes(target))
         x = tensor(problem.inputs[0])
         few = x.is_static and x.dims[1] < block.block // 2 + 1
-        return (PLAIN if few or _pending(problem) or _zero(problem) is None else block), block
+        return (PLAIN if few or pending(problem) or zero_point(problem) is None else block), block
 
     def space(self, problem: Problem, target: Target) -> Space:
         size = _Size(problem, target)
@@ -123,12 +124,34 @@ class ConvBytes(CSolver):
         if not config["copy"]:
             return [self._main(problem, size, config, target, In(0), None)]
         wide = size.padded
-        quads = Scratch("quads", x.dims[0] * size.x_blocks * math.prod(wide) * size.inner)
-        plane = Scratch("plane", 4 * x.dims[0] * math.prod(wide)) if _pending(problem) else None
-        return [
-            self._regroup(problem, size, quads, plane),
-            self._main(problem, size, config, target, quads, plane),
-        ]
+        spare = int(config["ur"]) * size.inner  # a last tile may read beyond the last pixel
+        quads = Scratch("quads", x.dims[0] * size.x_blocks * math.prod(wide) * size.inner + spare)
+        if not pending(problem):
+            return [
+                self._regroup(problem, size, quads, None), self._main(problem, size, config, target, quads, None)
+            ]  # fmt: skip
+        plane = under = Scratch("plane", 4 * x.dims[0] * math.prod(wide))
+        calls = [self._regroup(problem, size, quads, plane)]
+        if not size.flat(wide):
+            under = Scratch("under", 4 * x.dims[0] * size.pixels)
+            calls.append(self._add_up(size, plane, under))
+        return [*calls, self._main(problem, size, config, target, quads, under)]
+
+    def _add_up(self, size: _Size, plane: Scratch, under: Scratch) -> Call:
+        """What lies under each window, of the sums over channels."""
+        window = size.window
+        source = Source("conv_bytes_add_up", self.specialise)
+        source.buffer("plane", DType.INT32, plane)
+        source.buffer("under", DType.INT32, under)
+        rows = size.batch * window.output[0] * window.output[1]
+        part = max(1, PART // max(1, 4 * window.output[2] * window.taps))
+        source.dims(ROWS=rows, PART=part)
+        for axis, name in enumerate("DHW"):
+            source.dims(**{f"K{name}": window.kernel[axis], f"S{name}": window.stride[axis]})
+            source.dims(**{f"D{name}": window.dilation[axis], f"I{name}": size.padded[axis]})
+            source.dims(**{f"O{name}": window.output[axis]})
+        source.add(_ADD_UP)
+        return source.call([-(-rows // part)])
 
     def _regroup(self, problem: Problem, size: _Size, out: Scratch, plane: Scratch | None) -> Call:
         """The input in blocks of unsigned bytes, with its padding, and the sums over its channels in ``plane``."""
@@ -148,13 +171,13 @@ class ConvBytes(CSolver):
         for axis, name in enumerate("DHW"):
             source.dims(**{f"X{name}": window.input[axis], f"P{name}": window.head[axis]})
             source.dims(**{f"I{name}": size.padded[axis]})
-        source.function(_INSIDE)
+        source.function(INSIDE)
         source.add(f"int z = {'0' if zero is None else '*zero'} ^ FLIP;")
         source.add(_REGROUP if type.layout == PLAIN else _COPY)
         return source.call([-(-rows // part)])
 
     def _main(
-        self, problem: Problem, size: _Size, config: Config, target: Target, x: In | Scratch, plane: Scratch | None
+        self, problem: Problem, size: _Size, config: Config, target: Target, x: In | Scratch, under: Scratch | None
     ) -> Call:
         roles, window, out = ROLES[problem.op], size.window, tensor(problem.outputs[0])
         nb, ur, run = (int(config[name]) for name in ("nb", "ur", "run"))
@@ -166,14 +189,14 @@ class ConvBytes(CSolver):
         source.buffer("x", DType.UINT8, x)
         source.buffer("w", DType.INT8, In(roles.b))
         if padded:
-            source.buffer("border", DType.UINT8, Table(np.full(size.inner, _zero(problem), np.uint8)))
+            source.buffer("border", DType.UINT8, Table(np.full(size.inner, zero_point(problem), np.uint8)))
         for name in ("a_zero", "b_zero", "addend", "a_scale", "b_scale", "y_scale", "y_zero"):
             i = getattr(roles, name)
             given = present(problem, i)
             if given is not None:
                 source.buffer(name, given.dtype, In(i))
-        if plane is not None:
-            source.buffer("plane", DType.INT32, plane)
+        if under is not None:
+            source.buffer("under", DType.INT32, under)
         steps = epilogue.Epilogue(source, problem)
         source.buffer("y", out.dtype, Out())
         flip = type.dtype is DType.INT8
@@ -182,7 +205,11 @@ class ConvBytes(CSolver):
         source.fixed(
             NB=nb, UR=ur, L=size.inner, PADDED=int(padded), FLIP=int(flip and direct), MOVED=128 if flip else 0
         )
-        source.fixed(PENDING=int(plane is not None), WMOVED=0 if signed else 128)
+        source.fixed(PENDING=int(under is not None), WMOVED=0 if signed else 128)
+        # Pixels of a tile lie next to each other. A last tile of the input itself begins earlier and makes some results
+        # again: not where an operand may lie in their place.
+        again = out.layout != PLAIN and roles.y_scale is not None and size.pixels >= ur
+        source.fixed(FLAT=int(size.flat(inside) and (not direct or again)), EARLIER=int(direct))
         source.fixed(PLAIN=int(out.layout == PLAIN), KEPT=max(1, COLLECTED // ur))
         source.dims(SLABS=slabs, TILES=tiles, RUN=run, PIXELS=size.pixels, OC=out.dims[1], XBLOCKS=size.x_blocks)
         source.dims(YBLOCKS=size.blocks, DEPTH=size.channels * window.taps)
@@ -191,7 +218,7 @@ class ConvBytes(CSolver):
             source.dims(**{f"D{name}": window.dilation[axis], f"P{name}": head[axis], f"I{name}": inside[axis]})
             source.dims(**{f"O{name}": window.output[axis]})
         dot.add(source, target)
-        source.function(_INSIDE + _TYPES)
+        source.function(INSIDE + _TYPES)
         source.add(self._constants(problem))
         source.add(self._finish(source, problem, steps, out))
         return source.call([-(-tiles // run), slabs, size.batch])
@@ -241,7 +268,7 @@ GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
         if scaled:
             none = low if problem.op.startswith(MS) else "0"
             source.function(f"vector_of({STORAGE[out.dtype]}, WIDTH, VY); typedef VY VYU __attribute__((aligned(1)));")
-            source.function(_QUANTISE)
+            source.function(QUANTISE)
             source.add(f"VF low = {low} - zero, high = {high} - zero; V none = (V){none}, shift = (V)(i32)zero;")
             store = f"*(GLOBAL VYU*)(y + {_IN_BLOCKS}) = "
             store += "quantise(a, *(VFU*)(factors + b * WIDTH), low, high, none, shift);"
@@ -261,7 +288,7 @@ GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
 _PLAIN = IntegerConv()
 
 
-def _pending(problem: Problem) -> bool:
+def pending(problem: Problem) -> bool:
     """The zero points of weights are not in the middle of their range, so that sums of the input are needed."""
     roles = ROLES[problem.op]
     middle = 0 if tensor(problem.inputs[roles.b]).dtype is DType.INT8 else 128
@@ -271,7 +298,7 @@ def _pending(problem: Problem) -> bool:
     return value is None or bool((value != middle).any())
 
 
-def _zero(problem: Problem) -> int | None:
+def zero_point(problem: Problem) -> int | None:
     """The byte of the input's zero point; None when it is not known yet."""
     roles = ROLES[problem.op]
     if present(problem, roles.a_zero) is None:
@@ -297,6 +324,10 @@ class _Size:
         self.padded = tuple(max(size, 1) for size in shape.padded)
         self.tiling = dot.Tiling(self.blocks, self.pixels, target.registers)
 
+    def flat(self, inside: tuple[int, ...]) -> bool:
+        """Windows are pixels of an input of this size, one after the other."""
+        return self.window.taps == 1 and set(self.window.stride) == {1} and inside == tuple(self.window.output)
+
 
 def pack(w: Array, slab: int, inner: int) -> Array:
     """O I spatial... -> slabs of [taps][blocks of I][quads][O of a slab][4 of I], then the sums of each output channel.
@@ -313,7 +344,7 @@ def pack(w: Array, slab: int, inner: int) -> Array:
     return np.concatenate([np.ascontiguousarray(parts).reshape(-1), sums.view(np.int8)])
 
 
-_INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))\n"
+INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))\n"
 
 _TYPES = """
 vector_of(f32, WIDTH, VF);
@@ -377,6 +408,20 @@ for (int row = GID(0) * PART; row < end; row++) {
 }
 """
 
+_ADD_UP = """
+int end = (GID(0) + 1) * PART < ROWS ? (GID(0) + 1) * PART : ROWS;
+for (int row = GID(0) * PART; row < end; row++) {
+  int y0 = row % OH * SH, z0 = row / OH % OD * SD, n = row / (OH * OD);
+  GLOBAL i32* to = under + row * OW;
+  for (int i = 0; i < OW; i++) to[i] = 0;
+  for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++) {
+    GLOBAL const i32* from = plane + ((n * ID + z0 + kz * DD) * IH + y0 + ky * DH) * IW + kx * DW;
+    if (SW == 1) for (int i = 0; i < OW; i++) to[i] += from[i];
+    else for (int i = 0; i < OW; i++) to[i] += from[i * SW];
+  }
+}
+"""
+
 # Pixels beyond the image repeat the last one and are not stored.
 _SUM = """
 GLOBAL const u8* xn = x + n * XBLOCKS * STRIDE;
@@ -386,9 +431,37 @@ i32 made[KEPT * UR][NB * WIDTH] __attribute__((aligned(64)));
 int from_tile = GID(0) * RUN;
 #endif
 for (int t = GID(0) * RUN; t < t_end; t++) {
+#if FLAT && EARLIER
+const int count = UR;
+int p = PIXELS - t * UR < UR ? PIXELS - UR : t * UR;
+#else
 int p = t * UR, count = PIXELS - p < UR ? PIXELS - p : UR;
+#endif
 GLOBAL const i8* wp = ws;
 V acc[NB][UR];
+#if PENDING
+UNROLL for (int u = 0; u < UR; u++) {
+  i32 sum = under[n * PIXELS + (p + u < PIXELS ? p + u : PIXELS - 1)];
+  UNROLL for (int b = 0; b < NB; b++) acc[b][u] = *(VU*)(begins + b * WIDTH) - *(VU*)(moves + b * WIDTH) * sum;
+}
+#else
+UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) acc[b][u] = *(VU*)(begins + b * WIDTH);
+#endif
+#if FLAT
+GLOBAL const u8* xp = xn + p * L;
+for (int k = 0; k < XBLOCKS; k++) {
+  UNROLL for (int q = 0; q < L / 4; q++) {
+    V wv[NB];
+    UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + (q * NB + b) * WIDTH * 4);
+    UNROLL for (int u = 0; u < UR; u++) {
+      V xv = TURNED((V)(*(GLOBAL const QUAD*)(xp + u * L + 4 * q)));
+      UNROLL for (int b = 0; b < NB; b++) acc[b][u] = dot4(acc[b][u], xv, wv[b]);
+    }
+  }
+  wp += L * NB * WIDTH;
+  xp += STRIDE;
+}
+#else
 int z0[UR], y0[UR], x0[UR];
 {
   int ox = p % OW, oy = p / OW % OH, oz = p / OW / OH;
@@ -397,17 +470,6 @@ int z0[UR], y0[UR], x0[UR];
     if (p + u + 1 < PIXELS && ++ox == OW) { ox = 0; if (++oy == OH) { oy = 0; oz++; } }
   }
 }
-#if PENDING
-i32 under[UR];
-UNROLL for (int u = 0; u < UR; u++) under[u] = 0;
-for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++)
-  UNROLL for (int u = 0; u < UR; u++)
-    under[u] += plane[((n * ID + z0[u] + kz * DD) * IH + y0[u] + ky * DH) * IW + x0[u] + kx * DW];
-UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++)
-  acc[b][u] = *(VU*)(begins + b * WIDTH) - *(VU*)(moves + b * WIDTH) * under[u];
-#else
-UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) acc[b][u] = *(VU*)(begins + b * WIDTH);
-#endif
 for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0; kx < KW; kx++) {
   GLOBAL const u8* xp[UR];
 #if PADDED
@@ -435,13 +497,14 @@ for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0;
     UNROLL for (int u = 0; u < UR; u++) xp[u] += STEP(u);
   }
 }
+#endif
 """
 
 _IN_BLOCKS = "((n * YBLOCKS + slab * NB + b) * PIXELS + p + u) * WIDTH"
 
 # Rounds half to even: adding 1.5 * 2^23 leaves a whole number in the lowest bits. The ends of the range are whole
 # numbers, so that cutting off before rounding is the same as after it. What is not a number is unequal to itself.
-_QUANTISE = """
+QUANTISE = """
 INLINE VY quantise(V sum, VF factor, VF low, VF high, V none, V shift) {
   VF v = __builtin_convertvector(sum, VF) * factor;
   V some = v == v;

@@ -69,24 +69,41 @@ _TAPS = """
       }
 """
 
+# Whole tiles have one pointer; a loop over a whole block is unrolled: as a loop of eight steps its end is mispredicted.
 _POINTS = """
-    {
+    if (count == UR) {
+      GLOBAL const f32* xp = xc + p * W;
+      if (to - from == W) {
+        _Pragma("unroll 4") for (int i = 0; i < W; i++) PRODUCTS(xp[u * W + i])
+      } else {
+        _Pragma("unroll 1") for (int i = from; i < to; i++) PRODUCTS(xp[u * W + i])
+      }
+    } else {
       GLOBAL const f32* xp[UR];
       UNROLL for (int u = 0; u < UR; u++) xp[u] = xc + (u < count ? p + u : PIXELS - 1) * W;
+      _Pragma("unroll 1") for (int i = from; i < to; i++) PRODUCTS(xp[u][i])
+    }
+  }
 """
 
-_MULTIPLY = """
-      _Pragma("unroll 1") for (int i = from; i < to; i++) {
-        V wv[NB];
-        UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + b * W);
-        UNROLL for (int u = 0; u < UR; u++) {
-          V xv = xp[u][i];
-          UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv;
-        }
-        wp += NB * W;
+_TAP = """
+      if (to - from == W) {
+        _Pragma("unroll 4") for (int i = 0; i < W; i++) PRODUCTS(xp[u][i])
+      } else {
+        _Pragma("unroll 1") for (int i = from; i < to; i++) PRODUCTS(xp[u][i])
       }
     }
   }
+"""
+
+# x: the expression of pixel u's input
+_PRODUCTS = """
+#define PRODUCTS(x) { \\
+  V wv[NB]; \\
+  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + b * W); \\
+  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
+  wp += NB * W; \\
+}
 """
 
 
@@ -126,6 +143,7 @@ class Slabs:
 class ConvGrouped(CSolver):
     """Constant f32 weights, input and output in blocks."""
 
+    version = "1.1"
     family = "conv_grouped"
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
@@ -210,13 +228,12 @@ class ConvGrouped(CSolver):
             PIXELS=pixels, XBLOCKS=x.physical[1], YBLOCKS=out.physical[1], RUN=run, CHANNELS=out.dims[1],
         )  # fmt: skip
         source.fixed(W=block, NB=nb, UR=ur, PADDED=int(any(window.head) or any(window.tail)))
-        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));")
+        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));" + _PRODUCTS)
         source.add(_BEGIN)
         start = "LOADV(bias + (first_block + b) * W)" if problem.input(2) is not None else "(V)(0.0f)"
         source.add(f"UNROLL for (int b = 0; b < NB; b++) {{ const V start = {start};")
         source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start; }")
-        source.add(_CHANNELS + _POINTS if window.pointwise else _CORNERS + _CHANNELS + _TAPS)
-        source.add(_MULTIPLY)
+        source.add(_CHANNELS + _POINTS if window.pointwise else _CORNERS + _CHANNELS + _TAPS + _TAP)
         source.add("UNROLL for (int b = 0; b < NB; b++) if (b < blocks) UNROLL for (int u = 0; u < UR; u++)")
         source.add("if (u < count) { const int at = ((n * YBLOCKS + first_block + b) * PIXELS + p + u) * W;")
         if problem.epilogue:

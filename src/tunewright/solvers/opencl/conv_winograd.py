@@ -42,6 +42,14 @@ REGISTERS = {
 }
 #: a weight from memory takes as long as its products with so many tiles
 COLD = 8
+#: bytes of transformed inputs that stay in a core's own cache beside weights and sums
+HELD = 768 << 10
+#: The untuned kernel: how many times as fast as direct summation it must be expected to be, and multiply-adds of
+#: direct summation below which there is nothing to gain.
+SURELY, LEAST_WORK = 1.3, 1 << 22
+#: Times of a simple model, in those of a vector's multiply-add. A vector of a tile through its transform; a product
+#: here; and, in the direct kernel, what comes with the products of a tap, in input channels.
+MOVE, PRODUCT, TAP = 130, 1.1, 4
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ class ConvWinograd(CSolver):
     """3 x 3 windows of stride 1 over constant f32 weights; input and output blocked."""
 
     family = "conv_winograd"
+    version = "1.1"
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
     layouts = frozenset({"plain", "blocked"})
@@ -182,7 +191,9 @@ class ConvWinograd(CSolver):
         tile = min((4, 2), key=lambda tile: (tile + 2) ** 2 * max(tiles(tile), COLD))
         nb, ur = min((choice for choice in choices if choice[0] <= _widest(problem, target)), key=work)
         fused = tiles(tile) >= out[1]  # more inputs than weights
-        config = {"tile": tile, "form": FUSED if fused else SPLIT, "nb": nb, "ur": ur, "band": 8, "items": 4}
+        group = 4 * (tile + 2) ** 2 * ur * tensor(problem.inputs[0]).dims[1]
+        band = 2 if fused and 8 * group > HELD else 8
+        config = {"tile": tile, "form": FUSED if fused else SPLIT, "nb": nb, "ur": ur, "band": band, "items": 4}
         return config if _fits(problem, config, target) else config | {"form": FUSED, "band": 2, "items": 1}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
@@ -212,7 +223,7 @@ class ConvWinograd(CSolver):
             OH=out.dims[2], OW=out.dims[3], GROUPS=sizes.groups, BAND=sizes.band, ITEMS=sizes.items, OC=out.dims[1],
             IC=tensor(problem.inputs[0]).dims[1], YBLOCKS=out.physical[1], SLABS=sizes.slabs, MSTEP=sizes.sums,
         )  # fmt: skip
-        source.function(_PREFETCH)
+        source.function(_MULTIPLY)
         results = _PRODUCT + _results(problem, sizes.tile, steps, lanes(target))
         source.add(_filled(_FUSED if fused else _SPLIT, INPUT=_transform(sizes.tile), RESULTS=results))
         last = source.call([sizes.items])
@@ -238,6 +249,56 @@ class ConvWinograd(CSolver):
         )  # fmt: skip
         source.function(_HELPERS)
         return source
+
+
+class ConvWinogradTwo(ConvWinograd):
+    """F(2,3), which is as exact as direct summation, where it is surely faster: the default there.
+
+    It has one config, in the fused form: another is a text more to compile. What can be tuned is `ConvWinograd`.
+    """
+
+    family = "conv_winograd_two"
+    rank = 44  # before the direct kernel
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tuned_only = False
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        why = super().refuse(problem, target)
+        if why is not None:
+            return why
+        if not problem.is_static:
+            return "whether it is faster than direct summation depends on shapes, which are not known"
+        if target.device != "cpu":
+            return "whether it is faster than direct summation is known of processors alone"
+        if 9 * tensor(problem.inputs[0]).dims[1] * tensor(problem.outputs[0]).size < LEAST_WORK:
+            return "too little to multiply for a kernel of its own"
+        gain = speedup(problem, self.default(problem, target), target)
+        return None if gain >= SURELY else f"not surely faster than direct summation (expected: {gain:.2f} times)"
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({name: [value] for name, value in self.default(problem, target).items()}, version="1")
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        known = next(tiles for registers, tiles in REGISTERS.items() if target.registers >= registers)
+        usual = {nb: (nb, ur) for nb, ur in reversed(known)}  # one for each NB
+        blocks = -(-tensor(problem.outputs[0]).dims[1] // lanes(target)) if problem.is_static else max(usual)
+        fitting = [tile for tile in usual.values() if tile[0] <= blocks]
+        nb, ur = min(fitting, key=lambda tile: -(-blocks // tile[0]) * tile[0] * known[tile])
+        config = {"tile": 2, "form": FUSED, "nb": nb, "ur": ur, "band": 8, "items": 4}
+        return config if not problem.is_static or _fits(problem, config, target) else config | {"band": 2, "items": 1}
+
+
+def speedup(problem: Problem, config: Config, target: Target) -> float:
+    """How many times as fast as direct summation F(2,3) should be, rather less than more."""
+    sizes, out = Sizes.of(problem, config, target), tensor(problem.outputs[0]).dims
+    depth, pixels = tensor(problem.inputs[0]).dims[1], out[0] * out[2] * out[3]
+    blocks = -(-out[1] // lanes(target))
+    products = sizes.side**2 * depth * sizes.slabs * sizes.nb * sizes.groups * sizes.ur
+    moves, units = sizes.tiles * (sizes.blocks + blocks), max(target.units, 1)
+    waiting = -(-sizes.groups // units) * units / sizes.groups  # for the unit that has most to do
+    return 9 * (depth + TAP) * blocks * pixels / ((PRODUCT * products + MOVE * moves) * waiting)
 
 
 def _filled(text: str, **parts: str) -> str:
@@ -287,7 +348,8 @@ typedef V VU __attribute__((aligned(4)));
 #define INSIDE(at, size) ((u32)(at) < (u32)(size))
 """
 
-_PREFETCH = """
+# Input channel i of a block: its weights with UR tiles. Unrolled by four, as in the direct kernel.
+_MULTIPLY = """
 #if defined(__has_builtin)
 #if FETCH && __has_builtin(__builtin_prefetch)
 #define PREFETCH(p) __builtin_prefetch((const void*)(size_t)(p), 0, 2)
@@ -296,6 +358,15 @@ _PREFETCH = """
 #ifndef PREFETCH
 #define PREFETCH(p)
 #endif
+#define MULTIPLY(i) { \\
+  V wv[NB]; \\
+  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
+  UNROLL for (int b = 0; b < NB * W; b += 16) PREFETCH(wp + (IC + (i)) * NB * W + b); \\
+  UNROLL for (int u = 0; u < UR; u++) { \\
+    V xv = vp[u * W + (i)]; \\
+    UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; \\
+  } \\
+}
 """
 
 # Group g, blocks [c0, c1) of channels; vg is where the group's first position begins. Tiles beyond the last repeat it.
@@ -372,18 +443,11 @@ for (int at = 0; at < SIDE * SIDE; at++) for (int g = 0; g < count; g++) {
   GLOBAL const f32 *wp = ws + at * (IC * NB * W), *vp = vb + at * VSTEP + g * (XBLOCKS * UR * W);
   V acc[NB][UR];
   UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) acc[b][u] = 0;
-  for (int ic = 0; ic < IC; ic += W, vp += UR * W) {
-    int depth = IC - ic < W ? IC - ic : W;
-    _Pragma("unroll 1") for (int i = 0; i < depth; i++, wp += NB * W) {
-      V wv[NB];
-      UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + b * W);
-      UNROLL for (int b = 0; b < NB * W; b += 16) PREFETCH(wp + IC * NB * W + b);
-      UNROLL for (int u = 0; u < UR; u++) {
-        V xv = vp[u * W + i];
-        UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv;
-      }
-    }
+  int ic = 0;
+  for (; ic + W <= IC; ic += W, vp += UR * W, wp += W * NB * W) {
+    _Pragma("unroll 4") for (int i = 0; i < W; i++) MULTIPLY(i)
   }
+  _Pragma("unroll 1") for (int i = 0; i < IC - ic; i++) MULTIPLY(i)
   GLOBAL f32* mp = mi + at * MSTEP + g * (NB * UR * W);
   UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) STOREV(mp + (b * UR + u) * W, acc[b][u]);
 }
@@ -429,4 +493,4 @@ def pack(w: Array, tile: int, nb: int, block: int) -> Array:
     return packed
 
 
-SOLVERS = (ConvWinograd(),)
+SOLVERS = (ConvWinograd(), ConvWinogradTwo())

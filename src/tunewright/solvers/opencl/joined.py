@@ -14,27 +14,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from functools import cached_property
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from ...devices.base import Queue
-from ...devices.host import cpu_count
-from ...devices.opencl import OpenCLQueue
+from ...devices.base import Queue, address
+from ...devices.host import cpu_flags
+from ...devices.opencl import OpenCLDevice, OpenCLQueue
+from ...errors import ExecutionError
 from ..base import Array, Kernel, Launcher, Library
 from .base import CKernel
 from .emit import Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
-#: numbers in the table before the steps' places; before a step's arguments: which kernel, grid, chunks
-HEAD, STEP = 2, 5
+#: numbers in the table before the steps' places; before a step's arguments: which kernel, grid, chunks, how many share
+HEAD, STEP = 2, 6
 #: A step's work is handed out in rounds, to each thread one chunk of each: half of it in the first, half of the rest in
 #: the next, ... Few chunks are taken quickly (a counter that cores fight for costs 0.1 us), small ones end together.
 FEW_THREADS, ROUNDS_OF_FEW, ROUNDS = 4, 5, 4
 #: kernels in one program: the time to compile it grows faster than their number
 MOST_TEXTS = 40
+#: flags of a processor whose clock never changes its pace, and seconds over which that is measured
+EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 #: ints of the counters of one step: each in a cache line of its own
 LINE = 16
 
@@ -46,7 +50,7 @@ class Joined(Library):
         first = kernels[0]
         assert isinstance(first, CKernel)
         self.device = first.device
-        self.workers = 1 if self.device.alone else max(1, min(self.device.target.units, cpu_count()))
+        self.workers = self.device.workers
         calls: dict[str, Call] = {}
         for kernel in kernels:
             if isinstance(kernel, CKernel) and kernel.device is self.device:
@@ -55,6 +59,9 @@ class Joined(Library):
         #: the texts, with their numbers: equal sets make equal programs
         self.texts = {text: n for n, text in enumerate(sorted(calls))}
         self._calls = calls
+
+    def timed(self) -> bool:
+        return tick(self.device) > 0
 
     def prepare(self) -> None:
         _ = self.program
@@ -77,7 +84,7 @@ class Joined(Library):
         functions = [_function(self._calls[text], n) for text, n in self.texts.items()]
         cases = "\n".join(f"case {n}: EACH {_apply(self._calls[text], n)} break;" for text, n in self.texts.items())
         main = _ALONE if self.workers == 1 else _SHARED
-        return "\n".join([PRELUDE, _POSITION, *functions, _EACH, main.replace("@CASES@", cases)])
+        return "\n".join([PRELUDE, _POSITION, *functions, _EACH, _CLOCK, main.replace("@CASES@", cases)])
 
     def table(self, calls: Sequence[Call]) -> tuple[Array, list[int]]:
         """The numbers that do not change, and where the arguments of each launch begin."""
@@ -87,7 +94,9 @@ class Joined(Library):
         for i, call in enumerate(calls):
             grid = [*call.grid, 1, 1][:3]
             rows[HEAD + i] = len(rows)
-            rows += [self.texts[call.text], *grid, workers * rounds if math.prod(grid) > workers else workers]
+            items = math.prod(grid)
+            shares = min(workers, items)
+            rows += [self.texts[call.text], *grid, shares * rounds if items > shares > 1 else shares, shares]
             begins.append(len(rows))
             rows += [_bits(arg) if isinstance(arg, np.generic) else 0 for arg in call.args]
         return np.array(rows, np.uint64), begins
@@ -99,7 +108,7 @@ class JoinedLauncher(Launcher):
     def __init__(self, joined: Joined, kernels: Sequence[CKernel], queue: OpenCLQueue) -> None:
         calls = [(k, call) for k, kernel in enumerate(kernels) for call in kernel.calls]
         table, begins = joined.table([call for _, call in calls])
-        self.queue, self._table = queue, table
+        self.queue, self._table, self._count = queue, table, len(kernels)
         #: where each tensor's address stands
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = []
@@ -115,30 +124,95 @@ class JoinedLauncher(Launcher):
                     if (kernel, arg.name) not in held:
                         held[kernel, arg.name] = queue.borrow(joined.device, numbers, arg.nbytes)
                         numbers += 1
-                    table[at] = _address(held[kernel, arg.name])
+                    table[at] = address(held[kernel, arg.name])
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
-                    table[at] = _address(arg.array)
+                    table[at] = address(arg.array)
         self._kept += held.values()
-        self._launch = joined.device.launch(queue, joined.program, "joined", (joined.workers,))
+        #: time of the beginning, and of the end of each launch that would be
+        self._stamps = np.zeros(1 + len(calls), np.uint64)
+        self._kernels, self._tick = [kernel for kernel, _ in calls], partial(tick, joined.device)
+        self._launch = joined.device.launch(queue, joined.program, "joined", (joined.workers,)) if calls else None
+        if self._launch is None:
+            return
         self._launch.set(0, table)
+        self._launch.set(1, self._stamps)
         if joined.workers > 1:
             counters = np.zeros(LINE * (2 * len(calls) + 1), np.int32)
-            self._launch.set(1, counters)
+            self._launch.set(2, counters)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         if self._enqueued == self.queue.waits:
             self.queue.finish()
         for at in self._places.get((kernel, output, index), ()):
-            self._table[at] = _address(array)
+            self._table[at] = address(array)
 
     def __call__(self) -> None:
-        self._launch()
-        self._enqueued = self.queue.waits
+        if self._launch is not None:
+            self._launch()
+            self._enqueued = self.queue.waits
+
+    def seconds(self) -> list[float]:
+        times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._tick()
+        return np.bincount(self._kernels, times, self._count).tolist() if self._kernels else [0.0] * self._count
 
 
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+class Confined:
+    """A kernel's launches for one request where the runtime has more threads than it may use: one of so many workers.
+
+    Else it is as `Bound`.
+    """
+
+    def __init__(self, kernel: CKernel, queue: Queue) -> None:
+        self.kernel, self.launcher = kernel, kernel.confined.launcher([kernel], queue)
+        self.kept: Sequence[Any] = ()
+
+    def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
+        """With these arguments for good."""
+        self._set(inputs, outputs)
+        return self.launcher
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        """With these arguments now; outputs that are None are made."""
+        outputs = [self.kernel.new(i) if out is None else out for i, out in enumerate(outputs)]
+        self._set(inputs, outputs)
+        self.launcher()
+        return outputs
+
+    def _set(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for output, arrays in ((False, inputs), (True, outputs)):
+            for index, array in enumerate(arrays):
+                if array is not None:
+                    self.launcher.set(0, output, index, array)
+        self.kept = (inputs, outputs)  # a launch is asynchronous: the bytes must live until it is over
+
+
+@cache
+def tick(device: OpenCLDevice) -> float:
+    """Seconds of one step of the clock that kernels read; 0 where there is none, or it does not go evenly."""
+    if device.target.device != "cpu" or not cpu_flags() >= EVEN:
+        return 0.0
+    stamp, queue = np.zeros(1, np.uint64), device.queue()
+    try:
+        launch = device.launch(queue, device.build(PRELUDE + _CLOCK + _STAMP), "stamp", (1,))
+    except ExecutionError:  # its compiler takes no assembly
+        return 0.0
+    launch.set(0, stamp)
+
+    def point() -> tuple[float, int]:
+        """Our time and the kernel's, from the launch that was over soonest."""
+        found = []
+        for _ in range(10):
+            begin = queue.now()
+            launch()
+            end = queue.now()
+            found.append((end - begin, (begin + end) / 2, int(stamp[0])))
+        return min(found)[1:]
+
+    first = point()
+    time.sleep(CALIBRATION)
+    last = point()
+    return (last[0] - first[0]) / (last[1] - first[1]) if last[1] > first[1] else 0.0
 
 
 def _bits(number: np.generic) -> int:
@@ -200,14 +274,31 @@ _EACH = """
 #define EACH for (; i < end; i++)
 """
 
+# A step's time ends when its last chunk does. Reading the clock takes some 10 ns, so all launches do.
+_CLOCK = """
+#if defined(__x86_64__)
+INLINE u64 joined_clock(void) {
+  u32 low, high;
+  __asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
+  return (u64)high << 32 | low;
+}
+#else
+#define joined_clock() 0
+#endif
+"""
+
+_STAMP = "KERNEL stamp(GLOBAL u64* stamps) { stamps[0] = joined_clock(); }"
+
 _ALONE = """
-KERNEL joined(GLOBAL const u64* t) {
+KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps) {
+  stamps[0] = joined_clock();
   for (int s = 0, steps = (int)t[0]; s < steps; s++) {
     GLOBAL const u64* a = t + t[2 + s];
     int x = (int)a[1], y = (int)a[2], i = 0, end = x * y * (int)a[3];
     switch ((int)a[0]) {
 @CASES@
     }
+    stamps[s + 1] = joined_clock();
   }
 }
 """
@@ -226,27 +317,28 @@ _SHARED = """
 #define PAUSE
 #define YIELD
 #endif
-KERNEL joined(GLOBAL const u64* t, GLOBAL volatile int* counters) {
+KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps, GLOBAL volatile int* counters) {
   int steps = (int)t[0], workers = (int)t[1];
   int over = counters[16 * 2 * steps] == (int)t[t[1 + steps] + 4];  /* the last step is done */
   for (int s = over ? steps : 0; s < steps; s++) {
     GLOBAL const u64* a = t + t[2 + s];
-    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], chunks = (int)a[4], mine = 0;
+    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], chunks = (int)a[4], shares = (int)a[5], mine = 0;
     GLOBAL volatile int *taken = counters + 16 * (2 * s + 1), *done = taken + 16;
     while (*taken < chunks) {
       int chunk = atomic_inc(taken);
       if (chunk >= chunks) break;
       mine++;
-      int round = chunk / workers, rest = all >> round, part = chunk - round * workers;
-      int length = chunks - workers * round > workers ? rest - (rest >> 1) : rest;  /* of the round: all in the last */
-      int i = all - rest + (int)((i64)length * part / workers);
-      int end = all - rest + (int)((i64)length * (part + 1) / workers);
+      if (s + chunk == 0) stamps[0] = joined_clock();
+      int round = chunk / shares, rest = all >> round, part = chunk - round * shares;
+      int length = chunks - shares * round > shares ? rest - (rest >> 1) : rest;  /* of the round: all in the last */
+      int i = all - rest + (int)((i64)length * part / shares);
+      int end = all - rest + (int)((i64)length * (part + 1) / shares);
       switch ((int)a[0]) {
 @CASES@
       }
     }
     FENCE
-    if (mine) atomic_add(done, mine);
+    if (mine && atomic_add(done, mine) + mine == chunks) stamps[s + 1] = joined_clock();
     for (int spins = 0; *done < chunks; spins++) {
       if (spins < SPINS) PAUSE; else YIELD
     }

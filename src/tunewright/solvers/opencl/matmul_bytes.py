@@ -7,7 +7,8 @@ of the rows::
     sum (x - z) w = sum x' w' - z' sum w' + m sum (x - z)
 
 Zero points of columns are subtracted with the sums of rows, and scales, bias and the rest follow
-(`integer_product.Finish`).
+(`integer_product.Finish`). While a slab of columns is multiplied with the first tiles of rows, the next slab is fetched
+(``ahead``): in a network weights come from memory.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from .quantize import LEAST
 
 #: slabs of columns that a work-item makes
 STAYS = (1, 2, 4, 8, 16, 32)
+#: tiles of rows over which fetching the next slab is spread, at most
+FETCHING = 4
 
 
 class MatMulBytes(CSolver):
     """MatMulInteger and its relatives with constant columns."""
 
     family = "matmul_bytes"
+    version = "1.1"
     ops = frozenset({"MatMulInteger", "QLinearMatMul", MS + "MatMulIntegerToFloat", GEMM})
     dtypes = BYTES | {DType.INT32, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}
     rank = 45
@@ -56,8 +60,6 @@ class MatMulBytes(CSolver):
         b = tensor(problem.inputs[roles.b])
         if b.rank != 2:
             return "takes one matrix of columns"
-        if problem.is_static and Shape(problem).rows < 2:
-            return "a single row is better left as it is"
         return None
 
     def space(self, problem: Problem, target: Target) -> Space:
@@ -68,11 +70,11 @@ class MatMulBytes(CSolver):
             slab = nb * (target.vector_bytes // 4)
             return tiling.fits(nb, ur) and stay // 2 < max(1, -(-shape.columns // slab))
 
-        return Space({"nb": dot.BLOCKS, "ur": dot.ROWS, "stay": STAYS}, allow)
+        return Space({"nb": dot.BLOCKS, "ur": dot.ROWS, "stay": STAYS, "ahead": [0, 1]}, allow)
 
     def default(self, problem: Problem, target: Target) -> Config:
         if not problem.is_static:
-            return {"nb": 2, "ur": 6, "stay": 1}
+            return {"nb": 2, "ur": 6, "stay": 1, "ahead": 1}
         shape = Shape(problem)
         nb, ur = _tiling(problem, target).best()
         slab, stay = nb * (target.vector_bytes // 4), 1
@@ -80,7 +82,8 @@ class MatMulBytes(CSolver):
         work = slab * max(shape.depth * shape.rows, 1)
         while stay < STAYS[-1] and stay * work < LEAST_WORK and slabs >= 8 * stay * target.units:
             stay *= 2
-        return {"nb": nb, "ur": ur, "stay": stay}
+        # with one tile of rows weights are streamed, which the processor fetches ahead by itself
+        return {"nb": nb, "ur": ur, "stay": stay, "ahead": int(shape.rows > ur)}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
         slab, turned = int(config["nb"]) * (target.vector_bytes // 4), bool(problem.attrs.get("transB", 0))
@@ -145,7 +148,11 @@ for (int row = begin; row < end; row++) {{
         stay = max(stay, -(-slabs // 16384))
         source.fixed(NB=nb, UR=ur, MOVED=128 if tensor(problem.inputs[roles.a]).dtype is DType.INT8 else 0)
         source.fixed(WMOVED=128 if weights.dtype is DType.UINT8 else 0)
+        fetching = min(FETCHING, -(-shape.rows // ur)) if config["ahead"] else 0
         source.dims(HEIGHT=shape.rows, WIDE=shape.columns, QUADS=quads, SLABS=slabs, STAY=stay)
+        source.dims(FETCHED=fetching * ur, AHEAD=-(-4 * nb * width // fetching) if fetching else 0)
+        source.fixed(FETCH=int(fetching > 0))
+        source.function(dot.PREFETCH)
         dot.add(source, target)
         source.function("typedef i32 QUAD __attribute__((aligned(1)));")
         source.add(f"i32 z = {'0' if zero is None else '*a_zero'} + MOVED;")
@@ -179,13 +186,17 @@ int s_end = (GID(0) + 1) * STAY < SLABS ? (GID(0) + 1) * STAY : SLABS;
 for (int slab = GID(0) * STAY; slab < s_end; slab++) {
 int left = slab * NB * WIDTH, right = WIDE - left < NB * WIDTH ? WIDE - left : NB * WIDTH;
 GLOBAL const i32* weights = (GLOBAL const i32*)(b + SLABS * QUADS * 4 * NB * WIDTH) + left;
+GLOBAL const i8* next = b + (slab + 1 < SLABS ? slab + 1 : slab) * QUADS * 4 * NB * WIDTH;
 for (int top = 0; top < HEIGHT; top += UR) {
+  int ahead = top < FETCHED ? AHEAD : 0;
   GLOBAL const i8* wp = b + slab * QUADS * 4 * NB * WIDTH;
   GLOBAL const u8* ap[UR];
   UNROLL for (int u = 0; u < UR; u++) ap[u] = a + (top + u < HEIGHT ? top + u : HEIGHT - 1) * (QUADS * 4);
   V acc[NB][UR];
   UNROLL for (int v = 0; v < NB; v++) UNROLL for (int u = 0; u < UR; u++) acc[v][u] = 0;
   for (int q = 0; q < QUADS; q++) {
+    PREFETCH(next);
+    next += ahead;
     V wv[NB];
     UNROLL for (int v = 0; v < NB; v++) wv[v] = LOADV(wp + v * WIDTH * 4);
     UNROLL for (int u = 0; u < UR; u++) {

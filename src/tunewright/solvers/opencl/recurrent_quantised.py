@@ -3,7 +3,10 @@
 Launches: the range of parts of the input (where it is long), its rows as centred 16-bit numbers, their exact products
 with the weights of all gates, and one launch that goes through all steps. The range of the hidden state is that of the
 whole batch, so that a work-item of the recurrence has a direction. Zero points of weights are subtracted through the
-sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x).
+sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x). Every other step goes through the weights backwards:
+what of them the cache of a core still holds is used first.
+
+`recurrent_bytes` does the same with four products to an instruction.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ LENGTHS, PARAMETERS = 4, {1: (8, 9), 2: (10, 11)}
 
 class QuantisedLSTM(CSolver):
     family = "recurrent_quantised"
+    version = "1.1"
     ops = frozenset({MS + "DynamicQuantizeLSTM"})
     dtypes = BYTES | {DType.FLOAT32, DType.INT32}
     rank = 50
@@ -64,18 +68,15 @@ class QuantisedLSTM(CSolver):
             lambda c: int(str(c["rows"])) * int(str(c["blocks"])) + int(str(c["blocks"])) < target.registers,
         )
 
+    def writer(self, problem: Problem, config: Config, target: Target) -> Writer:
+        return Writer(problem, config, target, self.specialise)
+
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
-        writer = Writer(problem, config, target, self.specialise)
-        width = target.vector_bytes // 4
-        found = {}
-        for i in (1, 2):
-            blocks = writer.tile(i)[1]
-            if problem.constant[i]:
-                found[i] = Packing(f"integer columns {width} {blocks}", partial(packed, width=width, blocks=blocks))
-        return found
+        writer = self.writer(problem, config, target)
+        return {i: writer.packing(i) for i in (1, 2) if problem.constant[i]}
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
-        writer = Writer(problem, config, target, self.specialise)
+        writer = self.writer(problem, config, target)
         if not writer.batch or not writer.hidden:
             return []
         calls = [writer.pack(i) for i in (1, 2) if not problem.constant[i]]
@@ -92,6 +93,27 @@ class Writer:
     config: Config
     target: Target
     specialise: bool
+
+    @property
+    def kind(self) -> DType:
+        """Of numbers on a grid."""
+        return DType.INT16
+
+    def pitch(self, size: int) -> int:
+        """Numbers of a row, filled up."""
+        return _even(size)
+
+    def centring(self) -> str:
+        """C: `centre`, which makes them of floats."""
+        return _CENTRE
+
+    def packing(self, i: int) -> Packing:
+        width, blocks = self.target.vector_bytes // 4, self.tile(i)[1]
+        return Packing(f"integer columns {width} {blocks}", partial(packed, width=width, blocks=blocks))
+
+    def _rows(self) -> Scratch:
+        """The input on its grid."""
+        return Scratch("rows", self.kind.itemsize * self.steps * self.batch * self.pitch(self.features))
 
     @property
     def steps(self) -> int:
@@ -172,10 +194,10 @@ range_of(x + begin, size - begin < CHUNK ? size - begin : CHUNK, &low, &high);
 ranges[2 * GID(0)] = low; ranges[2 * GID(0) + 1] = high;""")
             calls.append(source.call([parts]))
         source = self._quantising("quantise_rows")
-        source.buffer("centred", DType.INT16, Scratch("rows", 2 * rows * _even(self.features)))
+        source.buffer("centred", self.kind, self._rows())
         source.buffer("row_sums", DType.INT32, Scratch("row_sums", 4 * rows))
-        source.buffer("step", DType.FLOAT32, Scratch("step", 4))
-        source.dims(BATCH=self.batch, FEATURES=self.features, STEPS=self.steps, PITCH=_even(self.features))
+        source.buffer("step", DType.FLOAT32, Scratch("step", 8))
+        source.dims(BATCH=self.batch, FEATURES=self.features, STEPS=self.steps, PITCH=self.pitch(self.features))
         source.add("f32 low = 0.0f, high = 0.0f;")
         if parts > 1:
             source.buffer("ranges", DType.FLOAT32, ranges)
@@ -187,7 +209,7 @@ ranges[2 * GID(0)] = low; ranges[2 * GID(0) + 1] = high;""")
         source.dims(EACH=each)
         source.add("""low = low == low ? low : 0.0f; high = high == high ? high : 0.0f;
 f32 s = step_of(low, high, 1.0f), zero = zero_of(low, s);
-if (GID(0) == 0) *step = s;
+if (GID(0) == 0) { step[0] = s; step[1] = zero; }
 int begin = GID(0) * EACH, end = STEPS * BATCH - begin < EACH ? STEPS * BATCH : begin + EACH;
 for (int row = begin; row < end; row++)
   row_sums[row] = centre(x + row * FEATURES, centred + row * PITCH, FEATURES, s, zero);""")
@@ -197,7 +219,7 @@ for (int row = begin; row < end; row++)
         source = Source(name, self.specialise)
         source.buffer("x", DType.FLOAT32, In(0))
         source.fixed(WIDTH=self.target.vector_bytes // 4)
-        for text in (TO_INTEGER, RANGE, _CENTRE):
+        for text in (TO_INTEGER, RANGE, _JOIN, self.centring()):
             source.function(text)
         return source
 
@@ -205,9 +227,9 @@ for (int row = begin; row < end; row++)
         """[rows of the input] x [columns of all directions]; a work-item has some of both."""
         rows, wide = self.steps * self.batch, 4 * self.hidden
         source = Source("project", self.specialise)
-        source.buffer("centred", DType.INT16, Scratch("rows", 2 * rows * _even(self.features)))
+        source.buffer("centred", self.kind, self._rows())
         source.buffer("row_sums", DType.INT32, Scratch("row_sums", 4 * rows))
-        source.buffer("step", DType.FLOAT32, Scratch("step", 4))
+        source.buffer("step", DType.FLOAT32, Scratch("step", 8))
         source.buffer("products", DType.FLOAT32, self._projected())
         product = self._product(source, 1)
         tiles = self.directions * self._tiles(1)
@@ -218,7 +240,7 @@ for (int row = begin; row < end; row++)
         source.dims(EACH=columns, HIGH=high)
         source.add(f"""int last = ALL_TILES - GID(0) * EACH < EACH ? ALL_TILES : (GID(0) + 1) * EACH;
 int first_row = GID(1) * HIGH, end_row = N_ROWS - first_row < HIGH ? N_ROWS : first_row + HIGH;
-f32 s = *step;
+f32 s = step[0], x_zero = step[1];
 for (int at = GID(0) * EACH; at < last; at++) {{
   int d = at / TILES, tile = at % TILES;
   GLOBAL f32* to = products + d * N_ROWS * WIDE;
@@ -230,7 +252,7 @@ for (int at = GID(0) * EACH; at < last; at++) {{
         return Scratch("projected", 16 * self.directions * self.steps * self.batch * self.hidden)
 
     def _product(self, source: Source, i: int) -> str:
-        """C: rows from first_row to end_row, on a grid of step s, times a tile of the weights i of direction d."""
+        """C: rows from first_row to end_row, on a grid of s around x_zero, times a tile of direction d's weights i."""
         dtype = tensor(self.problem.inputs[i]).dtype
         source.buffer("weights", dtype, self._weights(i))
         for name, at in zip(("scale", "zero"), PARAMETERS[i], strict=True):
@@ -268,17 +290,17 @@ for (int top = first_row; top < end_row; top += ROWS) {{
         problem, states = self.problem, self.directions * self.batch * self.hidden
         source = Source("recur", self.specialise)
         source.fixed(REAL=STORAGE[DType.FLOAT32], WIDTH=self.target.vector_bytes // 4)
-        for text in (TO_INTEGER, RANGE, _CENTRE, cells.functions(problem, STORAGE[DType.FLOAT32])):
+        for text in (TO_INTEGER, RANGE, self.centring(), cells.functions(problem, STORAGE[DType.FLOAT32])):
             source.function(text)
         source.buffer("projected", DType.FLOAT32, self._projected())
         for name, dtype, size in (
             ("gates", DType.FLOAT32, 4 * states), ("hiddens", DType.FLOAT32, states), ("cells", DType.FLOAT32, states),
-            ("centreds", DType.INT16, self.directions * self.batch * _even(self.hidden)),
+            ("centreds", self.kind, self.directions * self.batch * self.pitch(self.hidden)),
             ("all_row_sums", DType.INT32, self.directions * self.batch),
         ):  # fmt: skip
             source.buffer(name, dtype, Scratch(name, dtype.itemsize * size))
         source.dims(STEPS=self.steps, BATCH=self.batch, HIDDEN=self.hidden, DEPTH=self.hidden, WIDE=4 * self.hidden)
-        source.dims(PITCH=_even(self.hidden), TILES=self._tiles(2), BACKWARDS=cells.directions(problem)[1])
+        source.dims(PITCH=self.pitch(self.hidden), TILES=self._tiles(2), BACKWARDS=cells.directions(problem)[1])
         source.dims(COUNT=self.directions)
         source.function(self._inputs(source))
         source.buffer("y", DType.FLOAT32, Out())
@@ -286,7 +308,7 @@ for (int top = first_row; top < end_row; top += ROWS) {{
         source.add(f"""int d = GID(0), first_row = 0, end_row = BATCH, longest_of_all = {self._longest(source)};
 GLOBAL f32* hidden_all = hiddens + d * BATCH * HIDDEN;
 GLOBAL f32* cell_all = cells + d * BATCH * HIDDEN;
-GLOBAL i16* centred = centreds + d * BATCH * PITCH;
+GLOBAL {STORAGE[self.kind]}* centred = centreds + d * BATCH * PITCH;
 GLOBAL i32* row_sums = all_row_sums + d * BATCH;
 GLOBAL f32* to = gates + d * BATCH * WIDE;
 {self._initial(source)}
@@ -295,10 +317,11 @@ for (int t = 0; t < STEPS; t++) {{
     f32 low, high;
     range_of(hidden_all, BATCH * HIDDEN, &low, &high);
     low = low == low ? low : 0.0f; high = high == high ? high : 0.0f;
-    f32 s = step_of(low, high, 1.0f), h_zero = zero_of(low, s);
+    f32 s = step_of(low, high, 1.0f), x_zero = zero_of(low, s);
     for (int m = 0; m < BATCH; m++)
-      row_sums[m] = centre(hidden_all + m * HIDDEN, centred + m * PITCH, HIDDEN, s, h_zero);
-    for (int tile = 0; tile < TILES; tile++) {{
+      row_sums[m] = centre(hidden_all + m * HIDDEN, centred + m * PITCH, HIDDEN, s, x_zero);
+    for (int k = 0; k < TILES; k++) {{
+      int tile = t & 1 ? TILES - 1 - k : k;
       {self._product(source, 2)}
     }}
   }}
@@ -369,11 +392,14 @@ INLINE int longest(GLOBAL const i32* lengths, int batch, int steps) {
 }
 """
 
-_CENTRE = """
+_JOIN = """
 /* a range grows by another; one that is none makes it none */
 INLINE void join_range(f32 a, f32 b, f32* low, f32* high) {
   *low = (a < *low) | (a != a) ? a : *low; *high = (b > *high) | (b != b) ? b : *high;
 }
+"""
+
+_CENTRE = """
 /* floats on a grid, minus its zero point, an even number of them; returns their sum */
 INLINE i32 centre(GLOBAL const f32* x, GLOBAL i16* to, int size, f32 step, f32 zero) {
   i32 sum = 0, shift = (i32)zero;

@@ -16,10 +16,14 @@ from .emit import STORAGE, Call, In, Out, Source, Table
 from .move import SLICE, SLICES, slices
 from .words import MOVABLE, word, words
 
+#: bytes of an element -> a number that holds two
+_PAIRS = {1: "u16", 2: "u32", 4: "u64"}
+
 
 class ShuffleChannels(CSolver):
-    """A table tells where each channel comes from. In blocks a pixel's channels are gathered one by one."""
+    """A table tells where each channel comes from. In blocks a pixel's channels are gathered, neighbours together."""
 
+    version = "1.1"
     family = "shuffle"
     ops = frozenset({"org.openvinotoolkit::ShuffleChannels"})
     dtypes = MOVABLE
@@ -55,15 +59,33 @@ class ShuffleChannels(CSolver):
         source.buffer("table", DType.INT32, Table(_table(x.dims[1], int(problem.attrs.get("group", 1)), size, block)))
         planes = x.dims[0] * blocks
         items = slices(planes * size * block * dtype.itemsize, target, config["slice"])
-        parts = max(1, -(-items // planes))
+        if block > 1:  # every block of the result reads several: those of some pixels stay in the cache
+            parts, items = min(size, -(-items // x.dims[0])), x.dims[0]
+        else:
+            parts = max(1, -(-items // planes))
         source.dims(PLANES=planes, PLANES_EACH=-(-planes // items), BLOCKS=blocks, SIZE=size, PART=-(-size // parts))
         source.fixed(W=block)
-        c, lanes = STORAGE[dtype], range(block)
+        c, groups = STORAGE[dtype], int(problem.attrs.get("group", 1))
+        each = _neighbours(x.dims[1], groups, block)
+        lanes = range(block // each)
         pointers = "\n".join(f"GLOBAL const {c}* p{k} = from + channels[{k}];" for k in lanes)
         store = "to[i] = p0[i];"
         if block > 1:  # written as a vector: the compiler does not see that the stores are one
             source.function(f"vector_of({c}, W, V);\ntypedef V VU __attribute__((aligned({dtype.itemsize})));")
             store = f"STOREV(to + i * W, (V)({', '.join(f'p{k}[i * W]' for k in lanes)}));"
+        aligned = f"__attribute__((aligned({dtype.itemsize})))"
+        if each == 2 and dtype.itemsize in _PAIRS:  # as numbers of twice the width, whose halves are then sorted
+            source.function(f"vector_of({_PAIRS[dtype.itemsize]}, {len(lanes)}, P);")
+            source.function(f"typedef {_PAIRS[dtype.itemsize]} PU {aligned};")
+            pairs = ", ".join(f"*(GLOBAL const PU*)(p{k} + i * W)" for k in lanes)
+            order = ", ".join(str(2 * k + j) for j in range(each) for k in lanes)
+            sorted_ = f"__builtin_shufflevector(v, v, {order})"
+            store = f"{{ P p = (P)({pairs}); V v = *(V*)&p; STOREV(to + i * W, {sorted_}); }}"
+        elif each > 1:
+            source.function(f"vector_of({c}, {each}, R);\ntypedef R RU {aligned};")
+            reads = " ".join(f"R r{k} = *(GLOBAL const RU*)(p{k} + i * W);" for k in lanes)
+            order = ", ".join(f"r{k}[{j}]" for j in range(each) for k in lanes)
+            store = f"{{ {reads} STOREV(to + i * W, (V)({order})); }}"
         source.add(f"""
 const int stop = (GID(0) + 1) * PLANES_EACH < PLANES ? (GID(0) + 1) * PLANES_EACH : PLANES;
 const int begin = GID(1) * PART, end = SIZE - begin < PART ? SIZE : begin + PART;
@@ -75,6 +97,14 @@ for (int plane = GID(0) * PLANES_EACH; plane < stop; plane++) {{
   for (int i = begin; i < end; i++) {store}
 }}""")
         return [source.call([-(-planes // -(-planes // items)), -(-size // -(-size // parts))])]
+
+
+def _neighbours(channels: int, groups: int, block: int) -> int:
+    """How many channels that follow each other in a group make up its part of every block of the result, or 1."""
+    each = block // groups
+    if groups == 1 or block % groups or channels % block or channels // groups % each:
+        return 1
+    return each
 
 
 def _table(channels: int, groups: int, size: int, block: int) -> Array:

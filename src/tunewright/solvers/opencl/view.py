@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
-from ...ir.types import PLAIN
+from ...ir.types import PLAIN, TensorType
 from ...ops import lookup, names
 from ..base import Problem
 from .affine import Access, Move
-from .base import both, layout_of, tensor
+from .base import both, tensor
 from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words
@@ -20,14 +20,22 @@ def _views() -> frozenset[str]:
     return frozenset(spec.name for spec in specs if spec is not None and spec.view)
 
 
+def _same_pixels(x: TensorType, y: TensorType) -> bool:
+    """The same bytes in a layout: batches and channels stay, and pixels are counted along other axes."""
+    if x.shape is None or y.shape is None or x.layout != y.layout:
+        return False
+    same = x.shape == y.shape or (x.is_static and y.is_static and math.prod(x.dims[2:]) == math.prod(y.dims[2:]))
+    return len(x.shape) > 2 < len(y.shape) and x.shape[:2] == y.shape[:2] and same
+
+
 class View(MoveSolver):
     family = "view"
     ops = _views()
     layouts = frozenset({"plain", "nhwc", "blocked"})
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        x, y = problem.inputs[0], problem.outputs[0]
-        if any(layout_of(t) != PLAIN for t in (x, y)) and x != y:
+        x, y = tensor(problem.inputs[0]), tensor(problem.outputs[0])
+        if any(t.layout != PLAIN for t in (x, y)) and not _same_pixels(x, y):
             return f"{y} is not {x} under another shape"
         return super().refuse(problem, target)
 

@@ -1,0 +1,169 @@
+"""What the solvers of CUDA devices share: kernels that are functions of torch's tensors, captured into graphs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from ..devices.base import Device, Queue, Target
+from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue
+from ..errors import ExecutionError, ModelError
+from ..ir.types import PLAIN, DType, TensorType, Type
+from ..ops.infer import MISTAKES
+from .base import Config, Kernel, Launcher, Library, Missing, Packing, Problem, Solver
+
+#: Enqueues a kernel's work on the current stream: (its queue, for scratch memory; inputs; outputs), tensors of torch in
+#: their physical order, None for an input that is absent. It must not wait for the device, nor look at values: it is
+#: captured into a graph.
+Call: TypeAlias = Callable[[CudaQueue, Sequence[Any], Sequence[Any]], None]
+
+
+class CudaSolver(Solver):
+    """A solver whose kernels torch or Triton launch."""
+
+    language = "cuda"
+    ops: frozenset[str] = frozenset()
+    #: element types of inputs and outputs
+    dtypes: ClassVar[frozenset[DType]] = HELD
+    #: layouts of inputs and outputs
+    layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
+
+    def why_not(self, problem: Problem, target: Target) -> str | None:
+        if problem.op not in self.ops:
+            return f"solves {', '.join(sorted(self.ops))}"
+        for type in [*problem.inputs, *problem.outputs]:
+            reason = self._type(type)
+            if reason is not None:
+                return reason
+        if not problem.is_static or None in problem.outputs:
+            return Missing("shapes are not known yet")
+        try:
+            return self.refuse(problem, target)
+        except MISTAKES as error:  # of the model: the host says where it is
+            return str(error) or repr(error)
+
+    def _type(self, type: Type | None) -> str | None:
+        if type is None:
+            return None
+        if not isinstance(type, TensorType):
+            return f"{type} is no tensor"
+        if type.dtype not in self.dtypes:
+            return f"does not take {type.dtype}"
+        if type.layout.name not in self.layouts:
+            return f"does not take the layout {type.layout}"
+        return None
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        """What else speaks against it, of a static problem."""
+        return None
+
+    @abstractmethod
+    def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
+        """What solves a static problem."""
+
+    def packings(self, problem: Problem, config: Config) -> Mapping[int, Packing]:
+        """How constant inputs are to be rearranged, once, before the kernel sees them."""
+        return {}
+
+    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
+        assert isinstance(device, CudaDevice)
+        try:
+            return CudaKernel(self.id, problem, device, self.call(problem, config, device),
+                              self.packings(problem, config))  # fmt: skip
+        except MISTAKES as error:
+            raise ModelError(str(error) or repr(error)) from error
+
+
+class CudaKernel(Kernel):
+    """A call with what it is for."""
+
+    def __init__(
+        self, name: str, problem: Problem, device: CudaDevice, call: Call, packings: Mapping[int, Packing]
+    ) -> None:
+        self.name, self.problem, self.device, self.call, self.packings = name, problem, device, call, packings
+
+    def library(self, others: Sequence[Kernel]) -> Library | None:
+        return Captured(self.device) if self.device.is_gpu else None
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        assert isinstance(queue, CudaQueue)
+        made = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
+        ins = self.tensors(inputs)
+        with queue.current():
+            self.call(queue, ins, [out.tensor for out in made])
+        queue.launches += 1
+        return made
+
+    def tensors(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as tensors of torch, those of the host copied there."""
+        return [None if value is None else self._there(value).tensor for value in inputs]
+
+    def _there(self, value: Any) -> CudaArray:
+        if isinstance(value, CudaArray):
+            return value
+        assert isinstance(value, np.ndarray)
+        return self.device.constant(value)
+
+    def _new(self, i: int) -> CudaArray:
+        type = self.problem.outputs[i]
+        assert isinstance(type, TensorType)
+        return self.device.new(type)
+
+
+class Captured(Library):
+    """Any kernels of a device, captured into one CUDA graph for each request."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+
+    def prepare(self) -> None:
+        """A graph is of a request's memory: there is nothing to compile before."""
+
+    def holds(self, kernel: Kernel) -> bool:
+        return isinstance(kernel, CudaKernel) and kernel.device is self.device
+
+    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+        assert isinstance(queue, CudaQueue)
+        return Graph([k for k in kernels if isinstance(k, CudaKernel)], queue)
+
+
+class Graph(Launcher):
+    """Kernels with their arguments as one launch: recorded when it is first called, recorded anew when they change."""
+
+    def __init__(self, kernels: Sequence[CudaKernel], queue: CudaQueue) -> None:
+        self.kernels, self.queue = kernels, queue
+        self._inputs: list[dict[int, Any]] = [{} for _ in kernels]
+        self._outputs: list[dict[int, Any]] = [{} for _ in kernels]
+        self._graph: Callable[[], object] | None = None
+
+    def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
+        given = (self._outputs if output else self._inputs)[kernel]
+        if given.get(index) is not array:
+            given[index] = array
+            self._graph = None
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._graph = self._record()
+        self._graph()
+        self.queue.launches += 1
+
+    def _record(self) -> Callable[[], object]:
+        calls = []
+        for kernel, inputs, outputs in zip(self.kernels, self._inputs, self._outputs, strict=True):
+            ins = kernel.tensors([inputs.get(i) for i in range(len(kernel.problem.inputs))])
+            calls.append((kernel.call, ins, [outputs[i].tensor for i in range(len(kernel.problem.outputs))]))
+
+        def work() -> None:
+            with self.queue.current():
+                for call, ins, outs in calls:
+                    call(self.queue, ins, outs)
+
+        try:
+            work()  # whatever is compiled or allocated at the first run
+            return self.queue.capture(work)
+        except RuntimeError as error:
+            raise ExecutionError(f"the graph of {len(calls)} kernels cannot be recorded: {error}") from error

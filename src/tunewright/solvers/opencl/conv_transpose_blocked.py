@@ -1,0 +1,421 @@
+"""Transposed convolutions in the blocked layout: every output is written once, by the phase it belongs to.
+
+Output o along an axis is of phase ``o % stride``, result number ``o // stride``: results of one phase are a convolution
+of the input with the taps of that phase. Where the kernel is as large as its stride, each phase has one tap, and all of
+it is a product of pixels and weights whose results are scattered. A tile is NB vectors times UR neighbouring results.
+
+A result in blocks has a block of channels in a vector, of one phase. A result of few channels is plain: then a vector
+holds channels and phases side by side (with zeros for a phase that a tap does not reach), and the tile is taken apart
+into rows of the image.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...devices.base import Target
+from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
+from ...search.space import Scalar, Space
+from ..base import Array, Config, Packing, Problem
+from . import epilogue
+from .base import CSolver, both, tensor
+from .emit import Call, In, Out, Source, Table
+from .window import Triple, Window, groups
+from .window import why_not as why_not_window
+
+#: what tuning may choose: vectors and results of a tile, tiles and slabs of a work-item
+VECTORS, RESULTS, RUNS, SLABS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12), (1, 4, 16, 64), (1, 4, 16)
+#: work-items for each unit, at least: they should finish together, though one of them be disturbed
+ITEMS = 4
+#: each has an entry in a table, and slabs of its own
+MOST_PHASES = 256
+#: bytes of weights and of input that a work-item goes through again and again
+HELD, PANEL = 256 << 10, 32 << 10
+
+
+class ConvTransposeBlocked(CSolver):
+    """Constant f32 weights, one group; the output blocked, or plain when it has few channels."""
+
+    family = "conv_transpose_blocked"
+    ops = frozenset({"ConvTranspose"})
+    dtypes = frozenset({DType.FLOAT32})
+    layouts = frozenset({"plain", "blocked"})
+    rank = 45
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        x, out, layout = tensor(problem.inputs[0]), tensor(problem.outputs[0]), _layout(target)
+        if x.layout != layout:
+            return f"works in the layout {layout}, not in {x.layout}"
+        if out.layout not in (PLAIN, layout):
+            return f"does not make the layout {out.layout}"
+        if not problem.constant[1] or (problem.input(2) is not None and not problem.constant[2]):
+            return "the weights are not constant"
+        if int(problem.attrs.get("group", 1)) != 1:
+            return "has groups"
+        reason = why_not_window(problem) or epilogue.why_not(problem)
+        if reason is not None or not problem.is_static:
+            return reason
+        phases = math.prod(Window.of(problem).stride)
+        if phases > MOST_PHASES:
+            return f"{phases} phases of results"
+        if out.layout != PLAIN:
+            return None
+        if not _few(out, target):
+            return f"a plain result of {out.dims[1]} channels: only few of them share vectors"
+        vectors = Plan.of(problem, target).vectors
+        return None if vectors in VECTORS else f"channels and phases fill {vectors} vectors: too many for a tile"
+
+    def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
+        if self.specialise or problem.op not in self.ops or not problem.is_static:
+            return None
+        x, out, layout = tensor(problem.inputs[0]), tensor(problem.outputs[0]), _layout(target)
+        if x.rank is None or x.rank < 3 or x.dims[1] < layout.block // 2 + 1:
+            return None
+        made = PLAIN if _few(out, target) else layout
+        first = range(len(problem.main_inputs), len(problem.inputs))
+        along = [i for i in first if _shape(problem.inputs[i]) == out.shape and made == layout]
+        asked = replace(problem.in_layout(layout, [0, *along]), outputs=(replace(out, layout=made),))
+        return (layout, made) if self.why_not(asked, target) is None else None
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        plan = Plan.of(problem, target)
+
+        def allow(c: Mapping[str, Scalar]) -> bool:
+            nb, ur, run, slabs = (int(str(c[name])) for name in ("nb", "ur", "run", "slabs"))
+            # a longer run, or more slabs, than there are do what the next smaller number does
+            enough = run // 4 < plan.tiles(ur) and slabs // 4 < plan.slabs(nb) * len(plan.parts)
+            return enough and plan.fits(nb, ur, target)
+
+        return Space({"nb": VECTORS, "ur": RESULTS, "run": RUNS, "slabs": SLABS}, allow, version="1")
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        if not problem.is_static:
+            return {"nb": 1, "ur": 8, "run": 1, "slabs": 1}
+        plan = Plan.of(problem, target)
+
+        def cost(tile: tuple[int, int]) -> float:
+            nb, ur = tile
+            loads = max(nb * ur, nb + ur, 8) / (nb * ur)  # of a multiply-add: two of them or two loads in a cycle
+            return plan.slabs(nb) * nb * plan.tiles(ur) * ur * loads
+
+        nb, ur = min((t for t in itertools.product(VECTORS, RESULTS) if plan.fits(*t, target)), key=cost)
+        tiles, slabs = plan.tiles(ur), plan.slabs(nb) * len(plan.parts)
+        weights, panel = plan.depth * 4 * nb * plan.width * plan.most_taps, ur * plan.depth * 4
+        stays = [s for s in SLABS if s == 1 or (s // 4 < slabs and s * weights <= HELD)]
+        runs = [r for r in RUNS if r == 1 or (r // 4 < tiles and r * panel <= PANEL)]
+        while plan.batch * -(-tiles // runs[-1]) * -(-slabs // stays[-1]) < ITEMS * target.units:
+            if len(runs) == len(stays) == 1:
+                break
+            (runs if len(runs) > 1 else stays).pop()
+        return {"nb": nb, "ur": ur, "run": runs[-1], "slabs": stays[-1]}
+
+    def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
+        plan, nb = Plan.of(problem, target), int(config["nb"])
+        found = {1: Packing(f"transposed{nb}x{plan.width} {plan.key}", lambda w: plan.pack(w, nb))}
+        if problem.input(2) is not None:
+            found[2] = Packing(f"transposed bias{nb}x{plan.width} {plan.key}", lambda b: plan.pack_bias(b, nb))
+        return found
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
+        if not out.size:
+            return []
+        plan = Plan.of(problem, target)
+        window, (_, high, wide) = plan.window, plan.results
+        nb, ur, run, stay = (int(config[name]) for name in ("nb", "ur", "run", "slabs"))
+        source = Source("conv_transpose_blocked", self.specialise)
+        source.buffer("x", DType.FLOAT32, In(0))
+        source.buffer("w", DType.FLOAT32, In(1))
+        bias = problem.input(2) is not None
+        if bias:
+            source.buffer("bias", DType.FLOAT32, In(2))
+        source.buffer("zeros", DType.FLOAT32, Table(np.zeros(plan.width, np.float32)))
+        source.buffer("table", DType.INT32, Table(plan.table()))
+        steps = epilogue.Epilogue(source, problem)
+        source.buffer("y", DType.FLOAT32, Out())
+        source.fixed(W=plan.width, NB=nb, UR=ur, SD=window.stride[0], SH=window.stride[1], SW=window.stride[2])
+        tiles, slabs = plan.tiles(ur), plan.slabs(nb)
+        source.dims(
+            ID=window.input[0], IH=window.input[1], IW=window.input[2], OD=window.output[0], OH=window.output[1],
+            OW=window.output[2], RH=high, RW=wide, TILES=tiles, TILES_W=-(-wide // ur), SLABS=slabs,
+            PARTS=len(plan.parts), VECTORS=plan.vectors, IC=plan.depth, XBLOCKS=x.physical[1], CHANNELS=out.dims[1],
+            RUN=run, STAY=stay,
+        )  # fmt: skip
+        source.function(_HEAD)
+        source.add(_BEGIN)
+        start = "LOADV(bias + (slab * NB + b) * W)" if bias else "(V)(0.0f)"
+        source.add(f"UNROLL for (int b = 0; b < NB; b++) {{ V start = {start};")
+        source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start; }")
+        source.add(_TAPS)
+        if plan.merged:
+            source.fixed(COLUMNS=out.dims[1] * math.prod(window.stride))
+            lines, result = steps.apply("v", "channel", "place + i")
+            each = f"{{ f32 v = line[from + i];\n{lines}\ny[place + i] = {result}; }}"
+            source.add(_ROWS.replace("EACH;", each))
+        else:
+            channel = "(c + l < CHANNELS ? c + l : CHANNELS - 1)" if out.dims[1] % plan.width else "c + l"
+            lines, result = steps.apply("v", channel, "at + l")
+            store = "STOREV(y + at, a);"
+            if problem.epilogue:
+                store = "f32 t[W]; *(V*)t = a; int c = (slab * NB + b) * W;\n"
+                store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
+            source.add(_SCATTER.replace("STORE;", store))
+        source.add("}\n}")
+        return [source.call([-(-tiles // run), -(-slabs * len(plan.parts) // stay), plan.batch])]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of everything for one problem."""
+
+    window: Window
+    batch: int
+    #: input channels and output channels
+    depth: int
+    channels: int
+    #: lanes of a vector
+    width: int
+    #: the result is plain: vectors hold channels and phases side by side
+    merged: bool
+    #: (input offsets, for each the tap of each phase or None; phases): one for each phase, or one for all
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def of(problem: Problem, target: Target) -> Plan:
+        out, window, (_, inputs, outputs) = tensor(problem.outputs[0]), Window.of(problem), groups(problem)
+        axes = [_taps(window, axis) for axis in range(3)]
+        phases = list(itertools.product(*(range(s) for s in window.stride)))
+        merged = out.layout == PLAIN
+        if merged:
+            offsets = list(itertools.product(*(sorted({n for _, n in axis}) for axis in axes)))
+            parts = [Part(tuple(phases), tuple(offsets))]
+        else:
+            parts = []
+            for phase in phases:
+                back = ([n for p, n in axis if p == mine] for axis, mine in zip(axes, phase, strict=True))
+                parts.append(Part((phase,), tuple(itertools.product(*back))))
+        batch = tensor(problem.inputs[0]).dims[0]
+        return Plan(window, batch, inputs, outputs, _layout(target).block, merged, tuple(parts))
+
+    @property
+    def key(self) -> str:
+        """What packed weights depend on, besides the tile."""
+        w = self.window
+        return f"{'merged' if self.merged else 'apart'} k{w.kernel} s{w.stride} d{w.dilation} h{w.head}"
+
+    @property
+    def results(self) -> Triple:
+        """Results of one phase along each axis."""
+        d, h, w = (-(-o // s) for o, s in zip(self.window.output, self.window.stride, strict=True))
+        return d, h, w
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of results of a part."""
+        return -(-self.channels * len(self.parts[0].phases) // self.width)
+
+    @property
+    def most_taps(self) -> int:
+        return max(len(part.offsets) for part in self.parts)
+
+    def slabs(self, nb: int) -> int:
+        """Of NB vectors, in a part."""
+        return -(-self.vectors // nb)
+
+    def tiles(self, ur: int) -> int:
+        """Of UR results of a row."""
+        depth, height, width = self.results
+        return depth * height * -(-width // ur)
+
+    def fits(self, nb: int, ur: int, target: Target) -> bool:
+        """A tile is worth trying: it fits the registers, and is not much smaller than they are without need."""
+        if nb * ur + min(nb, ur) >= target.registers or nb > self.vectors:
+            return False
+        # rows of a plain result are put together from all of its vectors
+        if self.merged and nb != self.vectors:
+            return False
+        most = next((n for n in RESULTS if n >= self.results[2]), RESULTS[-1])
+        return ur <= most and (ur == most or nb > 3 or nb * ur >= target.registers // 2)
+
+    def table(self) -> Array:
+        """Where the offsets of each part begin, and their number; the phase of each part; the offsets."""
+        begins = np.cumsum([0, *(len(part.offsets) for part in self.parts)])
+        phases = [x for part in self.parts for x in part.phases[0]]
+        offsets = [x for part in self.parts for offset in part.offsets for x in offset]
+        return np.array([*begins, *phases, *offsets], np.int32)
+
+    def pack(self, w: Array, nb: int) -> Array:
+        """[part][slab][offset][input channel][vector of the slab][lane]."""
+        columns = self.slabs(nb) * nb * self.width
+        taps = {
+            (phases, back): flat
+            for flat, (phases, back) in enumerate(
+                (tuple(p for p, _ in point), tuple(n for _, n in point))
+                for point in itertools.product(*(_taps(self.window, axis) for axis in range(3)))
+            )
+        }
+        flat = w.reshape(self.depth, self.channels, self.window.taps)
+        found = []
+        for part in self.parts:
+            whole = np.zeros((len(part.offsets), self.depth, columns), np.float32)
+            for k, offset in enumerate(part.offsets):
+                for at, phase in enumerate(part.phases):
+                    tap = taps.get((phase, offset))
+                    if tap is not None:
+                        step = len(part.phases)
+                        whole[k, :, at : self.channels * step : step] = flat[:, :, tap]
+            slabs = whole.reshape(len(part.offsets), self.depth, self.slabs(nb), nb * self.width)
+            found.append(slabs.transpose(2, 0, 1, 3).reshape(-1))
+        return np.ascontiguousarray(np.concatenate(found))
+
+    def pack_bias(self, b: Array, nb: int) -> Array:
+        """One for each column."""
+        each = np.repeat(b, len(self.parts[0].phases))
+        return np.pad(each, (0, self.slabs(nb) * nb * self.width - len(each)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Results that are made together: of some phases, from the input at some places before theirs."""
+
+    phases: tuple[tuple[int, ...], ...]
+    offsets: tuple[tuple[int, ...], ...]
+
+
+def _taps(window: Window, axis: int) -> list[tuple[int, int]]:
+    """(phase, n) of each tap along an axis: result j of that phase reads the input at j - n."""
+    kernel, stride, dilation, head = (v[axis] for v in (window.kernel, window.stride, window.dilation, window.head))
+    return [(at % stride, at // stride) for at in (k * dilation - head for k in range(kernel))]
+
+
+def _layout(target: Target) -> Layout:
+    return blocked(target.vector_bytes // 4)
+
+
+def _shape(type: object) -> object:
+    return type.shape if isinstance(type, TensorType) else None
+
+
+def _few(out: TensorType, target: Target) -> bool:
+    """So few channels that most of a block would be empty."""
+    return out.dims[1] < target.vector_bytes // 8
+
+
+# Tiles lie in a row of results. Input that is outside is read from a block of zeros.
+_HEAD = """
+vector_of(f32, W, V);
+typedef V VU __attribute__((aligned(4)));
+#define INSIDE(at, size) ((u32)(at) < (u32)(size))
+#if NB > UR
+#define MULTIPLY(i, x) { \\
+  V xv[UR]; \\
+  UNROLL for (int u = 0; u < UR; u++) xv[u] = (x); \\
+  UNROLL for (int b = 0; b < NB; b++) { \\
+    V wv = LOADV(wp + ((i) * NB + b) * W); UNROLL for (int u = 0; u < UR; u++) acc[b][u] += wv * xv[u]; } \\
+}
+#else
+#define MULTIPLY(i, x) { \\
+  V wv[NB]; \\
+  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
+  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
+}
+#endif
+"""
+
+_BEGIN = """
+GLOBAL const i32 *phases = table + PARTS + 1, *offsets = phases + 3 * PARTS;
+int n = GID(2), t_end = (GID(0) + 1) * RUN, s_end = (GID(1) + 1) * STAY, stride = ID * IH * IW * W;
+t_end = t_end < TILES ? t_end : TILES;
+s_end = s_end < PARTS * SLABS ? s_end : PARTS * SLABS;
+GLOBAL const f32* xn = x + n * XBLOCKS * stride;
+for (int s = GID(1) * STAY; s < s_end; s++) {
+int part = s / SLABS, slab = s - part * SLABS, begin = table[part], end = table[part + 1];
+GLOBAL const f32* weights = w + (begin * SLABS + slab * (end - begin)) * (IC * NB * W);
+for (int t = GID(0) * RUN; t < t_end; t++) {
+int row = t / TILES_W, x0 = (t - row * TILES_W) * UR, z0 = row / RH, y0 = row - z0 * RH;
+int count = RW - x0 < UR ? RW - x0 : UR;
+V acc[NB][UR];
+"""
+
+_TAPS = """
+for (int k = begin; k < end; k++) {
+  int iz = z0 - offsets[3 * k], iy = y0 - offsets[3 * k + 1], ix = x0 - offsets[3 * k + 2], c = 0;
+  if (!INSIDE(iz, ID) || !INSIDE(iy, IH)) continue;
+  GLOBAL const f32 *wp = weights + (k - begin) * (IC * NB * W), *xp = xn + ((iz * IH + iy) * IW + ix) * W;
+  if (ix >= 0 && ix + UR <= IW) {
+    for (; c + W <= IC; c += W, wp += W * NB * W, xp += stride) {
+      _Pragma("unroll 4") for (int i = 0; i < W; i++) MULTIPLY(i, xp[u * W + i])
+    }
+    _Pragma("unroll 1") for (int i = 0; i < IC - c; i++) MULTIPLY(i, xp[u * W + i])
+  } else {
+    GLOBAL const f32* from[UR];
+    int step[UR];
+    UNROLL for (int u = 0; u < UR; u++) {
+      int inside = INSIDE(ix + u, IW);
+      from[u] = inside ? xp + u * W : zeros;
+      step[u] = inside ? stride : 0;
+    }
+    for (; c + W <= IC; c += W, wp += W * NB * W) {
+      _Pragma("unroll 1") for (int i = 0; i < W; i++) MULTIPLY(i, from[u][i])
+      UNROLL for (int u = 0; u < UR; u++) from[u] += step[u];
+    }
+    _Pragma("unroll 1") for (int i = 0; i < IC - c; i++) MULTIPLY(i, from[u][i])
+  }
+}
+"""
+
+# Whole tiles ask nothing; others lie in memory meanwhile.
+_SCATTER = """
+int od = z0 * SD + phases[3 * part], oh = y0 * SH + phases[3 * part + 1], ow = x0 * SW + phases[3 * part + 2];
+if (od < OD && oh < OH) {
+  int blocks = VECTORS - slab * NB, all = (OW - ow + SW - 1) / SW;
+  all = all < count ? all : count;
+  int first = ((((n * VECTORS + slab * NB) * OD + od) * OH + oh) * OW + ow) * W, plane = OD * OH * OW * W;
+  if (blocks >= NB && all == UR) {
+    UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
+      V a = acc[b][u];
+      int at = first + b * plane + u * SW * W;
+      STORE;
+    }
+  } else {
+    V rest[NB][UR];
+    UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) rest[b][u] = acc[b][u];
+    for (int b = 0; b < NB && b < blocks; b++) for (int u = 0; u < all; u++) {
+      V a = rest[b][u];
+      int at = first + b * plane + u * SW * W;
+      STORE;
+    }
+  }
+}
+"""
+
+# Columns are channels times phases, those of the width last: SW of them and a row of the tile are neighbours.
+_ROWS = """
+f32 line[NB * W * UR];
+UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
+  f32 t[W];
+  *(V*)t = acc[b][u];
+  UNROLL for (int l = 0; l < W; l++) {
+    int column = b * W + l;
+    if (column < COLUMNS) line[(column / SW * UR + u) * SW + column % SW] = t[l];
+  }
+}
+int length = OW - x0 * SW < count * SW ? OW - x0 * SW : count * SW;
+for (int r = 0; r < CHANNELS * SD * SH; r++) {
+  int channel = r / (SD * SH), ph = r % SH, pd = r / SH % SD, from = r * UR * SW;
+  int od = z0 * SD + pd, oh = y0 * SH + ph;
+  int place = (((n * CHANNELS + channel) * OD + od) * OH + oh) * OW + x0 * SW;
+  if (od >= OD || oh >= OH) continue;
+  if (length == UR * SW)
+    for (int i = 0; i < UR * SW; i++) EACH;
+  else
+    for (int i = 0; i < length; i++) EACH;
+}
+"""
+
+SOLVERS = both(ConvTransposeBlocked)

@@ -1,0 +1,162 @@
+"""Element-wise operations as expressions of Triton. Narrow floats are computed in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ...ir.types import DType
+
+Attrs: TypeAlias = Mapping[str, Any]
+Emit: TypeAlias = Callable[[Sequence[str | None], DType, Attrs], str]
+
+FLOAT = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+INTEGER = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32,
+                     DType.UINT64})  # fmt: skip
+NUMBER = FLOAT | INTEGER
+BOOL = frozenset({DType.BOOL})
+ANY = NUMBER | BOOL
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operation is written, and for which types of its first argument."""
+
+    emit: Emit
+    takes: frozenset[DType]
+
+
+def number(value: float) -> str:
+    """A literal."""
+    value = float(value)
+    if math.isfinite(value):
+        return repr(value) if value >= 0 else f"({value!r})"
+    return 'float("nan")' if math.isnan(value) else 'float("inf")' if value > 0 else '(-float("inf"))'
+
+
+def _text(template: str, takes: frozenset[DType] = FLOAT, **defaults: float) -> Form:
+    """{x}, {y}, {z}: arguments; attributes, with their defaults, by name."""
+
+    def emit(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+        values = {k: number(attrs.get(k, v)) for k, v in defaults.items()}
+        return template.format(**dict(zip("xyz", a, strict=False)), **values)
+
+    return Form(emit, takes)
+
+
+def _joined(op: str) -> Form:
+    return Form(lambda a, out, attrs: f" {op} ".join(str(x) for x in a), NUMBER)
+
+
+def _extreme(name: str) -> Form:
+    """NaN wins, as in numpy's maximum."""
+
+    def emit(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+        text = str(a[0])
+        for other in a[1:]:
+            text = f"tl.{name}({text}, {other}{_NAN if out.is_float else ''})"
+        return text
+
+    return Form(emit, NUMBER)
+
+
+_NAN = ", propagate_nan=tl.PropagateNan.ALL"
+
+
+def _clip(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    low, high = (a[i] if len(a) > i else None for i in (1, 2))
+    nan, text = _NAN if out.is_float else "", str(a[0])
+    text = text if low is None else f"tl.maximum({text}, {low}{nan})"
+    return text if high is None else f"tl.minimum({text}, {high}{nan})"
+
+
+def _cast(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    from .text import computed
+
+    return f"({a[0]} != 0)" if out is DType.BOOL else f"{a[0]}.to({computed(out)})"
+
+
+def _gelu(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    x = a[0]
+    if attrs.get("approximate", "none") == "tanh":
+        inner = f"0.7978845608028654 * ({x} + 0.044715 * {x} * {x} * {x})"
+        return f"{x} * tl.sigmoid(2.0 * {inner})"  # (1 + tanh u) / 2
+    return f"0.5 * {x} * (1.0 + tl.erf({x} * 0.7071067811865476))"
+
+
+_CLAMPED = "tl.minimum(tl.maximum(%s, 0.0), 1.0)"
+
+EXPRESSIONS: dict[str, Form] = {
+    "Abs": _text("tl.abs({x})", NUMBER),
+    "Add": _joined("+"),
+    "Sub": _joined("-"),
+    "Mul": _joined("*"),
+    "Sum": _joined("+"),
+    "Div": _text("{x} / {y}"),
+    "Max": _extreme("maximum"),
+    "Min": _extreme("minimum"),
+    "Neg": _text("-{x}", NUMBER),
+    "Reciprocal": _text("1.0 / {x}"),
+    "Sqrt": _text("tl.sqrt({x})"),
+    "Exp": _text("tl.exp({x})"),
+    "Log": _text("tl.log({x})"),
+    "Sin": _text("tl.sin({x})"),
+    "Cos": _text("tl.cos({x})"),
+    "Floor": _text("tl.floor({x})"),
+    "Ceil": _text("tl.ceil({x})"),
+    "Erf": _text("tl.erf({x})"),
+    # near zero the difference would lose its digits
+    "Tanh": _text(
+        "tl.where(tl.abs({x}) < 0.1, {x} * (1.0 - {x} * {x} * (0.3333333333 - {x} * {x} * (0.1333333333 - "
+        "0.053968254 * {x} * {x}))), 2.0 * tl.sigmoid(2.0 * {x}) - 1.0)"
+    ),
+    "Sigmoid": _text("tl.sigmoid({x})"),
+    "And": _text("{x} & {y}", BOOL),
+    "Or": _text("{x} | {y}", BOOL),
+    "Xor": _text("{x} ^ {y}", BOOL),
+    "Not": _text("{x} == 0", BOOL),
+    "Equal": _text("{x} == {y}", ANY),
+    "Greater": _text("{x} > {y}", NUMBER),
+    "GreaterOrEqual": _text("{x} >= {y}", NUMBER),
+    "Less": _text("{x} < {y}", NUMBER),
+    "LessOrEqual": _text("{x} <= {y}", NUMBER),
+    "IsNaN": _text("{x} != {x}"),
+    "Where": _text("tl.where({x}, {y}, {z})", BOOL),
+    "Clip": Form(_clip, NUMBER),
+    "Cast": Form(_cast, ANY),
+    "CastLike": Form(_cast, ANY),
+    "Relu": _text("tl.where({x} < 0, 0.0, {x})"),
+    "LeakyRelu": _text("tl.where({x} < 0, {x} * {alpha}, {x})", alpha=0.01),
+    "PRelu": _text("tl.where({x} < 0, {x} * {y}, {x})"),
+    "Elu": _text("tl.where({x} > 0, {x}, {alpha} * (tl.exp(tl.minimum({x}, 0.0)) - 1.0))", alpha=1.0),
+    "HardSigmoid": _text(_CLAMPED % "{alpha} * {x} + {beta}", alpha=0.2, beta=0.5),
+    "HardSwish": _text("{x} * " + _CLAMPED % "{x} * 0.16666666666666666 + 0.5"),
+    "Softplus": _text("tl.maximum({x}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({x})))"),
+    "Softsign": _text("{x} / (1.0 + tl.abs({x}))"),
+    "Swish": _text("{x} * tl.sigmoid({x} * {alpha})", alpha=1.0),
+    "Gelu": Form(_gelu, FLOAT),
+    "com.microsoft::Gelu": Form(_gelu, FLOAT),
+}
+
+
+def why_not(op: str, types: Sequence[DType | None], out: DType, attrs: Attrs) -> str | None:
+    """None when `expression` can write the operation for these element types."""
+    form = EXPRESSIONS.get(op)
+    if form is None:
+        return f"{op} has no expression in Triton"
+    odd = next((t for t in [*types, out] if t is not None and t not in ANY), None)
+    if odd is not None:
+        return f"{op} is not computed in {odd}"
+    if types[0] not in form.takes:
+        return f"{op} of {types[0]} has no expression in Triton"
+    return None
+
+
+def expression(
+    op: str, args: Sequence[str | None], types: Sequence[DType | None], out: DType, attrs: Attrs
+) -> str:
+    """One element of the result from one element of each argument; None stands for an optional one that is absent."""
+    used = args[:1] if op == "CastLike" else args
+    return EXPRESSIONS[op].emit(used, out, attrs)

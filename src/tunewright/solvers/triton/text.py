@@ -1,0 +1,146 @@
+"""From the text of a Triton kernel to what can be launched, and the pieces of text that kernels share."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ...ir.types import DType, TensorType
+from ..base import Problem
+from ..opencl.epilogue import step_dtypes
+from . import expr
+
+HEAD = "import triton\nimport triton.language as tl\n\n\n"
+#: what Triton calls element types
+NAMES = {
+    DType.FLOAT32: "tl.float32", DType.FLOAT16: "tl.float16", DType.BFLOAT16: "tl.bfloat16",
+    DType.FLOAT64: "tl.float64", DType.BOOL: "tl.int1", DType.INT8: "tl.int8", DType.UINT8: "tl.uint8",
+    DType.INT16: "tl.int16", DType.UINT16: "tl.uint16", DType.INT32: "tl.int32", DType.UINT32: "tl.uint32",
+    DType.INT64: "tl.int64", DType.UINT64: "tl.uint64",
+}  # fmt: skip
+
+
+@cache
+def load(text: str, name: str = "kernel") -> Any:
+    """The kernel of a text that a solver of ours wrote. Triton reads the source back through `linecache`."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = f"<tunewright {digest}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"tunewright.kernels.{digest}"}
+    exec(compile(text, file, "exec"), namespace)  # our own text: numbers, and names of operations that we know
+    return namespace[name]
+
+
+def computed(dtype: DType) -> str:
+    """The type that a stored one is computed in."""
+    return "tl.float32" if dtype in (DType.FLOAT16, DType.BFLOAT16) else NAMES[dtype]
+
+
+def strides(type: TensorType, out: TensorType) -> list[tuple[int, int]]:
+    """(size, stride of an operand) along each axis of a result in its physical order, the operand spread over it."""
+    rank = len(out.dims)
+    dims = (1,) * (rank - len(type.dims)) + type.dims
+    order = physical_order(out, rank)
+    mine = order if len(type.dims) == rank else list(range(rank))
+    if len(type.dims) == rank and type.layout != out.layout:
+        mine = physical_order(type, rank)
+    step, steps = 1, [0] * rank
+    for axis in reversed(mine):
+        steps[axis] = 0 if dims[axis] == 1 else step
+        step *= dims[axis]
+    return [(out.dims[axis], steps[axis]) for axis in order]
+
+
+def physical_order(type: TensorType, rank: int) -> list[int]:
+    """Logical axes as they lie in memory."""
+    return [0, *range(2, rank), 1] if type.layout.name == "nhwc" else list(range(rank))
+
+
+def offset(axes: Sequence[tuple[int, int]], at: str) -> str:
+    """The place of an operand's element for the result's element ``at`` (counted in memory's order)."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in axes:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:  # goes on where the axis before it ends; or both stand still
+            merged[-1] = merged[-1][0] * size, stride
+        else:
+            merged.append((size, stride))
+    terms, inner = [], 1
+    for number, (size, stride) in reversed(list(enumerate(merged))):
+        if stride:
+            term = at if inner == 1 else f"({at} // {inner})"
+            term = term if number == 0 else f"({term} % {size})"
+            terms.append(term if stride == 1 else f"{term} * {stride}")
+        inner *= size
+    return " + ".join(terms) or f"{at} * 0"
+
+
+def chain(
+    problem: Problem, value: str | None, at: str, mask: str, last: str = "", indent: str = "    "
+) -> tuple[list[str], str]:
+    """Statements of a problem's element-wise part, and the name of the result.
+
+    ``value``: a variable with the main result; None where the main operation is element-wise itself. ``at``: the
+    elements' places in the result, counted in memory's order; ``last``: along its last axis in memory, where that is
+    known. Operand i is behind the pointer ``p{i}``.
+    """
+    dtypes = step_dtypes(problem)
+    assert not isinstance(dtypes, str), dtypes
+    out = problem.outputs[0]
+    assert isinstance(out, TensorType)
+    lines: list[str] = []
+    loaded: dict[int, str] = {}
+
+    def operand(i: int) -> str:
+        if i not in loaded:
+            type = problem.inputs[i]
+            assert isinstance(type, TensorType)
+            loaded[i] = f"e{i}"
+            axes = strides(type, out)
+            along = last and all(stride == 0 or size == 1 for size, stride in axes[:-1])
+            place = (last if axes[-1][1] else "0") if along and axes else offset(axes, at)
+            lines.append(f"e{i} = tl.load(p{i} + ({place}), mask={mask}).to({computed(type.dtype)})")
+        return loaded[i]
+
+    steps = [(s.op, s.args, s.attrs) for s in problem.epilogue]
+    results = [] if value is None else [value]
+    if value is None:
+        steps.insert(0, (problem.op, tuple(range(len(problem.main_inputs))), problem.attrs))
+    first = len(results)
+    for number, (op, args, attrs) in enumerate(steps):
+        given, types = [], []
+        for i in args:
+            type = problem.inputs[i] if i >= 0 else None
+            types.append(type.dtype if isinstance(type, TensorType) else None if i >= 0 else dtypes[~i])
+            absent = i >= 0 and type is None
+            given.append(None if absent else operand(i) if i >= 0 else results[~i])
+        made = dtypes[first + number]
+        lines.append(f"v{number} = {expr.expression(op, given, types, made, attrs)}")
+        results.append(f"v{number}")
+    return [indent + line for line in lines], results[-1]
+
+
+def why_not_chain(problem: Problem, main: bool) -> str | None:
+    """None when `chain` can write it; ``main``: the main operation too."""
+    dtypes = step_dtypes(problem)
+    if isinstance(dtypes, str):
+        return dtypes
+    steps = [(s.op, s.args, s.attrs) for s in problem.epilogue]
+    results = list(dtypes)
+    if main:
+        steps.insert(0, (problem.op, tuple(range(len(problem.main_inputs))), problem.attrs))
+    else:
+        results = results[1:]
+    for (op, args, attrs), out in zip(steps, results, strict=True):
+        types = []
+        for i in args:
+            type = problem.inputs[i] if i >= 0 else None
+            types.append(type.dtype if isinstance(type, TensorType) else None if i >= 0 else dtypes[~i])
+        reason = expr.why_not(op, types, out, attrs)
+        if reason is not None:
+            return reason
+    return None

@@ -1,0 +1,150 @@
+"""What layouts cost on a device, for the pass that assigns them: kernels in a layout, and Reorders.
+
+What was measured for exactly a problem on this processor, plain and in another layout, counts. All else is an estimate:
+seconds that a device of this kind needs at least (nothing is measured while somebody waits for a plan, so its peaks are
+taken to be those of a usual core), times how far default kernels were found to be from that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..devices.base import Device
+from ..ir.graph import Node
+from ..ir.types import PLAIN, Layout, TensorType
+from ..ops import lookup
+from ..ops.fused import moves_nothing
+from ..ops.infer import MISTAKES
+from ..passes.base import Way
+from ..solvers.base import Problem
+from .key import Where
+from .tuner import Tuner
+
+#: of each unit: cycles per second times multiply-adds of a vector per cycle, and bytes per second, mostly from caches
+VECTORS, BANDWIDTH = 2 * 3.5e9, 25e9
+#: a step of a launch that does many
+STEP = 1.5e-6
+#: what takes less by estimate is not looked up: that would take longer than it could save
+WORTH_KNOWING = 20e-6
+#: how much longer than the preferred way the plain kernel takes, and that of groups (rounded from some 35 layers, on a
+#: busy machine)
+PLAIN_KERNEL, PLAIN_GROUPS = 2.0, 3.5
+#: the same of the preferred kernel over a plain input: of 1 x 1 convolutions, and of others, which lose Winograd
+PLAIN_PIXELS, PLAIN_WINDOWS = 1.05, 1.6
+#: a plain kernel over one in the layout, of operations without preference; 1 for all others
+PLAIN_OVER = {"Conv": 2.0, "AveragePool": 2.5, "MaxPool": 2.0, "GlobalAveragePool": 1.6, "GlobalMaxPool": 1.6,
+              "Transpose": 1.6}  # fmt: skip
+#: operations that some kernel may take into the layout, or out of it, as it goes, and how long that takes
+BETWEEN = {"Transpose": (4.0, 1.0)}
+
+
+class LayoutCosts:
+    """A device's `passes.base.Layouts`."""
+
+    def __init__(self, tuner: Tuner, device: Device) -> None:
+        self.tuner, self.device, self.where = tuner, device, Where.of(device.target)
+        units = max(1, device.target.units)
+        self.flops = 2.0 * units * max(1, device.target.vector_bytes // 4) * VECTORS
+        self.bandwidth = units * BANDWIDTH
+
+    def preferred(self, node: Node) -> tuple[Layout, Layout] | None:
+        return self.tuner.layouts(Problem.of(node), self.device)
+
+    def reorder(self, type: TensorType, layout: Layout) -> float:
+        there, plain = type.with_layout(layout), type.with_layout(PLAIN)
+        # one of the two directions is free already if the other one only fills up a block
+        if moves_nothing(there, plain):
+            return 0.0
+        return STEP + (there.nbytes + plain.nbytes) / self.bandwidth
+
+    def ways(
+        self, node: Node, preferred: tuple[Layout, Layout] | None, layout: Layout, data: Sequence[int]
+    ) -> Sequence[Way]:
+        plain, along = Problem.of(node), [i for i in data if i]
+        flops = self.arithmetic(plain)
+        groups = "Conv" in node.op and int(node.attrs.get("group", 1)) > 1
+        found: list[tuple[Problem, Way]] = []
+
+        def offer(first: Layout, result: Layout, factor: float, known: bool = False, steps: int = 1) -> None:
+            problem = _between(plain, first if 0 in data else PLAIN, result, along)
+            if known or self.tuner.why_not_layout(problem, self.device) is None:
+                seconds = max(_filling(problem) * flops / self.flops, _traffic(problem) / self.bandwidth)
+                found.append((problem, Way(first, result, steps * STEP + factor * seconds)))
+
+        if preferred is not None:
+            offer(*preferred, 1.0, known=True)
+            # behind another one of its kind the input is not plain, or only where that is plain for itself
+            if preferred == (layout, layout) and not groups and not _follows(node):
+                # such a kernel copies its input first
+                offer(PLAIN, layout, PLAIN_PIXELS if _pixels(plain) else PLAIN_WINDOWS, steps=2)
+            # who would rather have another layout takes the plain one as well
+            offer(PLAIN, PLAIN, PLAIN_GROUPS if groups else PLAIN_KERNEL, known=True)
+        else:
+            offer(layout, layout, 2 * PLAIN_KERNEL if groups else 1.0)
+            if node.op in BETWEEN:
+                offer(PLAIN, layout, BETWEEN[node.op][0])
+                offer(layout, PLAIN, BETWEEN[node.op][1])
+            if found:
+                offer(PLAIN, PLAIN, PLAIN_OVER.get(node.op, 1.0), known=True)
+        known = len(found) > 1 and found[0][1].seconds > WORTH_KNOWING
+        return self.measured(found) if known else [way for _, way in found]
+
+    def arithmetic(self, plain: Problem) -> float:
+        """Operations of a plain problem."""
+        spec = lookup(plain.op)
+        made = [t for t in plain.outputs if isinstance(t, TensorType)]
+        given = [t if isinstance(t, TensorType) else None for t in plain.main_inputs]
+        try:
+            return spec.work(given, made, plain.attrs).flops if spec is not None else 0.0
+        except (*MISTAKES, AssertionError):  # of the model: who runs it says so
+            return 0.0
+
+    def measured(self, found: Sequence[tuple[Problem, Way]]) -> list[Way]:
+        """The ways with the seconds of those that were measured; estimates are scaled by them.
+
+        The plain one is asked first: as a rule it never ran, and then the others need not be compared with it.
+        """
+        if self.tuner.lookup.fastest(found[-1][0], self.where) is None:
+            return [way for _, way in found]
+        seconds = [self.tuner.lookup.fastest(problem, self.where) for problem, _ in found]
+        # what nobody has measured must not win by an estimate that is better than the others turned out
+        scale = max(s / way.seconds for s, (_, way) in zip(seconds, found, strict=True) if s is not None)
+        return [
+            replace(way, seconds=scale * way.seconds) if s is None else replace(way, seconds=s, measured=True)
+            for s, (_, way) in zip(seconds, found, strict=True)
+        ]
+
+
+def _traffic(problem: Problem) -> int:
+    """Bytes in and out, with what fills up blocks."""
+    return sum(t.nbytes for t in [*problem.inputs, *problem.outputs] if isinstance(t, TensorType))
+
+
+def _filling(problem: Problem) -> float:
+    """How many times its results are computed, because channels fill up blocks."""
+    out = problem.outputs[0]
+    whole = isinstance(out, TensorType) and out.layout.block and out.size
+    return math.prod(out.physical) / out.size if whole and isinstance(out, TensorType) else 1.0
+
+
+def _follows(node: Node) -> bool:
+    """Its data comes from a node of the same operation."""
+    x = node.inputs[0]
+    return x is not None and x.producer is not None and x.producer.op == node.op
+
+
+def _pixels(problem: Problem) -> bool:
+    """A convolution of 1 x 1."""
+    w = problem.input(1)
+    return isinstance(w, TensorType) and math.prod(w.dims[2:]) == 1
+
+
+def _between(plain: Problem, first: Layout, result: Layout, along: Sequence[int]) -> Problem:
+    """The problem with its first input in one layout, and results and what is read along in another."""
+    inside = plain.in_layout(result, along) if result != PLAIN else plain
+    x = inside.inputs[0] if inside.inputs else None
+    if first == PLAIN or not isinstance(x, TensorType):
+        return inside
+    return replace(inside, inputs=(x.with_layout(first), *inside.inputs[1:]))

@@ -1,0 +1,198 @@
+"""CPU_THREADS_NUM: how many threads an inference uses, told by their processor time, and what a key says of it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from tunewright import Core
+from tunewright.devices.host import cpu_count
+from tunewright.devices.opencl import OpenCLDevice
+from tunewright.errors import DeviceError, SettingsError
+from tunewright.ir.types import DType, TensorType
+from tunewright.plugins.single import SingleDevice, open_device
+from tunewright.settings import Settings
+from tunewright.solvers.base import Problem
+from tunewright.tuning.isolated import Isolated
+from tunewright.tuning.key import Where
+
+pytestmark = [
+    pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device"),
+    pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell times of threads"),
+]
+several = pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+
+
+NETWORK = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[256, 256] x, float[256, 256] w) => (float[256, 256] y)
+{
+    a = MatMul(x, w)
+    b = Softmax(a)
+    c = MatMul(w, b)
+    d = Tanh(c)
+    y = MatMul(d, a)
+}
+"""
+
+
+def spent():
+    """Nanoseconds of processor time of each thread so far."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def used(call, seconds=0.15):
+    """Processor time of this thread and of all others, and the time of the clock, while something is called."""
+    call()
+    before, begin = spent(), time.perf_counter()
+    here = time.thread_time_ns()
+    while time.thread_time_ns() - here + 1 < seconds * 1e9 and time.perf_counter() - begin < 20 * seconds:
+        call()
+        if sum(spent().values()) - sum(before.values()) > seconds * 1e9:
+            break
+    wall = (time.perf_counter() - begin) * 1e9
+    delta = {task: ns - before.get(task, 0) for task, ns in spent().items()}
+    mine = delta.pop(int(Path("/proc/thread-self").resolve().name))
+    return mine, sum(delta.values()), wall
+
+
+@pytest.fixture(scope="module")
+def network():
+    x, w = (np.random.default_rng(seed).standard_normal((256, 256)).astype(np.float32) / 16 for seed in (0, 1))
+    return Core().read_model(parser.parse_model(NETWORK)), {"x": x, "w": w}
+
+
+def request(network, device="CPU", **config):
+    # without a kernel cache: a thread of its own would fill it
+    return Core({"CACHE_DIR": ""}).compile_model(network[0], device, config).create_infer_request()
+
+
+@several
+@pytest.mark.skipif(open_device("CPU").inline() is None, reason="the runtime runs nothing without threads of its own")
+@pytest.mark.parametrize("join", ["YES", "NO"])
+def test_one_thread_is_this_one(network, join):
+    one = request(network, CPU_THREADS_NUM=1, JOIN_LAUNCHES=join)
+    mine, others, _ = used(lambda: one.infer(network[1]))
+    assert others < 0.1 * mine, (mine, others)
+    two = request(network, JOIN_LAUNCHES=join)
+    mine, others, _ = used(lambda: two.infer(network[1]))
+    assert others > mine, "threads of the device do the work"
+    want, got = two.infer(network[1]), one.infer(network[1])
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+@several
+@pytest.mark.parametrize("join", ["YES", "NO"])
+def test_one_thread_of_a_runtime_that_has_only_threads(network, join, monkeypatch):
+    device = OpenCLDevice("CPU")
+    monkeypatch.setattr(OpenCLDevice, "inline", lambda self: None)
+    one = device.with_threads(1)
+    assert one.confined and one.workers == 1 and one is device.with_threads(1) is not device
+    compiled = SingleDevice(one).compile(network[0], Settings.make({"JOIN_LAUNCHES": join, "CACHE_DIR": ""}))
+    made = compiled.create_infer_request()
+    mine, others, wall = used(lambda: made.infer(network[1]))
+    assert others > mine and others < 1.05 * wall, (mine, others, wall)
+    want, got = request(network).infer(network[1]), made.infer(network[1])
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+MORE_THREADS = """
+import sys
+import numpy as np
+from onnx import parser
+from tunewright import Core
+from tunewright.devices.opencl import Launch
+from tunewright.devices import opencl
+from tunewright.plugins.single import open_device
+opencl.cpu_count = lambda: 4
+sizes, real = set(), Launch.__call__
+Launch.__call__ = lambda self: (sizes.add(self._grid), real(self))[1]
+model, x = parser.parse_model(sys.argv[1]), np.full((256, 256), 1 / 16, np.float32)
+core = Core({"CACHE_DIR": ""})
+want = core.compile_model(model, config={"JOIN_LAUNCHES": "NO"})([x, x])
+assert any(np.prod(size) > 4 for size in sizes) and open_device("CPU").target.units == 4, sizes
+for join in ("YES", "NO"):
+    sizes.clear()
+    got = core.compile_model(model, config={"JOIN_LAUNCHES": join, "CPU_THREADS_NUM": 2})([x, x])
+    assert sizes == {(2,)}, sizes
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_a_launch_has_no_more_work_items_than_threads():
+    """The runtime has four threads, of which two may be used: it gives a work-item to whoever is free."""
+    _python(MORE_THREADS, POCL_MAX_PTHREAD_COUNT="4", POCL_AFFINITY="0")
+
+
+THE_PROCESS = """
+from tunewright.plugins.single import open_device
+device = open_device("CPU.POCL")
+assert device.raw.max_compute_units == device.target.units == 1 and not device.confined
+import os
+assert "POCL_MAX_PTHREAD_COUNT" not in os.environ
+"""
+
+
+def test_the_variable_limits_the_whole_process():
+    _python(THE_PROCESS, TUNEWRIGHT_CPU_THREADS_NUM="1")
+
+
+@several
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_cores_that_the_process_may_not_use_do_not_count():
+    _python("""
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from tunewright.plugins.single import open_device
+assert open_device("CPU").target.units == 1, open_device("CPU").target
+""")
+
+
+def _python(text, **variables):
+    command = [sys.executable, "-c", textwrap.dedent(text), NETWORK]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@several
+def test_a_key_tells_the_number_of_threads():
+    every, one = open_device("CPU", 0), open_device("CPU", 1)
+    assert one is open_device("CPU", 1) and every is open_device("CPU", 10**6) and one is not every
+    a, b = (vars(Where.of(device.target)) for device in (every, one))
+    assert {name for name in a if a[name] != b[name]} == {"units"} and b["units"] == 1
+
+
+@several
+def test_what_is_tuned_is_tuned_with_as_many_threads():
+    """The worker has them too: else its target would be another one, and it would not be asked."""
+    settings, type = Settings.make({"CPU_THREADS_NUM": 1}), TensorType(DType.FLOAT32, (64, 64))
+    device = open_device("CPU", 1)
+    softmax = Problem("Softmax", (type,), (type,), {"axis": -1}, constant=(False,))
+    with Isolated(device.name, 20.0, settings=settings, target=device.target) as right:
+        assert right.pose(softmax) is None
+    settings = Settings.make({"CPU_THREADS_NUM": 0})
+    wrong = Isolated(device.name, 20.0, settings=settings, target=device.target)
+    with wrong, pytest.raises(DeviceError, match="its device is another"):
+        wrong.pose(softmax)
+
+
+@pytest.mark.parametrize("wrong", ["-1", "some", "1.5"])
+def test_wrong_numbers_are_refused(wrong):
+    with pytest.raises(SettingsError, match="CPU_THREADS_NUM"):
+        Core({"CPU_THREADS_NUM": wrong})

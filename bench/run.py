@@ -44,7 +44,7 @@ from tunewright.tuning.places import HEURISTIC, system_folder
 NOTHING = "/nonexistent"
 SHIPPED = system_folder(Settings())
 OURS: dict[str, dict[str, Any]] = {
-    "tuned": {"SYSTEM_DB_PATH": NOTHING, "HEURISTIC_PATH": ""},
+    "tuned": {},  # over what ships, as a user has it
     "shipped": {"USER_DB_PATH": NOTHING},
     "heuristic": {
         "USER_DB_PATH": NOTHING, "SYSTEM_DB_PATH": NOTHING,
@@ -305,9 +305,7 @@ def tune(
         for k, (input, array) in enumerate(inputs.items()):
             np.save(folder / f"{k}.npy", array)
             command += ["--input", f"{input}={k}.npy"]
-        settings = {"USER_DB_PATH": kb, **OURS["tuned"]}  # from nothing: not from what ships
-        command += ["--device", device, "--budget", f"{options.tune}s"]
-        command += [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        command += ["--device", device, "--budget", f"{options.tune}s", "-c", f"USER_DB_PATH={kb}"]
         if options.kb:  # `tunewright kb train` learns from them which problem belongs to which network
             (kb / "results").mkdir(parents=True, exist_ok=True)
             command += ["--result", str(kb / "results")]

@@ -29,6 +29,7 @@ import onnx
 import ship_pack
 from ship_sources import GRID, Absent, Arrays, Source, grid_model, is_of_grid, is_withheld, sources, work
 from tunewright import Core
+from tunewright.errors import TunewrightError
 from tunewright.tools.tune import parse_time
 from tunewright.tuning.places import HEURISTIC
 from tunewright.tuning.result_file import SCHEMA as RESULT
@@ -257,4 +258,8 @@ def networks(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except TunewrightError as error:
+        print(f"ship: {error}", file=sys.stderr)
+        sys.exit(2)

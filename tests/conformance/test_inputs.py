@@ -79,7 +79,13 @@ EXTRA: dict[str, list[Problem]] = {
             pose("Conv", "f 1,20,9,9", "f! 12,20,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
             pose("Conv", "f 1,19,9,9", "f! 19,1,3,3", "f! 19", group=19, pads=(1, 1, 1, 1), layouts=(_B, _B)),
             pose("Conv", "f 1,20,1,1", "f! 12,20,1,1", "f! 12", layouts=(_B, _B)),
+            pose("Conv", "f 1,64,28,28", "f! 64,64,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
         ],
+        "ConvTranspose": pose("ConvTranspose", "f 1,24,5,6", "f! 24,16,2,2", strides=(2, 2), layouts=(_B, _B)),
+        "QLinearConv": pose(
+            "QLinearConv", "u8 1,19,9,9", "f! ", np.array(7, np.uint8), "i8! 19,1,3,3", "f! 19", np.array(0, np.int8),
+            "f! ", "u8! ", "j! 19", group=19, pads=(1, 1, 1, 1), layouts=(_B, _B),
+        ),
         "MatMul": [pose("MatMul", "f 1,300", "f! 300,64"), pose("MatMul", "f 1,300", "f 300,64")],
         "Gemm": pose("Gemm", "f 1,300", "f! 64,300", transB=1),
         "Range": pose("Range", *(np.array(v, np.float32) for v in (3, 60, 4))),

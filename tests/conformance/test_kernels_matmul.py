@@ -35,7 +35,7 @@ def generic(case: Case, family: str = "opencl.matmul") -> str:
 def solver_of(case: Case) -> str:
     """The family that is chosen untuned."""
     device, problem = open_device("CPU"), case.problem()
-    return next(s.id for s in solvers() if not s.host and s.why_not(problem, device.target) is None)
+    return next(s.id for s in solvers() if s.language == "c" and s.why_not(problem, device.target) is None)
 
 
 @pytest.mark.parametrize("constant", [frozenset(), B])

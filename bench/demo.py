@@ -43,6 +43,9 @@ NETWORKS = {
     "resnet50": ("ResNet-50", lambda: resnet(50)),
 }
 
+#: what ships was tuned for networks like these: the demonstration begins without it
+NOTHING_SHIPS = {"SYSTEM_DB_PATH": "/nonexistent", "HEURISTIC_PATH": ""}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -60,7 +63,7 @@ def main() -> int:
     out.print(f"{name}, 224 x 224, batch 1, fp32, seeded random weights, {len(model.graph.node)} nodes", style="bold")
     out.print(f"on {engines.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="tunewright-demo-") as folder:
-        core = Core({"USER_DB_PATH": folder, "TUNE_RESULT_PATH": ""})
+        core = Core({"USER_DB_PATH": folder, "TUNE_RESULT_PATH": "", **NOTHING_SHIPS})
         before, count = quick(core, model, inputs)
         out.print(f"untuned: {before * 1e3:.1f} ms an inference, median of {count}")
         out.print(f"tuning for {options.budget:.0f} s; Ctrl-C ends it early and loses nothing\n")
@@ -90,10 +93,10 @@ def compare(
     out: Console, options: argparse.Namespace, model: onnx.ModelProto, inputs: engines.Arrays, folder: str
 ) -> int:
     """All ways to run it, in turns; the exit code says whether they agree."""
-    untuned = {"device": "CPU", "USER_DB_PATH": f"{folder}/none"}
+    untuned = {"device": "CPU", "USER_DB_PATH": f"{folder}/none", **NOTHING_SHIPS}
     ours: turns.Labels = {
         "kernels, untuned": ("tunewright", untuned),
-        "kernels, tuned": ("tunewright", {"device": "CPU", "USER_DB_PATH": folder}),
+        "kernels, tuned": ("tunewright", {"device": "CPU", "USER_DB_PATH": folder, **NOTHING_SHIPS}),
         "numpy": ("tunewright", {"device": "CPU.HOST"}),
     }
     peers: turns.Labels = {engines.PEERS[name]: (name, {}) for name in engines.installed()}

@@ -17,6 +17,7 @@ from tunewright.solvers.host.reference import HostKernel
 from tunewright.solvers.opencl import epilogue
 from tunewright.solvers.opencl.base import CSolver, tensor
 from tunewright.solvers.opencl.emit import COMPUTE, Call, In, Out, Source
+from tunewright.solvers.steps import main_type
 from tunewright.testing.kernelcheck import Case, _physical, run_one
 
 RNG = np.random.default_rng(1)
@@ -51,7 +52,7 @@ class Tiles(CSolver):
         inner = out.layout.name == "blocked"
         source.dims(C=c, W=w)
         source.fixed(LANES=BLOCK)
-        main = COMPUTE[epilogue.main_type(problem).dtype]
+        main = COMPUTE[main_type(problem).dtype]
         source.add("int r = GID(0), t = GID(1);")
         if inner:
             channel, offset, lanes = "r % ((C + LANES - 1) / LANES) * LANES + l", "(r * W + t) * LANES + l", "LANES"

@@ -67,7 +67,7 @@ def test_it_is_found_without_any_setting() -> None:
 def test_four_networks_are_withheld_under_all_their_names() -> None:
     names = [source.name for source in ship_sources.sources() if source.withheld]
     assert sorted(names) == sorted(ship_sources.WITHHELD) and len(names) == 4
-    for model in ("ddddocr_common_det.onnx", "yolox.onnx", "table-cls_table_cls.onnx", "/tmp/x/opennsfw.onnx"):
+    for model in ("ddddocr_common_det.onnx", "yolox.onnx", "table-cls_table_cls.onnx", "some/folder/opennsfw.onnx"):
         assert ship_sources.is_withheld(model)
     for model in ("resnet50.onnx", "ddddocr_common.onnx", "rapidocr-onnxruntime_ch_PP-OCRv4_rec_infer.onnx"):
         assert not ship_sources.is_withheld(model)

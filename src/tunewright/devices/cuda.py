@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -22,6 +20,7 @@ import numpy as np
 from ..errors import DeviceError
 from ..ir.types import DType, TensorType
 from .base import Device, Queue, Target
+from .copies import Copies
 
 Array = np.ndarray[Any, Any]
 
@@ -192,9 +191,7 @@ class CudaDevice(Device):
             properties = torch.cuda.get_device_properties(self.raw)
             self.memory_bytes = int(properties.total_memory)
             self.cache_bytes = int(getattr(properties, "L2_cache_size", 0))
-        #: id of an array -> the array, while it lives, and its copy
-        self._constants: dict[int, tuple[weakref.ref[Array], CudaArray]] = {}
-        self._lock = threading.Lock()
+        self._constants = Copies(self._copy)
 
     def queue(self) -> CudaQueue:
         return CudaQueue(self)
@@ -216,25 +213,14 @@ class CudaDevice(Device):
         return self.view(self.alloc(type.nbytes), 0, type)
 
     def constant(self, array: Array) -> CudaArray:
-        key = id(array)
-        with self._lock:
-            known = self._constants.get(key)
-            if known is not None and known[0]() is array:
-                return known[1]
-        copy = CudaArray(self.alloc(array.nbytes).raw, array.shape, array.dtype)
-        queue = self.queue()
+        return self._constants.of(array)
+
+    def _copy(self, array: Array) -> CudaArray:
+        copy, queue = CudaArray(self.alloc(array.nbytes).raw, array.shape, array.dtype), self.queue()
         queue.put(array, copy)
         queue.finish()
-        copy.staging = None
-        with self._lock:
-            # No lock when it dies: that may happen while this thread has it.
-            self._constants[key] = weakref.ref(array, lambda ref: self._forget(key, ref)), copy
+        copy.staging = None  # it is never copied again
         return copy
-
-    def _forget(self, key: int, dead: weakref.ref[Array]) -> None:
-        known = self._constants.get(key)
-        if known is not None and known[0] is dead:  # else another array has its id by now
-            self._constants.pop(key, None)
 
 
 @cache

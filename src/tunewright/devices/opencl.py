@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -78,10 +78,7 @@ class Launch:
     def __call__(self) -> None:
         queue, shared = self._queue, self._shared
         if queue.orphaned:
-            raise DeviceError(
-                "this process was forked from one that had opened the device, whose threads stayed there",
-                hint="start processes with multiprocessing's 'spawn', or open the device only after the fork",
-            )
+            _refuse()
         if shared.owner is not self:
             shared.owner = None  # until all are set: Ctrl-C may come in between
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
@@ -209,6 +206,8 @@ class OpenCLDevice(Device):
         found = _found()
         if isinstance(found, str) or name not in found[0]:
             raise DeviceError(f"there is no OpenCL device {name!r}")
+        if OpenCLQueue.orphaned:
+            _refuse()
         self.name, self.raw = name, found[0][name] if raw is None else raw
         self.context = cl.Context([self.raw])
         self.target = _target(self.raw)
@@ -234,6 +233,8 @@ class OpenCLDevice(Device):
     def queue(self) -> OpenCLQueue:
         import pyopencl as cl
 
+        if OpenCLQueue.orphaned:
+            _refuse()
         raw = cl.CommandQueue(self.context)
         made = OpenCLQueue(raw, self.alone) if self._memory is None else CopyingQueue(raw, self._memory)
         pocl.queues.add(made)
@@ -276,6 +277,8 @@ class OpenCLDevice(Device):
 
     def build(self, source: str) -> Any:
         """The compiled program of a source; each text is compiled once."""
+        if OpenCLQueue.orphaned:  # a thread that stayed behind may have been compiling, and holds the lock for ever
+            _refuse()
         return self._programs.build(source)
 
     def launch(self, queue: Queue, program: Any, name: str, grid: Sequence[int]) -> Launch:
@@ -344,6 +347,14 @@ def _shares_memory(device: Any) -> bool:
 
 def _orphan() -> None:
     OpenCLQueue.orphaned = True
+
+
+def _refuse() -> NoReturn:
+    """In a fork: kernels would wait for the runtime's threads, and compiling for a lock that one of them held."""
+    raise DeviceError(
+        "this process was forked from one that had opened the device, whose threads stayed there",
+        hint="start processes with multiprocessing's 'spawn', or open the device only after the fork",
+    )
 
 
 @cache

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
 from ..ir.types import TensorType
+from .copies import Copies
 
 Array = np.ndarray[Any, Any]
 
@@ -46,9 +45,7 @@ class Memory:
         import pyopencl as cl
 
         self._cl, self._context, self._queue = cl, context, cl.CommandQueue(context)
-        #: id of an array -> the array, while it lives, and its copy
-        self._constants: dict[int, tuple[weakref.ref[Array], DeviceArray]] = {}
-        self._lock = threading.Lock()
+        self._constants = Copies(self._copy)
 
     def alloc(self, nbytes: int) -> DeviceArray:
         """Bytes with any content."""
@@ -60,22 +57,13 @@ class Memory:
 
     def constant(self, array: Array) -> DeviceArray:
         """The copy of an array that nobody writes to; it is made once and lives as long as the array."""
-        key = id(array)
-        with self._lock:
-            known = self._constants.get(key)
-            if known is not None and known[0]() is array:
-                return known[1]
-            copy = DeviceArray(self.alloc(array.nbytes).memory, array.shape, array.dtype)
-            self.write(self._queue, array, copy)
-            self._queue.finish()
-            # No lock when it dies: that may happen while this thread has it.
-            self._constants[key] = weakref.ref(array, lambda ref: self._forget(key, ref)), copy
-            return copy
+        return self._constants.of(array)
 
-    def _forget(self, key: int, dead: weakref.ref[Array]) -> None:
-        known = self._constants.get(key)
-        if known is not None and known[0] is dead:  # else another array has its id by now
-            self._constants.pop(key, None)
+    def _copy(self, array: Array) -> DeviceArray:
+        copy = DeviceArray(self.alloc(array.nbytes).memory, array.shape, array.dtype)
+        self.write(self._queue, array, copy)
+        self._queue.finish()
+        return copy
 
     def write(self, queue: Any, array: Array, to: DeviceArray) -> Array:
         """Enqueue a copy to the device; the array that is returned must live until it is over."""

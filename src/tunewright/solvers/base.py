@@ -152,6 +152,19 @@ def _open(dtype: DType, rank: int, layout: Layout) -> str:
     return str(TensorType(dtype, (None,) * rank, layout))
 
 
+def why_not_type(type: Type | None, dtypes: frozenset[DType], layouts: frozenset[str]) -> str | None:
+    """What speaks against an input or output where tensors of these element types and layouts are taken."""
+    if type is None:
+        return None
+    if not isinstance(type, TensorType):
+        return f"{type} is no tensor"
+    if type.dtype not in dtypes:
+        return f"does not take {type.dtype}"
+    if type.layout.name not in layouts:
+        return f"does not take the layout {type.layout}"
+    return None
+
+
 class Missing(str):
     """A refusal for want of a type or an operand's value (axes, starts, pads, ...): once it is there, ask again."""
 

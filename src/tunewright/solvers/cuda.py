@@ -11,9 +11,9 @@ import numpy as np
 from ..devices.base import Device, Queue, Target
 from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue
 from ..errors import ExecutionError, ModelError
-from ..ir.types import PLAIN, DType, TensorType, Type
+from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
-from .base import Config, Kernel, Launcher, Library, Missing, Packing, Problem, Solver
+from .base import Config, Kernel, Launcher, Library, Missing, Packing, Problem, Solver, why_not_type
 
 #: Enqueues a kernel's work on the current stream: (its queue, for scratch memory; inputs; outputs), tensors of torch in
 #: their physical order, None for an input that is absent. It must not wait for the device, nor look at values: it is
@@ -35,7 +35,7 @@ class CudaSolver(Solver):
         if problem.op not in self.ops:
             return f"solves {', '.join(sorted(self.ops))}"
         for type in [*problem.inputs, *problem.outputs]:
-            reason = self._type(type)
+            reason = why_not_type(type, self.dtypes, self.layouts)
             if reason is not None:
                 return reason
         if not problem.is_static or None in problem.outputs:
@@ -44,17 +44,6 @@ class CudaSolver(Solver):
             return self.refuse(problem, target)
         except MISTAKES as error:  # of the model: the host says where it is
             return str(error) or repr(error)
-
-    def _type(self, type: Type | None) -> str | None:
-        if type is None:
-            return None
-        if not isinstance(type, TensorType):
-            return f"{type} is no tensor"
-        if type.dtype not in self.dtypes:
-            return f"does not take {type.dtype}"
-        if type.layout.name not in self.layouts:
-            return f"does not take the layout {type.layout}"
-        return None
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         """What else speaks against it, of a static problem."""

@@ -14,7 +14,7 @@ from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
-from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver
+from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, why_not_type
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
@@ -73,17 +73,10 @@ class CSolver(Solver):
         return None
 
     def _type(self, type: Type | None) -> str | None:
-        if type is None:
-            return None
-        if not isinstance(type, TensorType):
-            return f"{type} is no tensor"
-        if type.dtype not in self.dtypes:
-            return f"does not take {type.dtype}"
-        if type.layout.name not in self.layouts:
-            return f"does not take the layout {type.layout}"
-        if type.is_static and type.size > MOST_ELEMENTS:
+        reason = why_not_type(type, self.dtypes, self.layouts)
+        if reason is None and isinstance(type, TensorType) and type.is_static and type.size > MOST_ELEMENTS:
             return f"{type} has more than {MOST_ELEMENTS} elements"
-        return None
+        return reason
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         """What else speaks against it. Types may be open: then the answer is for when shapes are known."""

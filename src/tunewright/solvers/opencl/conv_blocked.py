@@ -28,6 +28,7 @@ from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem
 from . import epilogue
 from .base import CSolver, both, tensor
+from .conv_plan import MULTIPLY
 from .emit import Call, In, Out, Scratch, Source, Table
 from .window import Window
 
@@ -154,7 +155,7 @@ class ConvBlocked(CSolver):
         )  # fmt: skip
         channel = "(c + l < OC ? c + l : OC - 1)" if out.dims[1] % block else "c + l"
         lines, result = steps.apply("v", channel, "at + l")
-        source.function("vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));\n" + _INSIDE + _MULTIPLY)
+        source.function(_HEAD + MULTIPLY + _STEPS)
         store = "STOREV(y + at, a);"
         if problem.epilogue:
             store = "f32 t[W]; *(V*)t = a; int c = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
@@ -298,23 +299,10 @@ UNROLL for (int b = 0; b < NB; b++) {
 
 _INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))"
 
-# Input channel i under one tap: x is the expression of pixel u's input. What there are fewer of stays in registers.
-_MULTIPLY = """
-#if NB > UR
-#define MULTIPLY(i, x) { \\
-  V xv[UR]; \\
-  UNROLL for (int u = 0; u < UR; u++) xv[u] = (x); \\
-  UNROLL for (int b = 0; b < NB; b++) { \\
-    V wv = LOADV(wp + ((i) * NB + b) * W); UNROLL for (int u = 0; u < UR; u++) acc[b][u] += wv * xv[u]; } \\
-}
-#else
-#define MULTIPLY(i, x) { \\
-  V wv[NB]; \\
-  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
-  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
-}
-#endif
-#define STRIDE (ID * IH * IW * L)
+_HEAD = f"vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));\n{_INSIDE}\n"
+
+# Where to find the input, and what comes next.
+_STEPS = """#define STRIDE (ID * IH * IW * L)
 #if PADDED
 #define STEP(u) step[u]
 #else

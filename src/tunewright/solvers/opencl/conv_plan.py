@@ -21,6 +21,23 @@ from .window import Triple, Window, groups
 LEAST_WORK = 1 << 17
 LANES = ("positions", "channels")
 VECTORS = (1, 2, 3, 4, 6)
+#: input channel i under one tap: x is the expression of pixel u's input. What there are fewer of stays in registers.
+MULTIPLY = """\
+#if NB > UR
+#define MULTIPLY(i, x) { \\
+  V xv[UR]; \\
+  UNROLL for (int u = 0; u < UR; u++) xv[u] = (x); \\
+  UNROLL for (int b = 0; b < NB; b++) { \\
+    V wv = LOADV(wp + ((i) * NB + b) * W); UNROLL for (int u = 0; u < UR; u++) acc[b][u] += wv * xv[u]; } \\
+}
+#else
+#define MULTIPLY(i, x) { \\
+  V wv[NB]; \\
+  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
+  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
+}
+#endif
+"""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem
 from . import epilogue
 from .base import CSolver, both, tensor
+from .conv_plan import MULTIPLY
 from .emit import Call, In, Out, Source, Table
 from .window import Triple, Window, groups
 from .window import why_not as why_not_window
@@ -146,7 +147,7 @@ class ConvTransposeBlocked(CSolver):
             PARTS=len(plan.parts), VECTORS=plan.vectors, IC=plan.depth, XBLOCKS=x.physical[1], CHANNELS=out.dims[1],
             RUN=run, STAY=stay,
         )  # fmt: skip
-        source.function(_HEAD)
+        source.function(_HEAD + MULTIPLY)
         source.add(_BEGIN)
         start = "LOADV(bias + (slab * NB + b) * W)" if bias else "(V)(0.0f)"
         source.add(f"UNROLL for (int b = 0; b < NB; b++) {{ V start = {start};")
@@ -311,20 +312,6 @@ _HEAD = """
 vector_of(f32, W, V);
 typedef V VU __attribute__((aligned(4)));
 #define INSIDE(at, size) ((u32)(at) < (u32)(size))
-#if NB > UR
-#define MULTIPLY(i, x) { \\
-  V xv[UR]; \\
-  UNROLL for (int u = 0; u < UR; u++) xv[u] = (x); \\
-  UNROLL for (int b = 0; b < NB; b++) { \\
-    V wv = LOADV(wp + ((i) * NB + b) * W); UNROLL for (int u = 0; u < UR; u++) acc[b][u] += wv * xv[u]; } \\
-}
-#else
-#define MULTIPLY(i, x) { \\
-  V wv[NB]; \\
-  UNROLL for (int b = 0; b < NB; b++) wv[b] = LOADV(wp + ((i) * NB + b) * W); \\
-  UNROLL for (int u = 0; u < UR; u++) { V xv = (x); UNROLL for (int b = 0; b < NB; b++) acc[b][u] += wv[b] * xv; } \\
-}
-#endif
 """
 
 _BEGIN = """

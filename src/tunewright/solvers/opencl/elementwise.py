@@ -16,6 +16,7 @@ from ...ir.types import PLAIN, Layout, TensorType
 from ...ops.fused import from_plain
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem
+from ..steps import main_type, step_dtypes
 from . import epilogue, expr
 from .base import CSolver, both, tensor
 from .emit import COMPUTE, Call, In, Out, Source
@@ -45,7 +46,7 @@ class Elementwise(CSolver):
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.inputs[0] is None:
             return "the first input is absent"
-        main = epilogue.main_type(problem).dtype
+        main = main_type(problem).dtype
         reason = expr.why_not(problem.op, _dtypes(problem), main, problem.attrs) or epilogue.why_not_steps(problem)
         return reason or next((r for i in _operands(problem) if (r := _misfit(problem, i))), None)
 
@@ -230,7 +231,7 @@ class Operand:
 
 def _body(source: Source, problem: Problem, operands: Mapping[int, Operand]) -> str:
     """The statements for one element."""
-    dtypes = epilogue.step_dtypes(problem)
+    dtypes = step_dtypes(problem)
     assert not isinstance(dtypes, str), dtypes
     flat = all(len(o.strides) == 1 for o in operands.values())
     lines: list[str] = []

@@ -2,67 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
-from ...ir.types import DType, TensorType, Type
-from ...ops import lookup
-from ...ops.base import Operand
+from ...ir.types import DType, TensorType
 from ..base import Problem
+from ..steps import argument_dtypes, step_dtypes
 from . import expr
 from .emit import COMPUTE, In, Source
 
-_KNOWN: dict[Hashable, list[DType] | str] = {}
-MOST_KNOWN = 4096
 #: floats that are computed in f32
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
-
-
-def main_type(problem: Problem) -> TensorType:
-    """The type that the main operation makes: as the output, but for the element type that a Cast may change."""
-    out = problem.outputs[0]
-    assert isinstance(out, TensorType)
-    if not problem.epilogue:
-        return out
-    spec = lookup(problem.op)
-    first = problem.inputs[0]
-    assert spec is not None and isinstance(first, TensorType)
-    operands = [None if t is None else Operand(t, problem.value(i)) for i, t in enumerate(problem.main_inputs)]
-    try:
-        made = spec.infer(operands, problem.attrs, len(problem.outputs))[0]
-    except ValueError:
-        made = None
-    return out.with_dtype(made.dtype if isinstance(made, TensorType) else first.dtype)
-
-
-def step_dtypes(problem: Problem) -> list[DType] | str:
-    """Element type of the main result and of each step of the epilogue; or which step has none."""
-    # They do not depend on shapes, and plans for new shapes are made while somebody waits.
-    dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in problem.inputs)
-    chosen = tuple(problem.attrs.get(name) for name in ("to", "dtype", "output_dtype"))
-    key = (problem.op, dtypes, problem.epilogue, problem.outputs[0] is None, chosen)
-    if key not in _KNOWN:
-        if len(_KNOWN) >= MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = _step_dtypes(problem)
-    return _KNOWN[key]
-
-
-def _step_dtypes(problem: Problem) -> list[DType] | str:
-    main = main_type(problem)
-    made = [main]
-    for step in problem.epilogue:
-        spec = lookup(step.op)
-        if spec is None:
-            return f"no definition of {step.op}"
-        types: list[Type | None] = [problem.inputs[i] if i >= 0 else made[~i] for i in step.args]
-        try:
-            type = spec.infer([None if t is None else Operand(t) for t in types], step.attrs, 1)[0]
-        except ValueError as error:
-            return f"{step.op}: {error}"
-        if not isinstance(type, TensorType):
-            return f"{step.op} makes {type}"
-        made.append(type)
-    return [t.dtype for t in made]
 
 
 def kind(problem: Problem, i: int, axis: int) -> str | None:
@@ -101,18 +50,10 @@ def why_not_steps(problem: Problem) -> str | None:
     if isinstance(dtypes, str):
         return dtypes
     for step, out in zip(problem.epilogue, dtypes[1:], strict=True):
-        reason = expr.why_not(step.op, _types(problem, step.args, dtypes), out, step.attrs)
+        reason = expr.why_not(step.op, argument_dtypes(problem, step.args, dtypes), out, step.attrs)
         if reason is not None:
             return reason
     return None
-
-
-def _types(problem: Problem, args: Sequence[int], dtypes: Sequence[DType]) -> list[DType]:
-    found = []
-    for i in args:
-        type = problem.inputs[i] if i >= 0 else None
-        found.append(type.dtype if isinstance(type, TensorType) else dtypes[~i])
-    return found
 
 
 def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[[int], str]) -> tuple[str, str]:
@@ -138,7 +79,7 @@ def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[
                 lines.append(f"{COMPUTE[type.dtype]} {loaded[i]} = {load(i)};")
             args.append(loaded[i] if i >= 0 else results[~i])
         out = dtypes[number]
-        text = expr.expression(step.op, args, _types(problem, step.args, dtypes), out, step.attrs)
+        text = expr.expression(step.op, args, argument_dtypes(problem, step.args, dtypes), out, step.attrs)
         if number < last and step.op not in expr.EXACT:
             text = expr.rounded(text, out)
         name = f"{value}_{number}"

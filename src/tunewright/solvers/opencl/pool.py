@@ -6,6 +6,7 @@ from ...devices.base import Target
 from ...ir.types import PLAIN, DType
 from ...search.space import Space
 from ..base import Config, Problem
+from ..steps import main_type
 from . import epilogue, fold, window
 from .base import CSolver, both, layout_of, tensor
 from .emit import COMPUTE, Call, In, Out, Source
@@ -81,7 +82,7 @@ class Pool(CSolver):
         x, y, win = tensor(problem.inputs[0]), tensor(problem.outputs[0]), Window.of(problem)
         if not y.size:
             return []
-        main = epilogue.main_type(problem).dtype
+        main = main_type(problem).dtype
         how = pool_fold(problem.op, x.dtype, int(problem.attrs.get("p", 2)))
         source = Source("pool", self.specialise)
         source.buffer("x", x.dtype, In(0))

@@ -8,6 +8,7 @@ from ...devices.base import Target
 from ...ir.types import PLAIN
 from ...search.space import Space
 from ..base import Config, Problem
+from ..steps import main_type
 from . import epilogue, fold
 from .base import CSolver, both, layout_of, tensor
 from .emit import COMPUTE, Call, In, Out, Source
@@ -51,7 +52,7 @@ class GlobalPool(CSolver):
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         x, y = tensor(problem.inputs[0]), tensor(problem.outputs[0])
-        main, how = epilogue.main_type(problem).dtype, _fold(problem)
+        main, how = main_type(problem).dtype, _fold(problem)
         block = x.layout.block or 1
         blocks, size = -(-x.dims[1] // block), math.prod(x.dims[2:])
         rows = x.dims[0] * blocks

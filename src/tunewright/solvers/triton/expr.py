@@ -141,7 +141,7 @@ EXPRESSIONS: dict[str, Form] = {
 }
 
 
-def why_not(op: str, types: Sequence[DType | None], out: DType, attrs: Attrs) -> str | None:
+def why_not(op: str, types: Sequence[DType | None], out: DType) -> str | None:
     """None when `expression` can write the operation for these element types."""
     form = EXPRESSIONS.get(op)
     if form is None:
@@ -154,9 +154,7 @@ def why_not(op: str, types: Sequence[DType | None], out: DType, attrs: Attrs) ->
     return None
 
 
-def expression(
-    op: str, args: Sequence[str | None], types: Sequence[DType | None], out: DType, attrs: Attrs
-) -> str:
+def expression(op: str, args: Sequence[str | None], out: DType, attrs: Attrs) -> str:
     """One element of the result from one element of each argument; None stands for an optional one that is absent."""
     used = args[:1] if op == "CastLike" else args
     return EXPRESSIONS[op].emit(used, out, attrs)

@@ -7,6 +7,7 @@ sum to scratch memory, and the one that comes last adds them up in order and goe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,9 @@ class Product(CudaSolver):
     dtypes = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.BOOL, DType.INT32, DType.INT64})
     rank = 45
 
+    @abstractmethod
     def shape(self, problem: Problem) -> Shape:
-        raise NotImplementedError
+        """What a static problem asks for."""
 
     def bias(self, problem: Problem) -> bool:
         """Input 2 is added, one number per column."""

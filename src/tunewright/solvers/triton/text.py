@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from ...ir.graph import Fused
 from ...ir.types import DType, TensorType
 from ..base import Problem
-from ..opencl.epilogue import step_dtypes
+from ..steps import argument_dtypes, step_dtypes
 from . import expr
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
@@ -106,20 +107,14 @@ def chain(
             lines.append(f"e{i} = tl.load(p{i} + ({place}), mask={mask}).to({computed(type.dtype)})")
         return loaded[i]
 
-    steps = [(s.op, s.args, s.attrs) for s in problem.epilogue]
     results = [] if value is None else [value]
-    if value is None:
-        steps.insert(0, (problem.op, tuple(range(len(problem.main_inputs))), problem.attrs))
-    first = len(results)
-    for number, (op, args, attrs) in enumerate(steps):
-        given, types = [], []
-        for i in args:
-            type = problem.inputs[i] if i >= 0 else None
-            types.append(type.dtype if isinstance(type, TensorType) else None if i >= 0 else dtypes[~i])
-            absent = i >= 0 and type is None
-            given.append(None if absent else operand(i) if i >= 0 else results[~i])
-        made = dtypes[first + number]
-        lines.append(f"v{number} = {expr.expression(op, given, types, made, attrs)}")
+    for number, (step, made) in enumerate(_steps(problem, dtypes, main=value is None)):
+        types = argument_dtypes(problem, step.args, dtypes)
+        given = [
+            results[~i] if i < 0 else None if type is None else operand(i)
+            for i, type in zip(step.args, types, strict=True)
+        ]
+        lines.append(f"v{number} = {expr.expression(step.op, given, made, step.attrs)}")
         results.append(f"v{number}")
     return [indent + line for line in lines], results[-1]
 
@@ -129,18 +124,16 @@ def why_not_chain(problem: Problem, main: bool) -> str | None:
     dtypes = step_dtypes(problem)
     if isinstance(dtypes, str):
         return dtypes
-    steps = [(s.op, s.args, s.attrs) for s in problem.epilogue]
-    results = list(dtypes)
+    reasons = (
+        expr.why_not(step.op, argument_dtypes(problem, step.args, dtypes), made)
+        for step, made in _steps(problem, dtypes, main)
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _steps(problem: Problem, dtypes: Sequence[DType], main: bool) -> list[tuple[Fused, DType]]:
+    """What is to be written, each with the element type that it makes; ``main``: the main operation first."""
+    steps = list(zip(problem.epilogue, dtypes[1:], strict=True))
     if main:
-        steps.insert(0, (problem.op, tuple(range(len(problem.main_inputs))), problem.attrs))
-    else:
-        results = results[1:]
-    for (op, args, attrs), out in zip(steps, results, strict=True):
-        types = []
-        for i in args:
-            type = problem.inputs[i] if i >= 0 else None
-            types.append(type.dtype if isinstance(type, TensorType) else None if i >= 0 else dtypes[~i])
-        reason = expr.why_not(op, types, out, attrs)
-        if reason is not None:
-            return reason
-    return None
+        steps.insert(0, (Fused(problem.op, tuple(range(len(problem.main_inputs))), problem.attrs), dtypes[0]))
+    return steps

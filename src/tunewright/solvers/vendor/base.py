@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -38,9 +39,9 @@ class VendorSolver(CudaSolver):
     def default(self, problem: Problem, target: Target) -> Config:
         return default_block(problem, target) if problem.epilogue else {}
 
+    @abstractmethod
     def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
         """(logical inputs, logical outputs to write into or None) -> the result, or results in a list."""
-        raise NotImplementedError
 
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
         operation, count = self.operation(problem), len(problem.main_inputs)

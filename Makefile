@@ -1,11 +1,11 @@
-# make demo | test | soak | check | bench | honesty | wheel | clean. Needs python3 (3.11 or newer) with pip, and nothing else.
+# make demo | test | soak | check | bench | bench-gpu | honesty | wheel | clean. Needs python3 (3.11 or newer) with pip, and nothing else.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
 PY     := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench honesty wheel clean
+.PHONY: help demo test soak check bench bench-gpu honesty wheel clean
 
 help:
 	@echo 'make demo    install into $(VENV); a network before and after optimisation, measured and checked'
@@ -13,6 +13,7 @@ help:
 	@echo 'make soak    all tests with full counts'
 	@echo 'make check   ruff, mypy --strict, the layers of the code: what CI runs before the tests'
 	@echo 'make bench   Tunewright and other engines, interleaved: 15 minutes (ARGS=--quick: 3; ARGS=--help)'
+	@echo 'make bench-gpu  Tunewright and torch on an NVIDIA GPU, with the torch of PYTHON (ARGS=--help)'
 	@echo 'make honesty is tuning honest? A/A and repeatability, half an hour on a quiet machine (ARGS=--short)'
 	@echo 'make wheel   the wheel, in dist/'
 	@echo 'make clean   remove what the above made'
@@ -43,11 +44,12 @@ $(VENV)/.check: $(VENV)/.base
 demo: $(VENV)/.base
 	$(PY) bench/demo.py
 
+# Hundreds of tests start a Python: it must not compile the package anew, whatever the caller's environment says.
 test: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m 'not soak'
+	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) -m 'not soak'
 
 soak: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS)
+	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS)
 
 check: $(VENV)/.check
 	$(PY) -m ruff check .
@@ -56,6 +58,9 @@ check: $(VENV)/.check
 
 bench: $(VENV)/.bench
 	$(PY) bench/run.py $(ARGS)
+
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) bench/gpu.py $(ARGS)
 
 honesty: $(VENV)/.base
 	OPENBLAS_NUM_THREADS=1 $(PY) bench/aa.py $(ARGS)

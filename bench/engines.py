@@ -39,7 +39,7 @@ def tunewright(model: Path, outputs: Sequence[str], config: Mapping[str, Any]) -
     settings = {key: value for key, value in config.items() if key != "device"}
     begin = time.perf_counter()
     core = Core(settings)
-    compiled = core.compile_model(core.read_model(model), str(config.get("device", "CPU")))
+    compiled = core.compile_model(model, str(config.get("device", "CPU")))
     took = time.perf_counter() - begin
     plans = compiled.program.plans
     facts = {

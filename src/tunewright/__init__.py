@@ -14,6 +14,7 @@ from .errors import (
     LimitError,
     LockError,
     ModelError,
+    RequestCancelled,
     SettingsError,
     TunewrightError,
     UnsupportedError,
@@ -23,10 +24,13 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .api import explain, tune
     from .core import Core
+    from .devices.remote import RemoteContext, RemoteTensor
     from .frontend.model import Model
+    from .runtime.asynchronous import AsyncInferQueue
     from .runtime.request import CompiledModel, InferRequest
 
 __all__ = [
+    "AsyncInferQueue",
     "CompiledModel",
     "Core",
     "DatabaseError",
@@ -39,6 +43,9 @@ __all__ = [
     "LockError",
     "Model",
     "ModelError",
+    "RemoteContext",
+    "RemoteTensor",
+    "RequestCancelled",
     "Settings",
     "SettingsError",
     "TunewrightError",
@@ -54,6 +61,9 @@ _LAZY = {
     "Model": ".frontend.model",
     "CompiledModel": ".runtime.request",
     "InferRequest": ".runtime.request",
+    "AsyncInferQueue": ".runtime.asynchronous",
+    "RemoteContext": ".devices.remote",
+    "RemoteTensor": ".devices.remote",
     "explain": ".api",
     "tune": ".api",
 }

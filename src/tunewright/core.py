@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .devices.remote import RemoteContext
 from .errors import InputError, SettingsError
 from .frontend.model import Model
 from .plugins.base import Plugin, Support
-from .plugins.single import SingleDevice, open_device, visible
+from .plugins.single import SingleDevice, open_device, streams, visible
 from .runtime.request import CompiledModel
 from .settings import Settings
 
@@ -83,13 +84,28 @@ class Core:
     def compile_model(
         self,
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
-        device: str = "CPU",
+        device: str | RemoteContext = "CPU",
         config: Mapping[str, Any] | None = None,
     ) -> CompiledModel:
-        """A model ready to run on a device."""
+        """A model ready to run on a device, or in a context of a caller's there (`create_context`).
+
+        Given a path rather than a `Model`, it needs less memory: nobody else will want the weights as they were read.
+        """
         loaded = model if isinstance(model, Model) else self.read_model(model)
         settings = self._settings(loaded, config)
-        return self._plugin(device, settings).compile(loaded, settings)
+        return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
+
+    def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
+        """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
+
+        >>> context = core.create_context("CPU", context=cl_context, queue=cl_queue)
+        >>> context = core.create_context("GPU.0", queue=torch.cuda.current_stream())
+        >>> compiled = core.compile_model("model.onnx", context)
+        """
+        if context is None and queue is None:
+            return RemoteContext(open_device(device, self.settings.cpu_threads_num))
+        lent = open_device(device, 0).lent(context, queue)
+        return RemoteContext(lent.with_threads(self.settings.cpu_threads_num))
 
     def lock(self, compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
         """Write the kernels that a model uses into a lockfile, beside those that are there (docs/lockfile.md).
@@ -182,12 +198,16 @@ class Core:
             return Settings.make({"LOCK_FILE": default_path(model.path)}, settings)
         return settings
 
-    def _plugin(self, device: str, settings: Settings) -> Plugin:
+    def _plugin(self, device: str | RemoteContext, settings: Settings) -> Plugin:
+        if isinstance(device, RemoteContext):
+            return SingleDevice(device.device)
         if not isinstance(device, str) or not device:
             raise SettingsError(
                 f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"
             )
-        return SingleDevice(open_device(device, settings.cpu_threads_num))
+        opened = open_device(device, settings.cpu_threads_num)
+        count = streams(opened, settings)
+        return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count)
 
 
 def _seconds(budget: float) -> float:

@@ -12,6 +12,7 @@
     ├── LockError             a frozen model meets what its lockfile does not name exactly
     ├── DeviceError           a device is unknown, unusable or failed
     ├── ExecutionError        an operator refused its inputs while the model ran
+    ├── RequestCancelled      a request was given up before it was over
     └── ExtensionError        an extension is broken or registered twice
 
 A message says what is wrong, where, and what to do next. The command line prints it, no traceback, and exits with 2.
@@ -63,6 +64,10 @@ class DeviceError(TunewrightError):
 
 class ExecutionError(TunewrightError):
     """An operator refused its inputs while the model ran."""
+
+
+class RequestCancelled(TunewrightError):
+    """A request was given up before it was over."""
 
 
 class ExtensionError(TunewrightError):

@@ -49,6 +49,8 @@ def _words(*names: str, **others: str) -> dict[str, str]:
     return {name: name for name in names} | others
 
 
+#: with OpenVINO's numbers of before
+_LEVELS = _words("LOW", "MEDIUM", "HIGH") | {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH"}
 _MODES = _words("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")
 #: MIOpen's names and numbers
 _ENFORCE = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
@@ -65,9 +67,24 @@ class Settings:
     cpu_threads_num: int = _setting(
         0, "threads that an inference on the CPU may use (0: all that the process may use)", 0
     )
+    performance_hint: str = _setting(
+        "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side",
+        values=_words("LATENCY", "THROUGHPUT"),
+    )
+    num_streams: int = _setting(
+        0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says)", 0
+    )
     inference_precision_hint: str = _setting(
         "AUTO", "what networks of single-precision numbers are computed in (AUTO: F16 on GPUs through CUDA, else F32)",
         values=_words("AUTO", "F32", "F16", "BF16"),
+    )
+    gpu_queue_priority: str = _setting(
+        "MEDIUM", "which work of a GPU goes first: LOW, MEDIUM or HIGH (on CUDA, and on OpenCL where it has hints)",
+        values=_LEVELS,
+    )
+    gpu_queue_throttle: str = _setting(
+        "MEDIUM", "LOW: who waits for a GPU sleeps, which leaves the processor to others and answers a little later",
+        values=_LEVELS,
     )
     join_launches: bool = _setting(True, "launch the kernels of small plans together, as one")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
@@ -219,10 +236,15 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+#: OpenVINO's names of before
+_RENAMED = {
+    f"{plugin}_plugin_{name}": f"gpu_queue_{name}" for plugin in ("gpu", "cldnn") for name in ("priority", "throttle")
+}
 
 
 def _field(key: str, where: str) -> dataclasses.Field[Any]:
     name = key.upper().removeprefix("KEY_").lower()
+    name = _RENAMED.get(name, name)
     if name not in _FIELDS:
         close = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.5)
         hint = f"did you mean {close[0].upper()}?" if close else "`tunewright settings` lists the keys"

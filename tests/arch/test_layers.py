@@ -9,9 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "tunewright"
@@ -41,11 +40,27 @@ def names(path: Path, root: Path = PACKAGE) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
+def place(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@cache
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """What a module imports, calls and uses: every test looks at all modules, since one for each takes far longer."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.keyword)
+    return tuple(node for node in ast.walk(ast.parse(text(path))) if isinstance(node, kinds))
+
+
 def imports(path: Path, root: Path = PACKAGE) -> Iterator[tuple[int, str]]:
     """(line, first part of the name inside the package) of everything that a module imports from the package."""
     here = ("tunewright", *names(path, root))
     package = here if path.name == "__init__.py" else here[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         targets: list[tuple[str, ...]] = []
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
@@ -58,16 +73,17 @@ def imports(path: Path, root: Path = PACKAGE) -> Iterator[tuple[int, str]]:
                 yield node.lineno, target[1]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(names(p)) or "tunewright")
-def test_a_layer_imports_only_what_stands_below_it(path: Path) -> None:
-    if not names(path):
-        return  # the package's own __init__ offers names of every layer, lazily
-    mine = names(path)[0]
-    assert mine in LEVEL, f"{mine} has no place in the layers"
-    for line, target in imports(path):
-        if target == mine or target not in LEVEL:
-            continue
-        assert LEVEL[target] > LEVEL[mine], f"{path.name}:{line} imports {target}, which does not stand below {mine}"
+def test_a_layer_imports_only_what_stands_below_it() -> None:
+    wrong = []
+    for path in MODULES:
+        if not names(path):
+            continue  # the package's own __init__ offers names of every layer, lazily
+        mine = names(path)[0]
+        assert mine in LEVEL, f"{mine} has no place in the layers"
+        for line, target in imports(path):
+            if target != mine and target in LEVEL and LEVEL[target] <= LEVEL[mine]:
+                wrong.append(f"{place(path)}:{line} imports {target}, which does not stand below {mine}")
+    assert not wrong
 
 
 def test_the_rule_can_fail(tmp_path: Path) -> None:
@@ -78,32 +94,34 @@ def test_the_rule_can_fail(tmp_path: Path) -> None:
     assert [target for _, target in imports(path, tmp_path)] == ["core", "runtime", "tools"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(names(p)) or "tunewright")
-def test_modules_stay_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+def test_modules_stay_small() -> None:
+    lines = {place(path): len(text(path).splitlines()) for path in MODULES}
+    assert not {path: count for path, count in lines.items() if count > MOST_LINES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(names(p)) or "tunewright")
-def test_what_all_names_is_there(path: Path) -> None:
-    if "__all__" not in path.read_text(encoding="utf-8"):
-        return
-    module = importlib.import_module(".".join(("tunewright", *names(path))))
-    assert len(set(module.__all__)) == len(module.__all__)
-    for name in module.__all__:
-        assert getattr(module, name) is not None, name
+def test_what_all_names_is_there() -> None:
+    for path in MODULES:
+        if "__all__" in text(path):
+            module = importlib.import_module(".".join(("tunewright", *names(path))))
+            assert len(set(module.__all__)) == len(module.__all__), place(path)
+            for name in module.__all__:
+                assert getattr(module, name) is not None, f"{name} of {place(path)}"
 
 
 #: modules that may call what settings.py alone may otherwise: reading the environment
 ENVIRONMENT_READERS = {"settings"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(names(p)) or "tunewright")
-def test_only_settings_reads_the_environment(path: Path) -> None:
-    if names(path)[:1] and names(path)[0] in ENVIRONMENT_READERS:
-        return
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            assert node.attr not in ("environ", "getenv"), f"line {node.lineno} reads the environment"
+def test_only_settings_reads_the_environment() -> None:
+    wrong = []
+    for path in MODULES:
+        if names(path)[:1] and names(path)[0] in ENVIRONMENT_READERS:
+            continue
+        for node in nodes(path):
+            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            if reads and isinstance(node.value, ast.Name) and node.value.id == "os":
+                wrong.append(f"{place(path)}:{node.lineno} reads the environment")
+    assert not wrong
 
 
 #: A kernel of Triton is a function of Python. This module makes it from a text that consists of numbers and of our own
@@ -111,17 +129,19 @@ def test_only_settings_reads_the_environment(path: Path) -> None:
 WRITES_KERNELS = ("solvers", "triton", "text")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: ".".join(names(p)) or "tunewright")
-def test_nothing_runs_code_from_data(path: Path) -> None:
+def test_nothing_runs_code_from_data() -> None:
     """No pickle, marshal, shelve, eval or exec anywhere: what is read is data."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            forbidden = {"eval", "exec", "__import__"} - ({"exec"} if names(path) == WRITES_KERNELS else set())
-            assert node.func.id not in forbidden, f"line {node.lineno}"
-        if isinstance(node, ast.Import):
-            assert not {"pickle", "marshal", "shelve", "dill"} & {a.name for a in node.names}, f"line {node.lineno}"
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            assert isinstance(node.value, ast.Constant) and node.value.value is False, f"line {node.lineno}"
+    for path in MODULES:
+        forbidden = {"eval", "exec", "__import__"} - ({"exec"} if names(path) == WRITES_KERNELS else set())
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in forbidden, f"{place(path)}:{node.lineno}"
+            if isinstance(node, ast.Import):
+                forbidden_modules = {"pickle", "marshal", "shelve", "dill"} & {a.name for a in node.names}
+                assert not forbidden_modules, f"{place(path)}:{node.lineno}"
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                allowed = isinstance(node.value, ast.Constant) and node.value.value is False
+                assert allowed, f"{place(path)}:{node.lineno}"
 
 
 #: too slow, or not there without an extra: nothing that every user imports may load them

@@ -13,9 +13,17 @@ import pytest
 import tunewright
 from conformance.contrib_models import conv_net, lstm, transformer
 from conformance.ort_oracle import assert_close, ort, run_ort
+from conformance.short_form import every_other
 
 quant = pytest.importorskip("onnxruntime.quantization")
 rng = np.random.default_rng(7)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Inputs do not depend on which tests ran before."""
+    global rng
+    rng = np.random.default_rng(7)
 
 
 def image() -> dict[str, Any]:
@@ -94,10 +102,9 @@ def test_optimised(name: str, tmp_path: Path) -> None:
     compare(model, inputs())
 
 
-@pytest.mark.parametrize("optimised", [False, True], ids=["as-written", "optimised"])
-@pytest.mark.parametrize("kind", ["uint8", "int8-per-channel"])
-@pytest.mark.parametrize("name", MODELS)
-def test_dynamically_quantised(name: str, kind: str, optimised: bool, tmp_path: Path) -> None:
+# Each network is a program of its own, which takes seconds to compile.
+@every_other(("name", MODELS), ("kind", ["uint8", "int8-per-channel"]), ("form", ["as-written", "optimised"]))
+def test_dynamically_quantised(name: str, kind: str, form: str, tmp_path: Path) -> None:
     build, inputs, _ = MODELS[name]
     onnx.save(build(), tmp_path / "model.onnx")
     quant.quantize_dynamic(
@@ -107,12 +114,12 @@ def test_dynamically_quantised(name: str, kind: str, optimised: bool, tmp_path: 
     model = onnx.load(tmp_path / "quantised.onnx")
     if name == "lstm":
         assert "DynamicQuantizeLSTM" in contrib(model)
-    compare(optimise(model, tmp_path) if optimised else model, inputs())
+    compare(optimise(model, tmp_path) if form == "optimised" else model, inputs())
 
 
-@pytest.mark.parametrize("form", ["QDQ", "QDQ-optimised", "QOperator"])
-@pytest.mark.parametrize("kind", ["uint8", "int8"])
-@pytest.mark.parametrize("name", ["conv", "transformer"])
+@every_other(
+    ("name", ["conv", "transformer"]), ("kind", ["uint8", "int8"]), ("form", ["QDQ", "QDQ-optimised", "QOperator"])
+)
 def test_statically_quantised(name: str, kind: str, form: str, tmp_path: Path) -> None:
     build, inputs, _ = MODELS[name]
     onnx.save(build(), tmp_path / "model.onnx")

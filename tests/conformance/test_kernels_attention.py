@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
@@ -116,8 +117,7 @@ def test_attributes(attrs: dict[str, Any]) -> None:
         assert not generic(Case("Attention", qkv(keys=keys), attrs))
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2, 3])
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@every_other(("mode", [0, 1, 2, 3]), ("softcap", [0.0, 1.5]))
 def test_shown_scores(mode: int, softcap: float) -> None:
     attrs = {"qk_matmul_output_mode": mode, "softcap": softcap}
     assert not generic(Case("Attention", [*qkv(), normal(7, 19)], attrs, outputs=4))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.devices.base import Target
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, Layout, blocked
@@ -64,8 +65,7 @@ def qlinear(case: Any, x_type: Any, w_type: Any, middle: bool, y_type: Any = Non
 CONSTANT = frozenset(range(1, 9))
 
 
-@pytest.mark.parametrize("case", CONVS, ids=str)
-@pytest.mark.parametrize("x_type", [np.uint8, np.int8])
+@every_other(("case", CONVS), ("x_type", [np.uint8, np.int8]))
 def test_in_blocks(case: Any, x_type: Any) -> None:
     inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
@@ -135,8 +135,7 @@ DEPTHWISE_CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
 ]
 
 
-@pytest.mark.parametrize("case", DEPTHWISE_CONVS, ids=str)
-@pytest.mark.parametrize("types", [(np.uint8, np.int8), (np.int8, np.uint8)], ids=str)
+@every_other(("case", DEPTHWISE_CONVS), ("types", [(np.uint8, np.int8), (np.int8, np.uint8)]))
 def test_depthwise(case: Any, types: tuple[Any, Any]) -> None:
     inputs, attrs = qlinear(case, *types, middle=True)
     attrs = {**attrs, "group": case[1][0]}

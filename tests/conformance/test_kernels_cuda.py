@@ -15,6 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Trit
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
+from conformance.interpreter import repaired as repaired
 from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.

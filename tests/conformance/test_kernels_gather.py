@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.types import TensorType
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import Problem, solvers
@@ -147,8 +148,7 @@ ELEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "index", "axis"), ELEMENTS)
-@pytest.mark.parametrize("reduction", ["none", "add"])
+@every_other(("shape, index, axis", ELEMENTS), ("reduction", ["none", "add"]))
 def test_scatter_elements(shape: tuple[int, ...], index: tuple[int, ...], axis: int, reduction: str) -> None:
     inputs = data(*shape), indices(shape[axis], *index), data(*index)
     attrs = {"axis": axis, "reduction": reduction}
@@ -250,8 +250,7 @@ def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+@every_other(("interleaved", [0, 1]), ("dtype", [np.float32, np.float64, np.float16, BFLOAT16]))
 def test_rotary(interleaved: int, dtype: Any) -> None:
     cache = [normal(9, 4, dtype=dtype), normal(9, 4, dtype=dtype)]
     positions = RNG.integers(0, 9, (2, 5))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType
 from tunewright.testing.kernelcheck import Case, check
@@ -38,9 +39,7 @@ BATCHED: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("a_type", [np.uint8, np.int8])
-@pytest.mark.parametrize("b_type", [np.uint8, np.int8])
-@pytest.mark.parametrize("constant", [False, True])
+@every_other(("a_type", [np.uint8, np.int8]), ("b_type", [np.uint8, np.int8]), ("constant", [False, True]))
 def test_matmul_integer(a_type: Any, b_type: Any, constant: bool) -> None:
     for a, b in SHAPES:
         inputs = [integers(*a, dtype=a_type), integers(*b, dtype=b_type)]
@@ -65,8 +64,7 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", CONVS, ids=str)
-@pytest.mark.parametrize("types", [(np.uint8, np.int8), (np.int8, np.uint8)], ids=str)
+@every_other(("case", CONVS), ("types", [(np.uint8, np.int8), (np.int8, np.uint8)]))
 def test_conv_integer(case: tuple[Any, Any, dict[str, Any]], types: tuple[Any, Any]) -> None:
     x_shape, w_shape, attrs = case
     x, w = integers(*x_shape, dtype=types[0]), integers(*w_shape, dtype=types[1])
@@ -139,8 +137,7 @@ def test_extremes() -> None:
         right(Case("MatMulInteger", [a, b, zero, np.asarray(255 - value, np.uint8)]), MATMUL)
 
 
-@pytest.mark.parametrize("case", SHAPES + BATCHED[:1], ids=str)
-@pytest.mark.parametrize("y_type", [np.uint8, np.int8])
+@every_other(("case", SHAPES + BATCHED[:1]), ("y_type", [np.uint8, np.int8]))
 def test_qlinear_matmul(case: tuple[Any, Any], y_type: Any) -> None:
     a, b = integers(*case[0]), integers(*case[1], dtype=np.int8)
     y_scale = np.asarray(4.0 * case[0][-1] ** 0.5, np.float32)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.graph import Fused
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
@@ -38,11 +39,12 @@ def solver_of(case: Case) -> str:
     return next(s.id for s in solvers() if s.language == "c" and s.why_not(problem, device.target) is None)
 
 
-@pytest.mark.parametrize("constant", [frozenset(), B])
-@pytest.mark.parametrize(
-    ("m", "k", "n"),
-    [(1, 1, 1), (1, 7, 33), (2, 5, 3), (3, 64, 65), (4, 0, 5), (5, 9, 16), (6, 16, 8), (7, 100, 31), (13, 33, 100),
-     (50, 17, 1), (1, 300, 300), (128, 96, 40), (0, 3, 4)],
+@every_other(
+    ("constant", [frozenset(), B]),
+    ("m, k, n", [
+        (1, 1, 1), (1, 7, 33), (2, 5, 3), (3, 64, 65), (4, 0, 5), (5, 9, 16), (6, 16, 8), (7, 100, 31), (13, 33, 100),
+        (50, 17, 1), (1, 300, 300), (128, 96, 40), (0, 3, 4),
+    ]),
 )  # fmt: skip
 def test_sizes(m: int, k: int, n: int, constant: frozenset[int]) -> None:
     assert not generic(Case("MatMul", [normal(m, k), normal(k, n)], constant=constant))
@@ -109,9 +111,7 @@ def test_many_products() -> None:
     assert not generic(Case("MatMul", [normal(70000, 2, 2), normal(70000, 2, 3)]))
 
 
-@pytest.mark.parametrize("trans_a", [0, 1])
-@pytest.mark.parametrize("trans_b", [0, 1])
-@pytest.mark.parametrize("c", [None, (), (1,), (19,), (1, 19), (9, 1), (9, 19)])
+@every_other(("trans_a", [0, 1]), ("trans_b", [0, 1]), ("c", [None, (), (1,), (19,), (1, 19), (9, 1), (9, 19)]))
 def test_gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None) -> None:
     a, b = normal(*((21, 9) if trans_a else (9, 21))), normal(*((19, 21) if trans_b else (21, 19)))
     attrs = {"transA": trans_a, "transB": trans_b, "alpha": 0.5, "beta": 2.0}

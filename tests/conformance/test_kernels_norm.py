@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.types import blocked
 from tunewright.plugins.single import open_device
 from tunewright.testing.kernelcheck import Case, check
@@ -35,8 +36,7 @@ def agrees(
 
 
 # -- layer, RMS -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("axis", [-1, 1, 0])
+@every_other(("dtype", DTYPES), ("axis", [-1, 1, 0]))
 def test_layer(dtype: Any, axis: int) -> None:
     shape = (3, 5, 37)
     parameters = [normal(*shape[axis:], dtype=dtype) for _ in range(2)]
@@ -87,8 +87,7 @@ def test_rms(dtype: Any, scale: Any) -> None:
     agrees("SimplifiedLayerNormalization", [normal(7, 33, dtype=dtype), normal(33, dtype=scale)], outputs=2, axis=-1)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("skip", [(2, 5, 48), (1, 5, 48), (5, 48)])
+@every_other(("dtype", [np.float32, np.float16]), ("skip", [(2, 5, 48), (1, 5, 48), (5, 48)]))
 def test_skip(dtype: Any, skip: tuple[int, ...]) -> None:
     x, s = normal(2, 5, 48, dtype=dtype), normal(*skip, dtype=dtype)
     gamma, beta, bias = (normal(48, dtype=dtype) for _ in range(3))
@@ -138,8 +137,7 @@ def test_mean_variance(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> 
     agrees("MeanVarianceNormalization", [normal(*shape)], shapes=True, **attrs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("p", [1, 2])
+@every_other(("dtype", DTYPES), ("p", [1, 2]))
 def test_lp(dtype: Any, p: int) -> None:
     x = normal(3, 5, 70, dtype=dtype)
     x[1] = 0

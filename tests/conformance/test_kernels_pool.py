@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, Layout, blocked
 from tunewright.plugins.single import open_device
@@ -41,8 +42,7 @@ def failures(
     return check(case, "opencl.pool", configs=int(specialised), specialised=specialised)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("attrs", WINDOWS)
+@every_other(("layout", [PLAIN, BLOCKED]), ("attrs", WINDOWS))
 def test_windows(attrs: dict[str, Any], layout: Layout) -> None:
     x = normal(2, 19, 9, 11)
     assert not failures("MaxPool", x, attrs, layout, specialised=attrs is WINDOWS[2])
@@ -65,8 +65,7 @@ def test_ceiling_beyond_the_padding(layout: Layout) -> None:
     assert not failures("AveragePool", normal(1, 3, 9, 11), attrs, layout)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("p", [1, 2, 3])
+@every_other(("layout", [PLAIN, BLOCKED]), ("p", [1, 2, 3]))
 def test_powers(p: int, layout: Layout) -> None:
     assert not failures("LpPool", normal(2, 3, 9, 11), {**K33, "p": p, "strides": (2, 2), "pads": (1, 1, 1, 1)}, layout)
     assert not failures("GlobalLpPool", normal(2, 3, 9, 11), {"p": p}, layout)
@@ -81,8 +80,7 @@ def test_indices(order: int) -> None:
     assert not failures("MaxPool", three, {"kernel_shape": (2, 3, 2), "storage_order": order}, outputs=2)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+@every_other(("layout", [PLAIN, BLOCKED]), ("dtype", [np.float64, np.float16, ml_dtypes.bfloat16]))
 def test_floats(dtype: Any, layout: Layout) -> None:
     x = normal(1, 10, 7, 8, dtype=dtype)
     assert not failures("MaxPool" if layout == PLAIN else "AveragePool", x, WINDOWS[1], layout)
@@ -91,8 +89,7 @@ def test_floats(dtype: Any, layout: Layout) -> None:
         assert not failures("LpPool", x, {**K33, "p": 3}, layout)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@every_other(("layout", [PLAIN, BLOCKED]), ("dtype", [np.int8, np.uint8]))
 def test_integers(dtype: Any, layout: Layout) -> None:
     x = RNG.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (1, 10, 7, 8), dtype=dtype)
     assert not failures("MaxPool", x, WINDOWS[1], layout)
@@ -116,8 +113,7 @@ def test_wide_rows() -> None:
     assert not failures("MaxPool", normal(0, 3, 9, 9), K33)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("op", ["GlobalMaxPool", "GlobalAveragePool"])
+@every_other(("layout", [PLAIN, BLOCKED]), ("op", ["GlobalMaxPool", "GlobalAveragePool"]))
 def test_global(op: str, layout: Layout) -> None:
     for shape in ((2, 19, 7, 7), (1, 3, 50), (1, 9, 3, 4, 5), (3, 8, 1, 1)):
         assert not failures(op, normal(*shape), {}, layout, specialised=len(shape) == 3)
@@ -129,8 +125,7 @@ def test_blocked_reductions(op: str) -> None:
     assert not check(case, "opencl.pool_global", configs=0)
 
 
-@LAYOUTS
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalAveragePool"])
+@every_other(("layout", [PLAIN, BLOCKED]), ("op", ["MaxPool", "AveragePool", "GlobalAveragePool"]))
 def test_epilogues(op: str, layout: Layout) -> None:
     attrs: dict[str, Any] = {} if op.startswith("Global") else WINDOWS[1]
     shape = (2, 11, 1, 1) if op.startswith("Global") else (2, 11, 5, 6)

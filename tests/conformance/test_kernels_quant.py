@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.types import PLAIN, DType, blocked
 from tunewright.testing.kernelcheck import Case, check
 
@@ -60,16 +61,14 @@ def test_quantize_mixed(precision: DType) -> None:
     right(Case("QuantizeLinear", [x, scales()], attrs), "opencl.quantize")
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, *NARROW, np.int32])
-@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (2, 3, 150, 111)])
+@every_other(("dtype", [*INTEGERS, *NARROW, np.int32]), ("shape", [(1,), (3, 5, 7), (2, 3, 150, 111)]))
 def test_dequantize_tensor(dtype: Any, shape: tuple[int, ...]) -> None:
     case = Case("DequantizeLinear", [integers(*shape, dtype=dtype), scales(), integers(dtype=dtype)])
     right(case, "opencl.quantize")
     right(Case("DequantizeLinear", [integers(*shape, dtype=dtype), scales()]), "opencl.quantize")
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("to", FLOATS)
+@every_other(("dtype", FLOATS), ("to", FLOATS))
 def test_dequantize_floats(dtype: Any, to: Any) -> None:
     attrs = {"output_dtype": DType.of_numpy(np.dtype(to)).onnx_code}
     case = Case("DequantizeLinear", [integers(5, 77, dtype=np.int8), scales(77, dtype=dtype)], attrs)
@@ -99,9 +98,11 @@ def test_block(axis: int, block: int) -> None:
     right(case, "opencl.quantize")
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 5, 7), (2, 64, 31, 33), (3, 17, 1, 1), (1, 9, 300)])
-@pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("block", [8, 16])
+@every_other(
+    ("shape", [(1, 3, 5, 7), (2, 64, 31, 33), (3, 17, 1, 1), (1, 9, 300)]),
+    ("channels", [False, True]),
+    ("block", [8, 16]),
+)  # fmt: skip
 def test_blocked_layout(shape: tuple[int, ...], channels: bool, block: int) -> None:
     count = (shape[1],) if channels else ()
     layouts = (blocked(block), blocked(block))

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check
@@ -60,8 +61,7 @@ def agrees(case: Case) -> None:
     assert not check(case, "opencl.recurrent", configs=0, specialised=False)
 
 
-@pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@every_other(("op", GATES), ("direction", ["forward", "reverse", "bidirectional"]))
 def test_directions(op: str, direction: str) -> None:
     agrees(make(op, lengths=True, constant=WEIGHTS, direction=direction))
 
@@ -97,8 +97,7 @@ def test_layout(op: str) -> None:
     agrees(case)
 
 
-@pytest.mark.parametrize("hidden", [1, 33, 70])
-@pytest.mark.parametrize("batch", [1, 3, 9])
+@every_other(("hidden", [1, 33, 70]), ("batch", [1, 3, 9]))
 def test_sizes(hidden: int, batch: int) -> None:
     """Tiles of sequences and blocks of hidden units that are not full; the weights of long sums are small."""
     case = make("LSTM", steps=4, batch=batch, features=hidden + 2, hidden=hidden, constant=WEIGHTS)
@@ -106,8 +105,7 @@ def test_sizes(hidden: int, batch: int) -> None:
     agrees(case)
 
 
-@pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("batch", [1, 5])
+@every_other(("op", GATES), ("batch", [1, 5]))
 def test_single_step(op: str, batch: int) -> None:
     """Hidden units are shared out among work-items."""
     case = make(op, steps=1, batch=batch, features=200, hidden=150, constant=WEIGHTS)

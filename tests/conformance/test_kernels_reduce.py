@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)
@@ -67,14 +68,15 @@ def test_doubles(op: str) -> None:
     assert not failures(op, values(op, 9, 40, dtype=np.float64), (1,))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"])
+@every_other(
+    ("dtype", [np.float16, ml_dtypes.bfloat16]),
+    ("op", ["ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"]),
+)  # fmt: skip
 def test_narrow_floats(op: str, dtype: Any) -> None:
     assert not failures(op, values(op, 9, 40, dtype=dtype), (0,) if dtype == np.float16 else (1,))
 
 
-@pytest.mark.parametrize("op", WHOLE)
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@every_other(("op", WHOLE), ("dtype", [np.int32, np.int64]))
 def test_integers(op: str, dtype: Any) -> None:
     assert not failures(op, values(op, 4, 5, 20, dtype=dtype), (1,) if dtype == np.int64 else (2,))
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import tunewright
+from conformance.short_form import every_other
 from tunewright.ir.types import NHWC, PLAIN, DType, Layout, TensorType, blocked
 from tunewright.ops.fused import REORDER, from_plain
 from tunewright.ops.tolerance import compare
@@ -56,8 +57,10 @@ def test_layouts(source: Layout, target: Layout, shape: tuple[int, ...]) -> None
     generic(case(array(*shape), source, target))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.bool_, np.float64, np.int64], ids=str)
-@pytest.mark.parametrize(("source", "target"), [(PLAIN, BLOCK), (BLOCK, PLAIN), (PLAIN, NHWC)], ids=str)
+@every_other(
+    ("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.bool_, np.float64, np.int64]),
+    ("source, target", [(PLAIN, BLOCK), (BLOCK, PLAIN), (PLAIN, NHWC)]),
+)  # fmt: skip
 def test_dtypes(source: Layout, target: Layout, dtype: type) -> None:
     for shape in ((2, 19, 7, 9), (1, 33, 4, 5)):
         generic(case(array(*shape, dtype=dtype), source, target))

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.ir.types import PLAIN, Layout, blocked
 from tunewright.ops import lookup
 from tunewright.plugins.single import open_device
@@ -70,9 +71,7 @@ def test_samples() -> None:
         assert not check(case, "opencl.resize", 1, specialised=False)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "linear"])
-@pytest.mark.parametrize("factor", [2, 4])
-@pytest.mark.parametrize("layout", [PLAIN, BLOCKED])
+@every_other(("mode", ["nearest", "linear"]), ("factor", [2, 4]), ("layout", [PLAIN, BLOCKED]))
 def test_whole_factors(mode: str, factor: int, layout: Layout) -> None:
     """The case of detectors and segmenters: what lies between the borders is written without a table."""
     for coordinates in ("half_pixel", "asymmetric"):
@@ -164,8 +163,7 @@ def samples(op: str, inputs: list[np.ndarray], family: str, specialised: bool = 
     assert not check(Case(op, inputs, attrs), f"opencl.{family}", 1, specialised=specialised)
 
 
-@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@every_other(("mode", ["linear", "nearest", "cubic"]), ("rank", [1, 2, 3]))
 def test_grid_sample(mode: str, rank: int) -> None:
     x = normal(2, 3, *(5, 6, 4)[:rank])
     grid = RNG.uniform(-2.6, 2.6, (2, *(4, 7, 5)[:rank], rank)).astype(np.float32)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)
@@ -36,8 +37,7 @@ def test_generic(op: str, shape: tuple[int, ...]) -> None:
         assert not failures(op, normal(*shape), axis)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+@every_other(("op", OPS), ("dtype", [np.float64, np.float16, ml_dtypes.bfloat16]))
 def test_types(op: str, dtype: Any) -> None:
     for axis in (0, -1):
         assert not failures(op, normal(19, 33, dtype=dtype), axis)

@@ -12,6 +12,7 @@ import pytest
 from model_inputs import CASES
 
 import tunewright
+from real.twins import TWINS, marks
 from tunewright.plugins.single import open_device
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="there is no OpenCL runtime here")
@@ -23,16 +24,23 @@ RUNS = 5
 EXCEPTIONS: dict[str, str] = {}
 
 TRAINED = [
-    pytest.param(package, file, id=f"{package}-{file.removesuffix('.onnx')}")
+    pytest.param(package, file, id=f"{package}-{file.removesuffix('.onnx')}", marks=marks(package, file))
     for package, files in CASES.items()
     for file in files
 ]
 
 
-@pytest.mark.parametrize("name", light_models.NAMES)
+#: in the short form; the others are made of the same layers, and most of them have weights that take seconds to make
+LIGHT = ("densenet121", "inception_v2", "resnet50", "shufflenet", "squeezenet")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in LIGHT else pytest.param(n, marks=pytest.mark.soak) for n in light_models.NAMES]
+)
 def test_light_model(name):
     model, inputs = light_models.load(name)
-    check(name, model, inputs)
+    # launched one by one, these networks share most compiled kernels, also with the ONNX backend suite
+    check(name, model, inputs, JOIN_LAUNCHES="NO")
 
 
 @pytest.mark.parametrize(("package", "file"), TRAINED)
@@ -40,13 +48,12 @@ def test_trained_model(folder, package, file):
     for path in [p for p in folder(package).rglob("*") if p.name == file]:
         model = minilm.build(path) if path.suffix == ".safetensors" else onnx.load(path)
         rng = np.random.default_rng(0)
+        # launched together, which test_real_models.py does too: a network is compiled once for both
         check(file, model, {name: make(rng) for name, make in CASES[package][file][0].items()})
 
 
-def check(name, model, inputs):
-    # launched one by one, networks share most compiled kernels; the host's part is the same
-    settings = {"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"}
-    request = tunewright.Core(settings).compile_model(model).create_infer_request()
+def check(name, model, inputs, **settings):
+    request = tunewright.Core({"PERF_COUNT": "YES", **settings}).compile_model(model).create_infer_request()
     runs = [profile(request, inputs)]
     if runs[0].operations:  # else nothing runs on the host, and there is nothing to measure
         runs = [profile(request, inputs) for _ in range(RUNS)]
@@ -89,5 +96,6 @@ def test_the_check_can_fail():
         check("it", model, {"x": np.arange(100_000, dtype=np.float32)})
 
 
-def test_every_exception_is_of_a_model():
+def test_every_exception_and_twin_is_of_a_model():
     assert set(EXCEPTIONS) <= {*light_models.NAMES, *(file for files in CASES.values() for file in files)}
+    assert all(file in CASES[package] for package, file in TWINS)

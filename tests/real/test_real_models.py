@@ -7,6 +7,7 @@ import pytest
 from model_inputs import CASES
 
 import tunewright
+from real.twins import marks
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -19,7 +20,7 @@ QUANTISED = {"common_old.onnx"}
 CHAOTIC = {"slim_93%_accuracy_72.7390%_qint8.onnx"}
 
 RUNS = [
-    pytest.param(package, file, k, id=f"{package}-{file.removesuffix('.onnx')}-{k}")
+    pytest.param(package, file, k, id=f"{package}-{file.removesuffix('.onnx')}-{k}", marks=marks(package, file))
     for package, files in CASES.items()
     for file, runs in files.items()
     for k in range(len(runs))

@@ -120,26 +120,26 @@ def test_a_constant_is_copied_once_and_as_long_as_it_lives(device):
     first = device.constant(array)
     assert device.constant(array) is first
     np.testing.assert_array_equal(device.queue().fetch([first])[0], array)
-    before = len(device._memory._constants)
+    before = len(device._memory._constants._known)
     del array
     gc.collect()
-    assert len(device._memory._constants) == before - 1
+    assert len(device._memory._constants._known) == before - 1
 
 
 def test_weights_are_copied_once_for_all_requests_and_go_with_the_model(device):
     gc.collect()
-    before = len(device._memory._constants)
+    before = len(device._memory._constants._known)
     mine = compiled(device, resnet(18, 32, 4, 8))
     x = {"x": normal(1, 3, 32, 32)}
     mine(x)
-    known = len(device._memory._constants)
+    known = len(device._memory._constants._known)
     assert known > before + 20
     mine(x)
     mine.create_infer_request().infer(x)
-    assert len(device._memory._constants) == known
+    assert len(device._memory._constants._known) == known
     del mine
     gc.collect()
-    assert len(device._memory._constants) == before
+    assert len(device._memory._constants._known) == before
 
 
 # Models
@@ -380,20 +380,82 @@ def test_without_fp64_problems_that_need_it_are_refused_and_the_others_compile()
 # Names
 
 
-def gpu(name, integrated, svm=1):
+def gpu(name, integrated, svm=1, extensions="", **about):
     import pyopencl as cl
 
-    return SimpleNamespace(name=name, type=cl.device_type.GPU, host_unified_memory=integrated, svm_capabilities=svm)
+    return SimpleNamespace(
+        name=name, type=cl.device_type.GPU, host_unified_memory=integrated, svm_capabilities=svm, extensions=extensions,
+        **about,
+    )  # fmt: skip
+
+
+def nvidia(name, domain, bus, slot):
+    return gpu(name, False, extensions="cl_khr_fp64 cl_nv_device_attribute_query",
+               pci_domain_id_nv=domain, pci_bus_id_nv=bus, pci_slot_id_nv=slot)  # fmt: skip
 
 
 def test_integrated_gpus_come_first_and_those_without_svm_are_told():
-    from tunewright.devices.opencl import names
+    from tunewright.devices.opencl_names import names
 
     big, twin, small, old = gpu("big", False), gpu("big", False), gpu("small", True), gpu("old", True, svm=0)
     found, unusable = names([big, old, twin, small])
     assert found == {"GPU.0": small, "GPU.1": big, "GPU.2": twin}
     assert list(unusable) == ["old"] and "no shared virtual memory" in unusable["old"]
     assert names([]) == ({}, {})
+
+
+def test_one_gpu_appears_once_and_cuda_comes_first():
+    from tunewright.devices import pci
+    from tunewright.devices.opencl_names import names
+
+    # torch tells the numbers of the bus, NVIDIA's OpenCL the slot: five bits of the device, three of the function
+    cards = [SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0),
+             SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1B, pci_device_id=2)]  # fmt: skip
+    places = [pci.of_cuda(card) for card in cards]
+    assert places == ["0000:1b:00", "0001:1b:02"]
+    second, first, other = nvidia("second", 1, 0x1B, 2 << 3), nvidia("first", 0, 0x1B, 0), nvidia("other", 0, 0x1C, 0)
+    integrated = gpu("integrated", True)  # its driver does not tell where it is
+    found, _ = names([second, integrated, first, other], places)
+    assert found == {"GPU.0.OPENCL": first, "GPU.1.OPENCL": second, "GPU.2": integrated, "GPU.3": other}
+    # an older torch does not tell: every GPU has a number, and CUDA's still come first
+    assert pci.of_cuda(SimpleNamespace(name="card")) is None
+    assert names([first], [None]) == ({"GPU.1": first}, {})
+
+
+def test_where_a_device_is_plugged_in_is_asked_from_its_driver():
+    """The processor is not plugged in, and PoCL says so: the call is the real one."""
+    from tunewright.devices import pci
+
+    raw = open_device("CPU").raw
+    assert pci.of_opencl(raw) is None and pci._bus_info(raw) is None
+    claims = SimpleNamespace(int_ptr=raw.int_ptr, extensions="cl_khr_pci_bus_info")
+    assert pci.of_opencl(claims) is None
+
+
+def test_other_ways_to_use_a_gpu_are_listed_as_such(monkeypatch):
+    from tunewright.plugins import single
+
+    names = ["CPU", "CPU.HOST", "GPU.0", "GPU.0.OPENCL", "GPU.1", "NULL"]
+    monkeypatch.setattr(single, "available", lambda: (dict.fromkeys(names, object), {}))
+    assert single.visible() == ["CPU", "GPU.0", "GPU.1"]
+    assert single.visible(alternatives=True) == names[:-1]
+
+
+def test_queues_follow_hints_as_far_as_the_device_knows_them(caplog):
+    from tunewright.devices.base import Hints
+    from tunewright.devices.opencl import OpenCLDevice
+    from tunewright.devices.opencl_names import queue_properties
+
+    hints = Hints("HIGH", "LOW")
+    both = gpu("card", False, extensions="cl_khr_priority_hints cl_khr_throttle_hints")
+    assert queue_properties(both, hints) == [0x1096, 1, 0x1097, 4]
+    assert queue_properties(gpu("card", False, extensions="cl_khr_throttle_hints"), hints) == [0x1097, 4]
+    mine = compiled(OpenCLDevice("CPU"), model(DETOUR), GPU_QUEUE_PRIORITY="HIGH")
+    for _ in range(2):
+        request = mine.create_infer_request()  # PoCL knows none
+        assert request.infer({"x": normal(2, 4, 4), "z": normal(2)})["y"].shape == (2,)
+    (told,) = [r for r in caplog.records if "no hints for queues" in r.message]
+    assert "HIGH" in told.message
 
 
 def test_the_first_gpu_is_also_called_gpu(monkeypatch):

@@ -47,6 +47,16 @@ g (float[8, 8] x, float[8, 8] w) => (float[8, 8] y)
 """
 
 
+RECURRENT = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[5, 1, 12] x, float[2, 32, 12] w, float[2, 32, 8] r) => (float[5, 2, 1, 8] y)
+{
+    h = LSTM <hidden_size = 8, direction = "bidirectional"> (x, w, r)
+    y = Sigmoid(h)
+}
+"""
+
+
 def compiled(model, **config):
     core = Core(config)
     return core.compile_model(core.read_model(model), "CPU")
@@ -70,11 +80,12 @@ def equal(one, other):
     return all(np.array_equal(one[name], other[name], equal_nan=True) for name in other)
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenet", "transformer"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "transformer", "recurrent"])
 def test_a_network_is_one_launch_with_the_same_results(name):
     model = {
         "resnet": lambda: models.resnet(size=32), "mobilenet": lambda: models.mobilenet(size=32),
         "transformer": lambda: models.transformer(layers=1, hidden=48, heads=4, length=9),
+        "recurrent": lambda: parser.parse_model(RECURRENT),
     }[name]()  # fmt: skip
     inputs = feed(model)
     one, apart = compiled(model).create_infer_request(), compiled(model, JOIN_LAUNCHES="NO").create_infer_request()

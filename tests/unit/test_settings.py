@@ -11,6 +11,7 @@ from tunewright import Core, tools
 from tunewright.errors import SettingsError
 from tunewright.settings import Settings
 
+LEVELS = {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH"}
 #: key -> {what is given: what it is read as}
 SPELLINGS = {
     "TUNING_MODE": {
@@ -25,7 +26,10 @@ SPELLINGS = {
         **{name: name for name in ("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID")},
         "1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID", "dynamic_hybrid": "DYNAMIC_HYBRID",
     },
+    "PERFORMANCE_HINT": {"LATENCY": "LATENCY", "THROUGHPUT": "THROUGHPUT", "throughput": "THROUGHPUT"},
     "INFERENCE_PRECISION_HINT": {**{name: name for name in ("AUTO", "F32", "F16", "BF16")}, "f16": "F16"},
+    "GPU_QUEUE_PRIORITY": {**{name: name for name in ("LOW", "MEDIUM", "HIGH")}, "high": "HIGH", **LEVELS},
+    "GPU_QUEUE_THROTTLE": {**{name: name for name in ("LOW", "MEDIUM", "HIGH")}, "low": "LOW", **LEVELS},
     "AUTO_TUNE_MODE": {name: name for name in ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL", "random")},
     "TUNING_FILE": {"some/file.json": "some/file.json", "": ""},
     "EXECUTION_MODE_HINT": {"PERFORMANCE": "PERFORMANCE", "ACCURACY": "ACCURACY", "accuracy": "ACCURACY"},
@@ -105,6 +109,11 @@ def test_a_wrong_value_names_the_choices(key, text, named, monkeypatch) -> None:
     for caught, where in ((by_config, "config"), (by_variable, "environment")):
         assert key in str(caught.value) and str(caught.value).startswith(where)
         assert all(name in str(caught.value) for name in named), caught.value
+
+
+def test_older_names_of_openvino_are_understood() -> None:
+    settings = Settings.make({"KEY_GPU_PLUGIN_PRIORITY": 3, "CLDNN_PLUGIN_THROTTLE": "1"})
+    assert (settings.gpu_queue_priority, settings.gpu_queue_throttle) == ("HIGH", "LOW")
 
 
 def test_the_cases_cover_every_choice_of_every_setting() -> None:

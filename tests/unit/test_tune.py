@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, DeviceError, InputError
+from tunewright.ir.types import DType
+from tunewright.ops.tolerance import TOLERANCES
 from tunewright.plugins import tune as whole
 from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.search.space import Config
@@ -285,6 +287,10 @@ def test_networks_that_draw_random_numbers_are_not_taken_for_wrong_ones(core):
     assert run._compare(Drawn(1, 1), Drawn(1)) == (True, 0.0)
     assert run._compare(Drawn(1, 1), Drawn(2))[0] is False
     assert run._compare(Drawn(1, 3), Drawn(2))[0] is True
+    # outputs of single precision, computed in half precision
+    assert run._compare(Drawn(1, 1), Drawn(1.005))[0] is False
+    run.inside = TOLERANCES[DType.FLOAT16].network
+    assert run._compare(Drawn(1, 1), Drawn(1.005))[0] is True
 
 
 def test_an_interrupt_at_the_start_is_written_down(core, monkeypatch, tmp_path):

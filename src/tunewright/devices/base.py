@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType
+from . import dlpack
+from .remote import RemoteTensor
 
 
 def address(array: Any) -> int:
@@ -41,6 +44,14 @@ class Target:
         return f"{self.name} ({self.arch}, {self.units} units; {software})"
 
 
+@dataclass(frozen=True)
+class Hints:
+    """What a request asks of its queue (GPU_QUEUE_PRIORITY, GPU_QUEUE_THROTTLE): LOW, MEDIUM or HIGH."""
+
+    priority: str = "MEDIUM"
+    throttle: str = "MEDIUM"
+
+
 class Queue(ABC):
     """In-order execution for one request, with a clock in seconds."""
 
@@ -48,6 +59,8 @@ class Queue(ABC):
     launches: int = 0
     #: seconds that were spent waiting for kernels so far
     waited: float = 0.0
+    #: `equal` compares where the buffers are, and fetches nothing
+    compares: bool = False
 
     @abstractmethod
     def now(self) -> float:
@@ -71,8 +84,60 @@ class Queue(ABC):
         return values
 
     def put(self, array: np.ndarray[Any, Any], to: Any) -> None:
-        """Write an array of the host into memory of the device that nothing queued uses."""
+        """Write an array of the host, or one that was adopted, into memory of the device that nothing queued uses."""
         np.copyto(to, array)
+
+    def fill(self, to: Any, byte: int) -> None:
+        """Write one byte all over a buffer of the device that nothing queued uses."""
+        if isinstance(to, np.ndarray):
+            to.fill(byte)
+        else:
+            self.put(np.full(to.nbytes, byte, np.uint8), to)
+
+    def equal(self, one: Any, other: Any) -> bool:
+        """Two buffers of the device hold the same bytes."""
+        return bool(np.array_equal(*self.fetch([one, other])))
+
+    def adopt(self, value: Any, writable: bool = False) -> Any:
+        """A caller's tensor (a `RemoteTensor`, or one that speaks DLPack) as an array that `put`, `fetch` and kernels
+        take, behind what its owner has enqueued. It is kept until `release`, and until what is queued has finished.
+
+        InputError when it cannot be reached from here, or, with ``writable``, not be written.
+        """
+        if isinstance(value, RemoteTensor):
+            if not isinstance(value.memory, np.ndarray):
+                raise InputError(f"is in the memory of {value.device}", hint="copy it: x.numpy()")
+            array = value.memory
+        else:
+            array = value if isinstance(value, np.ndarray) else host_array(value, writable)
+        if writable and not array.flags.writeable:
+            raise InputError("is read-only")
+        return array
+
+    def duplicate(self, value: Any) -> Any:
+        """A copy in memory of the device that is nobody else's, of an array there or of the host."""
+        return value.copy()
+
+    def settle(self) -> Any:
+        """Called when a request's results stay on the device: what tells that they are there, or None: they are."""
+        self.finish()
+        return None
+
+    def release(self) -> None:  # noqa: B027 (most keep nothing)
+        """Give back what was adopted: whoever used it has finished, or is in order with its owner."""
+
+
+def host_array(value: Any, writable: bool = False) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor that speaks DLPack, in the host's memory."""
+    kind, number = dlpack.place(value)
+    if kind not in dlpack.HOST:
+        gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+        where = f"GPU.{number}'s memory" if gpu else f"memory of a device that DLPack calls ({kind}, {number})"
+        raise InputError(f"is in {where}, which this device cannot reach", hint="copy it to the host first")
+    try:
+        return dlpack.array(value, writable)
+    except (BufferError, RuntimeError) as error:
+        raise InputError(f"cannot be shared through DLPack: {error}") from None
 
 
 class Device(ABC):
@@ -89,8 +154,12 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it has more threads than it may use (`with_threads`): no launch has more work-items than those
+    confined: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
+    #: where it is plugged in, where that is known (`devices.pci`)
+    pci: str | None = None
     #: its last-level cache: what was used longer ago than this much comes from memory. 0: it has none
     cache_bytes: int = 0
 
@@ -110,12 +179,40 @@ class Device(ABC):
     @abstractmethod
     def queue(self) -> Queue: ...
 
+    def request_queue(self, hints: Hints) -> Queue:
+        """A queue for requests, with these hints where the device knows them."""
+        return self.queue()
+
+    def lent(self, context: Any, queue: Any) -> Device:
+        """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
+        raise DeviceError(f"{self.name} takes no context and no queue of a caller's")
+
+    def check_lent(self, memory: Any, nbytes: int) -> None:
+        """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""
+        raise InputError(f"{type(memory).__name__} is no memory that {self.name} can use",
+                         hint="tensors that speak DLPack are given as they are")  # fmt: skip
+
+    def dlpack_device(self, memory: Any) -> tuple[int, int]:
+        """Where DLPack says that an array of this device is."""
+        if not isinstance(memory, np.ndarray):
+            raise BufferError(f"DLPack has no tensors in the memory of {self.name}")
+        return dlpack.CPU, 0
+
+    def export(self, memory: Any, ready: Any, stream: int | None, given: dict[str, Any]) -> Any:
+        """DLPack's capsule of an array of this device, for a reader's stream; ``given``: other arguments."""
+        self.dlpack_device(memory)
+        return memory.__dlpack__(**given)
+
     def with_threads(self, count: int) -> Device:
         """The same device with no more threads than ``count`` (0: all that the process may use), where it has some.
 
         The same count gives the same device. Its target tells it from others: what is best depends on it.
         """
         return self
+
+    def broken(self) -> str:
+        """Why this process cannot use it any more, whoever did that; empty: it can."""
+        return ""
 
     def inline(self) -> Device | None:
         """The same device without threads of its own, for work that is over before others could take part; or None."""
@@ -145,5 +242,6 @@ class Device(ABC):
             "arch": self.target.arch,
             "units": self.target.units,
             "memory_bytes": self.memory_bytes,
+            "pci": self.pci,
             "software": dict(self.target.software),
         }

@@ -6,9 +6,12 @@ Nothing here imports torch before a device is opened, and no type of torch's lea
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import importlib.util
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -17,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError
+from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType
-from .base import Device, Queue, Target
+from . import dlpack, pci
+from .base import Device, Hints, Queue, Target, host_array
 from .copies import Copies
+from .remote import RemoteTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +36,9 @@ HELD = frozenset(
     {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.BOOL, DType.UINT8, DType.INT8, DType.INT16,
      DType.INT32, DType.INT64, DType.UINT16, DType.UINT32, DType.UINT64}
 )  # fmt: skip
+
+
+_NO_HINTS = Hints()
 
 
 class CudaArray:
@@ -60,13 +68,24 @@ def torch_dtype(dtype: np.dtype[Any]) -> Any:
 class CudaQueue(Queue):
     """A stream of one request."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    compares = True
+
+    def __init__(self, device: CudaDevice, hints: Hints = _NO_HINTS) -> None:
         import torch
 
         self.device, self._torch = device, torch
         self.pending = False
         self.launches = 0
-        self.stream = torch.cuda.Stream(device.raw) if device.is_gpu else None
+        #: The caller's, where one was given: then what the caller enqueues there comes before or behind ours, and
+        #: nothing waits for results that stay on the device.
+        self.stream = device.stream if device.stream is not None or not device.is_gpu else torch.cuda.Stream(
+            device.raw, priority=_priority(hints.priority)
+        )  # fmt: skip
+        #: waiting threads sleep until the device is done, instead of asking all the time
+        self._sleeps = hints.throttle == "LOW"
+        #: what kernels read and is not ours, until they are over; and the same behind an event, where nothing waits
+        self._kept: list[Any] = []
+        self._held: deque[tuple[Any, list[Any]]] = deque()
         #: Memory that kernels share, one after the other, and numbers that each leaves at zero. The last is largest;
         #: graphs that were recorded before it was there hold the addresses of others.
         self._scratch: list[Any] = []
@@ -101,8 +120,14 @@ class CudaQueue(Queue):
         torch = self._torch
         self.finish()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            work()
+        stream = self.stream
+        if self.device.stream is not None:  # it may be the default one, which cannot be recorded
+            self.stream = torch.cuda.Stream(self.device.raw)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                work()
+        finally:
+            self.stream = stream
 
         def replay() -> None:
             with self.current():
@@ -125,11 +150,87 @@ class CudaQueue(Queue):
     def finish(self) -> None:
         if self.pending and self.stream is not None:
             begin = time.perf_counter()
-            self.stream.synchronize()
+            if self._sleeps:
+                event = self._torch.cuda.Event(blocking=True)
+                event.record(self.stream)
+                event.synchronize()
+            else:
+                self.stream.synchronize()
             self.waited += time.perf_counter() - begin
         self.pending = False
+        self._kept.clear()
+        self._held.clear()
 
-    def put(self, array: Array, to: CudaArray) -> None:
+    def adopt(self, value: Any, writable: bool = False) -> Any:
+        if isinstance(value, RemoteTensor):
+            if not isinstance(value.memory, CudaArray):
+                return super().adopt(value, writable)
+            array = value.memory
+            if array.raw.device != self.device.raw:
+                raise InputError(f"is in {value.device}'s memory, the model is on {self.device.name}")
+            if value.ready is not None and self.stream is not None:
+                self.stream.wait_event(value.ready)
+        else:
+            kind, number = dlpack.place(value)
+            if (kind, number) != self.device.place and not (kind == dlpack.CUDA_MANAGED and self.device.is_gpu):
+                if kind == dlpack.CUDA:
+                    raise InputError(f"is in GPU.{number}'s memory, the model is on {self.device.name}")
+                return host_array(value, writable)
+            array = self._imported(value, writable)
+        self._kept.append(array)
+        self.pending = True
+        return array
+
+    def _imported(self, value: Any, writable: bool) -> CudaArray:
+        """The memory of another library's tensor on this GPU, behind what that library has enqueued so far."""
+        torch, stream = self._torch, None
+        if self.stream is not None:
+            stream = self.stream.cuda_stream or 1  # DLPack's number of the default stream
+        # Not with our stream as torch's current one: torch takes that for the one that its tensors are written on.
+        with torch.cuda.device(self.device.raw) if self.device.is_gpu else nullcontext():
+            try:
+                capsule, read_only = dlpack.capsule(value, writable, stream)
+                tensor = torch.from_dlpack(capsule)
+            except (BufferError, RuntimeError) as error:
+                raise InputError(f"cannot be shared through DLPack: {error}") from None
+        if writable and (read_only or not tensor.is_contiguous()):
+            raise InputError("is read-only" if read_only else "has gaps: an output's elements must lie in a row")
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in {dtype.value for dtype in HELD}:
+            raise InputError(f"has elements of {name}, which no kernel takes")
+        self._kept.append(tensor)  # also when what has gaps is copied
+        with self.current():
+            flat = tensor.contiguous().reshape(-1)
+        return CudaArray(flat.view(torch.uint8), tuple(tensor.shape), DType(name).numpy)
+
+    def duplicate(self, value: Any) -> Any:
+        type = TensorType(DType.of_numpy(value.dtype), value.shape)
+        if isinstance(value, np.ndarray) and type.dtype not in HELD:  # the host made it, and keeps it
+            return value.copy()
+        with self.current():  # its memory goes back to this stream's
+            made = self.device.new(type)
+        self.put(value, made)
+        return made
+
+    def settle(self) -> Any:
+        if self.stream is None or self.device.stream is None:
+            return super().settle()
+        while self._held and self._held[0][0].query():
+            self._held.popleft()
+        event = self._torch.cuda.Event()
+        event.record(self.stream)
+        self._held.append((event, self._kept))
+        self._kept = []
+        return event
+
+    def put(self, array: Array | CudaArray, to: CudaArray) -> None:
+        if isinstance(array, CudaArray):
+            # A graph has its addresses fixed, so inputs are copied to where it reads them: 2 us, recording takes 1000.
+            if (array.shape, array.dtype) != (to.shape, to.dtype):
+                raise ValueError(f"{array.dtype}{list(array.shape)} is no {to.dtype}{list(to.shape)}")
+            with self.current():
+                to.raw.copy_(array.raw, non_blocking=True)
+            return
         if (array.shape, array.dtype) != (to.shape, to.dtype):
             raise ValueError(f"{array.dtype}{list(array.shape)} is no {to.dtype}{list(to.shape)}")
         if not array.size:
@@ -139,6 +240,14 @@ class CudaQueue(Queue):
         staging.numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self.current():
             to.raw.copy_(staging, non_blocking=True)
+
+    def fill(self, to: CudaArray, byte: int) -> None:
+        with self.current():
+            to.raw.fill_(byte)
+
+    def equal(self, one: CudaArray, other: CudaArray) -> bool:
+        with self.current():
+            return bool(self._torch.equal(one.raw, other.raw))
 
     def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
         found: list[Any] = []
@@ -180,6 +289,8 @@ class CudaDevice(Device):
         import torch
 
         self.name = name
+        #: a caller's stream, which requests work on
+        self.stream: Any = None
         self.raw = torch.device(raw or f"cuda:{int(name.partition('.')[2] or 0)}")
         self.is_gpu = self.raw.type != "cpu"
         if self.is_gpu:
@@ -191,10 +302,52 @@ class CudaDevice(Device):
             properties = torch.cuda.get_device_properties(self.raw)
             self.memory_bytes = int(properties.total_memory)
             self.cache_bytes = int(getattr(properties, "L2_cache_size", 0))
+            self.pci = pci.of_cuda(properties)
         self._constants = Copies(self._copy)
 
     def queue(self) -> CudaQueue:
         return CudaQueue(self)
+
+    def request_queue(self, hints: Hints) -> CudaQueue:
+        return CudaQueue(self, hints)
+
+    def lent(self, context: Any, queue: Any) -> CudaDevice:
+        if context is not None:
+            raise DeviceError(f"{self.name} takes no context", hint="give a stream: queue=torch.cuda.current_stream()")
+        import torch
+
+        made = copy.copy(self)
+        handle = _stream_handle(queue)
+        if self.is_gpu:
+            made.stream = torch.cuda.ExternalStream(handle, device=self.raw) if handle else torch.cuda.default_stream(
+                self.raw
+            )  # fmt: skip
+        return made
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """DLPack's name of its memory."""
+        return (dlpack.CUDA, self.raw.index or 0) if self.is_gpu else (dlpack.CPU, 0)
+
+    def dlpack_device(self, memory: Any) -> tuple[int, int]:
+        return self.place if isinstance(memory, CudaArray) else super().dlpack_device(memory)
+
+    def export(self, memory: Any, ready: Any, stream: int | None, given: dict[str, Any]) -> Any:
+        if not isinstance(memory, CudaArray):
+            return super().export(memory, ready, stream, given)
+        if not self.is_gpu:
+            return memory.tensor.__dlpack__(**given)
+        import torch
+
+        if stream in (0, 2):
+            raise BufferError(f"DLPack's stream {stream} is not supported: give 1 or the handle of a stream")
+        with torch.cuda.device(self.raw):
+            if stream != -1:
+                reader = torch.cuda.ExternalStream(stream) if stream not in (None, 1) else torch.cuda.default_stream()
+                if ready is not None:
+                    reader.wait_event(ready)
+                memory.raw.record_stream(reader)  # its memory is not given to others before the reader is done
+            return memory.tensor.__dlpack__(stream=-1, **given)
 
     def alloc(self, nbytes: int) -> CudaArray:
         import torch
@@ -211,6 +364,17 @@ class CudaDevice(Device):
     def new(self, type: TensorType) -> CudaArray:
         """Memory of its own for a tensor."""
         return self.view(self.alloc(type.nbytes), 0, type)
+
+    def broken(self) -> str:
+        """A kernel that reads where there is nothing takes the whole context with it: every later call fails."""
+        import torch
+
+        try:
+            if self.is_gpu:
+                torch.cuda.synchronize(self.raw)
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+        return ""
 
     def constant(self, array: Array) -> CudaArray:
         return self._constants.of(array)
@@ -238,6 +402,16 @@ def _found() -> int | str:
     return int(torch.cuda.device_count())
 
 
+def places() -> list[str | None]:
+    """Where each GPU is plugged in, in the order of their numbers."""
+    found = _found()
+    if isinstance(found, str):
+        return []
+    import torch
+
+    return [pci.of_cuda(torch.cuda.get_device_properties(k)) for k in range(found)]
+
+
 def _target(raw: Any) -> Target:
     import torch
     import triton
@@ -247,9 +421,20 @@ def _target(raw: Any) -> Target:
         return Target("gpu", "Triton's interpreter", "none", 1, tuple(versions), "cuda")
     properties = torch.cuda.get_device_properties(raw)
     versions += [("cuda", str(torch.version.cuda)), ("cudnn", str(torch.backends.cudnn.version()))]
-    versions.append(("driver", _driver()))
+    versions += [("cublas", _cublas(str(torch.version.cuda))), ("driver", _driver())]
     arch = f"sm_{properties.major}{properties.minor}"
     return Target("gpu", properties.name, arch, properties.multi_processor_count, tuple(versions), "cuda")
+
+
+def _cublas(cuda: str) -> str:
+    """The version of the library that torch has loaded, which has no word for it; ``cuda``: torch's."""
+    found = ctypes.c_int()
+    try:
+        ask = ctypes.CDLL(f"libcublas.so.{cuda.partition('.')[0]}").cublasGetProperty
+        numbers = [found.value for part in range(3) if ask(part, ctypes.byref(found)) == 0]
+    except (OSError, AttributeError):
+        return "unknown"
+    return ".".join(map(str, numbers)) or "unknown"
 
 
 def _driver() -> str:
@@ -259,6 +444,26 @@ def _driver() -> str:
     except OSError:
         return "unknown"
     return next((word for word in words if word.count(".") >= 1 and word.replace(".", "").isdigit()), "unknown")
+
+
+def _priority(hint: str) -> int:
+    """A stream's: CUDA's own default is the lowest that there is, so LOW is the same as MEDIUM."""
+    import torch
+
+    return min(torch.cuda.Stream.priority_range()) if hint == "HIGH" else 0
+
+
+def _stream_handle(stream: Any) -> int:
+    """The address of a stream of torch, CuPy or any library with `__cuda_stream__`, or a number; 0: the default one."""
+    for name in ("cuda_stream", "ptr"):
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return 0 if stream == 1 else stream  # 1 is DLPack's number of the default stream
+    raise DeviceError(f"{type(stream).__name__} is no stream of CUDA", hint="queue=torch.cuda.current_stream()")
 
 
 DEVICES = (CudaDevice,)

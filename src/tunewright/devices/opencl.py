@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import os
-import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import DeviceError
-from ..ir.types import TensorType
+from ..errors import DeviceError, InputError
+from ..ir.types import DType, TensorType
 from ..settings import Settings, export
-from . import icd, pocl
-from .base import Device, Queue, Target
+from . import cuda, icd, lent, pci, pocl
+from .base import Device, Hints, Queue, Target
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, memory_bytes
+from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, svm_kinds
 from .programs import Programs
+from .remote import RemoteTensor
 from .svm import DeviceArray, Memory, writable
 
 #: Results are compared with references of their own arithmetic, so nothing that changes values but denormals as zero
@@ -35,8 +37,8 @@ _AVX512 = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake
            "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5")  # fmt: skip
 
 
-#: how PoCL names the processor when kernels run in the thread that launches them
-_WITHOUT_THREADS = "basic-"
+LOG = logging.getLogger("tunewright")
+_NO_HINTS = Hints()
 
 
 class _Shared:
@@ -121,6 +123,8 @@ class OpenCLQueue(Queue):
         #: how often it was waited for
         self.waits = 0
         self._kernels: dict[tuple[int, str], tuple[Any, _Shared]] = {}
+        #: Buffers of a caller's that are mapped for now
+        self._mapped: list[Any] = []
 
     def kernel(self, program: Any, name: str) -> _Shared:
         """The queue's own kernel object of a program."""
@@ -158,25 +162,86 @@ class OpenCLQueue(Queue):
             self.waits += 1
             self.kept.clear()
 
+    def adopt(self, value: Any, writable: bool = False) -> Any:
+        import pyopencl as cl
+
+        if not isinstance(value, RemoteTensor) or not isinstance(value.memory, cl.Buffer | cl.SVMPointer):
+            return super().adopt(value, writable)
+        if writable and lent.read_only(value.memory):
+            raise InputError("is a Buffer that may only be read")
+        self.pending = True  # what a caller has enqueued before it: the host waits before it looks
+        if isinstance(value.memory, cl.SVMPointer) or not value.nbytes:
+            return lent.pointed(value)
+        # Without the caller's queue the caller has waited for it, as docs/remote-tensors.md says.
+        theirs = self.raw if self.raw.context == value.memory.context else cl.CommandQueue(value.memory.context)
+        array = lent.mapped(value, theirs)
+        self._mapped.append(value.memory)
+        if writable and not array.flags.writeable:
+            raise InputError("is a Buffer that the host may only read")
+        return array
+
+    def release(self) -> None:
+        mapped, self._mapped = self._mapped, []
+        for buffer in mapped:
+            lent.unmap(buffer)
+
 
 class CopyingQueue(OpenCLQueue):
     """The queue of a device that does not share the host's memory."""
 
     shares_memory = False
 
-    def __init__(self, raw: Any, memory: Memory) -> None:
+    def __init__(self, raw: Any, memory: Memory, device: OpenCLDevice) -> None:
         super().__init__(raw)
-        self._memory = memory
+        self._memory, self._device = memory, device
 
     def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
-        found = [self._memory.read(self.raw, v) if isinstance(v, DeviceArray) else v for v in values]
+        there = [self.duplicate(v) if isinstance(v, lent.BufferArray) else v for v in values]
+        found = [self._memory.read(self.raw, v) if isinstance(v, DeviceArray) else v for v in there]
         self.pending = True
         self.finish()
         return found
 
-    def put(self, array: np.ndarray[Any, Any], to: Any) -> None:
-        self.keep(self._memory.write(self.raw, array, to))
+    def put(self, array: Any, to: Any) -> None:
         self.pending = True
+        if isinstance(array, np.ndarray) and isinstance(to, DeviceArray):
+            self.keep(self._memory.write(self.raw, array, to))
+            return
+        source = self.duplicate(array) if isinstance(array, np.ndarray) else array
+        if (source.shape, source.dtype) != (to.shape, to.dtype):
+            raise ValueError(f"{source.dtype}{list(source.shape)} is no {to.dtype}{list(to.shape)}")
+        lent.copy(self._device.build(lent.COPY), self.raw, source, to)
+        self.keep((source, to))
+
+    def duplicate(self, value: Any) -> DeviceArray:
+        type = TensorType(DType.of_numpy(value.dtype), value.shape)
+        made = self._memory.alloc(type.nbytes).view(0, type)
+        self.put(value, made)
+        return made
+
+    def adopt(self, value: Any, writable: bool = False) -> Any:
+        import pyopencl as cl
+
+        if not isinstance(value, RemoteTensor):
+            return super().adopt(value, writable)
+        memory = value.memory
+        theirs = getattr(value.context.device, "context", None)
+        if isinstance(memory, DeviceArray) and theirs != self._device.context:
+            raise InputError("is in another context's memory", hint="compile both models in one RemoteContext")
+        if isinstance(memory, cl.Buffer):
+            if writable and lent.read_only(memory):
+                raise InputError("is a Buffer that may only be read")
+            if memory.context != self._device.context:
+                raise InputError("is a Buffer of another context", hint="Core.create_context(device, context=...)")
+            memory = lent.BufferArray(memory, value.shape, value.dtype)
+        elif isinstance(memory, cl.SVMPointer):
+            whole = lent.pointed(value)
+            memory = DeviceArray(whole.reshape(-1).view(np.uint8), value.shape, value.dtype)
+        elif not isinstance(memory, DeviceArray):
+            return super().adopt(value, writable)
+        self.keep(memory)
+        self.pending = True
+        return memory
 
 
 class OpenCLDevice(Device):
@@ -187,8 +252,9 @@ class OpenCLDevice(Device):
 
     family = "opencl"
     priority = 10
-    #: the runtime has more threads than it may use: no launch has more work-items than `workers`
-    confined: bool = False
+    #: the context is a caller's, and so is the queue that all requests work on, if there is one
+    is_lent: bool = False
+    lent_queue: Any = None
 
     @classmethod
     def available(cls) -> list[str] | str:
@@ -200,7 +266,9 @@ class OpenCLDevice(Device):
         found = _found()
         return {} if isinstance(found, str) else found[1]
 
-    def __init__(self, name: str, shares_memory: bool | None = None, raw: Any = None) -> None:
+    def __init__(
+        self, name: str, shares_memory: bool | None = None, raw: Any = None, context: Any = None
+    ) -> None:  # fmt: skip
         import pyopencl as cl
 
         found = _found()
@@ -209,15 +277,18 @@ class OpenCLDevice(Device):
         if OpenCLQueue.orphaned:
             _refuse()
         self.name, self.raw = name, found[0][name] if raw is None else raw
-        self.context = cl.Context([self.raw])
+        self.context = cl.Context([self.raw]) if context is None else context
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
         self.cache_bytes = cache_bytes() if self.target.device == "cpu" else _gpu_cache(self.raw)
+        self.pci = None if self.target.device == "cpu" else pci.of_opencl(self.raw)
         self.shares_memory = _shares_memory(self.raw) if shares_memory is None else shares_memory
-        self._memory = None if self.shares_memory else Memory(self.context)
+        self._memory = None if self.shares_memory else Memory(self.context, self.raw)
         self._programs = Programs(name, self.context, self.raw, self.target.options)
         self._lock = threading.Lock()
         self._inline: OpenCLDevice | None = None
+        #: hints that it was asked for in vain
+        self._told: set[Hints] = set()
         #: itself with fewer threads
         self._fewer: dict[int, OpenCLDevice] = {}
 
@@ -235,15 +306,53 @@ class OpenCLDevice(Device):
 
         if OpenCLQueue.orphaned:
             _refuse()
-        raw = cl.CommandQueue(self.context)
-        made = OpenCLQueue(raw, self.alone) if self._memory is None else CopyingQueue(raw, self._memory)
+        raw = cl.CommandQueue(self.context, self.raw) if self.lent_queue is None else self.lent_queue
+        return self._queue_of(raw)
+
+    def request_queue(self, hints: Hints) -> OpenCLQueue:
+        if self.lent_queue is not None or hints == _NO_HINTS:
+            return self.queue()
+        properties = queue_properties(self.raw, hints)
+        if not properties:
+            if hints not in self._told:
+                self._told.add(hints)
+                LOG.warning("%s has no hints for queues: %s changes nothing there", self.name, hints)
+            return self.queue()
+        import pyopencl as cl
+
+        return self._queue_of(cl.CommandQueue(self.context, self.raw, properties=[*properties, 0]))
+
+    def _queue_of(self, raw: Any) -> OpenCLQueue:
+        made = OpenCLQueue(raw, self.alone) if self._memory is None else CopyingQueue(raw, self._memory, self)
         pocl.queues.add(made)
         return made
+
+    def lent(self, context: Any, queue: Any) -> OpenCLDevice:
+        import pyopencl as cl
+
+        if queue is not None and not isinstance(queue, cl.CommandQueue):
+            raise DeviceError(f"{type(queue).__name__} is no CommandQueue of pyopencl")
+        context = queue.context if context is None and queue is not None else context
+        if not isinstance(context, cl.Context):
+            raise DeviceError(f"{type(context).__name__} is no Context of pyopencl")
+        if self.raw not in context.devices:
+            raise DeviceError(f"the context has no {self.raw.name}, which {self.name} is",
+                              hint=f"its devices are {', '.join(d.name for d in context.devices)}")  # fmt: skip
+        if queue is not None and (queue.context != context or queue.device != self.raw):
+            raise DeviceError(f"the queue is not of that context and {self.name}")
+        if queue is not None and queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            raise DeviceError("the queue runs out of order", hint="make it without OUT_OF_ORDER_EXEC_MODE_ENABLE")
+        made = OpenCLDevice(self.name, self.shares_memory, self.raw, context)
+        made.is_lent, made.lent_queue = True, queue
+        return made
+
+    def check_lent(self, memory: Any, nbytes: int) -> None:
+        lent.check(memory, nbytes)
 
     @property
     def alone(self) -> bool:
         """It runs in the calling thread, without threads of its own."""
-        return bool(self.raw.name.startswith(_WITHOUT_THREADS))
+        return bool(self.raw.name.startswith(WITHOUT_THREADS))
 
     def with_threads(self, count: int) -> Device:
         most = min(self.target.units, cpu_count())
@@ -251,11 +360,11 @@ class OpenCLDevice(Device):
         if self.target.device != "cpu" or not self.shares_memory or units == self.target.units:
             return self
         # The runtime has no way to confine a launch to some of its threads: what is launched does it (`confined`).
-        twin = self.inline() if units == 1 else None
+        # One thread is one of them, too: a launch in the calling one keeps all of Python waiting until it is over.
         with self._lock:
             if units not in self._fewer:
-                made = copy.copy(twin if isinstance(twin, OpenCLDevice) else self)  # programs are compiled once for all
-                made.target, made.confined = dataclasses.replace(self.target, units=units), not made.alone
+                made = copy.copy(self)  # programs are compiled once for all
+                made.target, made.confined = dataclasses.replace(self.target, units=units), True
                 made._lock, made._inline, made._fewer = threading.Lock(), None, {}
                 self._fewer[units] = made
             return self._fewer[units]
@@ -266,13 +375,14 @@ class OpenCLDevice(Device):
         return 1 if self.alone else max(1, min(self.target.units, cpu_count()))
 
     def inline(self) -> Device | None:
-        twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(_WITHOUT_THREADS)]
-        if self.raw in twins or not twins or not self.shares_memory:
+        twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(WITHOUT_THREADS)]
+        if self.raw in twins or not twins or not self.shares_memory or self.is_lent:
             return None
         with self._lock:
             if self._inline is None:
                 self._inline = OpenCLDevice(self.name, raw=twins[0])
                 self._inline.target = self.target  # the same kernels for the same processor
+                self._inline._told = self._told
             return self._inline
 
     def build(self, source: str) -> Any:
@@ -289,7 +399,7 @@ class OpenCLDevice(Device):
 
 def _target(device: Any) -> Target:
     software = (("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version))
-    if not _is_cpu(device):
+    if not is_cpu(device):
         arch = device.vendor
         lacks, options = ((), OPTIONS) if device.double_fp_config else (("fp64",), OPTIONS + WITHOUT_FP64)
         # Work-items are the vectors of a GPU; one holds four floats at a time, as memory is read best.
@@ -322,27 +432,11 @@ def _gpu_cache(device: Any) -> int:
     return max(int(device.global_mem_cache_size), 64 << 20)
 
 
-def _is_cpu(device: Any) -> bool:
-    import pyopencl as cl
-
-    return bool(device.type & cl.device_type.CPU)
-
-
-def _svm(device: Any) -> int:
-    """What kinds of shared virtual memory a device has: bits of cl.device_svm_capabilities."""
-    import pyopencl as cl
-
-    try:
-        return int(device.svm_capabilities)
-    except cl.Error:  # it was made before there was any
-        return 0
-
-
 def _shares_memory(device: Any) -> bool:
     """Kernels may work on memory of the host that OpenCL knows nothing of."""
     import pyopencl as cl
 
-    return _is_cpu(device) or bool(_svm(device) & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+    return is_cpu(device) or bool(svm_kinds(device) & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
 
 
 def _orphan() -> None:
@@ -378,38 +472,9 @@ def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
         return f"no OpenCL platform ({error})"
     if hasattr(os, "register_at_fork"):  # a runtime's threads begin when its devices are listed
         os.register_at_fork(after_in_child=_orphan)
-    return names(devices.values())
-
-
-def names(devices: Iterable[Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Devices by our names (GPU.0, GPU.1, ...: integrated ones first), and why others cannot be used."""
-    import pyopencl as cl
-
-    devices = list(devices)
-    found: dict[str, Any] = {}
-    for device in sorted(filter(_is_cpu, devices), key=_preference):
-        if device.name.startswith(_WITHOUT_THREADS):
-            continue
-        found.setdefault("CPU", device)
-        found.setdefault(f"CPU.{_runtime(device)}", device)
-    gpus = [d for d in devices if d.type & cl.device_type.GPU]
-    usable = [d for d in gpus if _svm(d)]
-    found |= {f"GPU.{k}": d for k, d in enumerate(sorted(usable, key=lambda d: not d.host_unified_memory))}
-    without = "its OpenCL runtime has no shared virtual memory, which kernels need for their pointers"
-    return found, {d.name: without for d in gpus if d not in usable}
-
-
-def _runtime(device: Any) -> str:
-    """Short name of the runtime that offers a device."""
-    name = device.platform.name.upper()
-    return next((short for text, short in (("PORTABLE", "POCL"), ("POCL", "POCL"), ("INTEL", "INTEL")) if text in name),
-                name.split()[0])  # fmt: skip
-
-
-def _preference(device: Any) -> tuple[int, list[int]]:
-    """Intel's runtime, then PoCL, the newest first (the wheel's is of 2022)."""
-    numbers = [-int(n) for n in re.findall(r"\d+", device.driver_version)]
-    return {"INTEL": 0, "POCL": 1}.get(_runtime(device), 2), numbers
+    found = list(devices.values())
+    # torch, which takes seconds to import, is asked only where there is a GPU that it could offer too
+    return names(found, cuda.places() if any(d.type & cl.device_type.GPU for d in found) else ())
 
 
 DEVICES = (OpenCLDevice,)

@@ -41,10 +41,10 @@ class DeviceArray:
 class Memory:
     """A context's memory, and what was copied there for good."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, device: Any) -> None:
         import pyopencl as cl
 
-        self._cl, self._context, self._queue = cl, context, cl.CommandQueue(context)
+        self._cl, self._context, self._queue = cl, context, cl.CommandQueue(context, device)
         self._constants = Copies(self._copy)
 
     def alloc(self, nbytes: int) -> DeviceArray:

@@ -288,6 +288,8 @@ class Graph:
         for i, value in enumerate(node.inputs):
             if value is not None:
                 value.uses.pop((node, i), None)
+        for value in node.outputs:  # no cycle is left: what the node alone had, weights for one, goes at once
+            value.producer = None
         del self._nodes[node]
 
     def sort(self) -> None:

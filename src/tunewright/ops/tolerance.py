@@ -55,10 +55,13 @@ def absolute(dtype: DType, terms: float = 1) -> float:
     return TOLERANCES[dtype].absolute + _GROWTH[dtype] * longer
 
 
-def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: float = 1) -> str:
+def compare(
+    mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: float = 1, like: DType | None = None
+) -> str:
     """Empty when two outputs agree within the table of tolerances, else how they differ.
 
-    ``terms``: how many summands an element has (see `SHORT`).
+    ``terms``: how many summands an element has (see `SHORT`). ``like``: a type with as few digits as factors were
+    rounded to before they were multiplied; its tolerances count for floats then.
     """
     if mine.shape != other.shape:
         return f"shape {list(mine.shape)} against {list(other.shape)}"
@@ -67,7 +70,8 @@ def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: floa
         return f"{mine.dtype} against {other.dtype}"
     if not mine.size:
         return ""
-    limit = TOLERANCES.get(dtype)
+    narrow = like if like is not None and dtype in TOLERANCES else dtype
+    limit = TOLERANCES.get(narrow)
     if limit is None:
         equal = (
             mine == other if dtype is DType.STRING or dtype.is_integer or dtype is DType.BOOL else _bits(mine, other)
@@ -83,7 +87,7 @@ def compare(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], terms: floa
         return ""
     scale = float(np.abs(b[finite]).max())
     error = np.abs(a[finite] - b[finite])
-    allowed = absolute(dtype, terms) * scale + limit.relative * np.abs(b[finite])
+    allowed = absolute(narrow, terms) * scale + limit.relative * np.abs(b[finite])
     worst = int(np.argmax(error - allowed))
     if error[worst] <= allowed[worst]:
         return ""

@@ -107,23 +107,27 @@ def _along(vector: Array, at: int, n: int) -> Array:
     return vector.reshape([-1 if k == at else 1 for k in range(n)])
 
 
+def _times(w: Array, factors: Array) -> Array:
+    """The product in float64, rounded to the type of the weights; all weights in float64 would take much memory."""
+    return np.multiply(w, factors, out=np.empty_like(w), dtype=np.float64, casting="unsafe")
+
+
 def _scale_outputs(node: Node, w: Array, scale: Array) -> Array:
-    wide = w.astype(np.float64)
     if node.op == "Conv":
-        return wide * _along(scale, 0, w.ndim)
+        return _times(w, _along(scale, 0, w.ndim))
     if node.op == "ConvTranspose":  # weights are (inputs, outputs per group, ...)
         group = int(node.attrs.get("group", 1))
-        split = wide.reshape(group, w.shape[0] // group, *w.shape[1:])
+        split = w.reshape(group, w.shape[0] // group, *w.shape[1:])
         factors = scale.reshape(group, 1, w.shape[1], *[1] * (w.ndim - 2))
-        return (split * factors).reshape(w.shape)
+        return _times(split, factors).reshape(w.shape)
     at = 0 if node.op == "Gemm" and node.attrs.get("transB", 0) else w.ndim - 1
-    return wide * _along(scale, at, w.ndim)
+    return _times(w, _along(scale, at, w.ndim))
 
 
 def _with_weights(graph: Graph, node: Node, x: Value, w: Array, bias: Array | None, dtype: np.dtype) -> Value:
     """The linear operation again with other weights and bias; a Gemm's beta has gone into the bias."""
     names = [v.name if v is not None else f"{node.name}_bias" for v in [*node.inputs, None][1:3]]
-    inputs: list[Value | None] = [x, graph.constant(w.astype(dtype), names[0])]
+    inputs: list[Value | None] = [x, graph.constant(w.astype(dtype, copy=False), names[0])]
     if bias is not None:
         inputs.append(graph.constant(bias.astype(dtype), names[1]))
     attrs = {k: v for k, v in node.attrs.items() if not (node.op == "Gemm" and k == "beta")}

@@ -73,7 +73,7 @@ def rounded(array: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
     """Constants as a narrower type holds them, finite ones finite."""
     most = float(ml_dtypes.finfo(to.numpy).max)
     bounded = np.where(np.isfinite(array), np.clip(array, -most, most), array)
-    return np.ascontiguousarray(bounded.astype(to.numpy))
+    return bounded.astype(to.numpy, order="C")  # numpy's ascontiguousarray makes rows of scalars
 
 
 def _behind_input(graph: Graph, value: Value, to: DType) -> None:

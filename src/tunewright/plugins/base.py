@@ -34,4 +34,5 @@ class Plugin(ABC):
         """Per node of the model, by name: who runs it here, or why nobody."""
 
     @abstractmethod
-    def compile(self, model: Model, settings: Settings) -> CompiledModel: ...
+    def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
+        """``consume``: the model is nobody else's, and may be taken apart."""

@@ -24,6 +24,9 @@ from ..tuning.costs import LayoutCosts
 from ..tuning.tuner import Tuner
 from .base import Plugin, Support
 
+#: of a GPU: one inference runs while the data of the other comes and goes
+GPU_STREAMS = 2
+
 
 @cache
 def families() -> dict[str, type[Device]]:
@@ -69,16 +72,23 @@ def _opened(key: str) -> Device:
 
 
 def visible(alternatives: bool = False) -> list[str]:
-    """Devices that a user would choose (the Null device is for tests); also other ways to run on the processor."""
+    """Devices that a user would choose (the Null device is for tests); also other ways to run on them."""
     names = (n for n in available()[0] if n != "NULL")
-    return sorted(n for n in names if alternatives or not n.startswith("CPU."))
+    return sorted(n for n in names if alternatives or not (n.startswith("CPU.") or n.count(".") > 1))
+
+
+def streams(device: Device, settings: Settings) -> int:
+    """How many inferences run side by side: NUM_STREAMS, else what PERFORMANCE_HINT is best served with."""
+    if settings.num_streams or settings.performance_hint == "LATENCY":
+        return settings.num_streams or 1
+    return device.target.units if device.target.device == "cpu" else GPU_STREAMS
 
 
 class SingleDevice(Plugin):
     """Passes, then a program on one device."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, streams: int = 1) -> None:
+        self.device, self.streams = device, streams
         self.name = device.name
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
@@ -103,7 +113,9 @@ class SingleDevice(Plugin):
             return Support(ShapeKernel.name, rejected=rejected)
         return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
 
-    def compile(self, model: Model, settings: Settings, tuner: Tuner | None = None) -> CompiledModel:
+    def compile(
+        self, model: Model, settings: Settings, tuner: Tuner | None = None, *, consume: bool = False
+    ) -> CompiledModel:
         check_disabled(settings)
         tuner = Tuner(settings) if tuner is None else tuner
 
@@ -117,9 +129,10 @@ class SingleDevice(Plugin):
         context = Context(settings, can_fuse, precision=_precision(settings, self.device))
         if self.device.family != "host":
             context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in
-        graph = prepare(model, context)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
-        return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes)
+        graph = model.graph if consume else model.graph.clone()
+        prepare(graph, context)
+        return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes, self.streams)
 
 
 _PRECISIONS = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}
@@ -139,10 +152,8 @@ def _infer(graph: Graph, in_body: bool = False) -> None:
             _infer(body, in_body=True)
 
 
-def prepare(model: Model, context: Context) -> Graph:
+def prepare(graph: Graph, context: Context) -> None:
     """The passes that run once, at compile time; what remains open is specialised per set of shapes."""
-    graph = model.graph.clone()
     run_passes(graph, [*NEUTRAL, *DEVICE], context)
     verify(graph, "the passes")
-    return graph
 

@@ -199,6 +199,8 @@ class Tuning:
         self.tuner = Tuner(settings)
         self.layers: Sequence[Layer] = []
         self.start, self.stopped = time.monotonic(), False
+        #: see `_agree`
+        self.inside = 0.0
         self.spent: dict[str, float] = {}
 
     @property
@@ -472,6 +474,7 @@ class _Tuning(Tuning):
                 old = old or self.compile(before_it, counters=False)
                 pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
                 new = self.compile({**before_it, **pins}, counters=False)
+                self.inside = _coarsest(old, new)
                 right, error = self._compare(old, new)
                 a, b = self._duel(old, new)
                 if len(a) >= LEAST_ROUNDS:  # fewer, when it was stopped, say nothing
@@ -497,8 +500,8 @@ class _Tuning(Tuning):
     def _compare(self, old: InferRequest, new: InferRequest) -> tuple[bool, float]:
         """Whether outputs agree, and how far they are apart. One that draws random numbers never agrees with itself."""
         once = old.infer(self.values)
-        right, error = _agree(once, new.infer(self.values))
-        return right or not _agree(once, old.infer(self.values))[0], error
+        right, error = _agree(once, new.infer(self.values), self.inside)
+        return right or not _agree(once, old.infer(self.values), self.inside)[0], error
 
     def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
         samples: tuple[list[float], list[float]] = ([], [])
@@ -554,8 +557,19 @@ def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:
     return request.counters.seconds
 
 
-def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, float]:
-    """Whether two networks' outputs are equal within the table of tolerances, and how far they are apart."""
+def _coarsest(*requests: InferRequest) -> float:
+    """The tolerance of the coarsest type that networks compute in: their outputs may be finer than what they are of."""
+    steps = [step for request in requests for plan in request.model.program.plans for step in plan.steps]
+    types = {v.tensor.dtype for step in steps for v in (*step.node.inputs, *step.node.outputs) if v and v.tensor}
+    types |= {step.kernel.like for step in steps if step.kernel is not None and step.kernel.like is not None}
+    return max((TOLERANCES[dtype].network for dtype in types if dtype in TOLERANCES), default=0.0)
+
+
+def _agree(mine: Mapping[str, Any], other: Mapping[str, Any], inside: float) -> tuple[bool, float]:
+    """Whether two networks' outputs are equal within the table of tolerances, and how far they are apart.
+
+    ``inside``: the tolerance of what floats are computed in.
+    """
     worst, right = 0.0, True
     for name, a in mine.items():
         b = other[name]
@@ -563,7 +577,7 @@ def _agree(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, flo
             continue  # sequences and texts are made of tensors that went through kernels that were checked
         error = deviation(b, a) if a.shape == b.shape else math.inf
         limit = TOLERANCES.get(DType.of_numpy(a.dtype))
-        right = right and error <= (limit.network if limit is not None else 0.0)
+        right = right and error <= (max(limit.network, inside) if limit is not None else 0.0)
         worst = max(worst, error)
     return right, worst
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
+from ..ir.types import NHWC, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER, moves_nothing
 from .plan import static_tensor
@@ -99,7 +100,7 @@ def _view_offsets(node: Node) -> list[int]:
     assert source is not None
     if node.op == "Split":
         axis = int(node.attrs.get("axis", 0)) % len(source.tensor.dims)  # type: ignore[union-attr]
-        if math.prod(source.tensor.dims[:axis]) != 1:  # type: ignore[union-attr]
+        if _outer(source.tensor, axis) != 1:  # type: ignore[arg-type]
             return []
         offsets, at = [], 0
         for value in node.outputs:
@@ -109,6 +110,12 @@ def _view_offsets(node: Node) -> list[int]:
     if node.op == "Slice":
         return _slice_offset(node)
     return [0]
+
+
+def _outer(type: TensorType, axis: int) -> int:
+    """How many elements there are outside of an axis, in memory: a part of the axis lies in as many pieces."""
+    order = (0, *range(2, len(type.dims)), 1) if type.layout == NHWC else tuple(range(len(type.dims)))
+    return math.prod(type.dims[a] for a in order[: order.index(axis)])
 
 
 def _slice_offset(node: Node) -> list[int]:
@@ -131,6 +138,8 @@ def _slice_offset(node: Node) -> list[int]:
         if stride != 1 or hi <= lo:
             return []
         begin[axis], size[axis] = lo, hi - lo
+    if source.tensor.layout == NHWC:
+        dims, begin, size = ((x[0], *x[2:], x[1]) for x in (dims, begin, size))  # type: ignore[assignment]
     block = source.tensor.layout.block
     if block:  # in memory there are blocks where the channels are, and lanes at the end; a slice begins with a block
         dims, begin, size = source.tensor.physical, [*begin, 0], [*size, block]
@@ -152,7 +161,7 @@ def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Va
         if whole is None or node.epilogue:
             continue
         axis = int(node.attrs.get("axis", 0)) % max(1, len(whole.dims))
-        if math.prod(whole.dims[:axis]) != 1 or len(set(node.inputs)) != len(node.inputs) or node.output in taken:
+        if _outer(whole, axis) != 1 or len(set(node.inputs)) != len(node.inputs) or node.output in taken:
             continue
         offsets: dict[Value, int] = {}
         at = 0

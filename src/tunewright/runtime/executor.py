@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device, Queue
+from ..devices.base import Device, Hints, Queue
 from ..errors import ExecutionError, TunewrightError
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -18,6 +18,7 @@ from ..solvers.base import Kernel
 from .counters import Counters
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Program
+from .remote import Stay
 
 
 class _Frame:
@@ -122,16 +123,24 @@ class _Together:
 class Executor:
     """Frames, a queue, and counters when they are wanted."""
 
-    def __init__(self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0) -> None:
+    def __init__(
+        self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0, hints: Hints | None = None
+    ) -> None:
         self.counters, self.max_tensor_bytes = counters, max_tensor_bytes
+        self._hints = hints or Hints()
+        #: where callers' tensors are adopted
+        self.main = device.request_queue(self._hints)
         #: of the device, and of the one for small plans once it is used
-        self.queues: dict[Device, Queue] = {device: device.queue()}
+        self.queues: dict[Device, Queue] = {device: self.main}
         #: of all loops, since the inference began
         self.iterations = 0
         self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
 
-    def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
-        """One pass through a program; the results are the caller's to keep."""
+    def run(self, program: Program, inputs: Sequence[Any], stay: Stay | None = None) -> list[Any]:
+        """One pass through a program; the results are the caller's to keep.
+
+        With ``stay`` tensors stay in the device's memory, and may still be being computed.
+        """
         plan = program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
@@ -144,7 +153,13 @@ class Executor:
             values[at] = value
         for at, memory in frame.copies:
             queue.put(values[at], memory)
-        buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
+            if type(values[at]) is not np.ndarray:  # a caller's, which kernels need not know
+                values[at] = memory
+        if stay is None or not stay.into:
+            buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
+        else:
+            lent = stay.storages(plan, inputs) if plan.device.shares_memory else {}
+            buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
         for i, storage, offset, shape, dtype in frame.results:
             values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
         try:
@@ -153,13 +168,17 @@ class Executor:
                     self.together(action, values, queue)
                 else:
                     self.step(action, values, queue)
-            made = queue.fetch([values[i] if kind == "slot" else None for kind, i in plan.outputs])
+            made: Sequence[Any] = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
+            if stay is None or plan.device.shares_memory:
+                made = queue.fetch(made)
+            else:
+                made = stay.keep(plan, made, queue)
         except BaseException:
             queue.finish()  # what runs still writes to memory that is given up here
             raise
         rest: Sequence[Any] = ()
         if plan.rest is not None:
-            rest = self.run(plan.rest, queue.fetch([values[i] for i in plan.rest_inputs]))
+            rest = self.run(plan.rest, queue.fetch([values[i] for i in plan.rest_inputs]), stay and stay.rest(plan))
         taken: set[tuple[str, int]] = set()
         outputs = []
         for (kind, i), value in zip(plan.outputs, made, strict=True):
@@ -187,7 +206,7 @@ class Executor:
 
     def _queue(self, device: Device) -> Queue:
         if device not in self.queues:
-            self.queues[device] = device.queue()
+            self.queues[device] = device.request_queue(self._hints)
         return self.queues[device]
 
     def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:

@@ -44,6 +44,9 @@ def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = T
 
 #: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
 HANDING_OVER, FLOPS, BYTES = 12e-6, 60e9, 20e9
+#: The calling thread holds Python's lock while it runs kernels: so long at most (Python's threads take turns of 5 ms),
+#: and where a model has a part of the device's threads, since inferences are to run side by side
+HELD, HELD_BESIDE = 5e-3, 50e-6
 #: On more threads than these, steps that take longer than this are launched one by one: on 16 cores ResNet-18 takes 7.1
 #: ms as one launch and 5.4 in 22, MobileNetV2 2.6 in one and 6.4 in 55; on two cores one launch is never slower.
 FEW_THREADS, SHORT = 4, 100e-6
@@ -76,6 +79,8 @@ def _device(cost: tuple[float, int] | None, device: Device) -> Device:
     if inline is None or cost is None:
         return device
     alone, steps = cost
+    if alone > (HELD_BESIDE if device.confined else HELD):
+        return device
     return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
 
 

@@ -16,7 +16,7 @@ from ..devices.base import Device
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
 from ..ir.graph import Graph
-from ..ir.types import SequenceType, TensorType, Type
+from ..ir.types import DType, SequenceType, TensorType, Type
 from ..passes.base import Context, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
@@ -136,4 +136,6 @@ def type_of(value: Any) -> Type | None:
     """The type of a run-time value; None where it cannot be part of a key (an absent optional, a map)."""
     if isinstance(value, np.ndarray):
         return TensorType.of(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # in a device's memory
+        return TensorType(DType.of_numpy(value.dtype), value.shape)
     return SequenceType() if isinstance(value, list) else None

@@ -9,20 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.base import Hints, Queue
+from ..devices.remote import RemoteContext
 from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, signature
 from ..settings import Settings
+from .asynchronous import Startable, Streams
 from .counters import Counters, Row, Totals
 from .executor import Executor
 from .program import Environment, Program
+from .remote import Stay, adopt, is_lent, on_host
 
 
 class CompiledModel:
     """A model ready to run on a device. Use it from as many threads as you like; a request serves one at a time."""
 
-    def __init__(self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = ()) -> None:
-        self.graph, self.env = graph, env
+    def __init__(
+        self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = (), streams: int = 1
+    ) -> None:
+        self.graph, self.env, self.streams = graph, env, Streams(streams)
         #: (name, op) of every node of the model as it was read
         self.nodes = list(nodes)
         self.program = Program(graph, env)
@@ -50,50 +56,113 @@ class CompiledModel:
         """A request with memory of its own."""
         return InferRequest(self)
 
-    def __call__(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
-        """Run once, on a request that is kept for the next call."""
+    @property
+    def optimal_requests(self) -> int:
+        """How many requests keep all streams busy (OPTIMAL_NUMBER_OF_INFER_REQUESTS)."""
+        return self.streams.count
+
+    @property
+    def context(self) -> RemoteContext:
+        """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
+        return RemoteContext(self.env.device)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        *,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Run once, on a request that is kept for the next call; arguments as those of `InferRequest.infer`."""
         try:
             request = self._idle.get_nowait()
         except queue.Empty:
             request = self.create_infer_request()
         try:
-            return request.infer(inputs)
+            return request.infer(inputs, remote=remote, outputs=outputs)
         finally:
             self._idle.put(request)
 
     infer = __call__
 
 
-class InferRequest:
+class InferRequest(Startable):
     """One inference at a time, with its own memory and counters."""
 
     def __init__(self, model: CompiledModel) -> None:
+        super().__init__(model.streams)
         self.model = model
         self.counters = Counters() if model.settings.perf_count else None
-        self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes)
+        hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
+        self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
         #: before and after the last inference: the time, how long was waited for the device, how much was launched
         self._spent = ((0.0, 0.0, 0),) * 2
         #: what the last inputs were like: others like them need no further check
         self._like: dict[str, tuple[Any, ...]] = {}
 
-    def infer(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
-        """Outputs by name for inputs by name (or in order). The arrays returned are yours."""
+    def infer(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        *,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Outputs by name for inputs by name (or in order). The arrays returned are yours.
+
+        Inputs may be tensors of any library that speaks DLPack, in the device's memory or the host's, and
+        `RemoteTensor`s: they are used where they are. With ``remote`` the results are `RemoteTensor`s, which stay on
+        the device; ``outputs`` names tensors to write results to. See docs/remote-tensors.md.
+
+        >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
+        """
+        self.check_idle()
+        return self.run(inputs, remote, outputs)
+
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         before = self._now()
         values = self._same(inputs)
-        if values is None:
-            values = bind(self.model.graph, inputs)
-            self._like = {}
-            if all(type(v) is np.ndarray and v.dtype != object for v in values):
-                self._like = {i.name: (v.shape, v.dtype) for i, v in zip(self.model.graph.inputs, values, strict=True)}
+        if values is not None and not remote and outputs is None:
+            results = self._run(values, None)
+            self._spent = before, self._now()
+            return dict(zip(self.model.graph.output_names, results, strict=True))
+        queue = self.executor.main
+        try:
+            if values is None:
+                values = bind(self.model.graph, inputs, queue)
+                self._remember(values)
+            stay = None
+            if remote or outputs is not None:
+                stay = Stay.of(outputs, self.model.outputs, remote, queue)
+            results = self._run(values, stay)
+            names = self.model.graph.output_names
+            if stay is None:
+                found = dict(zip(names, results, strict=True))
+            else:
+                found = stay.results(results, names, outputs or {}, self.model.context, queue)
+        finally:
+            queue.release()
+        self._spent = before, self._now()
+        return found
+
+    def _run(self, values: list[Any], stay: Stay | None) -> list[Any]:
         if self.counters is not None:
             self.counters.clear()
         self.executor.iterations = 0
         try:
-            results = self.executor.run(self.model.program, values)
+            return self.executor.run(self.model.program, values, stay)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
             raise ExecutionError("not enough memory for the model's plan") from error
-        self._spent = before, self._now()
-        return dict(zip(self.model.graph.output_names, results, strict=True))
+
+    def _remember(self, values: Sequence[Any]) -> None:
+        """What these inputs are like, when they are plain arrays."""
+        self._like = {}
+        if all(type(v) is np.ndarray and v.dtype != object for v in values):
+            self._like = {i.name: (v.shape, v.dtype) for i, v in zip(self.model.graph.inputs, values, strict=True)}
 
     def _same(self, inputs: Any) -> list[Any] | None:
         """The values in order, when they are arrays just like the last ones."""
@@ -125,8 +194,8 @@ class InferRequest:
         return [] if self.counters is None else self.counters.table(self.model.nodes)
 
 
-def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> list[Any]:
-    """The values in the graph's order, checked against the declared types."""
+def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any, queue: Queue) -> list[Any]:
+    """The values in the graph's order, checked against the declared types; ``queue`` adopts what others lend."""
     names = [v.name for v in graph.inputs]
     if not isinstance(inputs, Mapping):
         given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -139,11 +208,20 @@ def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> list[
     if unknown:
         raise InputError(f"there is no input {unknown[0]!r}", hint=f"the inputs are {', '.join(names)}")
     symbols: dict[str, tuple[int, str]] = {}
-    values = []
+    values: list[Any] = []
     for value in graph.inputs:
         if value.name not in inputs and not isinstance(value.type, OptionalType):
             raise InputError("is missing", where=f"input {value.name!r}", hint=f"it takes {value.type}")
-        values.append(_check(inputs.get(value.name), value.type, value.name, symbols))
+        one: Any = inputs.get(value.name)
+        type = value.type.elem if isinstance(value.type, OptionalType) else value.type
+        if isinstance(type, TensorType) and is_lent(one):
+            where = f"input {value.name!r}"
+            one = adopt(queue, one, where)
+            if not isinstance(one, np.ndarray):  # in the device's memory
+                _check_tensor(one, type, where, symbols)
+                values.append(one)
+                continue
+        values.append(_check(one, value.type, value.name, symbols))
     return values
 
 
@@ -155,7 +233,8 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         if not isinstance(given, (list, tuple)):
             raise InputError(f"takes a list ({type}), not {given.__class__.__name__}", where=where)
         # A list may come back as a whole, so what it holds must be ours; a tensor is copied when it comes back itself.
-        return [_copy(_check(item, type.elem, name, {})) for item in given]
+        here = [on_host(item) if is_lent(item) else item for item in given]
+        return [_copy(_check(item, type.elem, name, {})) for item in here]
     if isinstance(type, MapType):
         return _check_map(given, type, where)
     if not isinstance(type, TensorType):
@@ -169,13 +248,18 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         raise InputError(f"takes {type}, and this is no array of it: {error}", where=where) from None
     if array.dtype.kind in "USTO":
         array = array.astype(object)
+    _check_tensor(array, type, where, symbols)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
+    """Element type and shape of an array, of the host or of a device."""
     if array.dtype != type.dtype.numpy:
         raise InputError(
             f"takes {type.dtype}, not {array.dtype}", where=where, hint=f"convert it: x.astype({type.dtype.value!r})"
         )
     if type.shape is not None:
         _check_shape(array.shape, type, where, symbols)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _copy(value: Any) -> Any:

@@ -183,6 +183,8 @@ class Kernel(ABC):
     """A compiled solution of one problem. Stateless: several requests may run it at the same time."""
 
     name: str
+    #: a type with as few digits as it rounds factors to before it multiplies them; None: those of the problem's types
+    like: DType | None = None
     #: constant inputs that it wants rearranged; who runs it does so once
     packings: Mapping[int, Packing] = MappingProxyType({})
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
+from ..devices import kernel_cache
 from ..devices.base import Device, Queue, Target
-from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue
+from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
 from ..errors import ExecutionError, ModelError
 from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
 from .base import Config, Kernel, Launcher, Library, Missing, Packing, Problem, Solver, why_not_type
+from .triton.compile import Pair, capability, obtain, recording
+from .triton.compile_many import build_all
 
 #: Enqueues a kernel's work on the current stream: (its queue, for scratch memory; inputs; outputs), tensors of torch in
 #: their physical order, None for an input that is absent. It must not wait for the device, nor look at values: it is
@@ -73,12 +79,37 @@ class CudaKernel(Kernel):
         self, name: str, problem: Problem, device: CudaDevice, call: Call, packings: Mapping[int, Packing]
     ) -> None:
         self.name, self.problem, self.device, self.call, self.packings = name, problem, device, call, packings
+        #: where what is compiled for it is kept
+        self.cache = kernel_cache.current()
+        with _LOCK:
+            _UNPREPARED.add(self)
 
     def library(self, others: Sequence[Kernel]) -> Library | None:
         return Captured(self.device) if self.device.is_gpu else None
 
+    def prepare(self) -> None:
+        if self in _UNPREPARED:
+            _prepare(self.device)
+
+    def programs(self, arch: int) -> list[Pair]:
+        """The kernels of Triton that its call launches; none where torch cannot do without its arguments' memory."""
+        import torch
+
+        def nowhere(type: Any) -> Any:
+            if not isinstance(type, TensorType):
+                return None
+            return torch.empty(type.physical, dtype=torch_dtype(type.dtype.numpy), device="meta")
+
+        with recording(arch) as found:
+            try:
+                self.call(_Dry(), [*map(nowhere, self.problem.inputs)], [*map(nowhere, self.problem.outputs)])
+            except Exception:  # whatever torch raises: what it launches is compiled then
+                return []
+        return found
+
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(queue, CudaQueue)
+        self.prepare()
         made = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
         ins = self.tensors(inputs)
         with queue.current():
@@ -102,6 +133,42 @@ class CudaKernel(Kernel):
         return self.device.new(type)
 
 
+#: Kernels that nobody has prepared yet. They are prepared together, on all cores, when one of them is needed: a plan's
+#: kernels are all made before the first one is.
+_UNPREPARED: WeakSet[CudaKernel] = WeakSet()
+_LOCK = threading.RLock()
+
+
+class _Dry(CudaQueue):
+    """A queue on which nothing runs, and whose tensors have no memory."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._empty = partial(torch.empty, device="meta")
+        self._bytes, self._numbers = torch.uint8, torch.int32
+
+    def scratch(self, nbytes: int) -> Any:
+        return self._empty(nbytes, dtype=self._bytes)
+
+    def zeros(self, count: int) -> Any:
+        return self._empty(count, dtype=self._numbers)
+
+
+def _prepare(device: CudaDevice) -> None:
+    """Compile what kernels of a device need, as far as neither memory nor the kernel cache has it."""
+    with _LOCK:
+        kernels = [kernel for kernel in _UNPREPARED if kernel.device is device]
+        arch = capability(device.target)
+        try:
+            if arch is not None:
+                wanted = [(kernel.cache, pair) for kernel in kernels for pair in kernel.programs(arch)]
+                for cache in dict.fromkeys(cache for cache, _ in wanted):
+                    obtain([pair for of, pair in wanted if of is cache], cache, build_all)
+        finally:  # what cannot be compiled says so again when it is launched
+            _UNPREPARED.difference_update(kernels)
+
+
 class Captured(Library):
     """Any kernels of a device, captured into one CUDA graph for each request."""
 
@@ -109,7 +176,8 @@ class Captured(Library):
         self.device = device
 
     def prepare(self) -> None:
-        """A graph is of a request's memory: there is nothing to compile before."""
+        """The kernels are compiled; a graph is of a request's memory, and made there."""
+        _prepare(self.device)
 
     def holds(self, kernel: Kernel) -> bool:
         return isinstance(kernel, CudaKernel) and kernel.device is self.device
@@ -143,6 +211,7 @@ class Graph(Launcher):
     def _record(self) -> Callable[[], object]:
         calls = []
         for kernel, inputs, outputs in zip(self.kernels, self._inputs, self._outputs, strict=True):
+            kernel.prepare()
             ins = kernel.tensors([inputs.get(i) for i in range(len(kernel.problem.inputs))])
             calls.append((kernel.call, ins, [outputs[i].tensor for i in range(len(kernel.problem.outputs))]))
 

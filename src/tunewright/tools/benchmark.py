@@ -62,7 +62,13 @@ def benchmark(
     warm_up: Annotated[
         int, typer.Option("--warm-up", "-w", min=0, metavar="N", help="Inferences before measuring.")
     ] = 3,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, metavar="N", help="Requests at a time.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, max=1024, metavar="N", help="Requests at a time (unset: one for each stream).",
+            show_default=False,
+        ),
+    ] = None,
     counters: Annotated[bool, typer.Option("--pc", help="Time per node: performance counters.")] = False,
     json_file: Annotated[
         str | None,
@@ -76,6 +82,8 @@ def benchmark(
     """Measure a model: load, compile and first inference apart, then latency and throughput.
 
     Example: tunewright benchmark model.onnx -t 5 --pc --json report.json
+
+    Throughput: tunewright benchmark model.onnx -c PERFORMANCE_HINT=THROUGHPUT
     """
     from ..core import Core
     from ..devices.kernel_cache import KernelCache
@@ -103,6 +111,7 @@ def benchmark(
     with working("compiling"):
         compiled = core.compile_model(concrete(feed), device)
     compile_ = time.perf_counter() - begin
+    threads = threads or compiled.optimal_requests
     begin = time.perf_counter()
     with working("running for the first time"):
         compiled(feed.values)

@@ -13,7 +13,8 @@ from .common import cell, console, size
 
 def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the devices: what each is, or why it is unusable. CPU is the best of the ways to run on the processor
-    that are listed as CPU.*.
+    that are listed as CPU.*. A GPU appears once, through CUDA where that is installed; GPU.N.OPENCL is the same one
+    through OpenCL.
 
     Example: tunewright devices
     """
@@ -48,7 +49,8 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 #: what people read for the keys of Device.describe()
-LABELS = {"full_name": "name", "family": "runs through", "arch": "architecture", "memory_bytes": "memory"}
+LABELS = {"full_name": "name", "family": "runs through", "arch": "architecture", "memory_bytes": "memory",
+          "pci": "plugged in at"}  # fmt: skip
 
 
 def _text(key: str, value: Any) -> str:

@@ -24,8 +24,9 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: most processes (strategies are asked for so many candidates at once), and the memory that each should find free
-MOST, EACH_BYTES = 8, 768 << 20
+#: most processes (strategies are asked for so many candidates at once), also for a device with cores of its own, where
+#: more are compiled than are timed; and the memory that each should find free
+MOST, MOST_BESIDE, EACH_BYTES = 8, 32, 768 << 20
 #: candidates without a program, in a row and for each process, after which there is no point in going on
 FRUITLESS = 3
 #: a process is replaced after so many candidates: compilers leak
@@ -41,8 +42,9 @@ def useful(shares_cores: bool) -> int:
     except AttributeError:  # a platform without it
         cores = os.cpu_count() or 1
     free = free_bytes()
-    room = MOST if free is None else int(free / 2 / EACH_BYTES)
-    return max(0, min(cores if shares_cores else cores - 1, room, MOST))
+    most = MOST if shares_cores else MOST_BESIDE
+    room = most if free is None else int(free / 2 / EACH_BYTES)
+    return max(0, min(cores if shares_cores else cores - 1, room, most))
 
 
 @dataclass

@@ -14,17 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from ..devices.base import Device, Target
 from ..errors import TunewrightError
-from ..ir.types import TensorType
+from ..ir.types import DType, TensorType
 from ..ops import lookup
 from ..search.base import Status
 from ..search.space import Config
 from ..solvers.base import Array, Kernel, Problem, Solver, solvers
-from .judge import POISONS, Judge, same
+from .judge import POISONS, Guarded, Judge, same
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .ring import KINDS, Copies, Ring, views
 
@@ -49,14 +50,22 @@ class Faulty(Exception):
     """A candidate that was right turned out wrong while it was timed."""
 
 
+class Broke(Exception):
+    """A candidate left the device in a state in which this process can use it no more."""
+
+
 @dataclass
 class Binding:
     """A kernel's launches, one for each slot."""
 
     copies: list[Copies | None]
     calls: list[Callable[[], object]]
+    #: see `Kernel`
+    like: DType | None = None
     #: results that were compared with the reference: equal ones need no further comparison
     right: dict[int, Array] = field(default_factory=dict)
+    #: large ones as they lie in the device's memory, by their place: equal ones need not even be fetched
+    there: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,6 +87,7 @@ class Local(Measurer):
 
     ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing``
     is called with "begin" and "end" around every timed stretch; ``timed`` is the sum of what they claim to have taken.
+    What is asked of it raises `Broke` when a candidate has broken the device: nobody is to use it again.
     """
 
     def __init__(
@@ -160,7 +170,7 @@ class Local(Measurer):
         except Faulty as fault:
             return self._out(candidate, entry, Status.WRONG, str(fault))
         except Exception as error:  # a candidate may fail in any way
-            return self._out(candidate, entry, Status.FAILED, _words(error))
+            return self._out(candidate, entry, Status.FAILED, self._failed(error))
         entry.seconds = median(samples)
         entry.attempt = replace(entry.attempt, samples=tuple(samples), probed=False)
         return entry.attempt
@@ -182,8 +192,8 @@ class Local(Measurer):
         try:
             verdict = judge.check(kernel, self._queue)
         except Exception as error:
+            status, why, error_found = Status.FAILED, self._failed(error), 0.0
             self._start_afresh()
-            status, why, error_found = Status.FAILED, _words(error), 0.0
         else:
             status, why, error_found = Status.WRONG if verdict.wrong else Status.OK, verdict.wrong, verdict.error
         checked = self._clock()
@@ -194,6 +204,13 @@ class Local(Measurer):
             return attempt
         entry = self._entries[key] = Entry(kernel, attempt)
         return entry
+
+    def _failed(self, error: Exception) -> str:
+        """In words, unless it is the end."""
+        broken = self.device.broken()
+        if broken:
+            raise Broke(f"it broke the device: {broken}") from error
+        return _words(error)
 
     def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
         """A candidate leaves."""
@@ -235,7 +252,7 @@ class Local(Measurer):
                 except Faulty as fault:
                     fallen[i] = self._out(candidates[i], entries.pop(i), Status.WRONG, str(fault))
                 except Exception as error:
-                    fallen[i] = self._out(candidates[i], entries.pop(i), Status.FAILED, _words(error))
+                    fallen[i] = self._out(candidates[i], entries.pop(i), Status.FAILED, self._failed(error))
                 else:
                     samples[i] += [seconds] if lap else []
         for entry in entries.values():
@@ -260,7 +277,7 @@ class Local(Measurer):
             copies = ring.inputs(entry.kernel, number)
             outs = [[out.view for out in slot] for slot in ring.outputs]
             calls = [entry.kernel.bind(self._queue, views(copies, s), outs[s]) for s in range(ring.slots)]
-            found = entry.bindings[number] = Binding(copies, calls)
+            found = entry.bindings[number] = Binding(copies, calls, entry.kernel.like)
             ring.sweep()  # what was just written is warm
         return found
 
@@ -302,16 +319,28 @@ class Local(Measurer):
         """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""
         self._check_inputs(binding, slot, CHEAP)
         outs = self._made().outputs[slot]
-        for n, (out, buffer) in enumerate(zip(outs, self._queue.fetch([o.buffer for o in outs]), strict=True)):
+        unknown = [
+            n for n, out in enumerate(outs)
+            if id(out) not in binding.there or not self._queue.equal(out.buffer, binding.there[id(out)])
+        ]  # fmt: skip
+        for n, buffer in zip(unknown, self._queue.fetch([outs[n].buffer for n in unknown]), strict=True):
+            out = outs[n]
             if not out.is_intact(buffer, POISONS[0]):
                 raise Faulty(f"output {n} is written out of bounds while it is timed")
             result, right = out.tensor(buffer), binding.right.get(n)
-            if right is not None and same(result, right):
-                continue
-            wrong = self.judge.compare(n, result)
-            if wrong:
-                raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
-            binding.right[n] = result.copy()
+            if right is None or not same(result, right):
+                wrong = self.judge.compare(n, result, binding.like)
+                if wrong:
+                    raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
+                binding.right[n] = result.copy()
+            if self._is_kept(out):
+                binding.there[id(out)] = self._queue.duplicate(out.buffer)
+
+    def _is_kept(self, out: Guarded) -> bool:
+        """A copy of a result stays in the device's memory: it is large, and memory is larger."""
+        copies, memory = MOST_BOUND * len(self._made().outputs), self.device.memory_bytes
+        fits = memory is None or copies * out.type.nbytes <= memory / 8
+        return self._queue.compares and out.type.nbytes > CHEAP and fits
 
     def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
         """Faulty when an input of up to so many bytes is not as it was."""

@@ -2,7 +2,8 @@
 
 It answers with the programs of a candidate as the kernel cache keeps them. Some runtimes make machine code only when a
 kernel is launched, so where there is nothing to give after compiling, the kernel runs once, on data that nobody looks
-at. What goes wrong here is of no account: the worker finds it out by itself.
+at: but not on a device with memory of its own, where others are timed at the same time. What goes wrong here is of no
+account: the worker finds it out by itself.
 """
 
 from __future__ import annotations
@@ -32,23 +33,29 @@ class Compiler:
         self.device = device
         self._text: object = None
         self._problem: Problem | None = None
-        self._inputs: list[Array | None] = []
+        self._inputs: list[Array | None] | None = None
 
     def programs(self, request: wire.Message) -> wire.Programs:
         """The compiled programs of a candidate; none where it has none, or cannot be compiled."""
         gathered = Gathered()
         with contextlib.suppress(Exception), kernel_cache.using(gathered):  # a candidate may fail in any way
             if request["problem"] != self._text:
-                problem = serial.from_json(request["problem"])
-                self._inputs = physical(problem, inputs.make(problem, np.random.default_rng(0), "tame"))
-                self._problem, self._text = problem, request["problem"]
+                self._problem, self._inputs = serial.from_json(request["problem"]), None
+                self._text = request["problem"]
             assert self._problem is not None
             kernel = compile_candidate(wire.candidates(request["candidates"])[0], self._problem, self.device)
             self._build(kernel, self._problem, gathered)
         return gathered.groups
 
     def _build(self, kernel: Kernel, problem: Problem, gathered: Gathered) -> None:
-        """Programs are built when a kernel is bound to its arguments; then it runs, unless they are complete."""
+        """Programs are built when a kernel is prepared, or bound to its arguments; then it runs, unless they are
+        complete.
+        """
+        kernel.prepare()
+        if gathered.groups or not self.device.shares_memory:
+            return
+        if self._inputs is None:
+            self._inputs = physical(problem, inputs.make(problem, np.random.default_rng(0), "tame"))
         device, queue = self.device, self.device.queue()
         given = [None if a is None else Guarded.holding(device, queue, a) for a in pack(kernel, problem, self._inputs)]
         outs = [Guarded(device, t) for t in problem.outputs if isinstance(t, TensorType)]

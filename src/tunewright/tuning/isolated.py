@@ -42,8 +42,9 @@ START_SECONDS, POSE_SECONDS = 60.0, 120.0
 PATIENCE = 0.5
 #: a worker whose memory grew by more than this since its problem was posed is replaced
 MOST_GROWTH = 1 << 30
-#: least memory that a worker is allowed; by default it gets a half of what Tunewright may use
-LEAST_MEMORY = 1 << 30
+#: Least memory that a process is allowed; by default a worker gets a half of what Tunewright may use, and those that
+#: compile share as much. Beside a device with cores of its own torch and a driver have to be loaded.
+LEAST_MEMORY, LEAST_BESIDE = 1 << 30, 4 << 30
 #: TUNE_TIMEOUT is for each step of an attempt (compiling and checking, every turn); so many of them for the whole
 STEPS = 3
 #: what takes less says nothing about a candidate, only about the machine
@@ -127,7 +128,9 @@ class Isolated(Measurer):
     ) -> None:
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
-        self.memory_bytes = memory_bytes or max(LEAST_MEMORY, self.settings.max_memory_bytes // 2)
+        self._shares_cores = target is None or target.device == "cpu"
+        least = LEAST_MEMORY if self._shares_cores else LEAST_BESIDE
+        self.memory_bytes = memory_bytes or max(least, self.settings.max_memory_bytes // 2)
         #: workers that were started so far
         self.starts = 0
         self._lock = threading.RLock()
@@ -137,9 +140,8 @@ class Isolated(Measurer):
         self._regime: Regime | None = None
         #: seconds of candidates of the posed problem
         self._seconds: dict[tuple[str, Config], float] = {}
-        self._shares_cores = target is None or target.device == "cpu"
         count = ahead.useful(self._shares_cores) if target is not None and target.language is not None else 0
-        memory = max(LEAST_MEMORY, self.memory_bytes // max(count, 1))
+        memory = max(least, self.memory_bytes // max(count, 1))
         start = partial(_start, self._command("compiler", memory), self.settings)
         self._ahead = Ahead(start, partial(_objection, target), count if count > 1 else 0, timeout)
         self._finalizer = weakref.finalize(self, _end, self._workers, self._ahead)
@@ -176,7 +178,10 @@ class Isolated(Measurer):
 
     @property
     def ahead(self) -> int:
-        return self._ahead.count if self._ahead.is_started else 1
+        if not self._ahead.is_started:
+            return 1
+        # Beside a device with cores of its own: while some are timed, as many are compiled.
+        return self._ahead.count if self._shares_cores else 2 * self._ahead.count
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         with self._lock:

@@ -152,11 +152,11 @@ class Sweeper:
             parts = max(device.target.units, 1)
             self.parts = [np.ones(-(-nbytes // parts // 8), np.uint64) for _ in range(parts)]
         else:
-            self.buffer, self.zeros = device.alloc(nbytes), np.zeros(nbytes, np.uint8)
+            self.buffer = device.alloc(nbytes)
 
     def __call__(self) -> None:
         if not self.device.shares_memory:
-            self.queue.put(self.zeros, self.buffer)
+            self.queue.fill(self.buffer, 0)
             self.queue.finish()
             return
         threads = [threading.Thread(target=np.bitwise_or.reduce, args=(part,)) for part in self.parts]
@@ -168,7 +168,7 @@ class Sweeper:
 
 def _slots(slot_bytes: int, wanted: int, memory: float) -> int:
     enough = -(-wanted // max(slot_bytes, 1))
-    affordable = int(min(memory * MOST_MEMORY // max(slot_bytes, 1), MOST_SLOTS))
+    affordable = int(min(memory * MOST_MEMORY / max(slot_bytes, 1), MOST_SLOTS))
     return max(min(enough, affordable), LEAST_SLOTS)
 
 

@@ -102,7 +102,7 @@ class Tuner:
         heuristic: Heuristic | None = None,
     ) -> None:
         self.settings = settings
-        self.heuristic = places.open_heuristic(settings) if heuristic is None else heuristic
+        self._heuristic = heuristic
         self.candidates = solvers() if candidates is None else tuple(candidates)
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
@@ -126,6 +126,11 @@ class Tuner:
         self._filed: set[str] = set()
         for text in self.policy.warnings:
             warn(text)
+
+    @cached_property
+    def heuristic(self) -> Heuristic | None:
+        """Read when it is first asked: who has tuned everything needs none."""
+        return places.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
 
     def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""

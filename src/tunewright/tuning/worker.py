@@ -22,10 +22,12 @@ from ..devices import kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
 from ..errors import DeviceError
+from ..search.base import Status
 from ..settings import Settings
 from ..solvers import serial
 from . import wire
-from .bench import Local
+from .bench import Broke, Local
+from .measure import Attempt, Candidate
 
 #: seconds between two signs of life
 ALIVE = 0.05
@@ -111,13 +113,21 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
     candidates = wire.candidates(request["candidates"])
     if what == "attempt":
         if not request["programs"]:
-            return wire.attempt_json(local.attempt(candidates[0], request["limit"]))
+            return wire.attempt_json(_attempt(local, candidates[0], request["limit"]))
         gathered = Gathered(wire.programs(request["programs"]), closed=True)
         with kernel_cache.using(gathered):
-            attempt = local.attempt(candidates[0], request["limit"])
+            attempt = _attempt(local, candidates[0], request["limit"])
         gathered.groups.clear()  # whoever keeps a program keeps where it came from
         return wire.attempt_json(attempt)
-    return wire.race_json(local.race(candidates, request["rounds"]))
+    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race nobody knows who broke the device
+
+
+def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
+    """An attempt, also at one that breaks the device: the parent replaces this process then."""
+    try:
+        return local.attempt(candidate, limit)
+    except Broke as broke:
+        return Attempt(Status.CRASHED, str(broke))
 
 
 def open_device(name: str) -> Device:

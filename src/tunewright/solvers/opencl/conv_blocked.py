@@ -457,9 +457,10 @@ def pack(w: Array, groups: int, slab: int, plain: bool) -> Array:
     """
     out, depth = w.shape[0] // groups, w.shape[1]
     slabs, taps = -(-out // slab), math.prod(w.shape[2:])
-    padded = np.zeros((groups, slabs * slab, depth, taps), np.float32)
-    padded[:, :out] = w.reshape(groups, out, depth, taps)
-    whole = padded.reshape(groups, slabs, slab, depth, taps)
+    whole = w.reshape(groups, out, depth, taps)
+    if out % slab:
+        whole = np.pad(whole, ((0, 0), (0, slabs * slab - out), (0, 0), (0, 0)))
+    whole = whole.reshape(groups, slabs, slab, depth, taps)
     return np.ascontiguousarray(whole.transpose((0, 1, 3, 4, 2) if plain else (0, 1, 4, 3, 2)))
 
 

@@ -239,7 +239,8 @@ def _function(call: Call, number: int) -> str:
     macros = _DEFINED.findall(call.head)
     params = ", ".join(["const int g0", "const int g1", "const int g2", *call.params])
     return "\n".join(
-        [f"#define {name} {name}_{number}" for name in names]
+        # "_of_": with "_" alone activate0 of kernel 1 would become activate0_1, which is a name, too
+        [f"#define {name} {name}_of_{number}" for name in names]
         + [call.head, f"static void step_{number}({params}) {{", call.body, "}"]
         + [f"#undef {name}" for name in dict.fromkeys([*names, *macros])]
     )
@@ -340,7 +341,7 @@ KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps, GLOBAL volatile int* coun
     FENCE
     if (mine && atomic_add(done, mine) + mine == chunks) stamps[s + 1] = joined_clock();
     for (int spins = 0; *done < chunks; spins++) {
-      if (spins < SPINS) PAUSE; else YIELD
+      if (spins < SPINS) { PAUSE; } else { YIELD; }
     }
     FENCE
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ...ir.graph import Fused
@@ -24,9 +24,24 @@ NAMES = {
 }  # fmt: skip
 
 
-@cache
+#: kernels of Triton in memory; those that are used live on without it
+MOST = 1024
+
+
+@lru_cache(MOST)
 def load(text: str, name: str = "kernel") -> Any:
-    """The kernel of a text that a solver of ours wrote. Triton reads the source back through `linecache`."""
+    """The kernel of a text that a solver of ours wrote: ``load(text)[grid](*arguments, **constants)`` launches it."""
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        return define(text, name)
+    from .compile import Compiled  # which needs this module
+
+    return Compiled(text, name)
+
+
+def define(text: str, name: str) -> Any:
+    """The function that `triton.jit` makes of a text. Triton reads the source back through `linecache`."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     file = f"<tunewright {digest}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -104,7 +119,8 @@ def chain(
             axes = strides(type, out)
             along = last and all(stride == 0 or size == 1 for size, stride in axes[:-1])
             place = (last if axes[-1][1] else "0") if along and axes else offset(axes, at)
-            lines.append(f"e{i} = tl.load(p{i} + ({place}), mask={mask}).to({computed(type.dtype)})")
+            where = "" if place == "0" else f" + ({place}), mask={mask}"  # one number for all takes no mask
+            lines.append(f"e{i} = tl.load(p{i}{where}).to({computed(type.dtype)})")
         return loaded[i]
 
     results = [] if value is None else [value]

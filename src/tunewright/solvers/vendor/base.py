@@ -6,14 +6,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from ...devices.base import Target
-from ...devices.cuda import CudaDevice, CudaQueue
-from ...ir.types import TensorType
-from ...search.space import Space
-from ..base import Config, Problem
+from ...devices.base import Device, Target
+from ...devices.cuda import CudaDevice, CudaQueue, torch_dtype
+from ...ir.types import DType, TensorType
+from ...search.space import Scalar, Space
+from ..base import Config, Kernel, Problem
 from ..cuda import Call, CudaSolver
+from ..steps import main_type
+from ..triton import multiply
+from ..triton.compile import is_recording
 from ..triton.elementwise import default_block, launch, why_not_layouts
 from ..triton.text import why_not_chain
+
+#: how it multiplies numbers of single precision; see `triton.multiply`
+PRECISIONS = ("ieee", "tf32")
 
 
 class VendorSolver(CudaSolver):
@@ -23,6 +29,8 @@ class VendorSolver(CudaSolver):
     reproducible = False
     #: it can be told where to write: without an epilogue nothing is copied
     writes: ClassVar[bool] = False
+    #: tensor cores may multiply for it
+    multiplies: ClassVar[bool] = False
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.epilogue:
@@ -32,12 +40,25 @@ class VendorSolver(CudaSolver):
         return None
 
     def space(self, problem: Problem, target: Target) -> Space:
-        if not problem.epilogue:
-            return Space({})
-        return Space({"block": [128, 256, 512, 1024, 2048, 4096], "warps": [1, 2, 4, 8]})
+        params: dict[str, Sequence[Scalar]] = {}
+        if problem.epilogue:
+            params |= {"block": [128, 256, 512, 1024, 2048, 4096], "warps": [1, 2, 4, 8]}
+        return Space(params | ({"precision": PRECISIONS} if self._is_single(problem) else {}))
 
     def default(self, problem: Problem, target: Target) -> Config:
-        return default_block(problem, target) if problem.epilogue else {}
+        config = default_block(problem, target) if problem.epilogue else {}
+        return {**config, **({"precision": PRECISIONS[0]} if self._is_single(problem) else {})}
+
+    def inexact(self, problem: Problem, config: Config) -> str | None:
+        return multiply.inexact(config)
+
+    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
+        return multiply.marked(super().compile(problem, config, device), config)
+
+    def _is_single(self, problem: Problem) -> bool:
+        """It multiplies numbers of single precision."""
+        first = problem.inputs[0]
+        return self.multiplies and isinstance(first, TensorType) and first.dtype is DType.FLOAT32
 
     @abstractmethod
     def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
@@ -45,20 +66,28 @@ class VendorSolver(CudaSolver):
 
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
         operation, count = self.operation(problem), len(problem.main_inputs)
+        if self._is_single(problem):
+            operation = _in_precision(operation, str(config["precision"]))
         types = [t if isinstance(t, TensorType) else None for t in problem.inputs]
         made = [t for t in problem.outputs if isinstance(t, TensorType)]
         if problem.epilogue:
             finish = launch(problem, config, main=False)
             (out,) = made
+            between = main_type(problem).dtype.numpy
 
             def with_epilogue(queue: CudaQueue, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-                ins = [logical(x, t) for x, t in zip(inputs[:count], types, strict=False)]
-                result = physical(operation(ins, None), out)
+                if is_recording():  # the library needs no compiling
+                    result = outputs[0].new_empty(out.physical, dtype=torch_dtype(between))
+                else:
+                    ins = [logical(x, t) for x, t in zip(inputs[:count], types, strict=False)]
+                    result = physical(operation(ins, None), out)
                 finish(queue, [result, *(x for x in inputs[count:] if x is not None)], outputs)
 
             return with_epilogue
 
         def alone(queue: CudaQueue, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            if is_recording():
+                return
             ins = [logical(x, t) for x, t in zip(inputs, types, strict=True)]
             outs = [logical(y, t) for y, t in zip(outputs, made, strict=True)]
             result = operation(ins, outs if self.writes else None)
@@ -67,6 +96,31 @@ class VendorSolver(CudaSolver):
                     y.copy_(value)
 
         return alone
+
+
+def _in_precision(
+    operation: Callable[[Sequence[Any], Sequence[Any] | None], Any], precision: str
+) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    """Single-precision factors as they are ("ieee"), or rounded, which cuDNN does unless it is told not to."""
+
+    def run(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:
+        import torch
+
+        known: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
+        value: str | bool = precision == "tf32"
+        name = "allow_tf32"
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # from torch 2.9 on; it warns of the other way
+            known, value, name = [torch.backends.cudnn.conv, known[1]], precision, "fp32_precision"
+        before = [getattr(place, name) for place in known]
+        try:
+            for place in known:
+                setattr(place, name, value)
+            return operation(inputs, outputs)
+        finally:
+            for place, old in zip(known, before, strict=True):
+                setattr(place, name, old)
+
+    return run
 
 
 def logical(tensor: Any, type: TensorType | None) -> Any:

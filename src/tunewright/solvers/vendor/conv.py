@@ -22,6 +22,8 @@ class Conv(VendorSolver):
     dtypes = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
     layouts = frozenset({PLAIN.name, "nhwc"})
     rank = 40
+    multiplies = True
+    version = "1.1"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         x, w = problem.input(0), problem.input(1)

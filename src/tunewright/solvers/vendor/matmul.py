@@ -20,6 +20,8 @@ class MatMul(VendorSolver):
     ops = frozenset({"MatMul"})
     dtypes = _DTYPES | {DType.BOOL, DType.INT32, DType.INT64}  # operands of epilogues
     rank = 40
+    multiplies = True
+    version = "1.1"
     writes = True
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -45,6 +47,8 @@ class Gemm(VendorSolver):
     ops = frozenset({"Gemm"})
     dtypes = _DTYPES
     rank = 40
+    multiplies = True
+    version = "1.1"
 
     def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
         import torch

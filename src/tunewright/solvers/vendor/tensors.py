@@ -129,9 +129,12 @@ def _attention(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
         q, k, v = (x.reshape(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
                    for x, n in ((q, heads), (k, shared), (v, shared)))  # fmt: skip
     mask = ins[3] if len(ins) > 3 else None
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(q.dtype)
     made = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, mask, scale=attrs.get("scale"), enable_gqa=k.shape[1] != q.shape[1]
-    )
+        q, k, v, mask, is_causal=bool(attrs.get("is_causal")), scale=attrs.get("scale") or None,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )  # fmt: skip
     return made.transpose(1, 2).reshape(out.dims) if flat else made
 
 
@@ -172,6 +175,7 @@ class Tensors(VendorSolver):
     ops = frozenset(TABLE)
     layouts = frozenset({PLAIN.name, "nhwc"})
     rank = 60
+    version = "1.1"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         op, count = problem.op, len(problem.main_inputs)
@@ -201,10 +205,13 @@ class Tensors(VendorSolver):
 
 
 def _why_not_attention(problem: Problem) -> str | None:
-    attrs, given = problem.attrs, [t for t in problem.main_inputs if t is not None]
-    if len(given) > 4 or len(problem.outputs) > 1:
-        return "has no past and makes one output"
-    odd = {name for name in ("softcap", "is_causal", "qk_matmul_output_mode", "softmax_precision") if attrs.get(name)}
+    attrs, mask, k = problem.attrs, problem.input(3), _in(problem, 1)
+    if any(t is not None for t in problem.main_inputs[4:]) or len(problem.outputs) > 1:
+        return "has no past and no lengths, and makes one output"
+    if isinstance(mask, TensorType) and (attrs.get("is_causal") or mask.dims[-1] != k.dims[-2]):
+        return "takes a mask of all keys, or none"
+    odd = {name for name in ("softcap", "qk_matmul_output_mode", "softmax_precision") if attrs.get(name)}
+    odd |= {name for name in ("left_window_size", "right_window_size") if attrs.get(name, -1) >= 0}
     return f"does not know {', '.join(sorted(odd))}" if odd else None
 
 

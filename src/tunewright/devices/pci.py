@@ -1,0 +1,58 @@
+"""Where a GPU is plugged in: one that several runtimes offer is the same device."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+#: of cl_khr_pci_bus_info, which pyopencl does not know
+_BUS_INFO = 0x410F
+
+
+class _Place(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint32) for name in ("domain", "bus", "device", "function"))
+
+
+def text(domain: int, bus: int, device: int) -> str:
+    """As `lspci -D` writes it, without the function: that is always 0 of a GPU."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}"
+
+
+def of_cuda(properties: Any) -> str | None:
+    """Of torch's properties of a GPU; None where an older torch does not tell."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    if not all(isinstance(getattr(properties, name, None), int) for name in names):
+        return None
+    return text(*(getattr(properties, name) for name in names))
+
+
+def of_opencl(device: Any) -> str | None:
+    """Of a device of pyopencl; None where its driver does not tell."""
+    extensions = device.extensions.split()
+    if "cl_khr_pci_bus_info" in extensions:
+        found = _bus_info(device)
+        if found is not None:
+            return text(found.domain, found.bus, found.device)
+    if "cl_nv_device_attribute_query" in extensions:
+        import pyopencl as cl
+
+        try:
+            # The slot is the device's number, eight times, and the function's.
+            return text(device.pci_domain_id_nv, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
+        except (cl.Error, AttributeError):
+            return None
+    return None
+
+
+def _bus_info(device: Any) -> _Place | None:
+    """Asked from the library that pyopencl itself calls."""
+    import pyopencl as cl
+
+    try:
+        ask: Any = ctypes.CDLL(cl._cl.__file__).clGetDeviceInfo
+    except (OSError, AttributeError):
+        return None
+    ask.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+    found = _Place()
+    code = ask(device.int_ptr, _BUS_INFO, ctypes.sizeof(found), ctypes.byref(found), None)
+    return None if code else found

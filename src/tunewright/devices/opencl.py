@@ -21,7 +21,7 @@ from ..settings import Settings, export
 from . import cuda, icd, lent, pci, pocl
 from .base import Device, Hints, Queue, Target
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, memory_bytes
-from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, svm_kinds
+from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs
 from .remote import RemoteTensor
 from .svm import DeviceArray, Memory, writable
@@ -368,6 +368,11 @@ class OpenCLDevice(Device):
                 made._lock, made._inline, made._fewer = threading.Lock(), None, {}
                 self._fewer[units] = made
             return self._fewer[units]
+
+    @property
+    def joins(self) -> bool:
+        """A network is better one launch than many. With Intel's compiler that is slower, and takes long to compile."""
+        return self.shares_memory and runtime_of(self.raw) != "INTEL"
 
     @property
     def workers(self) -> int:

@@ -132,7 +132,7 @@ class CKernel(Kernel):
     def library(self, others: Sequence[Kernel]) -> Library | None:
         from .joined import Joined  # which needs this module
 
-        return Joined([self, *others]) if self.device.shares_memory else None
+        return Joined([self, *others]) if self.device.joins else None
 
     def new(self, i: int) -> Any:
         """Memory for output i."""

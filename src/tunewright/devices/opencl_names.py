@@ -65,7 +65,7 @@ def runtime_of(device: Any) -> str:
 
 
 def _preference(device: Any) -> tuple[int, list[int]]:
-    """PoCL, then Intel's runtime (kernels take 1.4 to 1.8 times as long there); newest first: the wheel's is of 2022."""
+    """PoCL, then Intel's runtime (kernels take 1.4 to 1.8 times as long there); the newest first."""
     numbers = [-int(n) for n in re.findall(r"\d+", device.driver_version)]
     return {"POCL": 0, "INTEL": 1}.get(runtime_of(device), 2), numbers
 

@@ -152,6 +152,12 @@ def _open(dtype: DType, rank: int, layout: Layout) -> str:
     return str(TensorType(dtype, (None,) * rank, layout))
 
 
+def tensor(type: Type | None) -> TensorType:
+    """A type that `why_not` has checked to be a tensor."""
+    assert isinstance(type, TensorType)
+    return type
+
+
 def why_not_type(type: Type | None, dtypes: frozenset[DType], layouts: frozenset[str]) -> str | None:
     """What speaks against an input or output where tensors of these element types and layouts are taken."""
     if type is None:

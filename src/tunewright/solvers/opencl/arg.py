@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from . import fold
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
 #: columns whose extrema are found side by side

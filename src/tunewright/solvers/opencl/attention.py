@@ -14,10 +14,11 @@ from typing import Any
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Scalar, Space
-from ..base import Config, Problem
-from . import attention_form, matmul_pack
-from .attention_form import Form, Heads, form
-from .base import CSolver, both, tensor
+from .. import attention_form
+from ..attention_form import Form, Heads, form
+from ..base import Config, Problem, tensor
+from . import matmul_pack
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .matmul_pack import Operand
 from .matmul_product import SUM, Matrix

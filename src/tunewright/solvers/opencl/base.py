@@ -14,7 +14,7 @@ from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
-from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, why_not_type
+from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, tensor, why_not_type
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
@@ -232,12 +232,6 @@ class Bound:
         for launch in self.launches:
             launch()
         return ()
-
-
-def tensor(type: Type | None) -> TensorType:
-    """A type that `why_not` has checked to be a tensor."""
-    assert isinstance(type, TensorType)
-    return type
 
 
 def both(solver: type[CSolver]) -> tuple[CSolver, CSolver]:

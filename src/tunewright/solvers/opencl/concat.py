@@ -9,8 +9,8 @@ from ...devices.base import Target
 from ...ir.types import TensorType, Type
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Source
 from .move import SLICE, SLICES, slices
 from .words import MOVABLE, word, words

@@ -25,9 +25,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import epilogue
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .conv_plan import MULTIPLY
 from .emit import Call, In, Out, Scratch, Source, Table
 from .window import Window

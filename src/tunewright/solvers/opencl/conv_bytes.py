@@ -25,9 +25,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import dot, epilogue
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .integer_conv import IntegerConv, Shape
 from .integer_product import ROLES, present

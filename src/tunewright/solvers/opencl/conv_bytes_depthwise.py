@@ -17,9 +17,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, Layout, blocked
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .conv_bytes import INSIDE, QUANTISE, lanes, pending, zero_point
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .integer_conv import IntegerConv, Shape

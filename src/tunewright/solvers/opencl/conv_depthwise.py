@@ -14,9 +14,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, Layout, TensorType, blocked
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import epilogue, window
-from .base import CSolver, both, layout_of, tensor
+from .base import CSolver, both, layout_of
 from .emit import Call, In, Out, Source, Table
 from .window import Window, as_conv
 

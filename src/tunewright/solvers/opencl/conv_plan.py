@@ -13,8 +13,7 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
-from .base import tensor
+from ..base import Array, Config, Packing, Problem, tensor
 from .window import Triple, Window, groups
 
 #: multiply-adds that are worth a work-item of their own: about 5 us

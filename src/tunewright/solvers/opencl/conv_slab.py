@@ -15,8 +15,7 @@ from collections.abc import Mapping
 
 from ...devices.base import Target
 from ...ir.types import DType
-from ..base import Config, Problem
-from .base import tensor
+from ..base import Config, Problem, tensor
 from .conv_plan import Plan, compute_dtype, lanes, table
 from .emit import COMPUTE, Call, In, Out, Scratch, Source, Table
 from .epilogue import Epilogue

@@ -15,9 +15,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import epilogue
-from .base import CSolver, both, layout_of, tensor
+from .base import CSolver, both, layout_of
 from .emit import Call, In, Out, Source
 from .window import Window
 from .window import why_not as why_not_window

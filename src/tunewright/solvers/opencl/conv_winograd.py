@@ -20,9 +20,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, blocked
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import epilogue
-from .base import CSolver, tensor
+from .base import CSolver
 from .conv_blocked import lanes, pack_bias
 from .conv_winograd_form import lines, of_input, of_output, weight_matrix
 from .emit import Call, In, Out, Scratch, Source

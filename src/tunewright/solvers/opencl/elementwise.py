@@ -15,10 +15,10 @@ from ...devices.base import Target
 from ...ir.types import PLAIN, Layout, TensorType
 from ...ops.fused import from_plain
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from ..steps import main_type, step_dtypes
 from . import epilogue, expr
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
 #: elements of one work-item among which tuning chooses

@@ -6,8 +6,8 @@ import numpy as np
 
 from ...devices.base import Target
 from ...ir.types import TensorType
-from ..base import Array, Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Array, Config, Problem, tensor
+from .base import CSolver, both
 from .emit import Call, Out, Source, Table
 from .move import slices
 from .words import SINGLE, word

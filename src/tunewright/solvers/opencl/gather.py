@@ -12,8 +12,8 @@ from typing import ClassVar
 from ...devices.base import Target
 from ...ir.types import DType
 from ...ops.shapes import axis_of
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import Call, In, Out, Source, Table
 from .indices import ONE_WORD, WRAPPED, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import MOVABLE, word, words

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Config, Packing, Problem
+from ..base import Config, Packing, Problem, tensor
 from . import epilogue, matmul_pack, matmul_product
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Scratch, Source
 from .matmul_pack import MOST_ITEMS, Operand, batch_offset
 from .matmul_product import Product, product, summed

@@ -10,9 +10,9 @@ from __future__ import annotations
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from . import epilogue, matmul_product
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Scratch, Source
 from .gemv import SLICE
 from .matmul_pack import MOST_ITEMS, batch_offset

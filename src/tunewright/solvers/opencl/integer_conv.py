@@ -18,9 +18,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import epilogue, window
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import Call, In, Scratch, Source, Table
 from .integer_product import (
     BYTES,

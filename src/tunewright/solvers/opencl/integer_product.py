@@ -15,9 +15,8 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Space
-from ..base import Array, Problem
+from ..base import Array, Problem, tensor
 from . import epilogue
-from .base import tensor
 from .emit import STORAGE, In, Out, Scratch, Source
 from .quantize import TO_INTEGER, to_integer
 

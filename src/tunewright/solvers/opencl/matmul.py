@@ -14,9 +14,9 @@ from typing import Any
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Scalar, Space
-from ..base import Config, Packing, Problem
+from ..base import Config, Packing, Problem, tensor
 from . import epilogue, matmul_pack, matmul_product
-from .base import MOST_ELEMENTS, CSolver, both, tensor
+from .base import MOST_ELEMENTS, CSolver, both
 from .emit import COMPUTE, Call, In, Scratch, Source
 from .matmul_pack import MOST_ITEMS, Operand, batch_offset
 from .matmul_product import Product, is_narrow, product, summed

@@ -22,9 +22,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Scalar, Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import Call, In, Scratch, Source
 from .integer_matmul import GEMM, IntegerMatMul, Shape
 from .integer_product import BYTES, LEAST_WORK, MS, ROLES, Finish, Weights, present

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...ir.types import DType, TensorType
-from ..base import Problem
-from .base import tensor
+from ..base import Problem, tensor
 from .emit import COMPUTE
 
 MS = "com.microsoft::"

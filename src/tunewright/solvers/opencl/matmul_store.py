@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..base import Problem
+from ..base import Problem, tensor
 from . import epilogue
-from .base import tensor
 from .emit import COMPUTE, In, Out, Source
 from .matmul_product import Product
 

@@ -15,9 +15,9 @@ from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from .affine import Axis, Move
-from .base import CSolver, tensor
+from .base import CSolver
 from .emit import STORAGE, Call, In, Out, Source
 from .words import MOVABLE, transposer, word
 

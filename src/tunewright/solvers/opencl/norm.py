@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Space
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
 MS = "com.microsoft::"

@@ -7,8 +7,8 @@ import math
 from ...devices.base import Target
 from ...ir.types import PLAIN, TensorType
 from ...search.space import Space
-from ..base import Config, Problem
-from .base import CSolver, both, layout_of, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both, layout_of
 from .emit import Call, In, Out, Source
 from .norm import BLOCK, FLOATS, MOST_ITEMS
 

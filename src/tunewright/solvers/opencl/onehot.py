@@ -8,8 +8,8 @@ from typing import ClassVar
 from ...devices.base import Target
 from ...ir.types import DType
 from ...ops.shapes import axis_of
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Source
 from .indices import ONE_WORD, Shares, unfit
 from .words import word

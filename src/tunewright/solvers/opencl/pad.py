@@ -11,9 +11,9 @@ from ...ir.types import TensorType
 from ...ops import ms_common, shapes, slicing
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Config, Missing, Problem
+from ..base import Config, Missing, Problem, tensor
 from .affine import Access
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Source
 from .move import COPY_ROW, SLICE, SLICES, advance, decode, slices
 from .words import SINGLE, word

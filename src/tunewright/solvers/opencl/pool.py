@@ -5,10 +5,10 @@ from __future__ import annotations
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from ..steps import main_type
 from . import epilogue, fold, window
-from .base import CSolver, both, layout_of, tensor
+from .base import CSolver, both, layout_of
 from .emit import COMPUTE, Call, In, Out, Source
 from .fold import Fold
 from .window import Window

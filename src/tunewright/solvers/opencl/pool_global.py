@@ -7,10 +7,10 @@ import math
 from ...devices.base import Target
 from ...ir.types import PLAIN
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from ..steps import main_type
 from . import epilogue, fold
-from .base import CSolver, both, layout_of, tensor
+from .base import CSolver, both, layout_of
 from .emit import COMPUTE, Call, In, Out, Source
 from .fold import Fold
 from .pool import pool_fold, takes

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, TensorType
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from . import window
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .elementwise import Walk
 from .emit import Call, In, Out, Source
 from .quantize import LEAST, MS, TO_INTEGER, chunk_of, to_integer

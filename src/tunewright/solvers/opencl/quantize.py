@@ -16,8 +16,8 @@ from ...ir.types import PLAIN, DType, TensorType
 from ...ops import shapes
 from ...ops.numeric import limits
 from ...search.space import Space
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 
 MS = "com.microsoft::"

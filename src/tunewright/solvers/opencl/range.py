@@ -6,8 +6,8 @@ import numpy as np
 
 from ...devices.base import Target
 from ...ir.types import DType
-from ..base import Config, Missing, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Missing, Problem, tensor
+from .base import CSolver, both
 from .emit import Call, Out, Source, Table
 from .move import slices
 

@@ -18,9 +18,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import recurrent_cell as cells
-from .base import MOST_ELEMENTS, CSolver, both, tensor
+from .base import MOST_ELEMENTS, CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .norm import FLOATS, MOST_ITEMS
 

@@ -18,9 +18,9 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Array, Config, Packing, Problem
+from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
-from .base import both, tensor
+from .base import both
 from .emit import In, Scratch, Source
 from .recurrent_quantised import PARAMETERS, QuantisedLSTM, Writer
 

@@ -18,9 +18,9 @@ from functools import partial
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Space
-from ..base import Config, Packing, Problem
+from ..base import Config, Packing, Problem, tensor
 from . import recurrent_cell as cells
-from .base import MOST_ELEMENTS, CSolver, both, tensor
+from .base import MOST_ELEMENTS, CSolver, both
 from .emit import STORAGE, Call, In, Out, Scratch, Source
 from .integer_product import BYTES, DEEPEST, LEAST_WORK, MS, Sums, Weights, packed, present, tile_of
 from .quantize import RANGE, TO_INTEGER, chunk_of

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
-from ..base import Config, Missing, Problem
+from ..base import Config, Missing, Problem, tensor
 from . import fold
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .fold import Fold
 

@@ -9,9 +9,9 @@ from ...ir.types import NHWC, PLAIN, TensorType
 from ...ops.fused import REORDER
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Config, Problem
+from ..base import Config, Problem, tensor
 from .affine import Access, Move
-from .base import CSolver, both, layout_of, tensor
+from .base import CSolver, both, layout_of
 from .emit import STORAGE, Call, In, Out, Source
 from .move import SLICE, SLICES, Copy, MoveSolver, slices
 from .words import SINGLE, transposer, word, words

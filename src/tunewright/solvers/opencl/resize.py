@@ -22,8 +22,8 @@ from ...ops.numeric import limits
 from ...ops.resize import Step, Taps, extrapolation, steps, taps, working_type
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Array, Config, Missing, Problem
-from .base import CSolver, both, layout_of, tensor
+from ..base import Array, Config, Missing, Problem, tensor
+from .base import CSolver, both, layout_of
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .indices import ONE_WORD, Shares, unfit
 from .words import word

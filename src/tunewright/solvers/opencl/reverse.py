@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Source
 from .move import COPY_ROW, slices
 from .words import MOVABLE, word, words

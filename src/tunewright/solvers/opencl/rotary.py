@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from ...devices.base import Target
 from ...ir.types import DType
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import Call, In, Out, Source
 from .indices import WRAPPED, Shares, no_indices, unfit
 

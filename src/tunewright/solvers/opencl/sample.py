@@ -15,8 +15,8 @@ from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...ops.ms_misc import GRID_MODES
 from ...ops.sampling import MOST_SAMPLES, axis_points
-from ..base import Config, Missing, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Missing, Problem, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source, Table
 from .indices import WRAPPED, Shares, no_indices, unfit
 

@@ -15,8 +15,8 @@ from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...ops.deform import unpooled
 from ...ops.shapes import axis_of
-from ..base import Config, Missing, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Missing, Problem, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .indices import ONE_WORD, Axis, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import word

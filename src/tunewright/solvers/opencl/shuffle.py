@@ -10,8 +10,8 @@ from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Config as Point
 from ...search.space import Space
-from ..base import Array, Config, Problem
-from .base import CSolver, both, layout_of, tensor
+from ..base import Array, Config, Problem, tensor
+from .base import CSolver, both, layout_of
 from .emit import STORAGE, Call, In, Out, Source, Table
 from .move import SLICE, SLICES, slices
 from .words import MOVABLE, word, words

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from ...devices.base import Target
 from ...ir.types import PLAIN
 from ...ops import ov_common, ov_movement, shapes, slicing
-from ..base import Missing, Problem
+from ..base import Missing, Problem, tensor
 from .affine import Access, Move
-from .base import both, layout_of, tensor
+from .base import both, layout_of
 from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words

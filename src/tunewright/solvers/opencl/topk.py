@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...devices.base import Target
 from ...ir.types import DType
-from ..base import Config, Missing, Problem
+from ..base import Config, Missing, Problem, tensor
 from . import fold
-from .base import CSolver, both, tensor
+from .base import CSolver, both
 from .emit import COMPUTE, STORAGE, Call, In, Out, Scratch, Source
 
 #: The heap lies in the outputs, so that K may be large. Of equal values the one with the lower index is better, NaN

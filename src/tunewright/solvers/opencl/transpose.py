@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...devices.base import Target
 from ...ir.types import TensorType
-from ..base import Problem
+from ..base import Problem, tensor
 from .affine import Access, Move
-from .base import both, tensor
+from .base import both
 from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words

@@ -9,8 +9,8 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType
 from ...ops import ms_common
-from ..base import Config, Problem
-from .base import CSolver, both, tensor
+from ..base import Config, Problem, tensor
+from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Source, Table
 from .move import COPY_ROW, slices
 from .words import SINGLE, word

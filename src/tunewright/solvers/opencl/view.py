@@ -7,9 +7,9 @@ import math
 from ...devices.base import Target
 from ...ir.types import PLAIN, TensorType
 from ...ops import lookup, names
-from ..base import Problem
+from ..base import Problem, tensor
 from .affine import Access, Move
-from .base import both, tensor
+from .base import both
 from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words

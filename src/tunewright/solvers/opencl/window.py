@@ -12,8 +12,7 @@ from ...ir.types import TensorType
 from ...ops.conv import transposed_size
 from ...ops.ms_common import PARAMETERS
 from ...ops.windows import spread, windows
-from ..base import Problem
-from .base import tensor
+from ..base import Problem, tensor
 
 Triple: TypeAlias = tuple[int, int, int]
 

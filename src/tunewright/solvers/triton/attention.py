@@ -16,10 +16,10 @@ from ...devices.base import Device, Target
 from ...devices.cuda import CudaDevice, CudaQueue
 from ...ir.types import DType, TensorType
 from ...search.space import Scalar, Space
+from .. import attention_form
+from ..attention_form import UNBOUNDED, Form, form
 from ..base import Config, Kernel, Problem
 from ..cuda import Call, CudaSolver
-from ..opencl import attention_form
-from ..opencl.attention_form import UNBOUNDED, Form, form
 from . import multiply
 from .elementwise import why_not_layouts
 from .expr import number

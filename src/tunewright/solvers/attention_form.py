@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.types import DType, TensorType
-from ..base import Problem
-from .base import tensor
+from ..ir.types import DType, TensorType
+from .base import Problem, tensor
 
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 OPS = frozenset({"Attention", MULTI_HEAD})

@@ -16,6 +16,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import tunewright
+from tunewright.devices.kernel_cache import KernelCache
 from tunewright.ops.tolerance import compare
 from tunewright.plugins.single import available
 
@@ -191,7 +192,9 @@ def test_a_fork_is_told_and_does_not_hang():
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     child = context.Process(target=_in_a_fork, args=(results, compiled, made))
-    child.start()
+    # as if other threads compiled and stored kernels just now: nobody lets go of their locks in the fork
+    with compiled.env.device._programs._lock, KernelCache.of(compiled.settings)._lock:
+        child.start()
     child.join(30)
     assert child.exitcode == 0
     for _ in range(2):

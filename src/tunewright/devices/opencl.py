@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import logging
 import os
 import threading
@@ -446,6 +447,8 @@ def _shares_memory(device: Any) -> bool:
 
 def _orphan() -> None:
     OpenCLQueue.orphaned = True
+    # What is garbage already stays: to release objects of the runtime may take a lock that a thread held at the fork.
+    gc.freeze()
 
 
 def _refuse() -> NoReturn:

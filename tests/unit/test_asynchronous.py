@@ -190,3 +190,59 @@ def test_streams_share_the_threads():
 def test_a_queue_needs_requests(model):
     with pytest.raises(InputError, match="-1 requests"):
         AsyncInferQueue(model, -1)
+
+
+STATIC = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[3, 8] x, float[8, 8] w, float[n] z) => (float[3, 8] y, float[n] v)
+{
+    a = MatMul(x, w)
+    y = Add(a, x)
+    v = Neg(z)
+}
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_that_stay(device):
+    request = Core().compile_model(parser.parse_model(STATIC), device).create_infer_request()
+    x, mine = request.get_tensor("x"), np.full((8, 8), np.nan, np.float32)
+    assert x.shape == (3, 8) and x.ctypes.data % 64 == 0 and request.get_tensor("x") is x
+    request.set_tensor("w", mine)
+    request.set_tensor("z", np.zeros(2, np.float32))
+    mine[:] = W  # it is used where it is
+    for number in range(3):
+        x[:] = number
+        np.testing.assert_allclose(request.infer()["y"], want(number), rtol=1e-5)
+        np.testing.assert_allclose(request.get_tensor("y"), want(number), rtol=1e-5)
+    request.start_async()
+    assert request.wait()
+    np.testing.assert_allclose(request.get_tensor("y"), want(2), rtol=1e-5)
+    got = request.infer({"x": np.full((3, 8), 7, np.float32)})["y"]
+    np.testing.assert_allclose(got, want(7), rtol=1e-5, err_msg="what is given comes before what was set")
+
+    result = np.zeros((3, 8), np.float32)
+    request.set_tensor("y", result)
+    request.infer()
+    np.testing.assert_allclose(result, want(2), rtol=1e-5)
+    request.set_tensor("y", None)
+    x[:] = 5
+    request.infer()
+    np.testing.assert_allclose(result, want(2), rtol=1e-5, err_msg="it was taken back")
+
+    request.set_tensor("w", None)
+    with pytest.raises(InputError, match="'w'"):
+        request.infer()
+
+
+def test_tensors_that_cannot_be(model):
+    request = model.create_infer_request()
+    with pytest.raises(InputError, match="no tensor can be made"):
+        request.get_tensor("x")  # its size is open
+    for name in ("y", "nothing"):
+        with pytest.raises(InputError, match="there is no result"):
+            request.get_tensor(name)
+    with pytest.raises(InputError, match="inputs and outputs are x, w, y"):
+        request.set_tensor("nothing", W)
+    with pytest.raises(InputError, match="'x'"):
+        request.infer()

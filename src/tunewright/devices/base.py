@@ -16,6 +16,13 @@ from . import dlpack
 from .remote import RemoteTensor
 
 
+def aligned(nbytes: int) -> np.ndarray[Any, Any]:
+    """Bytes of the host's memory that begin where vectors do, with any content."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    offset = -address(raw) % 64
+    return raw[offset : offset + nbytes]
+
+
 def address(array: Any) -> int:
     """Where an array's bytes begin. Numpy's own ways take four times as long, and a small network asks ten times."""
     try:
@@ -220,9 +227,7 @@ class Device(ABC):
 
     def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
-        raw = np.empty(nbytes + 64, np.uint8)
-        offset = -address(raw) % 64
-        return raw[offset : offset + nbytes]
+        return aligned(nbytes)
 
     def view(self, buffer: Any, offset: int, type: TensorType) -> Any:
         """A tensor inside a buffer."""

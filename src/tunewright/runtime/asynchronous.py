@@ -51,14 +51,14 @@ class Startable(ABC):
         self._cancelled = False
         #: what was given to `start_async`, for the callback
         self.userdata: Any = None
-        #: of the last inference that was started and is over: outputs by name
+        #: outputs of the last inference by name
         self.results: dict[str, Any] = {}
 
     @abstractmethod
     def run(self, inputs: Inputs) -> dict[str, Any]:
         """An inference, here and now."""
 
-    def start_async(self, inputs: Inputs, userdata: Any = None) -> None:
+    def start_async(self, inputs: Inputs = None, userdata: Any = None) -> None:
         """Begin an inference on one of the model's streams, or as soon as one is free; see `wait`.
 
         The inputs are read while it runs: do not change them before it is over.
@@ -74,8 +74,8 @@ class Startable(ABC):
     def _started(self, inputs: Inputs) -> dict[str, Any]:
         found = self.run(inputs)
         if self._cancelled:
+            self.results = {}
             raise CancelledError
-        self.results = found
         if self._callback is not None:
             self._callback(self, self.userdata)
         return found

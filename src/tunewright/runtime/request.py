@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Hints, Queue
+from ..devices.base import Hints, Queue, aligned
 from ..devices.remote import RemoteContext
 from ..errors import ExecutionError, InputError
 from ..ir.graph import Graph
@@ -99,19 +99,60 @@ class InferRequest(Startable):
         self._spent = ((0.0, 0.0, 0),) * 2
         #: what the last inputs were like: others like them need no further check
         self._like: dict[str, tuple[Any, ...]] = {}
+        #: inputs and outputs that `set_tensor` was given
+        self._given: dict[str, Any] = {}
+        self._into: dict[str, Any] = {}
+
+    def set_tensor(self, name: str, tensor: Any) -> None:
+        """Use a tensor for an input in all inferences to come, or write an output to it. None takes that back.
+
+        It is used where it is: change what is in an input between two inferences.
+
+        >>> request.set_tensor("x", frame)
+        >>> request.infer()
+        """
+        known = self._given if name in self.model.inputs else self._into if name in self.model.outputs else None
+        if known is None:
+            there = ", ".join([*self.model.inputs, *self.model.outputs])
+            raise InputError(f"there is no tensor {name!r}", hint=f"inputs and outputs are {there}")
+        self.check_idle()
+        known.pop(name, None)
+        if tensor is not None:
+            known[name] = tensor
+
+    def get_tensor(self, name: str) -> Any:
+        """Of an input: what was set, or else memory of its shape for you to fill. Of an output: the last result.
+
+        >>> request.get_tensor("x")[:] = frame
+        >>> request.infer()
+        """
+        if name not in self.model.inputs:
+            if name not in self.results:
+                raise InputError(f"there is no result {name!r}", hint="name an output, and run an inference first")
+            return self.results[name]
+        if name not in self._given:
+            type = self.model.inputs[name]
+            if not isinstance(type, TensorType) or not type.is_static or type.dtype is DType.STRING:
+                hint = "set_tensor takes one of any size"
+                raise InputError(f"no tensor can be made for {type}", where=f"input {name!r}", hint=hint)
+            made = np.ndarray(type.dims, type.dtype.numpy, aligned(type.nbytes))
+            made[...] = 0
+            self.set_tensor(name, made)
+        return self._given[name]
 
     def infer(
         self,
-        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any = None,
         *,
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Outputs by name for inputs by name (or in order). The arrays returned are yours.
 
-        Inputs may be tensors of any library that speaks DLPack, in the device's memory or the host's, and
-        `RemoteTensor`s: they are used where they are. With ``remote`` the results are `RemoteTensor`s, which stay on
-        the device; ``outputs`` names tensors to write results to. See docs/remote-tensors.md.
+        Inputs that are not given are those of `set_tensor`. They may be tensors of any library that speaks DLPack, in
+        the device's memory or the host's, and `RemoteTensor`s: they are used where they are. With ``remote`` the
+        results are `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
+        docs/remote-tensors.md and docs/async.md.
 
         >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
         """
@@ -125,11 +166,14 @@ class InferRequest(Startable):
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         before = self._now()
+        if self._given or self._into or inputs is None:
+            inputs, outputs = self._completed(inputs, outputs)
         values = self._same(inputs)
         if values is not None and not remote and outputs is None:
             results = self._run(values, None)
             self._spent = before, self._now()
-            return dict(zip(self.model.graph.output_names, results, strict=True))
+            self.results = dict(zip(self.model.graph.output_names, results, strict=True))
+            return self.results
         queue = self.executor.main
         try:
             if values is None:
@@ -147,7 +191,16 @@ class InferRequest(Startable):
         finally:
             queue.release()
         self._spent = before, self._now()
+        self.results = found
         return found
+
+    def _completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
+        """With what `set_tensor` was given for those that are missing."""
+        if inputs is None:
+            inputs = self._given
+        elif isinstance(inputs, Mapping):
+            inputs = {**self._given, **inputs}
+        return inputs, {**self._into, **(outputs or {})} if self._into else outputs
 
     def _run(self, values: list[Any], stay: Stay | None) -> list[Any]:
         if self.counters is not None:

@@ -101,7 +101,8 @@ def test_inserted_reorders_are_rows_too(device):
     context = Context(settings, layouts=Blocks())
     model = read()
     nodes = [(node.name, node.op) for node in model.graph.nodes]
-    compiled = CompiledModel(prepare(model, context), Environment(device, Tuner(settings), settings, context), nodes)
+    prepare(model.graph, context)
+    compiled = CompiledModel(model.graph, Environment(device, Tuner(settings), settings, context), nodes)
     request = compiled.create_infer_request()
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     out = request.infer({"x": x})["y"]

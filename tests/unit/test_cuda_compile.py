@@ -139,6 +139,8 @@ except ExecutionError as error:
     print(json.dumps(found))
 """
 LONG = POOL + """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the jobs of a shell's background ignore it
 def told():
     while len(made) < 2:
         time.sleep(0.01)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
+from .quiet import quietly
 from .svm import DeviceArray
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def copy(program: Any, queue: Any, source: BufferArray | DeviceArray, to: Buffer
         cl.enqueue_copy(queue, to.buffer, source.buffer, byte_count=nbytes)
         return
     wide = nbytes % 8 == 0 and all(_aligned(a) for a in (source, to))
-    kernel = cl.Kernel(program, "copy8" if wide else "copy")
+    with quietly():  # see `OpenCLQueue.kernel`
+        kernel = cl.Kernel(program, "copy8" if wide else "copy")
     for at, array in enumerate((source, to)):
         kernel.set_arg(at, array.buffer if isinstance(array, BufferArray) else cl.SVM(array.memory))
     cl.enqueue_nd_range_kernel(queue, kernel, (nbytes // 8 if wide else nbytes,), None)

@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from .base import Device, Hints, Queue, Target
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, memory_bytes
 from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs
+from .quiet import quietly
 from .remote import RemoteTensor
 from .svm import DeviceArray, Memory, writable
 
@@ -99,8 +99,6 @@ class Launch:
             self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
 
 
-#: filters of warnings are the process's, not a thread's
-_MAKING = threading.Lock()
 _ONE = (1, 1, 1)
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 _NOTHING = np.zeros(64, np.uint8)
@@ -133,8 +131,7 @@ class OpenCLQueue(Queue):
         if key not in self._kernels:
             import pyopencl as cl
 
-            with _MAKING, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it writes code for each, and finds that the text's name is taken
+            with quietly():  # it writes code for each, and finds that the text's name is taken
                 kernel = cl.Kernel(program, name)
             self._kernels[key] = program, _Shared(kernel)  # kept, so that its id stays its own
         return self._kernels[key][1]

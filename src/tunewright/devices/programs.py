@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import threading
-import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +16,7 @@ from ..errors import ExecutionError
 from . import kernel_cache, pocl
 from .host import cpu_flags, cpu_name
 from .kernel_cache import KernelCache
+from .quiet import quietly
 
 #: programs in memory; those that a kernel uses live on without it
 MOST = 512
@@ -110,8 +110,7 @@ class Programs:
     def _built(self, program: Any) -> Any:
         import pyopencl as cl
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler always says something
+        with quietly(cl.CompilerWarning):  # Intel's compiler always says something
             return program.build(options=self._options, cache_dir=False)
 
     def _store(self, source: str, kept: _Kept, wanted: KernelCache) -> None:

@@ -253,7 +253,7 @@ def test_a_comparison_that_is_stopped_says_nothing(core, monkeypatch):
     run._stop = lambda: bool(wished)
     run.network()
     asked = run._compare
-    monkeypatch.setattr(run, "_compare", lambda old, new: wished.append(0) or asked(old, new))
+    monkeypatch.setattr(run, "_compare", lambda *given: wished.append(0) or asked(*given))
     result = run.whole()
     assert result.stopped and result.gain is None and all(layer.chosen is not None for layer in run.layers)
 
@@ -261,7 +261,7 @@ def test_a_comparison_that_is_stopped_says_nothing(core, monkeypatch):
 def test_wrong_outputs_are_taken_back_also_when_it_is_stopped(core, monkeypatch):
     run = prepared(core, monkeypatch, lambda layer, new: 0.5 if new else 1.0)
     run.network()
-    monkeypatch.setattr(run, "_compare", lambda old, new: setattr(run, "stopped", True) or (False, 1.0))
+    monkeypatch.setattr(run, "_compare", lambda *given: setattr(run, "stopped", True) or (False, 1.0))
     result = run.whole()
     assert len(result.undone) == 2 and all(layer.chosen is None for layer in run.layers)
 
@@ -284,13 +284,12 @@ def test_networks_that_draw_random_numbers_are_not_taken_for_wrong_ones(core):
             return {"y": np.full(4, self.values.pop(0), np.float32)}
 
     run = tuning(core)
-    assert run._compare(Drawn(1, 1), Drawn(1)) == (True, 0.0)
-    assert run._compare(Drawn(1, 1), Drawn(2))[0] is False
-    assert run._compare(Drawn(1, 3), Drawn(2))[0] is True
+    assert run._compare(Drawn(1, 1), Drawn(1), 0.0) == (True, 0.0)
+    assert run._compare(Drawn(1, 1), Drawn(2), 0.0)[0] is False
+    assert run._compare(Drawn(1, 3), Drawn(2), 0.0)[0] is True
     # outputs of single precision, computed in half precision
-    assert run._compare(Drawn(1, 1), Drawn(1.005))[0] is False
-    run.inside = TOLERANCES[DType.FLOAT16].network
-    assert run._compare(Drawn(1, 1), Drawn(1.005))[0] is True
+    assert run._compare(Drawn(1, 1), Drawn(1.005), 0.0)[0] is False
+    assert run._compare(Drawn(1, 1), Drawn(1.005), TOLERANCES[DType.FLOAT16].network)[0] is True
 
 
 def test_an_interrupt_at_the_start_is_written_down(core, monkeypatch, tmp_path):

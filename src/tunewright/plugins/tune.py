@@ -199,8 +199,6 @@ class Tuning:
         self.tuner = Tuner(settings)
         self.layers: Sequence[Layer] = []
         self.start, self.stopped = time.monotonic(), False
-        #: see `_agree`
-        self.inside = 0.0
         self.spent: dict[str, float] = {}
 
     @property
@@ -474,8 +472,7 @@ class _Tuning(Tuning):
                 old = old or self.compile(before_it, counters=False)
                 pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
                 new = self.compile({**before_it, **pins}, counters=False)
-                self.inside = _coarsest(old, new)
-                right, error = self._compare(old, new)
+                right, error = self._compare(old, new, _coarsest(old, new))
                 a, b = self._duel(old, new)
                 if len(a) >= LEAST_ROUNDS:  # fewer, when it was stopped, say nothing
                     quiet = statistics.quiet(a, b)
@@ -497,11 +494,11 @@ class _Tuning(Tuning):
         self.spent["whole"] = self.elapsed - begin
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
-    def _compare(self, old: InferRequest, new: InferRequest) -> tuple[bool, float]:
-        """Whether outputs agree, and how far they are apart. One that draws random numbers never agrees with itself."""
+    def _compare(self, old: InferRequest, new: InferRequest, inside: float) -> tuple[bool, float]:
+        """`_agree` of their outputs. One that draws random numbers never agrees with itself."""
         once = old.infer(self.values)
-        right, error = _agree(once, new.infer(self.values), self.inside)
-        return right or not _agree(once, old.infer(self.values), self.inside)[0], error
+        right, error = _agree(once, new.infer(self.values), inside)
+        return right or not _agree(once, old.infer(self.values), inside)[0], error
 
     def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
         samples: tuple[list[float], list[float]] = ([], [])

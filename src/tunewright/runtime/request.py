@@ -81,6 +81,7 @@ class CompiledModel:
         try:
             return request.infer(inputs, remote=remote, outputs=outputs)
         finally:
+            request.results = {}  # they are the caller's alone: nobody can ask this request for them
             self._idle.put(request)
 
     infer = __call__

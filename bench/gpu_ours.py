@@ -17,7 +17,7 @@ from gpu_sources import Arrays, Refused
 from gpu_turns import Ready
 from tunewright import Core
 from tunewright.plugins.single import SingleDevice, open_device
-from tunewright.runtime.request import CompiledModel, InferRequest
+from tunewright.runtime.request import DeviceModel, DeviceRequest
 from tunewright.tuning.result_file import ratio_json
 
 #: a folder that does not exist is a knowledge base with nothing in it
@@ -126,12 +126,12 @@ def plugin(device: str) -> SingleDevice:
     return SingleDevice(CudaDevice("GPU.0", raw="cpu"))
 
 
-def compile_model(file: Path, device: str, config: Mapping[str, str]) -> CompiledModel:
+def compile_model(file: Path, device: str, config: Mapping[str, str]) -> DeviceModel:
     core = Core(config)
     return plugin(device).compile(core.read_model(file), core.settings)
 
 
-def repeat(request: InferRequest, inputs: Arrays) -> tuple[Callable[[], object], Any]:
+def repeat(request: DeviceRequest, inputs: Arrays) -> tuple[Callable[[], object], Any]:
     """A call that runs a request's plan once more on what it was given last, without copies from and to the host, and
     the stream that it is enqueued on. Where host and device share memory there are none: an inference as it is."""
     executor, program = request.executor, request.model.program
@@ -154,7 +154,7 @@ def repeat(request: InferRequest, inputs: Arrays) -> tuple[Callable[[], object],
     return call, getattr(frame.queue, "stream", None)
 
 
-def about(compiled: CompiledModel) -> dict[str, Any]:
+def about(compiled: DeviceModel) -> dict[str, Any]:
     """Kernels by solver, where they come from, launches, and what runs on the host and why."""
     steps = [s for plan in compiled.program.plans for s in plan.steps if not s.optimized_out]
     chosen = [s.choice for s in steps if s.choice is not None]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .devices.remote import RemoteContext, RemoteTensor
     from .frontend.model import Model
     from .runtime.asynchronous import AsyncInferQueue
-    from .runtime.request import CompiledModel, InferRequest
+    from .runtime.compiled import CompiledModel, InferRequest
 
 __all__ = [
     "AsyncInferQueue",
@@ -59,8 +59,8 @@ __all__ = [
 _LAZY = {
     "Core": ".core",
     "Model": ".frontend.model",
-    "CompiledModel": ".runtime.request",
-    "InferRequest": ".runtime.request",
+    "CompiledModel": ".runtime.compiled",
+    "InferRequest": ".runtime.compiled",
     "AsyncInferQueue": ".runtime.asynchronous",
     "RemoteContext": ".devices.remote",
     "RemoteTensor": ".devices.remote",

@@ -77,11 +77,12 @@ def explain(
     ...     print(layer.name, layer.solver, layer.why)
     """
     from .runtime.explain import explain as explain_compiled
+    from .runtime.request import of_one_device
     from .tools.explain import looking
     from .tools.inputs import concrete, feed_with
 
     core = Core(config)
     core.settings, _ = looking(core.settings)
     feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
-    compiled = core.compile_model(concrete(feed), device)
+    compiled = of_one_device(core.compile_model(concrete(feed), device))
     return explain_compiled(compiled, feed.values, seconds=seconds, count=count)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
-from .errors import InputError, SettingsError
+from .errors import DeviceError, InputError, SettingsError
 from .frontend.model import Model
 from .plugins.base import Plugin, Support
-from .plugins.single import SingleDevice, open_device, streams, visible
-from .runtime.request import CompiledModel
+from .plugins.find import find
+from .plugins.single import SingleDevice, open_device, visible
+from .runtime.compiled import CompiledModel
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ class Core:
         >>> core.compile_model("model.onnx", config={"FROZEN": "YES"})  # with exactly these kernels, or an error
         """
         from .runtime.lock import lock
+        from .runtime.request import of_one_device
 
-        return lock(compiled, path)
+        return lock(of_one_device(compiled), path)
 
     def query_model(
         self,
@@ -156,7 +158,8 @@ class Core:
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
         plugin = self._plugin(device, settings)
-        assert isinstance(plugin, SingleDevice)
+        if not isinstance(plugin, SingleDevice):
+            raise DeviceError(f"{device}: each device is tuned by itself", hint="name one, CPU for example")
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 
@@ -201,13 +204,7 @@ class Core:
     def _plugin(self, device: str | RemoteContext, settings: Settings) -> Plugin:
         if isinstance(device, RemoteContext):
             return SingleDevice(device.device)
-        if not isinstance(device, str) or not device:
-            raise SettingsError(
-                f"device {device!r} is not a name", hint=f"the devices are {', '.join(self.available_devices)}"
-            )
-        opened = open_device(device, settings.cpu_threads_num)
-        count = streams(opened, settings)
-        return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count)
+        return find(device, settings)
 
 
 def _seconds(budget: float) -> float:

@@ -1,17 +1,30 @@
-"""Triton 3.6's interpreter, repaired: two things that kernels do on a GPU and it does not."""
+"""Where the CUDA kernels of these tests run: in Triton's interpreter, or on a GPU with TUNEWRIGHT_TEST_GPU=1.
+
+Import it before Triton: whether it interprets is decided there. The interpreter of Triton 3.6 is repaired as well: two
+things that kernels do on a GPU and it does not.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+ON_GPU = os.environ.get("TUNEWRIGHT_TEST_GPU") == "1"
+RAW = "cuda:0" if ON_GPU else "cpu"  # what a `CudaDevice` of the tests stands for
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # every Triton kernel of this process
+
 
 @pytest.fixture(autouse=True)
 def repaired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Loops to where a number in memory says, and products of bfloat16. Import it: it is used by each test then."""
+    if ON_GPU:
+        yield
+        return
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor

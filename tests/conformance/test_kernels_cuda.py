@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
+from conformance.interpreter import RAW
+from conformance.interpreter import repaired as repaired
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
 from tunewright.testing.kernelcheck import Case, check
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Triton kernel of this process
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from conformance.interpreter import repaired as repaired
 from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
@@ -26,7 +24,7 @@ F16 = np.float16
 
 @pytest.fixture(scope="module")
 def device():
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 def normal(*shape, dtype=np.float32):

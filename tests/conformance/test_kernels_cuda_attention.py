@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.interpreter import RAW
+from conformance.interpreter import repaired as repaired
 from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Triton kernel of this process
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from conformance.interpreter import repaired as repaired
 from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
@@ -32,7 +31,7 @@ SPLIT = SMALL | {"split": 2}
 
 @pytest.fixture(scope="module")
 def device():
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:

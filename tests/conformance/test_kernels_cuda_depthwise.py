@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.interpreter import RAW
+from conformance.interpreter import repaired as repaired
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, DType
 from tunewright.ops.tolerance import compare
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Triton kernel of this process
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from conformance.interpreter import repaired as repaired
 from tunewright.devices.cuda import CudaDevice
 from tunewright.solvers.vendor import base
 
@@ -31,7 +30,7 @@ F16, BF16, F32 = np.float16, ml_dtypes.bfloat16, np.float32
 
 @pytest.fixture(scope="module")
 def device():
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 def solver(name):

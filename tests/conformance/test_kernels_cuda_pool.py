@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.interpreter import RAW
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN, Layout
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Triton kernel of this process
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -42,7 +41,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> Array:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.interpreter import RAW
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
 from tunewright.solvers.base import solvers
@@ -16,7 +16,6 @@ from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
 from tunewright.tuning.judge import physical
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: every Triton kernel of this process
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -36,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 def normal(*shape: int, dtype: Any = np.float32, scale: float = 1) -> Array:

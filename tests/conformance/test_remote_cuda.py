@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from onnx import parser
 
-os.environ["TRITON_INTERPRET"] = "1"  # as in test_kernels_cuda.py
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from conformance.interpreter import RAW
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
 from tunewright.devices import cuda
 from tunewright.devices.cuda import CudaArray, CudaDevice, _stream_handle
@@ -40,7 +39,7 @@ def near(got, want):
 
 @pytest.fixture(scope="module")
 def device():
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=RAW)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tunewright.plugins.single import SingleDevice, prepare
 from tunewright.runtime.counters import Status
 from tunewright.runtime.plan import format_plan
 from tunewright.runtime.program import Environment
-from tunewright.runtime.request import CompiledModel
+from tunewright.runtime.request import DeviceModel
 from tunewright.settings import Settings
 from tunewright.tuning.tuner import Tuner
 
@@ -102,7 +102,7 @@ def test_inserted_reorders_are_rows_too(device):
     model = read()
     nodes = [(node.name, node.op) for node in model.graph.nodes]
     prepare(model.graph, context)
-    compiled = CompiledModel(model.graph, Environment(device, Tuner(settings), settings, context), nodes)
+    compiled = DeviceModel(model.graph, Environment(device, Tuner(settings), settings, context), nodes)
     request = compiled.create_infer_request()
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
     out = request.infer({"x": x})["y"]

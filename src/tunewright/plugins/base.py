@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..frontend.model import Model
-from ..runtime.request import CompiledModel
+from ..runtime.compiled import CompiledModel
 from ..settings import Settings
 
 

@@ -17,7 +17,7 @@ from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
 from ..runtime.late import LateKernel, ShapeKernel, follows_from_shapes
 from ..runtime.program import Environment
-from ..runtime.request import CompiledModel
+from ..runtime.request import DeviceModel
 from ..settings import Settings
 from ..solvers.base import Problem
 from ..tuning.costs import LayoutCosts
@@ -115,7 +115,7 @@ class SingleDevice(Plugin):
 
     def compile(
         self, model: Model, settings: Settings, tuner: Tuner | None = None, *, consume: bool = False
-    ) -> CompiledModel:
+    ) -> DeviceModel:
         check_disabled(settings)
         tuner = Tuner(settings) if tuner is None else tuner
 
@@ -132,7 +132,7 @@ class SingleDevice(Plugin):
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         graph = model.graph if consume else model.graph.clone()
         prepare(graph, context)
-        return CompiledModel(graph, Environment(self.device, tuner, settings, context), nodes, self.streams)
+        return DeviceModel(graph, Environment(self.device, tuner, settings, context), nodes, self.streams)
 
 
 _PRECISIONS = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}

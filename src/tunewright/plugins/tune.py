@@ -29,7 +29,7 @@ from ..ops.tolerance import TOLERANCES, deviation
 from ..runtime.counters import Counters
 from ..runtime.explain import steps
 from ..runtime.plan import Step
-from ..runtime.request import InferRequest
+from ..runtime.request import DeviceRequest
 from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Config, Problem
@@ -299,7 +299,7 @@ class _Tuning(Tuning):
             if not self.stopped:
                 raise
 
-    def compile(self, pins: Mapping[str, Candidate], counters: bool) -> InferRequest:
+    def compile(self, pins: Mapping[str, Candidate], counters: bool) -> DeviceRequest:
         # Candidates are compared launch by launch: as one launch each network would be compiled anew.
         asked = {"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"} if counters else {"PERF_COUNT": "NO"}
         settings = Settings.make(asked, self.settings)
@@ -365,7 +365,7 @@ class _Tuning(Tuning):
         if not raced or self.left("network") <= 0:
             return
         self.tell("network")
-        requests: list[InferRequest] = []
+        requests: list[DeviceRequest] = []
         for k in range(max(map(len, entrants.values()))):
             begin = self.elapsed
             pins = {key: found[k] if k < len(found) else found[0] for key, found in entrants.items()}
@@ -465,7 +465,7 @@ class _Tuning(Tuning):
         undone: list[Layer] = []
         gain, before, after, error = None, float("nan"), float("nan"), 0.0
         before_it = {layer.problem.key(): layer.present for layer in self.layers}
-        old: InferRequest | None = None
+        old: DeviceRequest | None = None
         with self._any_time():
             while (changed := [layer for layer in self.layers if layer.chosen is not None]) and not self.stopped:
                 self.tell("whole")
@@ -494,13 +494,13 @@ class _Tuning(Tuning):
         self.spent["whole"] = self.elapsed - begin
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
-    def _compare(self, old: InferRequest, new: InferRequest, inside: float) -> tuple[bool, float]:
+    def _compare(self, old: DeviceRequest, new: DeviceRequest, inside: float) -> tuple[bool, float]:
         """`_agree` of their outputs. One that draws random numbers never agrees with itself."""
         once = old.infer(self.values)
         right, error = _agree(once, new.infer(self.values), inside)
         return right or not _agree(once, old.infer(self.values), inside)[0], error
 
-    def _duel(self, old: InferRequest, new: InferRequest) -> tuple[list[float], list[float]]:
+    def _duel(self, old: DeviceRequest, new: DeviceRequest) -> tuple[list[float], list[float]]:
         samples: tuple[list[float], list[float]] = ([], [])
         both = (old, new)
         for lap in range(WHOLE_ROUNDS):
@@ -513,7 +513,7 @@ class _Tuning(Tuning):
                 samples[k].append(time.perf_counter() - begin)
         return samples
 
-    def _warm_up(self, request: InferRequest) -> None:
+    def _warm_up(self, request: DeviceRequest) -> None:
         """Let a network that may stay in the cache get there: others have just pushed it out."""
         if self.nbytes <= CACHES * self.cache_bytes:
             request.infer(self.values)
@@ -547,14 +547,14 @@ class _Clock(Counters):
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
 
-def times(request: InferRequest, values: Mapping[str, Any]) -> dict[str, float]:
+def times(request: DeviceRequest, values: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of each problem in one inference."""
     request.infer(values)
     assert isinstance(request.counters, _Clock)
     return request.counters.seconds
 
 
-def _coarsest(*requests: InferRequest) -> float:
+def _coarsest(*requests: DeviceRequest) -> float:
     """The tolerance of the coarsest type that networks compute in: their outputs may be finer than what they are of."""
     steps = [step for request in requests for plan in request.model.program.plans for step in plan.steps]
     types = {v.tensor.dtype for step in steps for v in (*step.node.inputs, *step.node.outputs) if v and v.tensor}

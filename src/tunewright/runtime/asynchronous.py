@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, RequestCancelled
 
 if TYPE_CHECKING:
-    from .request import CompiledModel, InferRequest
+    from .compiled import CompiledModel, InferRequest
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Any
 #: what is called when an inference is over: with the request and what was given to `start_async`

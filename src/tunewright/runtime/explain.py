@@ -42,7 +42,7 @@ from .late import LateKernel, ShapeKernel
 from .opinions import Asked, unasked
 from .plan import Plan, Step
 from .program import Program
-from .request import CompiledModel, InferRequest
+from .request import DeviceModel, DeviceRequest
 
 __all__ = ["Barred", "Explanation", "Opinion", "Proof", "Roofline", "RunnerUp", "State", "Timing", "explain"]
 
@@ -51,7 +51,7 @@ SECONDS, LEAST, MOST = 1.0, 3, 1000
 
 
 def explain(
-    compiled: CompiledModel,
+    compiled: DeviceModel,
     inputs: Mapping[str, Any] | Sequence[Any] | Any = None,
     *,
     seconds: float = SECONDS,
@@ -130,7 +130,7 @@ class _Clock(Counters):
 class _Watching(Executor):
     """Remembers the problems that are posed as they run (see `late`)."""
 
-    def __init__(self, compiled: CompiledModel, clock: Counters) -> None:
+    def __init__(self, compiled: DeviceModel, clock: Counters) -> None:
         super().__init__(compiled.env.device, clock, compiled.settings.max_tensor_bytes)
         self.posed: dict[Step, dict[str, Problem]] = {}
 
@@ -145,10 +145,10 @@ class _Watching(Executor):
 class _Run:
     """Inferences of a model: one to see what runs, several to time it."""
 
-    def __init__(self, compiled: CompiledModel, inputs: Any, seconds: float, count: int | None) -> None:
+    def __init__(self, compiled: DeviceModel, inputs: Any, seconds: float, count: int | None) -> None:
         self.clock = clock = _Clock()
         watching = _Watching(compiled, clock)
-        request = InferRequest(compiled)
+        request = DeviceRequest(compiled)
         request.counters, request.executor = clock, watching
         request.infer(inputs)
         self.posed = watching.posed
@@ -182,7 +182,7 @@ def _host() -> Device:
 class _Layers:
     """Explains steps; what was found out about a problem is kept, because layers often share one."""
 
-    def __init__(self, compiled: CompiledModel, run: _Run | None) -> None:
+    def __init__(self, compiled: DeviceModel, run: _Run | None) -> None:
         self.env, self.run = compiled.env, run
         self._asked: dict[tuple[str, Device, str, Config], Asked] = {}
 

@@ -10,10 +10,10 @@ from ..tuning.lockfile import Entry, LockFile, Written
 from ..tuning.tuner import Choice, Origin
 from .explain import steps
 from .late import LateKernel
-from .request import CompiledModel
+from .request import DeviceModel
 
 
-def lock(compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
+def lock(compiled: DeviceModel, path: str | os.PathLike[str]) -> Written:
     """Add the kernels of every problem that the model has posed so far to a lockfile; makes the file.
 
     What was posed: the plans of all shapes that it ran with, bodies and later segments among them.
@@ -37,7 +37,7 @@ def _origin(choice: Choice) -> str:
     return str(origin.value)
 
 
-def _nodes(compiled: CompiledModel) -> dict[str, set[str]]:
+def _nodes(compiled: DeviceModel) -> dict[str, set[str]]:
     """Who poses each problem, as far as plans are kept."""
     found: dict[str, set[str]] = {}
     for plan in compiled.program.plans:

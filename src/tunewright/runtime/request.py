@@ -1,45 +1,40 @@
-"""`CompiledModel` and `InferRequest`: what a user holds."""
+"""A model on one device, and its requests."""
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..devices.base import Hints, Queue, aligned
+from ..devices.base import Hints, Queue
 from ..devices.remote import RemoteContext
-from ..errors import ExecutionError, InputError
+from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
-from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, signature
-from ..settings import Settings
-from .asynchronous import Startable, Streams
+from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from .asynchronous import Streams
+from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
 from .executor import Executor
 from .program import Environment, Program
 from .remote import Stay, adopt, is_lent, on_host
 
 
-class CompiledModel:
-    """A model ready to run on a device. Use it from as many threads as you like; a request serves one at a time."""
+class DeviceModel(CompiledModel):
+    """A model on one device."""
 
     def __init__(
         self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = (), streams: int = 1
     ) -> None:
+        super().__init__()
         self.graph, self.env, self.streams = graph, env, Streams(streams)
-        #: (name, op) of every node of the model as it was read
+        self.settings, self.device_name = env.settings, env.device.name
         self.nodes = list(nodes)
         self.program = Program(graph, env)
-        self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
         types = [v.type for v in graph.inputs]
         if all(isinstance(t, TensorType) and t.is_static for t in types):
             self.program.plan(tuple(types))
-
-    @property
-    def settings(self) -> Settings:
-        return self.env.settings
 
     @property
     def inputs(self) -> dict[str, Type | None]:
@@ -49,50 +44,28 @@ class CompiledModel:
     def outputs(self) -> dict[str, Type | None]:
         return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
 
-    def __repr__(self) -> str:
-        return f"<CompiledModel on {self.env.device.name}: {signature(self.inputs, self.outputs)}>"
-
-    def create_infer_request(self) -> InferRequest:
-        """A request with memory of its own."""
-        return InferRequest(self)
-
-    @property
-    def optimal_requests(self) -> int:
-        """How many requests keep all streams busy (OPTIMAL_NUMBER_OF_INFER_REQUESTS)."""
-        return self.streams.count
+    def create_infer_request(self) -> DeviceRequest:
+        return DeviceRequest(self)
 
     @property
     def context(self) -> RemoteContext:
-        """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
         return RemoteContext(self.env.device)
 
-    def __call__(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any] | Any,
-        *,
-        remote: bool = False,
-        outputs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Run once, on a request that is kept for the next call; arguments as those of `InferRequest.infer`."""
-        try:
-            request = self._idle.get_nowait()
-        except queue.Empty:
-            request = self.create_infer_request()
-        try:
-            return request.infer(inputs, remote=remote, outputs=outputs)
-        finally:
-            request.results = {}  # they are the caller's alone: nobody can ask this request for them
-            self._idle.put(request)
 
-    infer = __call__
+def of_one_device(compiled: CompiledModel) -> DeviceModel:
+    """The model itself; DeviceError where several devices run it."""
+    if isinstance(compiled, DeviceModel):
+        return compiled
+    raise DeviceError(f"the model is on {compiled.device_name}, which is several", hint="name one, CPU for example")
 
 
-class InferRequest(Startable):
-    """One inference at a time, with its own memory and counters."""
+class DeviceRequest(InferRequest):
+    """A request on one device."""
 
-    def __init__(self, model: CompiledModel) -> None:
-        super().__init__(model.streams)
-        self.model = model
+    model: DeviceModel
+
+    def __init__(self, model: DeviceModel) -> None:
+        super().__init__(model)
         self.counters = Counters() if model.settings.perf_count else None
         hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
@@ -100,65 +73,6 @@ class InferRequest(Startable):
         self._spent = ((0.0, 0.0, 0),) * 2
         #: what the last inputs were like: others like them need no further check
         self._like: dict[str, tuple[Any, ...]] = {}
-        #: inputs and outputs that `set_tensor` was given
-        self._given: dict[str, Any] = {}
-        self._into: dict[str, Any] = {}
-
-    def set_tensor(self, name: str, tensor: Any) -> None:
-        """Use a tensor for an input in all inferences to come, or write an output to it. None takes that back.
-
-        It is used where it is: change what is in an input between two inferences.
-
-        >>> request.set_tensor("x", frame)
-        >>> request.infer()
-        """
-        known = self._given if name in self.model.inputs else self._into if name in self.model.outputs else None
-        if known is None:
-            there = ", ".join([*self.model.inputs, *self.model.outputs])
-            raise InputError(f"there is no tensor {name!r}", hint=f"inputs and outputs are {there}")
-        self.check_idle()
-        known.pop(name, None)
-        if tensor is not None:
-            known[name] = tensor
-
-    def get_tensor(self, name: str) -> Any:
-        """Of an input: what was set, or else memory of its shape for you to fill. Of an output: the last result.
-
-        >>> request.get_tensor("x")[:] = frame
-        >>> request.infer()
-        """
-        if name not in self.model.inputs:
-            if name not in self.results:
-                raise InputError(f"there is no result {name!r}", hint="name an output, and run an inference first")
-            return self.results[name]
-        if name not in self._given:
-            type = self.model.inputs[name]
-            if not isinstance(type, TensorType) or not type.is_static or type.dtype is DType.STRING:
-                hint = "set_tensor takes one of any size"
-                raise InputError(f"no tensor can be made for {type}", where=f"input {name!r}", hint=hint)
-            made = np.ndarray(type.dims, type.dtype.numpy, aligned(type.nbytes))
-            made[...] = 0
-            self.set_tensor(name, made)
-        return self._given[name]
-
-    def infer(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any] | Any = None,
-        *,
-        remote: bool = False,
-        outputs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Outputs by name for inputs by name (or in order). The arrays returned are yours.
-
-        Inputs that are not given are those of `set_tensor`. They may be tensors of any library that speaks DLPack, in
-        the device's memory or the host's, and `RemoteTensor`s: they are used where they are. With ``remote`` the
-        results are `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
-        docs/remote-tensors.md and docs/async.md.
-
-        >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
-        """
-        self.check_idle()
-        return self.run(inputs, remote, outputs)
 
     def run(
         self,
@@ -168,7 +82,7 @@ class InferRequest(Startable):
     ) -> dict[str, Any]:
         before = self._now()
         if self._given or self._into or inputs is None:
-            inputs, outputs = self._completed(inputs, outputs)
+            inputs, outputs = self.completed(inputs, outputs)
         values = self._same(inputs)
         if values is not None and not remote and outputs is None:
             results = self._run(values, None)
@@ -194,14 +108,6 @@ class InferRequest(Startable):
         self._spent = before, self._now()
         self.results = found
         return found
-
-    def _completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
-        """With what `set_tensor` was given for those that are missing."""
-        if inputs is None:
-            inputs = self._given
-        elif isinstance(inputs, Mapping):
-            inputs = {**self._given, **inputs}
-        return inputs, {**self._into, **(outputs or {})} if self._into else outputs
 
     def _run(self, values: list[Any], stay: Stay | None) -> list[Any]:
         if self.counters is not None:
@@ -235,16 +141,10 @@ class InferRequest(Startable):
         return time.perf_counter(), self.executor.waited, self.executor.launches
 
     def get_totals(self) -> Totals:
-        """Of the last inference: its time, how much of it was the host's, and launches. Needs no PERF_COUNT.
-
-        >>> request.infer(inputs)
-        >>> request.get_totals().host_seconds
-        """
         seconds, waited, launches = (b - a for a, b in zip(*self._spent, strict=True))
         return Totals(seconds, max(seconds - waited, 0.0), int(launches))
 
     def get_profiling_info(self) -> list[Row]:
-        """Counters of the last inference; needs PERF_COUNT = YES."""
         return [] if self.counters is None else self.counters.table(self.model.nodes)
 
 

@@ -35,8 +35,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ..runtime.compiled import CompiledModel
     from ..runtime.counters import Row
-    from ..runtime.request import CompiledModel
     from ..settings import Settings
 
 SCHEMA = "tunewright.benchmark/1"
@@ -221,7 +221,7 @@ def measure(
                     result.latencies.append(took)
                     result.hosts.append(totals.host_seconds)
                     result.launches += totals.launches
-                if number == 0 and request.counters is not None:
+                if number == 0 and compiled.settings.perf_count:
                     _accumulate(result, request.get_profiling_info())
                 done()
         except BaseException as error:  # handed to the caller's thread below

@@ -77,6 +77,7 @@ def explain(
     from ..core import Core
     from ..plugins.single import open_device
     from ..runtime.explain import explain as explain_compiled
+    from ..runtime.request import of_one_device
     from .explain_view import show_layers, show_table, summary
     from .inputs import concrete, make_feed
 
@@ -93,7 +94,7 @@ def explain(
         feed = make_feed(loaded, input, shape, seed, core.settings)
         for text in feed.notes:
             note(text)
-        compiled = core.compile_model(concrete(feed), device)
+        compiled = of_one_device(core.compile_model(concrete(feed), device))
     with working("timing the layers"):
         layers = explain_compiled(compiled, feed.values, seconds=seconds, count=0 if no_time else count)
     wanted = selected(layers, layer, {name for name, _ in compiled.nodes}) if layer else layers

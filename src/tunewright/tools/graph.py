@@ -86,12 +86,13 @@ def graph(
         loaded = core.read_model(model)
         shown, log = loaded.graph, None
         if stage is Stage.EXECUTED:
+            from ..runtime.request import of_one_device
             from .inputs import concrete, make_feed
 
             feed = make_feed(loaded, input, shape, seed, core.settings)
             for text in feed.notes:
                 note(text)
-            compiled = core.compile_model(concrete(feed), device)
+            compiled = of_one_device(core.compile_model(concrete(feed), device))
             compiled(feed.values)  # segments behind data-dependent shapes are planned now
             shown, steps = executed_graph(compiled.program.plans[-1], compiled.graph.inputs)
             shown.output_names = list(compiled.graph.output_names)
@@ -99,10 +100,11 @@ def graph(
             about = {node: describe_step(step) for node, step in steps.items()}
             notes = {node: ", ".join(texts.values()) for node, texts in about.items()}
         elif stage is Stage.OPTIMIZED or why:
+            from ..runtime.request import of_one_device
             from .inputs import parse_shapes
 
             wanted, _ = parse_shapes(loaded, shape or ())
-            compiled = core.compile_model(loaded.reshape(wanted) if wanted else loaded, device)
+            compiled = of_one_device(core.compile_model(loaded.reshape(wanted) if wanted else loaded, device))
             shown = compiled.graph if stage is Stage.OPTIMIZED else shown
             log = compiled.env.context.log
     if why and log is not None:

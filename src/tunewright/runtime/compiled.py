@@ -1,0 +1,174 @@
+"""`CompiledModel` and `InferRequest`: what a user holds, whatever it runs on."""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import aligned
+from ..devices.remote import RemoteContext
+from ..errors import InputError
+from ..ir.types import DType, TensorType, Type, signature
+from ..settings import Settings
+from .asynchronous import Startable, Streams
+from .counters import Row, Totals
+
+
+class CompiledModel(ABC):
+    """A model ready to run. Use it from as many threads as you like; a request serves one at a time."""
+
+    #: the device string that it was compiled for
+    device_name: str
+    settings: Settings
+    #: the threads that run what was started
+    streams: Streams
+    #: (name, op) of every node of the model as it was read
+    nodes: list[tuple[str, str]]
+
+    def __init__(self) -> None:
+        self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
+
+    @property
+    @abstractmethod
+    def inputs(self) -> dict[str, Type | None]: ...
+
+    @property
+    @abstractmethod
+    def outputs(self) -> dict[str, Type | None]: ...
+
+    @abstractmethod
+    def create_infer_request(self) -> InferRequest:
+        """A request with memory of its own."""
+
+    @property
+    @abstractmethod
+    def context(self) -> RemoteContext:
+        """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel on {self.device_name}: {signature(self.inputs, self.outputs)}>"
+
+    @property
+    def optimal_requests(self) -> int:
+        """How many requests keep all streams busy (OPTIMAL_NUMBER_OF_INFER_REQUESTS)."""
+        return self.streams.count
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        *,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Run once, on a request that is kept for the next call; arguments as those of `InferRequest.infer`."""
+        try:
+            request = self._idle.get_nowait()
+        except queue.Empty:
+            request = self.create_infer_request()
+        try:
+            return request.infer(inputs, remote=remote, outputs=outputs)
+        finally:
+            request.results = {}  # they are the caller's alone: nobody can ask this request for them
+            self._idle.put(request)
+
+    infer = __call__
+
+
+class InferRequest(Startable):
+    """One inference at a time, with its own memory and counters."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        super().__init__(model.streams)
+        self.model = model
+        #: inputs and outputs that `set_tensor` was given
+        self._given: dict[str, Any] = {}
+        self._into: dict[str, Any] = {}
+
+    def set_tensor(self, name: str, tensor: Any) -> None:
+        """Use a tensor for an input in all inferences to come, or write an output to it. None takes that back.
+
+        It is used where it is: change what is in an input between two inferences.
+
+        >>> request.set_tensor("x", frame)
+        >>> request.infer()
+        """
+        known = self._given if name in self.model.inputs else self._into if name in self.model.outputs else None
+        if known is None:
+            there = ", ".join([*self.model.inputs, *self.model.outputs])
+            raise InputError(f"there is no tensor {name!r}", hint=f"inputs and outputs are {there}")
+        self.check_idle()
+        known.pop(name, None)
+        if tensor is not None:
+            known[name] = tensor
+
+    def get_tensor(self, name: str) -> Any:
+        """Of an input: what was set, or else memory of its shape for you to fill. Of an output: the last result.
+
+        >>> request.get_tensor("x")[:] = frame
+        >>> request.infer()
+        """
+        if name not in self.model.inputs:
+            if name not in self.results:
+                raise InputError(f"there is no result {name!r}", hint="name an output, and run an inference first")
+            return self.results[name]
+        if name not in self._given:
+            type = self.model.inputs[name]
+            if not isinstance(type, TensorType) or not type.is_static or type.dtype is DType.STRING:
+                hint = "set_tensor takes one of any size"
+                raise InputError(f"no tensor can be made for {type}", where=f"input {name!r}", hint=hint)
+            made = np.ndarray(type.dims, type.dtype.numpy, aligned(type.nbytes))
+            made[...] = 0
+            self.set_tensor(name, made)
+        return self._given[name]
+
+    def infer(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any = None,
+        *,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Outputs by name for inputs by name (or in order). The arrays returned are yours.
+
+        Inputs that are not given are those of `set_tensor`. They may be tensors of any library that speaks DLPack, in
+        the device's memory or the host's, and `RemoteTensor`s: they are used where they are. With ``remote`` the
+        results are `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
+        docs/remote-tensors.md and docs/async.md.
+
+        >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
+        """
+        self.check_idle()
+        return self.run(inputs, remote, outputs)
+
+    @abstractmethod
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What `infer` does. Whoever writes it asks `completed` for what `set_tensor` was given."""
+
+    def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
+        """With what `set_tensor` was given for those that are missing."""
+        if inputs is None:
+            inputs = self._given
+        elif isinstance(inputs, Mapping):
+            inputs = {**self._given, **inputs}
+        return inputs, {**self._into, **(outputs or {})} if self._into else outputs
+
+    @abstractmethod
+    def get_totals(self) -> Totals:
+        """Of the last inference: its time, how much of it was the host's, and launches. Needs no PERF_COUNT.
+
+        >>> request.infer(inputs)
+        >>> request.get_totals().host_seconds
+        """
+
+    @abstractmethod
+    def get_profiling_info(self) -> list[Row]:
+        """Counters of the last inference; needs PERF_COUNT = YES."""

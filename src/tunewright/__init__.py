@@ -22,12 +22,14 @@ from .errors import (
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from .api import explain, tune
+    from .api import benchmark, explain, tune
     from .core import Core
     from .devices.remote import RemoteContext, RemoteTensor
     from .frontend.model import Model
+    from .frontend.pictures import Preprocess
     from .runtime.asynchronous import AsyncInferQueue
     from .runtime.compiled import CompiledModel, InferRequest
+    from .runtime.trace import Trace
 
 __all__ = [
     "AsyncInferQueue",
@@ -43,14 +45,17 @@ __all__ = [
     "LockError",
     "Model",
     "ModelError",
+    "Preprocess",
     "RemoteContext",
     "RemoteTensor",
     "RequestCancelled",
     "Settings",
     "SettingsError",
+    "Trace",
     "TunewrightError",
     "UnsupportedError",
     "__version__",
+    "benchmark",
     "explain",
     "tune",
 ]
@@ -59,11 +64,14 @@ __all__ = [
 _LAZY = {
     "Core": ".core",
     "Model": ".frontend.model",
+    "Preprocess": ".frontend.pictures",
     "CompiledModel": ".runtime.compiled",
     "InferRequest": ".runtime.compiled",
     "AsyncInferQueue": ".runtime.asynchronous",
+    "Trace": ".runtime.trace",
     "RemoteContext": ".devices.remote",
     "RemoteTensor": ".devices.remote",
+    "benchmark": ".api",
     "explain": ".api",
     "tune": ".api",
 }

@@ -1,4 +1,7 @@
-"""Functions for a script that wants one thing done: `tunewright.tune`, `tunewright.explain`. `Core` does the rest."""
+"""Functions for a script that wants one thing done: `tunewright.tune`, `tunewright.explain`, `tunewright.benchmark`.
+
+`Core` does the rest.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +89,41 @@ def explain(
     feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
     compiled = of_one_device(core.compile_model(concrete(feed), device))
     return explain_compiled(compiled, feed.values, seconds=seconds, count=count)
+
+
+def benchmark(
+    model: str | os.PathLike[str],
+    inputs: Mapping[str, Any] | None = None,
+    device: str = "CPU",
+    *,
+    config: Mapping[str, str] | None = None,
+    streams: int = 0,
+    requests: int = 0,
+    batch: int | None = None,
+    seconds: float = 10.0,
+    count: int | None = None,
+) -> dict[str, Any]:
+    """Measure a model: what `tunewright benchmark --report` writes (docs/benchmark.md), as a dictionary.
+
+    Inputs that are not given are random. ``streams`` and ``requests``: 0 leaves them to the settings; ``batch`` sets
+    the batch dimension; ``count`` inferences are measured instead of ``seconds``.
+
+    >>> report = tunewright.benchmark("model.onnx", config={"PERFORMANCE_HINT": "THROUGHPUT"}, seconds=5)
+    >>> report["latency_ms"]["p99"], report["throughput_per_second"]
+    """
+    import time
+
+    from .tools.benchmark_measure import import_everything
+    from .tools.benchmark_run import Bench, Lists, Wish, measure_once
+
+    settings = {key: str(value) for key, value in (config or {}).items()}
+    core = Core(settings)
+    import_everything(device, core.settings)
+    begin = time.perf_counter()
+    loaded = core.read_model(model)
+    load = time.perf_counter() - begin
+    wish = Wish(
+        str(model), device, settings, None, None, 0, None, seconds, count, 3, [50, 90, 95, 99], values=inputs or {}
+    )
+    lists = Lists([streams] if streams else [], [requests] if requests else [], [batch] if batch else [])
+    return measure_once(Bench(core, loaded, load, wish), lists).report

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
 from .errors import DeviceError, InputError, SettingsError
+from .frontend.adapt import adapted
 from .frontend.model import Model
+from .frontend.pictures import Preprocess
 from .plugins.base import Plugin, Support
-from .plugins.find import find
-from .plugins.single import SingleDevice, open_device, visible
+from .plugins.find import find, is_several
+from .plugins.single import SingleDevice, of_device, open_device, visible
 from .runtime.compiled import CompiledModel
 from .settings import Settings
 
 if TYPE_CHECKING:
     import onnx
 
+    from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
     from .tuning.lockfile import Written
 
@@ -36,7 +39,7 @@ class Core:
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = Settings.make(config)
+        self.settings = _make(config)
 
     @property
     def available_devices(self) -> list[str]:
@@ -44,7 +47,7 @@ class Core:
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Settings for every model compiled from now on."""
-        self.settings = Settings.make(config, self.settings)
+        self.settings = _make(config, self.settings)
 
     def set_tuning_policy(
         self,
@@ -64,17 +67,18 @@ class Core:
         given = {"FIND_ENFORCE": enforce, "TUNING_MODE": mode, "FIND_MODE": find, "AUTO_TUNE_MODE": how}
         self.set_property({key: value for key, value in given.items() if value is not None})
 
-    def get_property(self, device: str, name: str) -> Any:
-        """A device's property or the value of a setting."""
-        opened = open_device(device, self.settings.cpu_threads_num)
-        key = name.upper()
-        if key == "FULL_DEVICE_NAME":
-            return opened.target.name
-        if key == "AVAILABLE_DEVICES":
-            return self.available_devices
-        if key == "SUPPORTED_PROPERTIES":
-            return [*("FULL_DEVICE_NAME", "AVAILABLE_DEVICES"), *(row["key"] for row in Settings.describe())]
-        return self.settings.get(name)
+    def get_property(self, device: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        """A property of a device, or the value of a setting (docs/settings.md).
+
+        >>> core.get_property("CPU", "FULL_DEVICE_NAME")
+        >>> core.get_property("GPU", "MAX_BATCH_SIZE", {"MODEL_PTR": model})
+        """
+        from .plugins import metrics
+
+        if is_several(device):
+            return metrics.of_several(device, name, self.settings)
+        named = f"{device}.{self.settings.device_id}" if self.settings.device_id and "." not in device else device
+        return metrics.get(open_device(named, self.settings.cpu_threads_num), name, self.settings, options)
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
         """A model from a file, from bytes or from a ModelProto."""
@@ -87,13 +91,19 @@ class Core:
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
         device: str | RemoteContext = "CPU",
         config: Mapping[str, Any] | None = None,
+        *,
+        preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
     ) -> CompiledModel:
         """A model ready to run on a device, or in a context of a caller's there (`create_context`).
 
         Given a path rather than a `Model`, it needs less memory: nobody else will want the weights as they were read.
+        ``preprocess`` says how inputs come, where that is not what the model takes: see `Model.preprocess`.
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
+        if preprocess is not None:
+            loaded = loaded.preprocess(preprocess)
         settings = self._settings(loaded, config)
+        loaded = adapted(loaded, settings)
         return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
@@ -129,7 +139,8 @@ class Core:
     ) -> dict[str, Support]:
         """Per node, by name: the solver that would run it on the device, or why there is none.
 
-        Of the model as it is read: `compile_model` may fold, fuse or drop a node first.
+        Of the model as it is read: `compile_model` may fold, fuse or drop a node first. Over several devices (HETERO)
+        `Support.device` says which of them.
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
         settings = self._settings(loaded, config)
@@ -163,6 +174,31 @@ class Core:
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 
+    def place_model(
+        self,
+        model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+        inputs: Mapping[str, Any],
+        device: str,
+        budget: float = 10.0,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> Measured:
+        """Measure for ``budget`` seconds where HETERO had better run the nodes of a model, for inputs like these.
+
+        The fastest placement is kept: `compile_model` uses it from now on (docs/hetero.md).
+
+        >>> core.place_model("model.onnx", {"x": x}, "HETERO:GPU,CPU").best.name
+        """
+        from .plugins.hetero import Hetero
+        from .plugins.hetero_measure import measure
+
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        settings = self._settings(loaded, config)
+        plugin = self._plugin(device, settings)
+        if not isinstance(plugin, Hetero):
+            raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
+        return measure(plugin, loaded, inputs, settings, _seconds(budget))
+
     def tune_problems(
         self,
         dumps: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -194,7 +230,7 @@ class Core:
 
     def _settings(self, model: Model, config: Mapping[str, Any] | None) -> Settings:
         """Settings for a model: what is frozen has its lockfile beside it, unless LOCK_FILE says otherwise."""
-        settings = Settings.make(config, self.settings)
+        settings = _make(config, self.settings)
         if settings.frozen and not settings.lock_file and model.path:
             from .tuning.lockfile import default_path
 
@@ -203,8 +239,20 @@ class Core:
 
     def _plugin(self, device: str | RemoteContext, settings: Settings) -> Plugin:
         if isinstance(device, RemoteContext):
-            return SingleDevice(device.device)
+            return of_device(device.device, settings)
         return find(device, settings)
+
+
+def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Settings:
+    """Settings; what can only be read says so."""
+    try:
+        return Settings.make(config, base)
+    except SettingsError:
+        from .plugins.metrics import check_settable
+
+        for name in config or ():
+            check_settable(str(name))
+        raise
 
 
 def _seconds(budget: float) -> float:

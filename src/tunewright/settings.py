@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 
 from .errors import SettingsError
 
+LOG = logging.getLogger("tunewright")
+#: of the variables
+PREFIX = "TUNEWRIGHT_"
 _TRUE, _FALSE = {"YES", "TRUE", "ON", "1"}, {"NO", "FALSE", "OFF", "0"}
 
 
@@ -31,12 +35,26 @@ def _memory() -> int:
         return physical
 
 
+def _nodes() -> int:
+    """Nodes of memory (NUMA) of the machine."""
+    return max(1, sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*")))
+
+
 _MEMORY = _memory()
 
 
-def _setting(default: Any, help: str, least: int | None = None, values: Mapping[str, str] | None = None) -> Any:
-    """``values``: what a text may be, in capital letters, each with the spelling that it is read as."""
-    return field(default=default, metadata={"help": help, "least": least, "values": values})
+def _setting(
+    default: Any,
+    help: str,
+    least: int | None = None,
+    values: Mapping[str, str] | None = None,
+    words: Mapping[str, int] | None = None,
+) -> Any:
+    """``values``: what a text may be, in capital letters, each with the spelling that it is read as.
+
+    ``words``: those that stand for numbers.
+    """
+    return field(default=default, metadata={"help": help, "least": least, "values": values, "words": words})
 
 
 def _folder(help: str) -> Any:
@@ -50,7 +68,11 @@ def _words(*names: str, **others: str) -> dict[str, str]:
 
 
 #: with OpenVINO's numbers of before
-_LEVELS = _words("LOW", "MEDIUM", "HIGH") | {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH"}
+_LEVELS = _words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM", DISABLED="MEDIUM") | {
+    "0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH",
+}  # fmt: skip
+_TASKS = _words("LOW", "ANY", "HIGH", MEDIUM="ANY", DEFAULT="ANY")
+_BINDING = dict.fromkeys(_TRUE, "YES") | dict.fromkeys(_FALSE, "NO") | {"NUMA": "NUMA"}
 _MODES = _words("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")
 #: MIOpen's names and numbers
 _ENFORCE = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
@@ -63,20 +85,51 @@ class Settings:
 
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
-    cpu_bind_threads: bool = _setting(True, "keep threads of the CPU device on their cores; read when it is first used")
+    cpu_bind_threads: str = _setting(
+        "YES", "YES: threads of the CPU device stay on a core each; NUMA: on the cores of a node; NO: anywhere",
+        values=_BINDING,
+    )
     cpu_threads_num: int = _setting(
         0, "threads that an inference on the CPU may use (0: all that the process may use)", 0
     )
     performance_hint: str = _setting(
-        "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side",
-        values=_words("LATENCY", "THROUGHPUT"),
+        "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
+        "CUMULATIVE_THROUGHPUT: that on all devices of AUTO",
+        values=_words("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT", UNDEFINED="LATENCY"),
+    )
+    performance_hint_num_requests: int = _setting(
+        0, "most requests that the application keeps going: no more streams are made (0: it does not say)", 0
     )
     num_streams: int = _setting(
-        0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says)", 0
+        0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
+        "by measurement)",
+        -1, words={"AUTO": -1, "NUMA": _nodes()},
     )
+    exclusive_async_requests: bool = _setting(
+        False, "requests of all models of a device that say so run one after the other"
+    )
+    device_id: str = _setting("", "which of several devices a name like GPU means: its number")
+    dyn_batch_enabled: bool = _setting(False, "a model of fixed batch also takes inputs of fewer examples")
     inference_precision_hint: str = _setting(
         "AUTO", "what networks of single-precision numbers are computed in (AUTO: F16 on GPUs through CUDA, else F32)",
         values=_words("AUTO", "F32", "F16", "BF16"),
+    )
+    enable_fp16_for_quantized_models: bool = _setting(
+        True, "parts of a quantised network that are in F16 are computed in it; NO: in F32"
+    )
+    nv12_two_inputs: bool = _setting(
+        False, "images come as frames of video: an input x of 3 channels is two, x/y and x/uv, converted on the device"
+    )
+    config_file: str = _setting("", "files of kernels of your own for operations (XML, separated by spaces)")
+    model_priority: str = _setting(
+        "MEDIUM", "which model goes first where several run: sets GPU_QUEUE_PRIORITY and GPU_HOST_TASK_PRIORITY, and "
+        "which device AUTO chooses",
+        values=_words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM"),
+    )
+    gpu_host_task_priority: str = _setting(
+        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH, LOW: on which cores of a hybrid "
+        "processor",
+        values=_TASKS,
     )
     gpu_queue_priority: str = _setting(
         "MEDIUM", "which work of a GPU goes first: LOW, MEDIUM or HIGH (on CUDA, and on OpenCL where it has hints)",
@@ -86,6 +139,20 @@ class Settings:
         "MEDIUM", "LOW: who waits for a GPU sleeps, which leaves the processor to others and answers a little later",
         values=_LEVELS,
     )
+    compilation_num_threads: int = _setting(0, "threads that build kernels (0: all that the process may use)")
+    multi_device_priorities: str = _setting("", "the devices of MULTI and AUTO, the preferred one first: GPU,CPU")
+    allow_auto_batching: bool = _setting(
+        False, "requests to a GPU are run together as batches, where the hint is a THROUGHPUT and the model allows it"
+    )
+    auto_batch_timeout: int = _setting(1000, "how long a request waits for others to fill its batch, in ms", 0)
+    target_fallback: str = _setting("", "the devices of HETERO, the preferred one first: GPU,CPU")
+    hetero_affinity: str = _setting("", "a file that says which node runs on which device of HETERO")
+    hetero_placement: str = _setting(
+        "AUTO", "how HETERO places nodes: PRIORITY by the order of devices, COST by what they take, AUTO as it was "
+        "measured, else by costs where they are known, else by the order",
+        values=_words("AUTO", "PRIORITY", "COST"),
+    )
+    hetero_dump_graph_dot: bool = _setting(False, "HETERO writes hetero_affinity.dot and hetero_subgraphs.dot")
     join_launches: bool = _setting(True, "launch the kernels of small plans together, as one")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
@@ -95,6 +162,9 @@ class Settings:
     flush_denormals: bool = _setting(True, "set denormal weights to zero at load (they make kernels many times slower)")
     verify_passes: bool = _setting(False, "check the graph's invariants after every pass, not only after the last")
     disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
+    graph_dumps_dir: str = _setting("", "folder for drawings of the graph after each pass (.dot and .txt; empty: none)")
+    sources_dumps_dir: str = _setting("", "folder for the sources of all kernels of a model (empty: none)")
+    dump_kernels: bool = _setting(False, "write the sources of the kernels of CONFIG_FILE as they are built")
 
     execution_mode_hint: str = _setting(
         "PERFORMANCE", "ACCURACY: no kernel whose numerics are worse than direct summation; PERFORMANCE: any",
@@ -158,23 +228,33 @@ class Settings:
     @classmethod
     def from_environment(cls) -> Settings:
         """The defaults, changed by ``TUNEWRIGHT_*`` variables."""
-        found = {}
-        for f in dataclasses.fields(cls):
-            text = os.environ.get(f"TUNEWRIGHT_{f.name.upper()}")
-            if text is not None:
-                found[f.name.upper()] = text
-        return _apply(cls(), found, "environment")
+        # Those that are there are looked through, and not all that might be: this is asked often. New names win.
+        given = {n.removeprefix(PREFIX).lower(): n for n in os.environ if n.startswith(PREFIX)}
+        found = {name.upper(): os.environ[given[name]] for name in (*_RENAMED, *_FIELDS) if name in given}
+        return _apply(cls(), found, "environment") if found else cls()
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
-        """One row per key: name, type, default, help."""
+        """One row per key: its type, values (what may be given; None: anything of the type), default, and meaning."""
         return [
             {
                 "key": f.name.upper(), "type": str(f.type).removesuffix(" | None"), "default": f.default,
+                "values": _choices(f), "least": f.metadata.get("least"), "read_only": False,
+                "aliases": [name.upper() for name, new in _RENAMED.items() if new == f.name],
                 "help": f.metadata["help"],
             }
             for f in dataclasses.fields(cls)
-        ]
+        ]  # fmt: skip
+
+    @classmethod
+    def deprecated(cls) -> dict[str, str]:
+        """Keys of before that are still understood, each with the one to use."""
+        return {name.upper(): new.upper() for name, new in _DEPRECATED.items()}
+
+    @staticmethod
+    def key(name: str) -> str:
+        """The key that a name is of, which may be another name of it."""
+        return _field(name, "property").name.upper()
 
     def get(self, key: str) -> Any:
         """The value of a key; an unknown key names the closest one."""
@@ -197,6 +277,15 @@ def own_folder(kind: str) -> Path:
         variable, below = _FOLDERS[kind]
         return Path(os.environ.get(variable) or Path.home() / below) / "tunewright"
     return Path(getattr(platformdirs, f"user_{kind}_dir")("tunewright", appauthor=False))
+
+
+def write_dump(key: str, path: Path, text: str) -> None:
+    """Write a file that a setting asks for, with its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror or error}", where=key) from None
 
 
 def export(name: str, value: str) -> None:
@@ -222,42 +311,165 @@ def is_exported(name: str) -> bool:
     return name in os.environ
 
 
+def rejoin_words(breaks: str = ":=") -> str:
+    """In a process that bash asks for completions: undo that it takes words apart at ``breaks``, as in KEY=VALUE.
+
+    What of the word to complete stands before its last break: bash replaces only what is behind that.
+    """
+    if os.environ.get("_TUNEWRIGHT_COMPLETE") != "complete_bash":
+        return ""
+    words: list[str] = []
+    at, glued = 0, False
+    for number, word in enumerate(os.environ.get("COMP_WORDS", "").split("\n")):
+        is_break = bool(word) and set(word) <= set(breaks)
+        if words and (is_break or glued):
+            words[-1] += word
+        else:
+            words.append(word)
+        glued = is_break
+        if str(number) == os.environ.get("COMP_CWORD"):
+            at = len(words) - 1
+    if not at:
+        return ""
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(at)
+    last = max(words[at].rfind(mark) for mark in breaks)
+    return words[at][: last + 1]
+
+
 def child_environment(settings: Settings) -> dict[str, str]:
     """The environment of a Python process that finds the same settings, and the same modules, as this one."""
     found = dict(os.environ)
     for f in dataclasses.fields(Settings):
         value = getattr(settings, f.name)
         if value is None:
-            found.pop(f"TUNEWRIGHT_{f.name.upper()}", None)
+            found.pop(PREFIX + f.name.upper(), None)
         else:
-            found[f"TUNEWRIGHT_{f.name.upper()}"] = str(value)
+            found[PREFIX + f.name.upper()] = str(value)
     found["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return found
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-#: OpenVINO's names of before
-_RENAMED = {
-    f"{plugin}_plugin_{name}": f"gpu_queue_{name}" for plugin in ("gpu", "cldnn") for name in ("priority", "throttle")
+#: other names of keys
+_ALIASES = {
+    "throughput_streams": "num_streams",
+    "max_num_threads": "compilation_num_threads",
+    "gpu_max_num_threads": "compilation_num_threads",
+    "inference_num_threads": "cpu_threads_num",
+    "enable_profiling": "perf_count",
+    "gpu_model_priority": "model_priority",
+    "queue_priority": "gpu_queue_priority",
+    "host_task_priority": "gpu_host_task_priority",
+    "plugin_throttle": "gpu_queue_throttle",
+    "gpu_plugin_throttle": "gpu_queue_throttle",
+    "gpu_enable_loop_unrolling": "enable_loop_unrolling",
+    "gpu_nv12_two_inputs": "nv12_two_inputs",
 }
+#: names that OpenVINO has given up, some of them long ago; the last one is how its guide spells it
+_DEPRECATED = {
+    "cpu_throughput_streams": "num_streams",
+    "gpu_throughput_streams": "num_streams",
+    "cldnn_throughput_streams": "num_streams",
+    "plugin_priority": "gpu_queue_priority",
+    "gpu_plugin_priority": "gpu_queue_priority",
+    "cldnn_plugin_priority": "gpu_queue_priority",
+    "cldnn_plugin_throttle": "gpu_queue_throttle",
+    "cldnd_plugin_throttle": "gpu_queue_throttle",
+    "cldnn_max_num_threads": "compilation_num_threads",
+    "cldnn_enable_loop_unrolling": "enable_loop_unrolling",
+    "cldnn_enable_fp16_for_quantized_models": "enable_fp16_for_quantized_models",
+    "cldnn_nv12_two_inputs": "nv12_two_inputs",
+    "cldnn_graph_dumps_dir": "graph_dumps_dir",
+    "cldnn_sources_dumps_dir": "sources_dumps_dir",
+}
+_RENAMED = _ALIASES | _DEPRECATED
+#: beginnings of keys that say nothing here, and why
+_ELSEWHERE = {
+    ("omp_", "kmp_"): "it is of OpenMP, which nothing here uses; CPU_THREADS_NUM says how many threads there are",
+    ("vpu_", "myriad_", "hddl_"): "it is of VPUs, which no device here is",
+    ("fpga_", "dlia_", "dla_"): "it is of FPGAs, which no device here is",
+}
+#: old names that were warned of
+_warned: set[str] = set()
+
+
+def plain(key: str) -> str:
+    """A key as it is written here, without OpenVINO's prefix."""
+    return key.strip().upper().removeprefix("KEY_")
+
+
+def closest(key: str, known: Iterable[str]) -> str | None:
+    """The one of these keys that somebody may have meant."""
+    found = difflib.get_close_matches(plain(key), list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def _choices(f: dataclasses.Field[Any]) -> list[str] | None:
+    """What may be given for a key; a number also where it has words for some."""
+    if f.type == "bool":
+        return ["YES", "NO"]
+    values = f.metadata.get("values")
+    if values:
+        return list(dict.fromkeys(values.values()))
+    return list(f.metadata.get("words") or ()) or None
 
 
 def _field(key: str, where: str) -> dataclasses.Field[Any]:
-    name = key.upper().removeprefix("KEY_").lower()
+    name = plain(key).lower()
+    if name in _DEPRECATED and name not in _warned:
+        _warned.add(name)
+        LOG.warning("%s is an old name: use %s", name.upper(), _DEPRECATED[name].upper())
     name = _RENAMED.get(name, name)
+    for prefixes, why in _ELSEWHERE.items():
+        if name not in _FIELDS and name.startswith(prefixes):
+            raise SettingsError(f"{key} is not applicable: {why}", where=where)
     if name not in _FIELDS:
-        close = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0].upper()}?" if close else "`tunewright settings` lists the keys"
+        close = closest(key, map(str.upper, [*_FIELDS, *_RENAMED]))
+        hint = f"did you mean {close}?" if close else "`tunewright settings` lists the keys"
         raise SettingsError(f"unknown setting {key}", where=where, hint=hint)
     return _FIELDS[name]
 
 
 def _apply(base: Settings, config: Mapping[str, Any], where: str) -> Settings:
-    changes = {}
+    changes: dict[str, Any] = {}
+    follow: dict[str, Any] = {}
     for key, value in config.items():
         f = _field(str(key), where)
-        changes[f.name] = _parse(f, value, where)
-    return dataclasses.replace(base, **changes)
+        if f.name == "model_priority":
+            follow |= _priorities(value, where)
+        else:
+            changes[f.name] = _parse(f, value, where)
+    return dataclasses.replace(base, **follow | changes)
+
+
+def _priorities(value: Any, where: str) -> dict[str, str]:
+    """A model's priority, with those that follow from it. It may also name these alone, joined by ``|``."""
+    found: dict[str, str] = {}
+    for part in str(value).upper().split("|"):
+        part = part.strip()
+        for name in ("gpu_queue_priority", "gpu_host_task_priority"):
+            if part.startswith(f"{name.upper()}_"):
+                found[name] = _parse(_FIELDS[name], part.removeprefix(f"{name.upper()}_"), where)
+                break
+        else:
+            level = _parse(_FIELDS["model_priority"], part.removeprefix("GPU_").removeprefix("MODEL_PRIORITY_"), where)
+            task = _parse(_FIELDS["gpu_host_task_priority"], level, where)
+            found = {"model_priority": level, "gpu_queue_priority": level, "gpu_host_task_priority": task} | found
+    return found
+
+
+def _number(f: dataclasses.Field[Any], value: Any) -> int | float | None:
+    """What a number's text means; None: nothing."""
+    text = str(value).strip()
+    words = f.metadata.get("words")
+    if words:
+        word = text.upper().removeprefix("CPU_THROUGHPUT_").removeprefix("GPU_THROUGHPUT_").removeprefix("CLDNN_")
+        if word in words:
+            return int(words[word])
+    try:
+        return int(text) if f.type == "int" else float(text)
+    except ValueError:
+        return None
 
 
 def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
@@ -268,11 +480,11 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
             return text in _TRUE
         raise SettingsError(f"{key} = {value!r} is not YES or NO", where=where)
     if f.type in ("int", "float"):
-        try:
-            number = int(str(value)) if f.type == "int" else float(str(value))
-        except ValueError:
+        number = _number(f, value)
+        if number is None:
             kind = "a whole number" if f.type == "int" else "a number"
-            raise SettingsError(f"{key} = {value!r} is not {kind}", where=where) from None
+            others = "".join(f" or {word}" for word in f.metadata.get("words") or ())
+            raise SettingsError(f"{key} = {value!r} is not {kind}{others}", where=where)
         least = f.metadata.get("least")
         if not (least is None or number >= least):
             raise SettingsError(f"{key} = {value!r} is below {least}", where=where)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
 from conformance.interpreter import RAW
 from conformance.interpreter import repaired as repaired
+from tunewright.core import Core
+from tunewright.ir.graph import Fused
+from tunewright.ops import lookup
+from tunewright.ops.strided import STRIDED
+from tunewright.plugins.single import SingleDevice
 from tunewright.solvers.base import solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.testing.kernelcheck import Case, check, run_one
+from tunewright.testing.models import transformer
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
@@ -202,14 +210,108 @@ def test_what_the_vendors_does_not_know(more: list[Any], attrs: dict[str, Any], 
     assert why in str(vendor.why_not(Case("Attention", [*qkv(), *more], attrs).problem(), device.target))
 
 
+# ---- queries, keys and values inside of other tensors ---------------------------------------------------------------
+
+
+def strided_cases() -> dict[str, Case]:
+    spec = lookup(STRIDED)
+    assert spec is not None and spec.samples is not None
+    names = ("one source", "mask", "two sources", "rows first", "multi head")
+    found = [Case(STRIDED, sample.inputs, sample.attrs) for sample in spec.samples(np.random.default_rng(1))]
+    return dict(zip(names, found, strict=True))
+
+
+PLACED = strided_cases()
+#: BERT: one product of all three, 12 heads of 64 elements
+BERT = {"strided BERT": Case(STRIDED, [normal(1, 128, 2304, dtype=F16)], {
+    "main": "Attention", "scale": 0.125, "sizes": (1, 12, 12, 128, 128, 64, 64), "sources": (0, 0, 0),
+    "q": (0, 128 * 2304, 64, 2304), "k": (768, 128 * 2304, 64, 2304), "v": (1536, 128 * 2304, 64, 2304),
+    "order": (0, 2, 1, 3),
+})}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_strided(name: str, device: CudaDevice) -> None:
+    case = PLACED[name]
+    assert not wrong(case, device, SPLIT)
+    narrow = [x if x is None else x.astype(F16) for x in case.inputs]
+    assert not wrong(Case(STRIDED, narrow, case.attrs), device)
+    if case.attrs["main"] == "Attention" and not (case.attrs.get("is_causal") and len(narrow) > 1):
+        assert not check(Case(STRIDED, narrow, case.attrs), "vendor.", configs=1, device=device)
+
+
+def test_strided_with_lengths_and_an_epilogue(device: CudaDevice) -> None:
+    """Inputs behind the sources have other numbers than the main operation knows them by."""
+    case = PLACED["two sources"]
+    lengths = np.array([7, 2], np.int64)
+    attrs = dict(case.attrs)
+    residual = normal(2, 3, 4, 3)
+    whole = Case(STRIDED, [*case.inputs, None, None, None, lengths, residual], attrs,
+                 epilogue=(Fused("Add", (6, -1)), Fused("Relu", (-2,))), operands=1)  # fmt: skip
+    assert not wrong(whole, device, SMALL, SPLIT)
+
+
+def test_strided_stays_inside_of_its_sources(device: CudaDevice) -> None:
+    problem = PLACED["one source"].problem()
+    for name, value in (("v", (19, 110, 2, 22)), ("k", (12, 116, 3, 22)), ("q", (0, 110, -3, 22))):
+        outside = dataclasses.replace(problem, attrs={**problem.attrs, name: value})
+        assert solver().why_not(outside, device.target)
+
+
+def ran(compiled: Any) -> list[Any]:
+    return [step for plan in compiled.program.plans for step in plan.steps if not step.optimized_out]
+
+
+def test_a_transformer_has_one_product_for_all_three(device: CudaDevice) -> None:
+    core = Core({"INFERENCE_PRECISION_HINT": "F32"})
+    proto = transformer(layers=1, hidden=32, heads=2, length=8)
+    model = core.read_model(proto)
+    compiled = SingleDevice(device).compile(model, core.settings)
+    shape = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    inputs = {"x": normal(*shape)}
+    got, want = compiled(inputs)["y"], core.compile_model(model, "CPU.HOST")(inputs)["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+    ops = [step.node.op for step in ran(compiled)]
+    assert ops.count(STRIDED) == 1 and not {"Transpose", "Split", "Attention"} & set(ops)
+    assert all(step.choice.solver.id == "triton.attention" for step in ran(compiled) if step.node.op == STRIDED)
+    assert ops.count("MatMul") == 4  # of 6
+    on_host = core.compile_model(model, "CPU.HOST")
+    on_host(inputs)
+    assert [step.node.op for step in ran(on_host)].count("MatMul") == 6
+
+
+def test_plans_for_other_shapes_share_joined_weights(device: CudaDevice) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 24]> g (float[N,L,6] x) => (float[N,L,8] y)
+    { q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) y = Attention<q_num_heads=2, kv_num_heads=2>(q, k, v) }"""
+    model = onnx.parser.parse_model(text)
+    weights = {f"w{name}": normal(6, 8) for name in "qkv"}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    core = Core({"INFERENCE_PRECISION_HINT": "F32"})
+    compiled = SingleDevice(device).compile(core.read_model(model), core.settings)
+    host = core.compile_model(model, "CPU.HOST")
+    for length in (5, 9):
+        x = normal(2, length, 6)
+        np.testing.assert_allclose(compiled({"x": x})["y"], host({"x": x})["y"], rtol=0, atol=1e-4)
+    products = [step.node for step in ran(compiled) if step.node.op == "MatMul"]
+    assert len(products) == 2 and products[0].inputs[1].const is products[1].inputs[1].const
+
+
+def test_groups_of_warps_that_would_not_wait_for_each_other(device: CudaDevice) -> None:
+    """See `multiply.is_safe`: seen to go wrong on a GPU."""
+    problem = Case("Attention", [*qkv(heads=1, queries=70, keys=150, size=20), normal(70, 150)]).problem()
+    racing = {"bm": 64, "bn": 16, "split": 4, "warps": 8, "stages": 1, "precision": "tf32x3"}
+    space = solver().space(problem, dataclasses.replace(device.target, units=132))
+    assert racing not in space
+    assert all(racing | one in space for one in ({"warps": 4}, {"bm": 32}, {"precision": "tf32"}))
+
+
 def test_default_fills_the_device(device: CudaDevice) -> None:
     """BERT at batch 1 has twelve heads: a block of queries each leaves most multiprocessors idle."""
-    from dataclasses import replace
-
     problem = Case("Attention", [normal(1, 128, 768, dtype=F16)] * 3, {"q_num_heads": 12, "kv_num_heads": 12}).problem()
-    target = replace(device.target, units=132)
+    target = dataclasses.replace(device.target, units=132)
     config = solver().default(problem, target)
     assert 12 * -(-128 // config["bm"]) * config["split"] >= 90
+    assert solver().default(BERT["strided BERT"].problem(), target) == config
     assert config in solver().space(problem, target)
     long = Case("Attention", [normal(1, 1, 64, dtype=F16), *[normal(1, 4096, 64, dtype=F16)] * 2],
                 {"q_num_heads": 1, "kv_num_heads": 1}).problem()  # fmt: skip

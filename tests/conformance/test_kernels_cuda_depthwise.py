@@ -122,7 +122,7 @@ def single(op):
     return Case("MatMul", [normal(1, 13, 48), (normal(48, 40) / 7).astype(F32)], constant=frozenset({1}))
 
 
-@pytest.mark.parametrize(("op", "name"), [("Conv", "triton.conv"), ("MatMul", "triton.matmul")])
+@pytest.mark.parametrize(("op", "name"), [("Conv", "triton.conv_single"), ("MatMul", "triton.matmul_single")])
 def test_single_precision(op, name, device):
     """As it is by default; rounded factors only where EXECUTION_MODE_HINT leaves them."""
     case = single(op)

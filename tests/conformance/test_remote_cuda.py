@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from onnx import parser
 
+from conformance.interpreter import RAW
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
-from conformance.interpreter import RAW
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
 from tunewright.devices import cuda
 from tunewright.devices.cuda import CudaArray, CudaDevice, _stream_handle

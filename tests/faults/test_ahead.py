@@ -34,7 +34,7 @@ def device() -> Device:
 
 @pytest.fixture(autouse=True)
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "useful", lambda shares_cores: 2)
+    monkeypatch.setattr(ahead, "useful", lambda *_: 2)
 
 
 def candidates(device: Device) -> list[tuple[str, object]]:

@@ -114,7 +114,7 @@ def test_results_that_agree_with_right_ones_are_right(monkeypatch: pytest.Monkey
 
 def test_candidates_are_compiled_beside_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real cubins for sm_90, by processes that open the device and never use it."""
-    monkeypatch.setattr(ahead, "useful", lambda shares_cores: 2)
+    monkeypatch.setattr(ahead, "useful", lambda *_: 2)
     config = {"bm": 32, "bn": 32, "bk": 32, "split": 1, "warps": 2, "stages": 2, "group": 1}
     both: list[Candidate] = [("triton.matmul", config), ("triton.matmul", {**config, "split": 2})]
     python = interpreter(tmp_path, interpreted=False)

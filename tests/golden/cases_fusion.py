@@ -172,6 +172,27 @@ RECOGNISE = [
         { a = Mul(q, r) b = Mul(t, r) s = MatMul(a, b) p = Softmax(s) y = MatMul(p, v) }""",
         "one_head",
     ),
+    Case(
+        "attention",
+        """g (float[2,2,2,8] q, float[2,2,8,3] t, float[2,2,3,3] v) => (float[2,2,2,3] y)
+        <bool[2,3] seen = {1,0,0,1,1,0}, float low = {-70000}>
+        { s = MatMul(q, t) e = Where(seen, s, low) p = Softmax(e) y = MatMul(p, v) }""",
+        "where_seen",
+    ),
+    Case(
+        "attention",
+        """g (float[2,2,2,8] q, float[2,2,8,3] t, float[2,2,3,3] v) => (float[2,2,2,3] y)
+        <bool[1,1,2,3] hidden = {0,1,1,0,0,1}, float low = {-70000}>
+        { s = MatMul(q, t) e = Where(hidden, low, s) p = Softmax(e) y = MatMul(p, v) }""",
+        "where_hidden",
+    ),
+    no(
+        "attention",
+        """g (float[2,2,2,8] q, float[2,2,8,3] t, float[2,2,3,3] v) => (float[2,2,2,3] y)
+        <bool[2,3] seen = {1,0,0,0,0,0}, float low = {-70000}>
+        { s = MatMul(q, t) e = Where(seen, s, low) p = Softmax(e) y = MatMul(p, v) }""",
+        "where_nothing_is_seen",
+    ),
     no(
         "attention",
         """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[2,1,5,1] mask) => (float[2,4,5,3] y)
@@ -183,6 +204,17 @@ RECOGNISE = [
         """g (float[2,4,5,8] q, float[8,6] t, float[2,4,6,3] v) => (float[2,4,5,3] y)
         { s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
         "ranks",
+    ),
+    Case(
+        "attention-scale",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[5,6] m) => (float[2,4,5,3] y)
+        <float r = {0.6}, float[1] d = {2}>
+        { a = Mul(q, r) b = Mul(d, t) k = Transpose<perm=[0,1,3,2]>(b) y = Attention<scale=0.5>(a, k, v, m) }""",
+    ),
+    no(
+        "attention-scale",
+        """g (float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,3] v) => (float[2,4,5,3] y) <float r = {0.6}>
+        { a = Mul(q, r) y = Attention(a, k, v) }""",
     ),
     Case(
         "attention-heads",
@@ -318,6 +350,37 @@ FUSE = [
     no(
         "fully-connected-activation",
         "g (float[4,3] x, float[4,1] r) => (float[4,4] y) <float[3,4] w> { a = MatMul(x, w) y = Add(a, r) }",
+    ),
+    Case(
+        "gather-simple",
+        """g (int64[2,3] i) => (float[2,3,4] y) <float[9,4] table, float[3,4] places, float[4] kind>
+        { a = Gather(table, i) b = Add(a, places) y = Add(kind, b) }""",
+    ),
+    no(
+        "gather-simple",
+        """g (int64[N,3] i) => (float[N,3,4] y) <float[9,4] table, float[3,4] places>
+        { a = Gather(table, i) y = Add(a, places) }""",
+        "open",
+    ),
+    Case(
+        "gather-one",
+        "g (float[1,3,4] x) => (float[1,4] y) <int64 i = {-2}> { a = Relu(x) b = Gather<axis=1>(a, i) y = Tanh(b) }",
+    ),
+    no(
+        "gather-one",
+        "g (float[2,3,4] x) => (float[2,4] y) <int64 i = {1}> { a = Relu(x) b = Gather<axis=1>(a, i) y = Tanh(b) }",
+        "pieces",
+    ),
+    Case(
+        "normalisation-simple",
+        """g (float[2,4,3,3] x) => (float[2,4,3,3] y) <float[4] s, float[4] b>
+        { a = GroupNormalization<num_groups=2>(x, s, b) y = Swish(a) }""",
+    ),
+    no(
+        "normalisation-simple",
+        """g (float[2,3,4] x, float[2,3,4] z) => (float[2,3,4] y, float[2,3,4] a) <float[4] s>
+        { a = RMSNormalization(x, s) y = Add(a, z) }""",
+        "read",
     ),
     Case(
         "element-wise",

@@ -1,6 +1,13 @@
 """Requests that are started and waited for, and queues of them: every result is its input's, no callback is lost."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
+import time
+import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -8,6 +15,7 @@ from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, InputError, RequestCancelled
 from tunewright.plugins.single import open_device
+from tunewright.runtime.asynchronous import Streams
 
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -246,3 +254,307 @@ def test_tensors_that_cannot_be(model):
         request.set_tensor("nothing", W)
     with pytest.raises(InputError, match="'x'"):
         request.infer()
+
+
+def test_several_wait_for_one(model):
+    request, gate = model.create_infer_request(), Gate()
+    request.set_callback(gate)
+    request.start_async(feed(1))
+    assert gate.entered.wait(60)
+    told, waiters = [], [threading.Thread(target=lambda: told.append(request.wait(60))) for _ in range(4)]
+    for waiter in waiters:
+        waiter.start()
+    gate.open.set()
+    for waiter in waiters:
+        waiter.join(60)
+    assert told == [True] * 4
+
+
+def test_every_waiter_is_told_the_error(model):
+    request, told = model.create_infer_request(), []
+
+    def wait():
+        try:
+            request.wait(60)
+        except InputError as error:
+            told.append(error)
+
+    request.start_async({"x": np.zeros((2, 7), np.float32), "w": W})
+    waiters = [threading.Thread(target=wait) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    for waiter in waiters:
+        waiter.join(60)
+    assert len(told) == 3
+
+
+def test_when_it_is_over(model):
+    """Once, with the error if there is one, whether it is asked for before the end or after it."""
+    request, told = model.create_infer_request(), []
+    request.start_async(feed(1))
+    assert request.wait(60)
+    request.when_over(lambda *how: told.append(how))
+    assert told == [(request, None)]
+    gate = Gate()
+    request.set_callback(gate)
+    request.start_async(feed(1))
+    assert gate.entered.wait(60)
+    over = threading.Event()
+    request.when_over(lambda *how: (told.append(how), over.set()))
+    gate.open.set()
+    assert over.wait(60) and told == [(request, None)] * 2
+    request.set_callback(None)
+    request.start_async({"x": W})
+    with pytest.raises(InputError):
+        request.wait(60)
+    request.when_over(lambda *how: told.append(how))
+    assert isinstance(told[2][1], InputError)
+
+
+def test_a_mistake_behind_the_end_is_logged_and_harms_nobody(model, caplog):
+    request = model.create_infer_request()
+    request.start_async(feed(1))
+    assert request.wait(60)
+    request.when_over(lambda request, error: 1 / 0)
+    assert "ZeroDivisionError" in caplog.text
+    request.start_async(feed(2))
+    assert request.wait(60)
+
+
+def test_cancel_races_with_the_stream(model):
+    """Cancelled or done, never both and never lost, whenever it is cancelled."""
+    request, called = model.create_infer_request(), []
+    request.set_callback(lambda request, number: called.append(number))
+    outcomes = {"done": 0, "cancelled": 0}
+    for number in range(200):
+        request.start_async(feed(number), number)
+        if number % 3:
+            time.sleep(number % 7 * 2e-5)
+        request.cancel()
+        try:
+            assert request.wait(60)
+            outcomes["done"] += 1
+            assert called.pop() == number
+            np.testing.assert_allclose(request.results["y"], want(number), rtol=1e-5)
+        except RequestCancelled:
+            outcomes["cancelled"] += 1
+            assert not called and not request.results
+    assert sum(outcomes.values()) == 200
+
+
+def test_a_queue_survives_cancelled_requests(model):
+    queue = AsyncInferQueue(model, 3)
+    for number in range(60):
+        queue.start_async(feed(number), number)
+        if number % 5 == 0:
+            for request in queue:
+                request.cancel()
+    queue.wait_all()
+    assert queue.is_ready()
+    queue.start_async(feed(1))
+    queue.wait_all()
+
+
+def test_models_go_while_their_threads_wait():
+    """Threads keep no model alive, and end with it."""
+    compiled = Core().compile_model(parser.parse_model(NETWORK), "CPU.HOST", {"NUM_STREAMS": 3})
+    queue = AsyncInferQueue(compiled)
+    for number in range(9):
+        queue.start_async(feed(number))
+    queue.wait_all()
+    gone, threads = weakref.ref(compiled), list(compiled.streams._threads)
+    assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
+    del compiled, queue
+    gc.collect()
+    assert gone() is None
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+class Idle(Streams):
+    """Streams whose threads never come to it."""
+
+    def submit(self, task):
+        task.streams = self
+        self.going += 1
+
+
+def test_who_waits_runs_what_no_stream_has_begun(model):
+    request, where = model.create_infer_request(), []
+    request._streams = Idle(1)
+    request.set_callback(lambda request, userdata: where.append(threading.get_ident()))
+    for number in range(3):
+        request.start_async(feed(number))
+        assert not request.wait(0.01), "it might take longer than that"
+        assert request.wait()
+        np.testing.assert_allclose(request.results["y"], want(number), rtol=1e-5)
+    assert where == [threading.get_ident()] * 3 and not request._streams.going
+    request.start_async({"x": W})
+    with pytest.raises(InputError):
+        request.wait()
+    request.start_async(feed(1))
+    request.cancel()
+    with pytest.raises(RequestCancelled):
+        request.wait()
+    assert not request._streams.going
+
+
+def test_never_more_at_a_time_than_streams(model, monkeypatch):
+    """Whoever runs them: threads that wait take part, and count."""
+    lock, now, most = threading.Lock(), [0], [0]
+    run = type(model.create_infer_request()).run
+
+    def counted(self, inputs, *others, **more):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(2e-4)
+        try:
+            return run(self, inputs, *others, **more)
+        finally:
+            with lock:
+                now[0] -= 1
+
+    monkeypatch.setattr(type(model.create_infer_request()), "run", counted)
+    wrong = []
+
+    def work(first):
+        request = model.create_infer_request()
+        for number in range(first, first + 30):
+            request.start_async(feed(number))
+            request.wait()
+            if not np.allclose(request.results["y"], want(number), rtol=1e-5):
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(100 * k,)) for k in range(5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert not wrong and most[0] <= model.streams.count and not model.streams.going
+
+
+def test_no_thread_can_be_made(model, monkeypatch):
+    request = model.create_infer_request()
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more")))
+    with pytest.raises(RuntimeError, match="no more"):
+        request.start_async(feed(1))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    request.start_async(feed(2))
+    assert request.wait()
+    np.testing.assert_allclose(request.results["y"], want(2), rtol=1e-5)
+
+
+SCRIPT = """
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+from onnx import parser
+
+from tunewright import AsyncInferQueue, Core
+
+compiled = Core().compile_model(parser.parse_model(sys.argv[1]), sys.argv[2], {"NUM_STREAMS": 2})
+feed = {"x": np.ones((3, 8), np.float32), "w": np.ones((8, 8), np.float32)}
+queue = AsyncInferQueue(compiled, 3)
+done = []
+queue.set_callback(lambda request, number: (time.sleep(0.01), os.write(1, b"%d " % number)))
+for number in range(6):
+    queue.start_async(feed, number)
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_end_of_the_process_waits_for_what_was_started(device):
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, NETWORK, device], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr
+    assert sorted(map(int, ran.stdout.split())) == list(range(6))
+
+
+def test_the_end_of_the_process_does_not_wait_for_ever():
+    stuck = "\nfrom tunewright.runtime import asynchronous\nasynchronous.LAST_SECONDS = 0.3\n"
+    stuck += "request = compiled.create_infer_request()\n"
+    stuck += "request.set_callback(lambda request, userdata: threading.Event().wait())\nrequest.start_async(feed)\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT + stuck, NETWORK, "CPU.HOST"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_fork_has_streams_of_its_own():
+    compiled = Core().compile_model(parser.parse_model(NETWORK), "CPU.HOST", {"NUM_STREAMS": 2})
+    gate, held, used = Gate(), compiled.create_infer_request(), compiled.create_infer_request()
+    used.start_async(feed(1))
+    assert used.wait(60)
+    held.set_callback(gate)
+    held.start_async(feed(1))
+    assert gate.entered.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads: that is what is tried
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            used.start_async(feed(5))
+            right = used.wait(30) and np.allclose(used.results["y"], want(5), rtol=1e-5)
+            try:
+                held.wait(30)
+            except InputError as error:
+                code = 0 if right and "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    gate.open.set()
+    assert held.wait(60)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def soak(count, device):
+    """``count`` requests through a queue: each result is its input's, each callback comes once. Seconds, and the
+    resident bytes at ten points."""
+    compiled = Core().compile_model(parser.parse_model(NETWORK), device, {"NUM_STREAMS": 2})
+    queue = AsyncInferQueue(compiled, 4)
+    inputs = [feed(number) for number in range(64)]
+    wanted = [want(number) for number in range(64)]
+    called, wrong, sizes = np.full(count, 0, np.uint8), [], []  # not zeros: their pages are taken when they are written
+
+    def over(request, number):
+        called[number] += 1  # each number is one request's
+        if not np.allclose(request.results["y"], wanted[number % 64], rtol=1e-5, atol=1e-5):
+            wrong.append(number)
+
+    queue.set_callback(over)
+    begin = time.perf_counter()
+    for number in range(count):
+        queue.start_async(inputs[number % 64], number)
+        if number % (count // 10) == count // 10 - 1:
+            sizes.append(resident())
+    queue.wait_all()
+    seconds = time.perf_counter() - begin
+    assert not wrong and (called == 1).all(), f"{len(wrong)} wrong, {(called != 1).sum()} lost or repeated"
+    return seconds, sizes
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_soak_short(device):
+    soak(2500, device)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("device", DEVICES)
+def test_soak(device):
+    """A million requests: nothing is lost, and memory stays flat within 2 %."""
+    seconds, sizes = soak(1_000_000, device)
+    print(f"{device}: {seconds:.0f} s, resident MB {[round(s / 1e6, 1) for s in sizes]}")
+    assert max(sizes[1:]) / min(sizes[1:]) < 1.02, sizes

@@ -212,8 +212,8 @@ def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_p
     code, out, _ = call("benchmark", model, "-n", "7", "-w", "1", "--pc", "--json", target, *more)
     assert code == 0
     report = json.loads(target.read_text())
-    assert report["schema"] == "tunewright.benchmark/1"
-    assert report["inferences"] == 7 and report["threads"] == 1
+    assert report["schema"] == "tunewright.benchmark/2"
+    assert report["inferences"] == 7 and report["requests"] == 1
     assert report["inputs"] == {"x": "float32[4,3]"}
     latency = report["latency_ms"]
     assert all(isinstance(v, float) for v in latency.values())
@@ -254,7 +254,7 @@ def test_benchmark_on_stdout_is_nothing_but_json(call, model):
     code, out, _ = call("benchmark", model, "-t", "0.05", "--threads", "3", "--json", "-")
     assert code == 0
     report = json.loads(out)
-    assert report["threads"] == 3 and report["inferences"] >= 3
+    assert report["requests"] == 3 and report["inferences"] >= 3
     assert report["launches"] >= 0 and 0 < report["host_us"] <= report["latency_ms"]["max"] * 1e3
     assert report["throughput_per_second"] == pytest.approx(report["inferences"] / report["seconds"])
 

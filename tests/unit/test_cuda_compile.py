@@ -239,6 +239,13 @@ class Library:
         self.asked.append(("values", [t.from_address(p).value for t, p in zip(types, pointers, strict=True)]))
         return self.status
 
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: Any, extra: Any) -> int:
+        given = config._obj
+        attribute = given.attributes[0]
+        assert given.count == 1 and (attribute.id, attribute.value) == (6, 1)  # may begin before the last one is over
+        sizes, stream = map(ctypes.c_uint, given.sizes), ctypes.c_void_p(given.stream)
+        return self.cuLaunchKernel(function, *sizes, stream, pointers, extra)
+
     def cuGetErrorString(self, status: Any, out: Any) -> int:
         out._obj.value = b"an illegal memory access was encountered"
         return 0
@@ -249,14 +256,15 @@ class Tensor:
         return 0x7F0000001000
 
 
-def test_what_a_launch_gives_to_the_driver() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_what_a_launch_gives_to_the_driver(overlaps: bool) -> None:
     library = Library()
     driver = Driver(library)
-    kernel = driver.load(b"cubin", "kernel", warps=4, shared=100_000, scratch=64, device=1)
+    kernel = driver.load(b"cubin", "kernel", warps=4, shared=100_000, scratch=64, device=1, overlaps=overlaps)
     assert library.asked == [
         ("retain", [1]), ("load", [b"cubin"]), ("function", [5, b"kernel"]), ("attribute", [6, 8, 100_000])
     ]  # fmt: skip
-    assert kernel == Loaded(6, 4, 100_000, 64) and set(library.context.values()) == {71}
+    assert kernel == Loaded(6, 4, 100_000, 64, overlaps) and set(library.context.values()) == {71}
     library.asked.clear()
     given = values(("*fp16 16", "none", "i32", "fp32", "i64"), [Tensor(), None, -3, 0.5, 1 << 40])
     driver.launch(kernel, (7, 2), 99, given, 0x1234, device=1)
@@ -306,7 +314,7 @@ def test_what_the_driver_does_not_load_is_compiled_again(monkeypatch: pytest.Mon
             compile.Compiled("text", "kernel")._load(Wanted("text", "kernel", ("*fp16",), (), (), 90), 0)
 
 
-RIGHT = {"name": "kernel", "num_warps": 4, "shared": 0, "global_scratch_size": 0}
+RIGHT = {"name": "kernel", "num_warps": 4, "shared": 0, "global_scratch_size": 0, "overlaps": 1}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunewright.ir.graph import Graph
+from tunewright.ir.graph import Fused, Graph
 from tunewright.ir.types import Dim, DType, TensorType
 from tunewright.ops import lookup
 from tunewright.ops.base import Operand
@@ -201,3 +201,23 @@ def test_folded_constants_are_plain_memory() -> None:
     folded = graph.outputs[0].const
     assert folded is not None and folded.flags.c_contiguous
     assert folded.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_what_was_fused_folds_too() -> None:
+    """Arithmetic of shapes is fused before they are known: a scale from the size of heads."""
+    graph = Graph("g")
+    four, eight = (graph.constant(np.array(n, dtype), "n") for n, dtype in ((4, np.int64), (8.0, np.float32)))
+    steps = (Fused("Sqrt", (-1,)), Fused("Mul", (-2, 1)), Fused("Sub", (-3, -1)))
+    node = graph.add("Cast", [four, eight], {"to": 1}, epilogue=steps, operands=1)
+    graph.add_output(node.output)
+    assert propagate(graph, Budget()) and not graph.nodes
+    made = graph.outputs[0].const
+    assert made is not None and made.dtype == np.float32 and float(made) == 2 * 8 - 4
+
+
+def test_what_was_fused_with_something_random_does_not_fold() -> None:
+    graph = Graph("g")
+    node = graph.add("Abs", [graph.constant(np.ones(3, np.float32))], epilogue=(Fused("RandomNormalLike", (-1,)),))
+    graph.add_output(node.output)
+    propagate(graph, Budget())
+    assert len(graph) == 1

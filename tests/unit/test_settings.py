@@ -9,9 +9,10 @@ import pytest
 
 from tunewright import Core, tools
 from tunewright.errors import SettingsError
-from tunewright.settings import Settings
+from tunewright.settings import Settings, child_environment
 
-LEVELS = {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH"}
+WORDS = {"MED": "MEDIUM", "DEFAULT": "MEDIUM"}
+LEVELS = {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH", "DISABLED": "MEDIUM", **WORDS}
 #: key -> {what is given: what it is read as}
 SPELLINGS = {
     "TUNING_MODE": {
@@ -26,7 +27,20 @@ SPELLINGS = {
         **{name: name for name in ("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID")},
         "1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID", "dynamic_hybrid": "DYNAMIC_HYBRID",
     },
-    "PERFORMANCE_HINT": {"LATENCY": "LATENCY", "THROUGHPUT": "THROUGHPUT", "throughput": "THROUGHPUT"},
+    "PERFORMANCE_HINT": {
+        **{name: name for name in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}, "throughput": "THROUGHPUT",
+        "UNDEFINED": "LATENCY",
+    },
+    "CPU_BIND_THREADS": {
+        **dict.fromkeys(("YES", "TRUE", "ON", "1", "yes"), "YES"), **dict.fromkeys(("NO", "FALSE", "OFF", "0"), "NO"),
+        "NUMA": "NUMA",
+    },
+    "NUM_STREAMS": {"0": 0, "3": 3, "AUTO": -1, "auto": -1, "-1": -1},
+    "MODEL_PRIORITY": {**{name: name for name in ("LOW", "MEDIUM", "HIGH")}, "high": "HIGH", **WORDS},
+    "GPU_HOST_TASK_PRIORITY": {"LOW": "LOW", "ANY": "ANY", "HIGH": "HIGH", "MEDIUM": "ANY", "DEFAULT": "ANY"},
+    "EXCLUSIVE_ASYNC_REQUESTS": {"YES": True, "no": False},
+    "COMPILATION_NUM_THREADS": {"2": 2, "-1": -1},
+    "HETERO_PLACEMENT": {name: name for name in ("PRIORITY", "COST", "AUTO")},
     "INFERENCE_PRECISION_HINT": {**{name: name for name in ("AUTO", "F32", "F16", "BF16")}, "f16": "F16"},
     "GPU_QUEUE_PRIORITY": {**{name: name for name in ("LOW", "MEDIUM", "HIGH")}, "high": "HIGH", **LEVELS},
     "GPU_QUEUE_THROTTLE": {**{name: name for name in ("LOW", "MEDIUM", "HIGH")}, "low": "LOW", **LEVELS},
@@ -67,6 +81,10 @@ WRONG = [
     ("TUNE_TIMEOUT", "soon", ["not a number"]),
     ("TUNE_SEED", "1.5", ["not a whole number"]),
     ("CACHE_BYTES", "-1", ["below 0"]),
+    ("NUM_STREAMS", "-2", ["below -1"]),
+    ("NUM_STREAMS", "many", ["not a whole number", "AUTO"]),
+    ("CPU_BIND_THREADS", "CORES", ["YES", "NO", "NUMA"]),
+    ("MODEL_PRIORITY", "URGENT", ["LOW", "MEDIUM", "HIGH"]),
 ]
 
 
@@ -114,6 +132,48 @@ def test_a_wrong_value_names_the_choices(key, text, named, monkeypatch) -> None:
 def test_older_names_of_openvino_are_understood() -> None:
     settings = Settings.make({"KEY_GPU_PLUGIN_PRIORITY": 3, "CLDNN_PLUGIN_THROTTLE": "1"})
     assert (settings.gpu_queue_priority, settings.gpu_queue_throttle) == ("HIGH", "LOW")
+
+
+def test_other_names_are_variables_too_and_the_newest_wins(monkeypatch) -> None:
+    monkeypatch.setenv("TUNEWRIGHT_THROUGHPUT_STREAMS", "2")
+    assert Settings.from_environment().num_streams == 2
+    monkeypatch.setenv("TUNEWRIGHT_NUM_STREAMS", "3")
+    assert Settings.from_environment().num_streams == 3
+    monkeypatch.setenv("TUNEWRIGHT_MODEL_PRIORITY", "HIGH")
+    assert Settings.from_environment().gpu_queue_priority == "HIGH"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("NUM_STREEMS", "NUM_STREAMS"), ("CACHEDIR", "CACHE_DIR"), ("GPU_THROUGHPUT_STREAM", "GPU_THROUGHPUT_STREAMS"),
+     ("exclusive_requests", "EXCLUSIVE_ASYNC_REQUESTS"), ("KEY_PERF_COUNTS", "PERF_COUNT")],
+)  # fmt: skip
+def test_an_unknown_key_names_the_closest_one(wrong, meant) -> None:
+    with pytest.raises(SettingsError, match=f"did you mean {meant}\\?"):
+        Settings.make({wrong: 1})
+
+
+@pytest.mark.parametrize("key", ["OMP_NUM_THREADS", "KMP_BLOCKTIME", "VPU_HW_STAGES_OPTIMIZATION", "DLA_ARCH_NAME"])
+def test_what_has_no_meaning_here_says_why(key) -> None:
+    with pytest.raises(SettingsError, match=r"not applicable: it is of (OpenMP|VPUs|FPGAs)"):
+        Settings.make({key: 1})
+
+
+def test_a_process_that_is_started_finds_the_same_settings(monkeypatch) -> None:
+    mine = Settings.make({"NUM_STREAMS": "AUTO", "GPU_MODEL_PRIORITY": "GPU_QUEUE_PRIORITY_LOW", "CPU_BIND_THREADS": 0})
+    for name, value in child_environment(mine).items():
+        if name.startswith("TUNEWRIGHT_"):
+            monkeypatch.setenv(name, value)
+    assert Settings.from_environment() == mine
+
+
+def test_what_is_said_of_a_key_can_be_given() -> None:
+    for row in Settings.describe():
+        for value in row["values"] or ():
+            Settings.make({row["key"]: value})
+        for name in row["aliases"]:
+            assert Settings.key(name) == row["key"]
+        assert Settings.make({row["key"]: row["default"]}, Settings()).get(row["key"]) == row["default"]
 
 
 def test_the_cases_cover_every_choice_of_every_setting() -> None:

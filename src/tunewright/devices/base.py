@@ -69,6 +69,11 @@ class Queue(ABC):
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that it keeps for kernels."""
+        return 0
+
     @abstractmethod
     def now(self) -> float:
         """The device's time once everything queued so far has finished."""
@@ -236,6 +241,28 @@ class Device(ABC):
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
         """An array that nobody writes to, where kernels read it."""
         return array
+
+    def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
+        """CPU_BIND_THREADS: where its threads may run, from now on."""
+
+    def held(self) -> dict[str, int]:
+        """Bytes of its own memory that are in use, by purpose; empty where its memory is the host's."""
+        return {}
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory that could still be taken, where it can be told."""
+        return None
+
+    @property
+    def is_discrete(self) -> bool:
+        """It has memory of its own, apart from the host's."""
+        return False
+
+    @property
+    def uuid(self) -> str | None:
+        """What tells it from every other device of the world, where it says so."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """What `tunewright devices` shows."""

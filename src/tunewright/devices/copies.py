@@ -5,12 +5,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Copy = TypeVar("Copy")
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Copy = TypeVar("Copy", bound=_Sized)
 
 
 class Copies(Generic[Copy]):
@@ -32,6 +39,11 @@ class Copies(Generic[Copy]):
             # No lock when it dies: that may happen while this thread has it.
             self._known[key] = weakref.ref(array, lambda ref: self._forget(key, ref)), copy
             return copy
+
+    @property
+    def nbytes(self) -> int:
+        """Of all copies that live."""
+        return sum(copy.nbytes for _, copy in list(self._known.values()))
 
     def _forget(self, key: int, dead: weakref.ref[Array]) -> None:
         known = self._known.get(key)

@@ -100,6 +100,10 @@ class CudaQueue(Queue):
         with nullcontext() if self.stream is None else self._torch.cuda.stream(self.stream):
             yield
 
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(one.nbytes for one in [*self._scratch, *self._zeros])
+
     def scratch(self, nbytes: int) -> Any:
         """Memory with any content, until the next kernel asks: those of a queue run one after the other."""
         if not self._scratch or len(self._scratch[-1]) < nbytes:
@@ -124,8 +128,13 @@ class CudaQueue(Queue):
         if self.device.stream is not None:  # it may be the default one, which cannot be recorded
             self.stream = torch.cuda.Stream(self.device.raw)
         try:
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                work()
+            # Not torch.cuda.graph(): it collects garbage and empties torch's cache first, which takes 0.1 s.
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
         finally:
             self.stream = stream
 
@@ -134,6 +143,12 @@ class CudaQueue(Queue):
                 graph.replay()
 
         return replay
+
+    def mark(self) -> Any:
+        """A point in time between what is enqueued before and behind it, also in a graph; see `Event.elapsed_time`."""
+        event = self._torch.cuda.Event(enable_timing=True, external=True)
+        event.record(self.stream)
+        return event
 
     def now(self) -> float:
         if self.stream is None:
@@ -304,6 +319,34 @@ class CudaDevice(Device):
             self.cache_bytes = int(getattr(properties, "L2_cache_size", 0))
             self.pci = pci.of_cuda(properties)
         self._constants = Copies(self._copy)
+
+    def held(self) -> dict[str, int]:
+        import torch
+
+        found = {"constants": self._constants.nbytes}
+        if self.is_gpu:  # of all that use torch in this process
+            found["allocated"] = int(torch.cuda.memory_allocated(self.raw))
+            found["reserved"] = int(torch.cuda.memory_reserved(self.raw))
+        return found
+
+    @property
+    def free_bytes(self) -> int | None:
+        import torch
+
+        return int(torch.cuda.mem_get_info(self.raw)[0]) if self.is_gpu else None
+
+    @property
+    def is_discrete(self) -> bool:
+        import torch
+
+        return self.is_gpu and not getattr(torch.cuda.get_device_properties(self.raw), "is_integrated", False)
+
+    @property
+    def uuid(self) -> str | None:
+        import torch
+
+        found = getattr(torch.cuda.get_device_properties(self.raw), "uuid", None) if self.is_gpu else None
+        return None if found is None else str(found)
 
     def queue(self) -> CudaQueue:
         return CudaQueue(self)

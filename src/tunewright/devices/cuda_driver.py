@@ -19,6 +19,8 @@ from ..errors import ExecutionError
 WARP = 32
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to so much needs no asking
 _MOST_SHARED, _FREE_SHARED = 8, 48 << 10
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_OVERLAP = 6
 #: numbers that are no pointers, by what Triton calls them
 NUMBERS = {"i1": ctypes.c_int8, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
@@ -40,6 +42,23 @@ class Loaded:
     #: bytes of shared memory of each program, and of memory of its own that the compiler wants for each
     shared: int
     scratch: int = 0
+    #: it waits by itself for the kernel before it, so that it may be put in place while that one still runs
+    overlaps: bool = False
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a number as its value."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_uint64), ("unused", ctypes.c_uint64 * 7))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Driver:
@@ -51,7 +70,9 @@ class Driver:
         #: primary contexts by device number
         self._contexts: dict[int, ctypes.c_void_p] = {}
 
-    def load(self, binary: bytes, name: str, warps: int, shared: int, scratch: int, device: int) -> Loaded:
+    def load(
+        self, binary: bytes, name: str, warps: int, shared: int, scratch: int, device: int, overlaps: bool = False
+    ) -> Loaded:
         """A kernel of a cubin, `Unloadable` when it is none. It stays loaded until the process ends: graphs hold it."""
         self._enter(device)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -60,7 +81,7 @@ class Driver:
         if shared > _FREE_SHARED:
             self._call("cuFuncSetAttribute", function, ctypes.c_int(_MOST_SHARED), ctypes.c_int(shared))
         assert function.value is not None
-        return Loaded(function.value, warps, shared, scratch)
+        return Loaded(function.value, warps, shared, scratch, overlaps)
 
     def launch(
         self, kernel: Loaded, grid: Sequence[int], stream: int, arguments: Sequence[Any], scratch: int, device: int
@@ -73,9 +94,15 @@ class Driver:
         # Behind these a kernel of Triton has two more: memory of its own, and a profiler's. Who has fewer reads fewer.
         values = [*arguments, ctypes.c_void_p(scratch), ctypes.c_void_p(0)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        sizes = map(ctypes.c_uint, (x, y, z, WARP * kernel.warps, 1, 1, kernel.shared))
-        handles = ctypes.c_void_p(kernel.function), ctypes.c_void_p(stream)
-        self._call("cuLaunchKernel", handles[0], *sizes, handles[1], pointers, ctypes.c_void_p(0))
+        sizes = (x, y, z, WARP * kernel.warps, 1, 1, kernel.shared)
+        function, nothing = ctypes.c_void_p(kernel.function), ctypes.c_void_p(0)
+        if kernel.overlaps:
+            attribute = _Attribute(_OVERLAP, 1)
+            config = _Config((ctypes.c_uint * 7)(*sizes), stream, ctypes.pointer(attribute), 1)
+            self._call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, nothing)
+        else:
+            numbers = map(ctypes.c_uint, sizes)
+            self._call("cuLaunchKernel", function, *numbers, ctypes.c_void_p(stream), pointers, nothing)
 
     def _enter(self, device: int) -> None:
         """Make sure that this thread has a context: torch makes one current when it first needs it."""

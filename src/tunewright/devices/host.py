@@ -44,6 +44,10 @@ class HostDevice(Device):
     def queue(self) -> Queue:
         return HostQueue()
 
+    @property
+    def free_bytes(self) -> int | None:
+        return free_bytes()
+
 
 def cpu_count() -> int:
     """Cores that this process may use."""

@@ -18,9 +18,9 @@ import numpy as np
 from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType
 from ..settings import Settings, export
-from . import cuda, icd, lent, pci, pocl
+from . import affinity, cuda, icd, lent, pci, pocl
 from .base import Device, Hints, Queue, Target
-from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, memory_bytes
+from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
 from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs
 from .quiet import quietly
@@ -58,10 +58,12 @@ class Launch:
 
     __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_pointers", "_queue", "_shared", "_svm")
 
-    def __init__(self, queue: OpenCLQueue, shared: _Shared, grid: tuple[int, ...]) -> None:
+    def __init__(
+        self, queue: OpenCLQueue, shared: _Shared, grid: tuple[int, ...], local: tuple[int, ...] = ()
+    ) -> None:  # fmt: skip
         import pyopencl as cl
 
-        self._queue, self._shared, self._grid, self._local = queue, shared, grid, _ONE[: len(grid)]
+        self._queue, self._shared, self._grid, self._local = queue, shared, grid, local or _ONE[: len(grid)]
         self._svm, self._enqueue = cl.SVM, cl.enqueue_nd_range_kernel
         self._pointers: dict[int, Any] = {}
         self._numbers: tuple[Any, ...] = ()
@@ -142,6 +144,10 @@ class OpenCLQueue(Queue):
         if held is None or held.nbytes < nbytes:
             held = self.scratch[number] = device.alloc(nbytes)
         return held
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(held.nbytes for held in self.scratch.values())
 
     def keep(self, owner: object) -> None:
         """Let something live until everything queued so far has finished."""
@@ -299,6 +305,30 @@ class OpenCLDevice(Device):
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
         return array if self._memory is None else self._memory.constant(array)
 
+    def bind(self, mode: str) -> None:
+        if self.target.device == "cpu" and not OpenCLQueue.orphaned:
+            affinity.bind(mode)
+
+    def held(self) -> dict[str, int]:
+        return {} if self._memory is None else {"constants": self._memory.constants}
+
+    @property
+    def free_bytes(self) -> int | None:
+        return free_bytes() if self.target.device == "cpu" else None  # OpenCL does not tell
+
+    @property
+    def is_discrete(self) -> bool:
+        return not is_cpu(self.raw) and not self.raw.host_unified_memory
+
+    @property
+    def uuid(self) -> str | None:
+        import pyopencl as cl
+
+        try:
+            return bytes(self.raw.get_info(cl.device_info.UUID_KHR)).hex()
+        except (AttributeError, cl.Error):  # of an older pyopencl, or without the extension
+            return None
+
     def queue(self) -> OpenCLQueue:
         import pyopencl as cl
 
@@ -394,10 +424,12 @@ class OpenCLDevice(Device):
             _refuse()
         return self._programs.build(source)
 
-    def launch(self, queue: Queue, program: Any, name: str, grid: Sequence[int]) -> Launch:
-        """A kernel of a program over a grid of work-items, ready for its arguments."""
+    def launch(
+        self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
+    ) -> Launch:  # fmt: skip
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: in groups of so many."""
         assert isinstance(queue, OpenCLQueue)
-        return Launch(queue, queue.kernel(program, name), tuple(grid))
+        return Launch(queue, queue.kernel(program, name), tuple(grid), tuple(local))
 
 
 def _target(device: Any) -> Target:
@@ -467,7 +499,9 @@ def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
         return f"pyopencl cannot be imported ({error})"
     try:
         settings = Settings.from_environment()
-        with icd.runtimes(settings.cpu_bind_threads), pocl.beginning(settings.cpu_threads_num):
+        mode = settings.cpu_bind_threads
+        runtimes, beginning = icd.runtimes(affinity.by_core(mode)), pocl.beginning(settings.cpu_threads_num)
+        with runtimes, beginning, affinity.beginning(mode):
             platforms = cl.get_platforms()
             # A runtime may be found twice; a platform may have several devices of one name.
             devices = {

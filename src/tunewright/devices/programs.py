@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from ..errors import ExecutionError
-from . import kernel_cache, pocl
+from . import building, kernel_cache, pocl
 from .host import cpu_flags, cpu_name
 from .kernel_cache import KernelCache
 from .quiet import quietly
@@ -50,6 +50,7 @@ class Programs:
 
     def build(self, source: str) -> Any:
         """The compiled program of a source."""
+        building.write_source(source, ".cl")
         with self._lock:
             kept = self._kept.get(source)
             wanted = kernel_cache.current()

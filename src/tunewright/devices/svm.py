@@ -55,6 +55,11 @@ class Memory:
             raise MemoryError(f"the device has no {nbytes:,} bytes left") from error
         return DeviceArray(memory[:nbytes] if nbytes else memory, (nbytes,), np.dtype(np.uint8))
 
+    @property
+    def constants(self) -> int:
+        """Bytes that were copied there for good."""
+        return self._constants.nbytes
+
     def constant(self, array: Array) -> DeviceArray:
         """The copy of an array that nobody writes to; it is made once and lives as long as the array."""
         return self._constants.of(array)

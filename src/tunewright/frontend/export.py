@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -18,6 +19,7 @@ from ..ir.text import format_epilogue
 from ..ir.types import TensorType, Type
 from ..ops.fused import REORDER
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
+from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 
 DOMAIN = "tunewright"
 #: what to show at a node, by key
@@ -129,7 +131,7 @@ class _Exporter:
                     self.names[mine] = self.name(_known(outer))
                 made.attribute.append(helper.make_attribute(key, self.graph(inner, key, captures=node.captures)))
             return made
-        if notes is None and not node.epilogue:
+        if notes is None and not node.epilogue and node.op != STRIDED:
             made = helper.make_node(op, _trim(inputs), outputs, name=node.name, domain=domain)
             made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
             return made
@@ -153,6 +155,7 @@ class _Exporter:
             node.operands,
             epilogue,
             about,
+            tuple(node.attrs[k] for k in OWN) if node.op == STRIDED else None,
         )
         if key in self.functions:
             return self.functions[key]
@@ -160,11 +163,14 @@ class _Exporter:
         formal = ["" if v is None else f"x{i}" for i, v in enumerate(node.inputs)]
         results = [f"y{i}" for i in range(len(node.outputs))]
         main = results if not node.epilogue else ["r0"]
-        domain, op = split_name(node.op)
-        body = [helper.make_node(op, _trim(formal[: len(formal) - node.operands]), main, domain=domain)]
-        for k in node.attrs:
+        domain, op = split_name(_main(node))
+        body, given = _parts(node, formal[: len(formal) - node.operands])
+        body.append(helper.make_node(op, _trim(given), ["turned"] if node.op == STRIDED else main, domain=domain))
+        for k in main_attrs(node.attrs) if node.op == STRIDED else node.attrs:
             reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=make_attribute(k, node.attrs[k]).type)
-            body[0].attribute.append(reference)
+            body[-1].attribute.append(reference)
+        if node.op == STRIDED:
+            body += _turned(node, "turned", main[0])
         used = {"": self.domains[""], domain: self.domains[domain]}
         for i, step in enumerate(node.epilogue):
             domain, op = split_name(step.op)
@@ -193,11 +199,58 @@ def _versions(graph: Graph) -> dict[str, int]:
     """The oldest version of each domain that has the newest form of every operator in use: more engines take it."""
     nodes = [node for g in graph.walk() for node in g.nodes]
     versions = {"": 13}  # of Identity for every type, which the exporter adds
-    for op in {node.op for node in nodes} | {step.op for node in nodes for step in node.epilogue}:
+    for op in {_main(node) for node in nodes} | {step.op for node in nodes for step in node.epilogue}:
         domain, name = split_name(op)
         since = int(onnx.defs.get_schema(name, domain=domain).since_version) if onnx.defs.has(name, domain) else 1
         versions[domain] = max(versions.get(domain, 1), since)
     return versions
+
+
+def _main(node: Node) -> str:
+    """The operation that others know."""
+    return str(node.attrs["main"]) if node.op == STRIDED else node.op
+
+
+def _parts(node: Node, given: list[str]) -> tuple[list[onnx.NodeProto], list[str]]:
+    """Nodes that take queries, keys and values of a strided attention apart; what its main operation is given."""
+    if node.op != STRIDED:
+        return [], given
+    made: list[onnx.NodeProto] = []
+
+    def part(source: str, place: Place) -> str:
+        shape, start, strides = place
+        name = f"part{len(made)}"
+        made.append(_constant([start], f"{name}_at"))
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+            steps = np.arange(size, dtype=np.int64) * stride
+            made.append(_constant(steps.reshape([-1 if k == axis else 1 for k in range(4)]), f"{name}_{axis}"))
+            made.append(helper.make_node("Add", [made[-2].output[0], f"{name}_{axis}"], [f"{name}_to_{axis}"]))
+        made.append(_constant([-1], f"{name}_flat"))
+        made.append(helper.make_node("Reshape", [source, f"{name}_flat"], [f"{name}_all"]))
+        made.append(helper.make_node("Gather", [f"{name}_all", f"{name}_to_3"], [name]))
+        if node.attrs["main"] != MULTI_HEAD:
+            return name
+        made.append(helper.make_node("Transpose", [name], [f"{name}_turned"], perm=[0, 2, 1, 3]))
+        made.append(_constant([0, 0, shape[1] * shape[3]], f"{name}_shape"))
+        made.append(helper.make_node("Reshape", [f"{name}_turned", f"{name}_shape"], [f"{name}_rows"]))
+        return f"{name}_rows"
+
+    return made, [name or "" for name in separate(given, node.attrs, part)]
+
+
+def _turned(node: Node, given: str, out: str) -> list[onnx.NodeProto]:
+    """The main operation's result as the order of a strided attention has it."""
+    order = [int(axis) for axis in node.attrs["order"]]
+    if node.attrs["main"] != MULTI_HEAD:
+        return [helper.make_node("Transpose", [given], [out], perm=order)]
+    batch, heads, _, queries, _, _, width = (int(n) for n in node.attrs["sizes"])
+    shape, perm = _constant([batch, queries, heads, width], f"{given}_shape"), [(0, 2, 1, 3)[axis] for axis in order]
+    return [shape, helper.make_node("Reshape", [given, f"{given}_shape"], [f"{given}_heads"]),
+            helper.make_node("Transpose", [f"{given}_heads"], [out], perm=perm)]  # fmt: skip
+
+
+def _constant(values: Any, name: str) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(values, np.int64)))
 
 
 def _known(value: Value | None) -> Value:

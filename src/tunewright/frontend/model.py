@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..ir.graph import Graph
 from ..ir.types import Shape, TensorType, Type, signature
+from .pictures import Preprocess, preprocessed
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Model:
     declared: Mapping[str, Type | None] = field(default_factory=dict)
     #: the file that it was read from; empty: it came as bytes or as an object
     path: str = ""
+    #: devices of nodes by name, for HETERO (docs/hetero.md); what is not named is placed automatically
+    affinity: dict[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Type | None]:
@@ -70,6 +73,20 @@ class Model:
             for value in node.outputs:
                 value.type = None
         return replace(self, graph=graph)
+
+    def preprocess(self, given: Mapping[str, Preprocess] | Preprocess) -> Model:
+        """A model whose inputs come in another way: as bytes, with channels last, of another size (docs/async.md).
+
+        By input name; what holds for the only input will do alone.
+
+        >>> model.preprocess(Preprocess(dtype="u8", layout="NHWC", scale=255))
+        """
+        if isinstance(given, Preprocess):
+            names = list(self.inputs)
+            if len(names) != 1:
+                raise InputError(f"the model has {len(names)} inputs", hint=f"name them: {', '.join(names)}")
+            given = {names[0]: given}
+        return replace(self, graph=preprocessed(self.graph, given))
 
 
 def _shape(dims: Sequence[int | str | None], name: str) -> Shape:

@@ -45,7 +45,10 @@ def from_plain(array: Any, type: Type | None) -> Any:
 
 
 def moves_nothing(x: TensorType, y: TensorType) -> bool:
-    """A Reorder of static types finds its result in the bytes of its input, from the first one on: a single pixel."""
+    """A Reorder of static types finds its result in the bytes of its input, from the first one on: a single pixel, or
+    a single channel without blocks."""
+    if x.dims[1:2] == (1,) and not x.layout.block and not y.layout.block:
+        return True
     if math.prod(x.dims[2:]) != 1:
         return False
     # where channels are filled up to a block, other batches follow behind the filling, and a plain input lacks it

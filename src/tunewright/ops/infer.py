@@ -101,9 +101,9 @@ def _epilogue_type(node: Node, main: Type | None, operands: Sequence[Operand | N
 
 def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
     """Replace a node over constants, or one whose result its operands' types tell, by its results."""
-    if not spec.pure or node.epilogue:
+    if not spec.pure or any((step := lookup(s.op)) is None or not step.pure for s in node.epilogue):
         return False
-    if spec.value_from_types is not None and _fold_from_types(graph, node, spec):
+    if spec.value_from_types is not None and not node.epilogue and _fold_from_types(graph, node, spec):
         return True
     if not all(v is None or v.const is not None for v in node.inputs):
         return False
@@ -115,7 +115,7 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
     if nbytes > budget.fold_bytes or budget.spent > budget.fold_seconds:
         return False
     begin = time.perf_counter()
-    results = evaluate(node, spec, [None if v is None else v.const for v in node.inputs])
+    results = _with_epilogue(node, spec, [None if v is None else v.const for v in node.inputs])
     budget.spent += time.perf_counter() - begin
     for value, result in zip(node.outputs, results, strict=False):
         if not isinstance(result, np.ndarray):
@@ -170,6 +170,21 @@ def evaluate(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[obj
         raise LimitError("not enough memory", where=f"node {node.name!r} ({node.op})") from error
     except Exception as error:  # references are numpy code: any of its exceptions means that the inputs do not fit
         raise ModelError(f"cannot be computed: {error!r}", where=f"node {node.name!r} ({node.op})") from error
+
+
+def _with_epilogue(node: Node, spec: OpSpec, arrays: Sequence[object]) -> Sequence[object]:
+    """The outputs of a node over constants: shape arithmetic that was fused before its shapes were known."""
+    found = evaluate(node, spec, arrays[: len(arrays) - node.operands])
+    if not node.epilogue:
+        return found
+    results = [found[0]]
+    for step in node.epilogue:
+        inner = lookup(step.op)
+        assert inner is not None
+        alone = Node(step.op, node.name, step.attrs)
+        alone.outputs = node.outputs[:1]
+        results.append(evaluate(alone, inner, [arrays[i] if i >= 0 else results[~i] for i in step.args])[0])
+    return results[-1:]
 
 
 def _root(array: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from .base import Context
 from .pattern import Match, Op, Rule
 
 #: what may be done to scores in front of a softmax
-_STEPS = frozenset({"Add", "Mul", "Div"})
+_STEPS = frozenset({"Add", "Mul", "Div", "Where"})
 _MAINS = frozenset({"MatMul"}) | _STEPS
 #: operations between a softmax and the product of queries and keys
 _DEEPEST = 3

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias
+from weakref import ReferenceType
 
 from ..ir.graph import Fused, Graph, Node, Value
+from ..ir.text import to_dot, to_text
 from ..ir.types import DType, Layout, TensorType
 from ..ir.verify import verify
+from ..ops.base import Array
 from ..ops.infer import Budget
-from ..settings import Settings
+from ..settings import Settings, write_dump
 
 #: (node, operands its epilogue would take beside the main inputs, its epilogue after fusion, the value it would then
 #: make) -> None for yes, or the reason why not. Fusion asks, it does not know: the plugin answers from what its solvers
@@ -98,6 +104,14 @@ class Log:
             self.entries.append(entry)
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Constants side by side in one. It does not keep the parts, whose ids may go to others then."""
+
+    parts: tuple[ReferenceType[Array], ...]
+    whole: Array
+
+
 @dataclass
 class Context:
     """What a pass may ask."""
@@ -107,11 +121,17 @@ class Context:
     #: None: the device, as the host, works on plain arrays
     layouts: Layouts | None = None
     works_in: WorksIn = any_layout
+    #: the device has kernels of its own for an operation, whatever they say to a problem
+    knows: Callable[[str], bool] = field(default=lambda op: True)
     #: what networks of single-precision numbers are computed in
     precision: DType = DType.FLOAT32
     log: Log = field(default_factory=Log)
+    #: constants that passes joined, by their parts' ids: plans for other shapes share them
+    joined: dict[tuple[int, ...], Joined] = field(default_factory=dict)
     #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
     in_body: bool = False
+    #: numbers of drawings, of all runs of the passes
+    drawn: Iterator[int] = field(default_factory=itertools.count, repr=False)
     #: what constant folding may still take
     budget: Budget = field(init=False)
 
@@ -126,6 +146,15 @@ class Context:
     def enabled(self, name: str) -> bool:
         """True unless DISABLED_PASSES names this pass or rule."""
         return name not in self._disabled
+
+    def draw(self, graph: Graph, after: str) -> None:
+        """GRAPH_DUMPS_DIR: the graph as it is now, for Graphviz and as text, numbered in the order of the passes."""
+        if self.settings.graph_dumps_dir:
+            folder = Path(self.settings.graph_dumps_dir)
+            model = re.sub(r"[^\w.-]+", "_", graph.name) or "graph"
+            name = f"{model}.{next(self.drawn):03d}.{after}"
+            write_dump("GRAPH_DUMPS_DIR", folder / f"{name}.dot", to_dot(graph) + "\n")
+            write_dump("GRAPH_DUMPS_DIR", folder / f"{name}.txt", to_text(graph) + "\n")
 
 
 class Pass(Protocol):
@@ -160,6 +189,7 @@ class _Runner:
         self.inner.budget = self.context.budget
         self.changes = 0
         self.done: dict[int, int] = {}  # pass -> changes at the end of its last run
+        self.context.draw(graph, "given")
 
     def run(self, passes: Iterable[Pass | Repeat]) -> bool:
         before = self.changes
@@ -174,9 +204,13 @@ class _Runner:
         return self.changes != before
 
     def run_one(self, one: Pass) -> None:
+        changed = False
         for g in reversed(list(self.graph.walk())):
             if one.run(g, self.context if g is self.graph else self.inner):
                 g.sort()
                 self.changes += 1
+                changed = True
+        if changed:
+            self.context.draw(self.graph, one.name)
         if self.context.settings.verify_passes:
             verify(self.graph, one.name)

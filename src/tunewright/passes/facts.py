@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Node, Value
-from ..ir.types import DType, Shape
+from ..ir.types import DType, Shape, TensorType
 
 
 def shape(value: Value | None) -> Shape | None:
@@ -22,6 +22,11 @@ def rank(value: Value | None) -> int | None:
 
 def dtype(value: Value | None) -> DType | None:
     return None if value is None or value.tensor is None else value.tensor.dtype
+
+
+def static(value: Value | None) -> TensorType | None:
+    """The type of a tensor all of whose dimensions are known."""
+    return None if value is None or value.tensor is None or not value.tensor.is_static else value.tensor
 
 
 def same_shape(a: Value | None, b: Value | None) -> bool:

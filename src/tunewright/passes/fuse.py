@@ -39,6 +39,7 @@ FULLY_CONNECTED = names(
     """Gemm MatMul MatMulInteger com.microsoft::FusedMatMul com.microsoft::MatMulIntegerToFloat
     com.microsoft::DynamicQuantizeMatMul"""
 )
+NORMALISATION = names("LayerNormalization RMSNormalization GroupNormalization InstanceNormalization")
 #: a longer vector is no shape
 MOST_AXES = 16
 
@@ -55,6 +56,8 @@ class Fusion:
     residual: bool = False
     #: work backwards, so that of two convolutions that are added the later one takes the sum
     backwards: bool = True
+    #: wait until shapes are known: not every device has a kernel for it, and it cannot tell before
+    static: bool = False
 
     #: a kernel is generated for the whole epilogue: longer ones compile slowly and gain nothing
     LONGEST = 64
@@ -65,6 +68,9 @@ FUSIONS = (
     Fusion("convolution-sum", CONVOLUTION, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=1, residual=True),
     Fusion("pooling-fakequantize", POOLING, QUANTIZE, axis=1),
     Fusion("fully-connected-activation", FULLY_CONNECTED, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=-1, residual=True),
+    # embeddings: what is added to the rows that were picked, positions for one, is spread over them
+    Fusion("gather-simple", frozenset({"Gather"}), UNARY | SCALE_SHIFT, backwards=False, static=True),
+    Fusion("normalisation-simple", NORMALISATION, UNARY | SCALE_SHIFT, backwards=False, static=True),
     Fusion("element-wise", ELEMENTWISE, ELEMENTWISE, backwards=False),
 )
 
@@ -215,6 +221,8 @@ def why_not(node: Node, region: Region, fusion: Fusion) -> str | None:
         return "an optional operand in the middle is absent"
     if _shape_arithmetic(node, fusion):
         return "it may be shape arithmetic, which is folded instead"
+    if fusion.static and any(v is not None and facts.static(v) is None for v in (*node.inputs, node.output)):
+        return "shapes are not known yet"
     others = [v for v in node.inputs if v is not None and v not in region.results]
     if all(facts.is_scalar(v) and (facts.rank(v) or 0) <= (facts.rank(result) or 0) for v in others):
         return None

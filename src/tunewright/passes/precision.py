@@ -18,32 +18,39 @@ from .base import Context
 
 #: float inputs that say what to do, not what it is done to: they stay as they are
 _KEPT = {"Resize": (1, 2), "Upsample": (1,), "OneHot": (2,), "Range": (0, 1, 2), "NonMaxSuppression": (3, 4)}
+#: they say themselves of which type their results are
+_MAKERS = frozenset({"ConstantOfShape", "EyeLike", "Range"})
 #: their results depend on the last bit of what they are given, or are defined for single precision alone
 _SINGLE = ("Quantize", "Dequantize", "QLinear", "Integer", "com.microsoft::", "org.openvinotoolkit::")
 
 
 class Narrow:
-    """Runs once, before fusion. A graph with bodies or quantised parts keeps its precision."""
+    """Runs once, before fusion. A graph with bodies or quantised parts keeps its precision.
+
+    But ENABLE_FP16_FOR_QUANTIZED_MODELS = NO makes single precision of the halves in a quantised graph.
+    """
 
     name = "precision"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        to = context.precision
-        if to is DType.FLOAT32 or context.in_body:
+        have, to, why_not = DType.FLOAT32, context.precision, _why_not
+        if not context.settings.enable_fp16_for_quantized_models and is_quantised(graph):
+            have, to, why_not = DType.FLOAT16, DType.FLOAT32, _why_not_wider
+        if to is have or context.in_body:
             return False
-        reason = next((r for node in graph.nodes if (r := _why_not(node)) is not None), None)
+        reason = next((r for node in graph.nodes if (r := why_not(node)) is not None), None)
         if reason is not None:
             for node in graph.nodes[:1]:
                 context.log.refused(self.name, node, reason)
             return False
         kept = {v for node in graph.nodes for i in _KEPT.get(node.op, ()) if (v := node.input(i)) is not None}
-        wide = [v for v in graph.values() if v not in kept and v.tensor is not None and v.tensor.dtype is DType.FLOAT32]
+        wide = [v for v in graph.values() if v not in kept and v.tensor is not None and v.tensor.dtype is have]
         if not wide:
             return False
         leaving = [v for v in dict.fromkeys(graph.outputs) if v in set(wide)]
         for value in wide:
             assert isinstance(value.type, TensorType)
-            if value in graph.inputs:
+            if _is_given(graph, value):
                 _behind_input(graph, value, to)
             elif value.const is not None:
                 value.const = rounded(value.const, to)
@@ -51,12 +58,26 @@ class Narrow:
             else:
                 value.type = value.type.with_dtype(to)
         for node in graph.nodes:
-            if node.op == "Cast" and node.attrs.get("to") == DType.FLOAT32.onnx_code and node.output in set(wide):
+            if node.op == "Cast" and node.attrs.get("to") == have.onnx_code and node.output in set(wide):
                 node.attrs["to"] = to.onnx_code
         for value in leaving:
-            _before_output(graph, value)
+            _before_output(graph, value, have)
         context.log.applied(self.name, graph.nodes[0])
         return True
+
+
+def is_quantised(graph: Graph) -> bool:
+    """Some of its numbers are integers of a few bits that stand for others."""
+    words = ("Quantize", "Dequantize", "QLinear", "QGemm", "QAttention", "MatMulNBits", "Integer")
+    return any(word in node.op for inner in graph.walk() for node in inner.nodes for word in words)
+
+
+def _why_not_wider(node: Node) -> str | None:
+    if node.bodies:
+        return f"{node.op} has a body"
+    if node.op == "ConstantOfShape" or {"dtype", "output_dtype"} & set(node.attrs):
+        return f"{node.op} says itself what its result is"
+    return None
 
 
 def _why_not(node: Node) -> str | None:
@@ -70,10 +91,17 @@ def _why_not(node: Node) -> str | None:
 
 
 def rounded(array: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
-    """Constants as a narrower type holds them, finite ones finite."""
+    """Constants as another type holds them, finite ones finite."""
+    if to.numpy.itemsize > array.dtype.itemsize:
+        return array.astype(to.numpy, order="C")
     most = float(ml_dtypes.finfo(to.numpy).max)
     bounded = np.where(np.isfinite(array), np.clip(array, -most, most), array)
     return bounded.astype(to.numpy, order="C")  # numpy's ascontiguousarray makes rows of scalars
+
+
+def _is_given(graph: Graph, value: Value) -> bool:
+    """Its type is not for us to choose: a Cast stands behind it."""
+    return value in graph.inputs or (value.producer is not None and value.producer.op in _MAKERS)
 
 
 def _behind_input(graph: Graph, value: Value, to: DType) -> None:
@@ -85,13 +113,13 @@ def _behind_input(graph: Graph, value: Value, to: DType) -> None:
     graph.outputs = [narrow if v is value else v for v in graph.outputs]
 
 
-def _before_output(graph: Graph, value: Value) -> None:
+def _before_output(graph: Graph, value: Value, have: DType) -> None:
     """``value`` is narrow by now; an input that is an output goes through both casts."""
     source = value
-    if value in graph.inputs:
+    if _is_given(graph, value):
         source = next(n.output for n in value.users if n.op == "Cast")
     assert isinstance(source.type, TensorType)
     wide = graph.add(
-        "Cast", [source], {"to": DType.FLOAT32.onnx_code}, types=[source.type.with_dtype(DType.FLOAT32)]
+        "Cast", [source], {"to": have.onnx_code}, types=[source.type.with_dtype(have)]
     ).output
     graph.outputs = [wide if v is source else v for v in graph.outputs]

@@ -286,6 +286,29 @@ def _times(x: Pattern, name: str) -> OneOf:
 _SCORES = _times(Op("MatMul", _times("q", "q"), _times("kt", "k"), name="scores"), "s")
 
 
+def _is_bool(array: Array) -> bool:
+    return bool(array.dtype == np.bool_)
+
+
+def _is_low(array: Array) -> bool:
+    """Nothing is left of its exponential beside that of any score: half floats know nothing lower."""
+    return array.size == 1 and array.dtype != np.bool_ and float(array.reshape(())) <= -65504
+
+
+_LOW = Const("low", _is_low)
+_MASKED = OneOf(
+    Op("Add", _SCORES, "mask"), Op("Where", Const("seen", _is_bool), _SCORES, _LOW),
+    Op("Where", Const("hidden", _is_bool), _LOW, _SCORES), _SCORES,
+)  # fmt: skip
+
+
+def _seen(match: Match) -> Array | None:
+    """The keys that queries see, where a Where says so."""
+    if "seen" in match:
+        return match.const("seen")
+    return ~match.const("hidden") if "hidden" in match else None
+
+
 def _last_axis(node: Node) -> bool:
     n = facts.rank(node.output)
     return int(node.attrs.get("axis", -1)) in (-1, (n or 0) - 1)
@@ -309,6 +332,16 @@ def _check_attention(match: Match) -> str | None:
             return f"the mask {match['mask']!r} does not end like the scores {match['scores']!r}"
         if len(mask) == 3 and len(scores) == 3 and mask[0] != 1:
             return "the mask has a batch axis of its own"
+    seen = _seen(match)
+    if seen is not None:
+        if seen.ndim > len(scores) or not seen.ndim or seen.shape[-1] != scores[-1]:
+            return f"the mask of shape {list(seen.shape)} does not end like the scores {match['scores']!r}"
+        if any(d not in (1, s) for d, s in zip(reversed(seen.shape), reversed(scores), strict=False)):
+            return f"the mask of shape {list(seen.shape)} may be larger than the scores {match['scores']!r}"
+        if seen.ndim == 3 and len(scores) == 3 and seen.shape[0] != 1:
+            return "the mask has a batch axis of its own"
+        if not seen.any(-1).all():
+            return "a query sees nothing, which is not said to be zero"
     return None
 
 
@@ -336,15 +369,49 @@ def _attention(graph: Graph, match: Match) -> Value:
     attrs: dict[str, Any] = {"scale": _scale(match)}
     if n == 3:
         attrs |= {"q_num_heads": 1, "kv_num_heads": 1}
+    seen = _seen(match)
     inputs = [match["q"], keys, match["v"], *([match["mask"]] if "mask" in match else [])]
+    inputs += [] if seen is None else [graph.constant(seen, "seen")]
     return graph.add("Attention", inputs, attrs).output
 
 
+# Exporters multiply queries and keys with a root of the scale, which may become a constant late.
+_SCALED_QUERIES = OneOf(Op("Mul", "q", scalar("q*")), Op("Div", "q", scalar("q/")))
+_SCALED = OneOf(Op("Mul", "k", scalar("k*")), Op("Div", "k", scalar("k/")))
+_SCALED_KEYS = OneOf(Op("Transpose", _SCALED, name="turn"), _SCALED)
+_SCALED_ATTENTION = OneOf(
+    Op("Attention", _SCALED_QUERIES, OneOf(_SCALED_KEYS, "k"), "v", rest=True, name="attention"),
+    Op("Attention", "q", _SCALED_KEYS, "v", rest=True, name="attention"),
+)
+
+
+def _check_scaled(match: Match) -> str | None:
+    node, scale = match.node("attention"), _scale(match)
+    if any(v is not None for v in node.inputs[4:]):
+        return "past keys are not multiplied"
+    if "scale" not in node.attrs or not node.attrs["scale"]:
+        return "its scale follows from the size of heads"
+    if not (math.isfinite(scale) and scale):
+        return f"the scale would be {scale}"
+    if any(facts.rank(match[name]) != facts.rank(node.output) for name in ("q", "k")):
+        return "a constant adds axes to its operand"
+    return None
+
+
+def _scaled(graph: Graph, match: Match) -> Value:
+    node, keys = match.node("attention"), match["k"]
+    if "turn" in match:
+        keys = graph.add("Transpose", [keys], match.node("turn").attrs).output
+    attrs = {**node.attrs, "scale": float(node.attrs["scale"]) * _scale(match)}
+    return graph.add("Attention", [match["q"], keys, *node.inputs[2:]], attrs).output
+
+
 ATTENTION = (
+    Rule("attention-scale", _SCALED_ATTENTION, _scaled, _check_scaled),
     Rule("softmax", Op("Div", _EXP, reduction("ReduceSum", _EXP)), _softmax, _check_softmax),
     Rule(
         "attention",
-        Op("MatMul", Op("Softmax", OneOf(Op("Add", _SCORES, "mask"), _SCORES), where=_last_axis), "v"),
+        Op("MatMul", Op("Softmax", _MASKED, where=_last_axis), "v"),
         _attention, _check_attention,
     ),
 )

@@ -11,15 +11,19 @@ from functools import cache
 
 from ..errors import SettingsError
 from ..settings import Settings
-from . import attention, fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values, shuffle
+from . import attention, fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values, shuffle, views
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
+from .excite import SqueezeExcite
 from .fuse import Fuse
 from .layout import AssignLayouts
 from .pattern import RewritePass
+from .pieces import Pieces
 from .precision import Narrow
 from .quantised import Quantised
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
+from .spread_norm import SpreadNorm
+from .strided import StrideAttention
 
 CLEAN_UP = Repeat(
     (
@@ -53,15 +57,21 @@ DEVICE: tuple[Pass | Repeat, ...] = (
     FoldQuantised(),
     DeadCode(),
     Fuse(),
+    StrideAttention(),
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
     Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
+    RewritePass("views", views.RULES),
+    SpreadNorm(),
     DeadCode(),
     Fuse(),
+    StrideAttention(),
+    SqueezeExcite(),
     AssignLayouts(),
+    Pieces(),
 )
 
 

@@ -19,6 +19,8 @@ class Support:
     on_host: bool = False
     #: what every other solver of the operation said
     rejected: Mapping[str, str] = field(default_factory=dict)
+    #: the device, where the model has several
+    device: str = ""
 
     def __bool__(self) -> bool:
         return self.solver is not None

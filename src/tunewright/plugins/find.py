@@ -7,10 +7,20 @@ from importlib import import_module
 from ..errors import SettingsError
 from ..settings import Settings
 from .base import Plugin
-from .single import SingleDevice, open_device, streams, visible
+from .single import SingleDevice, of_device, open_device, visible
 
 #: plugins over several devices: (module, class), made from the names behind the colon and the settings
-_OVER_SEVERAL: dict[str, tuple[str, str]] = {}
+_OVER_SEVERAL: dict[str, tuple[str, str]] = {
+    "AUTO": ("auto", "Auto"),
+    "BATCH": ("batch", "Batch"),
+    "HETERO": ("hetero", "Hetero"),
+    "MULTI": ("multi", "Multi"),
+}
+
+
+def is_several(device: str) -> bool:
+    """It names a plugin over several devices."""
+    return device.partition(":")[0].strip().upper() in _OVER_SEVERAL
 
 
 def find(device: str, settings: Settings) -> Plugin:
@@ -18,8 +28,10 @@ def find(device: str, settings: Settings) -> Plugin:
     if not isinstance(device, str) or not device.strip():
         raise SettingsError(f"device {device!r} is not a name", hint=f"the devices are {', '.join(visible())}")
     kind, _, names = device.partition(":")
-    if kind.strip().upper() not in _OVER_SEVERAL:
-        return single(device.strip(), settings)
+    if not is_several(device):
+        from .batch import with_batches
+
+        return with_batches(single(device.strip(), settings), settings)
     module, name = _OVER_SEVERAL[kind.strip().upper()]
     made = getattr(import_module(f".{module}", __package__), name)(
         [n.strip() for n in names.split(",") if n.strip()], settings
@@ -29,7 +41,7 @@ def find(device: str, settings: Settings) -> Plugin:
 
 
 def single(device: str, settings: Settings) -> SingleDevice:
-    """The plugin of one device, with its streams."""
-    opened = open_device(device, settings.cpu_threads_num)
-    count = streams(opened, settings)
-    return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count)
+    """The plugin of one device, with its streams; DEVICE_ID says which one, where the name alone does not."""
+    if settings.device_id and "." not in device:
+        device = f"{device}.{settings.device_id}"
+    return of_device(open_device(device, settings.cpu_threads_num), settings)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from .. import discovery
@@ -23,6 +24,7 @@ from ..solvers.base import Problem
 from ..tuning.costs import LayoutCosts
 from ..tuning.tuner import Tuner
 from .base import Plugin, Support
+from .streams import compiled_auto
 
 #: of a GPU: one inference runs while the data of the other comes and goes
 GPU_STREAMS = 2
@@ -79,16 +81,27 @@ def visible(alternatives: bool = False) -> list[str]:
 
 def streams(device: Device, settings: Settings) -> int:
     """How many inferences run side by side: NUM_STREAMS, else what PERFORMANCE_HINT is best served with."""
-    if settings.num_streams or settings.performance_hint == "LATENCY":
+    if settings.exclusive_async_requests:
+        return 1
+    if settings.num_streams > 0 or (settings.performance_hint == "LATENCY" and not settings.num_streams):
         return settings.num_streams or 1
-    return device.target.units if device.target.device == "cpu" else GPU_STREAMS
+    count = device.target.units if device.target.device == "cpu" else GPU_STREAMS
+    return min(count, settings.performance_hint_num_requests or count)
+
+
+def measured_streams(settings: Settings) -> bool:
+    """How many streams a model has is, or may be, a matter of measurement."""
+    hinted = not settings.num_streams and settings.performance_hint != "LATENCY"
+    return (settings.num_streams < 0 or hinted) and not settings.exclusive_async_requests
 
 
 class SingleDevice(Plugin):
     """Passes, then a program on one device."""
 
-    def __init__(self, device: Device, streams: int = 1) -> None:
+    def __init__(self, device: Device, streams: int = 1, whole: Device | None = None) -> None:
         self.device, self.streams = device, streams
+        #: the device before its threads were shared out among streams
+        self.whole = whole or device
         self.name = device.name
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
@@ -117,6 +130,11 @@ class SingleDevice(Plugin):
         self, model: Model, settings: Settings, tuner: Tuner | None = None, *, consume: bool = False
     ) -> DeviceModel:
         check_disabled(settings)
+        self.device.bind(settings.cpu_bind_threads)
+        if tuner is None and measured_streams(settings):
+            found = compiled_auto(self._with_streams(model, settings, consume), model, self.whole, settings)
+            if found is not None:
+                return found
         tuner = Tuner(settings) if tuner is None else tuner
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
@@ -129,10 +147,26 @@ class SingleDevice(Plugin):
         context = Context(settings, can_fuse, precision=_precision(settings, self.device))
         if self.device.family != "host":
             context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in
+            context.knows = lambda op: tuner.knows(op, self.device)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         graph = model.graph if consume else model.graph.clone()
         prepare(graph, context)
         return DeviceModel(graph, Environment(self.device, tuner, settings, context), nodes, self.streams)
+
+    def _with_streams(self, model: Model, settings: Settings, consume: bool) -> Callable[[int, bool], DeviceModel]:
+        """What compiles the model for so many streams; ``last``: it may be taken apart."""
+
+        def compile(streams: int, last: bool) -> DeviceModel:
+            given = dataclasses.replace(settings, num_streams=streams)
+            return of_device(self.whole, given).compile(model, given, consume=consume and last)
+
+        return compile
+
+
+def of_device(opened: Device, settings: Settings) -> SingleDevice:
+    """The plugin of a device that is open, with its streams, which share its threads."""
+    count = streams(opened, settings)
+    return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count, opened)
 
 
 _PRECISIONS = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}
@@ -156,4 +190,3 @@ def prepare(graph: Graph, context: Context) -> None:
     """The passes that run once, at compile time; what remains open is specialised per set of shapes."""
     run_passes(graph, [*NEUTRAL, *DEVICE], context)
     verify(graph, "the passes")
-

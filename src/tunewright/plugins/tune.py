@@ -300,8 +300,10 @@ class _Tuning(Tuning):
                 raise
 
     def compile(self, pins: Mapping[str, Candidate], counters: bool) -> DeviceRequest:
-        # Candidates are compared launch by launch: as one launch each network would be compiled anew.
-        asked = {"PERF_COUNT": "YES", "JOIN_LAUNCHES": "NO"} if counters else {"PERF_COUNT": "NO"}
+        asked = {"PERF_COUNT": "YES" if counters else "NO"}
+        if counters and self.plugin.device.target.device == "cpu":
+            # Candidates are compared launch by launch: as one launch each network would be compiled anew.
+            asked["JOIN_LAUNCHES"] = "NO"
         settings = Settings.make(asked, self.settings)
         compiled = self.plugin.compile(self.model, settings, Pinned(settings, pins))
         request = compiled.create_infer_request()
@@ -540,7 +542,7 @@ class _Clock(Counters):
     def clear(self) -> None:
         self.seconds = {}
 
-    def record(self, step: Step, seconds: float, launches: int = 0) -> None:
+    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
         key = self._keys.get(step)
         if key is None:
             key = self._keys[step] = Problem.of(step.node).key() if step.choice is not None else ""

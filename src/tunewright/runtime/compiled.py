@@ -16,6 +16,7 @@ from ..ir.types import DType, TensorType, Type, signature
 from ..settings import Settings
 from .asynchronous import Startable, Streams
 from .counters import Row, Totals
+from .properties import CHANGEABLE, check_changeable, get
 
 
 class CompiledModel(ABC):
@@ -28,6 +29,10 @@ class CompiledModel(ABC):
     streams: Streams
     #: (name, op) of every node of the model as it was read
     nodes: list[tuple[str, str]]
+    #: how many requests were measured to be best; 0: nothing was
+    best_requests: int = 0
+    #: where the number of streams comes from, if it was measured; else empty: settings say it
+    streams_origin: str = ""
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
@@ -49,13 +54,50 @@ class CompiledModel(ABC):
     def context(self) -> RemoteContext:
         """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
 
+    @property
+    def name(self) -> str:
+        """Of the model's graph."""
+        return ""
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """The devices that run it."""
+        return [self.device_name]
+
+    @property
+    def served(self) -> dict[str, int]:
+        """How many inferences each device has done, where several share them; else nothing."""
+        return {}
+
+    #: settings that may still be changed
+    changeable: frozenset[str] = CHANGEABLE
+
+    def memory_statistics(self) -> dict[str, int]:
+        """Bytes that it and its requests hold, by purpose."""
+        return {}
+
+    def get_property(self, name: str) -> Any:
+        """A property of the model, or a setting that it was compiled with (docs/settings.md).
+
+        >>> compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        """
+        return get(self, name)
+
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Change settings for requests that are made from now on: priorities, that is; the others were compiled in.
+
+        >>> compiled.set_property({"MODEL_PRIORITY": "HIGH"})
+        """
+        self.settings = check_changeable(self, config)
+
     def __repr__(self) -> str:
         return f"<CompiledModel on {self.device_name}: {signature(self.inputs, self.outputs)}>"
 
     @property
     def optimal_requests(self) -> int:
         """How many requests keep all streams busy (OPTIMAL_NUMBER_OF_INFER_REQUESTS)."""
-        return self.streams.count
+        count = self.best_requests or self.streams.count
+        return min(count, self.settings.performance_hint_num_requests or count)
 
     def __call__(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
+from . import trace
 from .plan import Plan, Step
 
 
@@ -33,6 +34,10 @@ class Row:
     launches: int = 0
     #: where the choice of the kernel came from; for a node without one, what it was fused into
     origin: str = ""
+    #: which device ran it, where a model has several
+    device: str = ""
+    #: the number of its part, where HETERO cut the model
+    subgraph: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,15 @@ class Totals:
     host_seconds: float
     #: kernels launched on the device
     launches: int
+    #: inputs on their way to the device's memory, results back; known where PERF_COUNT is on
+    copy_seconds: float = 0.0
 
 
 class Counters:
     """Rows of one request's last inference."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "") -> None:
+        self.device = device
         self._rows: dict[str, Row] = {}
         self._seen: dict[Plan, None] = {}
 
@@ -61,8 +69,14 @@ class Counters:
         """A plan is about to run."""
         self._seen[plan] = None
 
-    def record(self, step: Step, seconds: float, launches: int = 0) -> None:
-        """A step took so long on the device's clock. A control-flow step contains what its body's steps took."""
+    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
+        """A step took so long on the device's clock. A control-flow step contains what its body's steps took.
+
+        ``begin``: it began then, on that clock, and is over now.
+        """
+        recorder = trace.active
+        if begin is not None and recorder is not None:
+            recorder.kernel(self.device, step, begin, seconds, launches)
         key = step.node.name or step.node.output.name
         row = self._rows.get(key)
         if row is None:
@@ -78,6 +92,20 @@ class Counters:
             row.host_seconds += seconds
         else:
             row.device_seconds += seconds
+
+    def record_together(self, steps: Sequence[Step], times: Sequence[float], begin: float, end: float) -> None:
+        """Steps that were one launch, which was enqueued and known to be over at these times of the host."""
+        for i, (step, seconds) in enumerate(zip(steps, times, strict=True)):
+            self.record(step, seconds, launches=int(i == 0))
+        recorder = trace.active
+        if recorder is not None:
+            recorder.kernels(self.device, steps, times, begin, end)
+
+    def record_copy(self, name: str, begin: float, end: float, nbytes: int) -> None:
+        """Bytes went to the device or came from there, by the host's clock."""
+        recorder = trace.active
+        if recorder is not None:
+            recorder.copy(self.device, name, begin, end - begin, nbytes)
 
     def table(self, model: Iterable[tuple[str, str]]) -> list[Row]:
         """Every node of ``model`` (name, op) in its order, then what was inserted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import check_results
 from ..solvers.base import Kernel
+from . import ranges
 from .counters import Counters
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Program
@@ -24,7 +26,7 @@ from .remote import Stay
 class _Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
-    def __init__(self, plan: Plan, queue: Queue, runs: Mapping[int, Run]) -> None:
+    def __init__(self, plan: Plan, queue: Queue, runs: Mapping[int, Run], counted: bool = False) -> None:
         self.queue, device = queue, plan.device
         arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
         self.values: list[Any] = [None] * len(plan.slots)
@@ -60,7 +62,7 @@ class _Frame:
         together = {step for run in runs.values() for step in run.steps}
         for at, step in enumerate(plan.steps):
             if at in runs:
-                self.actions.append(_Together(runs[at], self.values, queue))
+                self.actions.append(_Together(runs[at], self.values, queue, counted))
             if step.optimized_out or step in together:
                 continue
             action = _Action(step, [plan.slots[i].storage >= 0 for i in step.outs])
@@ -102,9 +104,11 @@ class _Action:
 class _Together:
     """Steps that are one launch, with the places of arguments that are each inference's own."""
 
-    def __init__(self, run: Run, values: Sequence[Any], queue: Queue) -> None:
+    def __init__(self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False) -> None:
         kernels = [step.kernel for step in run.steps if step.kernel is not None]
         self.run, self.launcher = run, run.library.launcher(kernels, queue)
+        if counted:
+            self.launcher.clock()
         self.own: list[tuple[int, int, bool, int]] = []
         for kernel, step in enumerate(run.steps):
             for output, slots in ((False, step.ins), (True, step.outs)):
@@ -134,7 +138,13 @@ class Executor:
         self.queues: dict[Device, Queue] = {device: self.main}
         #: of all loops, since the inference began
         self.iterations = 0
+        #: seconds that copies to and from the device took so far, where that is counted
+        self.copied = 0.0
         self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
+
+    def frames(self) -> list[tuple[Plan, _Frame]]:
+        """The memory that is held for each plan that has run."""
+        return list(self._frames.items())
 
     def run(self, program: Program, inputs: Sequence[Any], stay: Stay | None = None) -> list[Any]:
         """One pass through a program; the results are the caller's to keep.
@@ -144,17 +154,23 @@ class Executor:
         plan = program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
-            frame = self._frames[plan] = _Frame(plan, self._queue(plan.device), self._runs(plan, program))
+            counted = self.counters is not None
+            frame = _Frame(plan, self._queue(plan.device), self._runs(plan, program), counted)
+            self._frames[plan] = frame
         queue = frame.queue
         if self.counters is not None:
             self.counters.enter(plan)
         values = list(frame.values)
         for at, value in zip(plan.inputs, inputs, strict=True):
             values[at] = value
+        begin = time.perf_counter()
         for at, memory in frame.copies:
             queue.put(values[at], memory)
             if type(values[at]) is not np.ndarray:  # a caller's, which kernels need not know
                 values[at] = memory
+        if self.counters is not None and frame.copies:
+            queue.finish()
+            self._copied(self.counters, "inputs", begin, [memory for _, memory in frame.copies])
         if stay is None or not stay.into:
             buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
         else:
@@ -163,14 +179,23 @@ class Executor:
         for i, storage, offset, shape, dtype in frame.results:
             values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
         try:
+            watched = ranges.active
             for action in frame.actions:
-                if isinstance(action, _Together):
+                if watched is not None:
+                    self._in_range(watched, action, values, queue)
+                elif isinstance(action, _Together):
                     self.together(action, values, queue)
                 else:
                     self.step(action, values, queue)
             made: Sequence[Any] = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
             if stay is None or plan.device.shares_memory:
-                made = queue.fetch(made)
+                if self.counters is None or plan.device.shares_memory:
+                    made = queue.fetch(made)
+                else:
+                    queue.finish()
+                    begin, there = time.perf_counter(), made
+                    made = queue.fetch(made)
+                    self._copied(self.counters, "results", begin, there)
             else:
                 made = stay.keep(plan, made, queue)
         except BaseException:
@@ -209,12 +234,31 @@ class Executor:
             self.queues[device] = device.request_queue(self._hints)
         return self.queues[device]
 
+    def _copied(self, counters: Counters, name: str, begin: float, moved: Sequence[Any]) -> None:
+        """What was in or is now in the device's memory was copied since ``begin``."""
+        end = time.perf_counter()
+        self.copied += end - begin
+        nbytes = sum(array.nbytes for array in moved if hasattr(array, "nbytes") and not isinstance(array, np.ndarray))
+        counters.record_copy(name, begin, end, nbytes)
+
+    def _in_range(
+        self, watched: ranges.Range, action: _Action | _Together, values: list[Any], queue: Queue
+    ) -> None:
+        if isinstance(action, _Together):
+            with watched(f"{len(action.run.steps)} kernels"):
+                self.together(action, values, queue)
+            return
+        node = action.step.node
+        with watched(node.name or node.output.name):
+            self.step(action, values, queue)
+
     def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
+        begin = time.perf_counter()
         action(values)
         if self.counters is not None:
             queue.finish()
-            for i, (step, seconds) in enumerate(zip(action.run.steps, action.launcher.seconds(), strict=True)):
-                self.counters.record(step, seconds, launches=int(i == 0))
+            times = action.launcher.seconds()
+            self.counters.record_together(action.run.steps, times, begin, time.perf_counter())
 
     def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step
@@ -238,7 +282,7 @@ class Executor:
         except MemoryError as error:
             raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
         if self.counters is not None:
-            self.counters.record(step, queue.now() - begin, self.launches - launches)
+            self.counters.record(step, queue.now() - begin, self.launches - launches, begin)
 
     def launch(self, action: _Action, values: list[Any], queue: Queue) -> None:
         """A step whose arguments are this inference's own."""

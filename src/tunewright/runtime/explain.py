@@ -117,7 +117,7 @@ class _Clock(Counters):
         super().enter(plan)
         self.plans[plan] = None
 
-    def record(self, step: Step, seconds: float, launches: int = 0) -> None:
+    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
         self._inference.setdefault(step, []).append(seconds)
 
     def keep(self) -> None:

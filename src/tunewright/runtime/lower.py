@@ -87,6 +87,8 @@ def _device(cost: tuple[float, int] | None, device: Device) -> Device:
 def _together(cost: tuple[float, int] | None, device: Device) -> bool:
     """Whether kernels of a plan are to be launched together."""
     units = max(1, device.target.units)
+    if device.target.device != "cpu":  # one launch is a recorded graph: the host need not keep up with the device
+        return True
     return units <= FEW_THREADS or cost is None or cost[0] / units < SHORT * cost[1]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..devices import kernel_cache
+from ..devices import building, kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
@@ -46,14 +47,19 @@ class Environment:
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
-                with kernel_cache.using(KernelCache.of(self.settings)):
+                with self._building():
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
             return kernel
 
     def prepare(self, kernel: Kernel | Library) -> None:
         """Compile what a kernel needs to run."""
-        with self._lock, kernel_cache.using(KernelCache.of(self.settings)):
+        with self._lock, self._building():
             kernel.prepare()
+
+    @contextmanager
+    def _building(self) -> Iterator[None]:
+        with building.using(self.settings), kernel_cache.using(KernelCache.of(self.settings)):
+            yield
 
     def pack(self, packing: Packing, constant: Array) -> Packed:
         """A constant rearranged for a kernel; equal wishes share one."""

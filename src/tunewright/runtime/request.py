@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, ClassVar
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from ..devices.base import Hints, Queue
+from ..devices.base import Hints, Queue, aligned
 from ..devices.remote import RemoteContext
 from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from . import ranges, trace
 from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
@@ -24,13 +28,19 @@ from .remote import Stay, adopt, is_lent, on_host
 class DeviceModel(CompiledModel):
     """A model on one device."""
 
+    #: all of them
+    live: ClassVar[WeakSet[DeviceModel]] = WeakSet()
+
     def __init__(
         self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = (), streams: int = 1
     ) -> None:
         super().__init__()
-        self.graph, self.env, self.streams = graph, env, Streams(streams)
+        self.graph, self.env = graph, env
+        self.streams = exclusive(env.device.name) if env.settings.exclusive_async_requests else Streams(streams)
         self.settings, self.device_name = env.settings, env.device.name
         self.nodes = list(nodes)
+        self.requests: WeakSet[DeviceRequest] = WeakSet()
+        self.live.add(self)
         self.program = Program(graph, env)
         types = [v.type for v in graph.inputs]
         if all(isinstance(t, TensorType) and t.is_static for t in types):
@@ -45,11 +55,35 @@ class DeviceModel(CompiledModel):
         return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
 
     def create_infer_request(self) -> DeviceRequest:
-        return DeviceRequest(self)
+        made = DeviceRequest(self)
+        self.requests.add(made)
+        return made
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def memory_statistics(self) -> dict[str, int]:
+        from .usage import usage
+
+        return usage([self])
 
     @property
     def context(self) -> RemoteContext:
         return RemoteContext(self.env.device)
+
+
+_EXCLUSIVE: WeakValueDictionary[str, Streams] = WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def exclusive(device: str) -> Streams:
+    """EXCLUSIVE_ASYNC_REQUESTS: the one stream of all models of a device that ask for it."""
+    with _LOCK:
+        found = _EXCLUSIVE.get(device)
+        if found is None:
+            found = _EXCLUSIVE[device] = Streams(1)
+        return found
 
 
 def of_one_device(compiled: CompiledModel) -> DeviceModel:
@@ -66,11 +100,11 @@ class DeviceRequest(InferRequest):
 
     def __init__(self, model: DeviceModel) -> None:
         super().__init__(model)
-        self.counters = Counters() if model.settings.perf_count else None
+        self.counters = Counters(model.device_name) if model.settings.perf_count else None
         hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
-        #: before and after the last inference: the time, how long was waited for the device, how much was launched
-        self._spent = ((0.0, 0.0, 0),) * 2
+        #: before and after the last inference: the time, seconds of waiting and of copies, launches
+        self._spent = ((0.0, 0.0, 0.0, 0),) * 2
         #: what the last inputs were like: others like them need no further check
         self._like: dict[str, tuple[Any, ...]] = {}
 
@@ -114,9 +148,20 @@ class DeviceRequest(InferRequest):
             self.counters.clear()
         self.executor.iterations = 0
         try:
+            if trace.active is not None or ranges.active is not None:
+                return self._watched(values, stay)
             return self.executor.run(self.model.program, values, stay)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
             raise ExecutionError("not enough memory for the model's plan") from error
+
+    def _watched(self, values: list[Any], stay: Stay | None) -> list[Any]:
+        """An inference that others' time lines show."""
+        begin, name, recorder, watched = time.perf_counter(), self.model.device_name, trace.active, ranges.active
+        with nullcontext() if watched is None else watched(f"inference on {name}"):
+            found = self.executor.run(self.model.program, values, stay)
+        if recorder is not None:
+            recorder.inference(name, begin, time.perf_counter())
+        return found
 
     def _remember(self, values: Sequence[Any]) -> None:
         """What these inputs are like, when they are plain arrays."""
@@ -133,16 +178,16 @@ class DeviceRequest(InferRequest):
         for value, (shape, dtype) in zip(values, like.values(), strict=True):
             if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
                 return None
-            if not value.flags.c_contiguous:
+            if not value.flags.c_contiguous or not value.flags.aligned:
                 return None
         return values
 
-    def _now(self) -> tuple[float, float, int]:
-        return time.perf_counter(), self.executor.waited, self.executor.launches
+    def _now(self) -> tuple[float, float, float, int]:
+        return time.perf_counter(), self.executor.waited, self.executor.copied, self.executor.launches
 
     def get_totals(self) -> Totals:
-        seconds, waited, launches = (b - a for a, b in zip(*self._spent, strict=True))
-        return Totals(seconds, max(seconds - waited, 0.0), int(launches))
+        seconds, waited, copied, launches = (b - a for a, b in zip(*self._spent, strict=True))
+        return Totals(seconds, max(seconds - waited, 0.0), int(launches), copied)
 
     def get_profiling_info(self) -> list[Row]:
         return [] if self.counters is None else self.counters.table(self.model.nodes)
@@ -203,7 +248,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if array.dtype.kind in "USTO":
         array = array.astype(object)
     _check_tensor(array, type, where, symbols)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return _in_order(array)
 
 
 def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
@@ -214,6 +259,19 @@ def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, t
         )
     if type.shape is not None:
         _check_shape(array.shape, type, where, symbols)
+
+
+def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array whose elements lie one behind the other, each where its type may be: the array itself, if it is so.
+
+    Kernels ask for no more than that. Of a view (a part of a picture, rows with padding behind them, every second
+    column, channels in reverse) there is one copy, of its elements alone.
+    """
+    if array.dtype == object or (array.flags.c_contiguous and array.flags.aligned):
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)  # which makes a row of a scalar
+    made = np.ndarray(array.shape, array.dtype, aligned(array.nbytes))
+    np.copyto(made, array)
+    return made
 
 
 def _copy(value: Any) -> Any:
@@ -242,6 +300,9 @@ def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: 
                 f"takes {type}, not shape {list(shape)}", where=where, hint="Model.reshape changes input shapes"
             )
         if isinstance(want, str):
+            most = want.rpartition("<=")[2]  # DYN_BATCH_ENABLED
+            if want != most and most.isdigit() and got > int(most):
+                raise InputError(f"takes {type}, not shape {list(shape)}", where=where)
             size, first = symbols.setdefault(want, (got, where))
             if size != got:
                 raise InputError(f"has {want} = {got}, but {first} has {want} = {size}", where=where)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..ir.graph import Fused
 from ..ir.types import DType, TensorType
+from ..ops import strided
 from .base import Problem, tensor
 
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 OPS = frozenset({"Attention", MULTI_HEAD})
+#: for kernels that begin where a `Heads` says, and find queries, keys and values in ``Form.sources``
+ANYWHERE = OPS | {strided.STRIDED}
 #: further than any sequence is long
 UNBOUNDED = 1 << 29
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
@@ -26,6 +30,8 @@ class Heads:
     batch: int
     head: int
     row: int
+    #: its first element: it may be a part of a larger tensor
+    start: int = 0
 
     @staticmethod
     def of(type: TensorType, heads: int) -> Heads:
@@ -83,6 +89,8 @@ class Form:
     forgiving: bool
     #: narrow float type to which scores and weights are rounded, or none
     rounding: str
+    #: inputs that hold queries, keys and values
+    sources: tuple[int, int, int] = (0, 1, 2)
 
     @property
     def total(self) -> int:
@@ -93,8 +101,30 @@ class Form:
         return 2.0 * self.batch * self.heads * self.queries * self.total * (self.size + self.width)
 
 
+def separate(problem: Problem) -> Problem:
+    """A strided attention as its main operation, of queries, keys and values that are tensors of their own."""
+    if problem.op != strided.STRIDED:
+        return problem
+    attrs, more = problem.attrs, 3 - strided.count(problem.attrs)
+
+    def shifted(step: Fused) -> Fused:
+        return Fused(step.op, tuple(i if i < 0 else i + more for i in step.args), step.attrs)
+
+    types: list[TensorType | None] = [t if isinstance(t, TensorType) else None for t in problem.inputs]
+    parts = strided.separate(types, attrs, strided.part_type(str(attrs["main"])))
+    return Problem(
+        str(attrs["main"]), tuple(parts), problem.outputs, strided.main_attrs(attrs),
+        tuple(shifted(s) for s in problem.epilogue), problem.operands,
+        (*(problem.constant[int(i)] for i in attrs["sources"]), *problem.constant[3 - more :]),
+        tuple((i + more, value) for i, value in problem.values),
+    )  # fmt: skip
+
+
 def why_not(problem: Problem) -> str | None:
     """None when `form` describes the problem; its types may be open."""
+    if problem.op == strided.STRIDED and int(problem.attrs["order"][-1]) != 3:
+        return "the elements of a value do not lie side by side in the result"
+    problem = separate(problem)
     q, k, v = (problem.input(i) for i in range(3))
     for type in (q, k, v):
         if not isinstance(type, TensorType):
@@ -136,6 +166,8 @@ def _multi_head_why_not(problem: Problem) -> str | None:
 
 def form(problem: Problem) -> Form:
     """The sizes of a static problem that `why_not` has nothing against."""
+    if problem.op == strided.STRIDED:
+        return _strided_form(problem)
     attrs: Mapping[str, Any] = problem.attrs
     q, k, v = (tensor(problem.inputs[i]) for i in range(3))
     standard = problem.op == "Attention"
@@ -164,4 +196,20 @@ def form(problem: Problem) -> Form:
         valid=6 if standard and problem.input(6) is not None else None,
         shown=int(attrs.get("qk_matmul_output_mode", 0)) if standard else 2,
         forgiving=standard, rounding="" if precision is None else _ROUNDED[DType.of_onnx(int(precision))],
+    )  # fmt: skip
+
+
+def _strided_form(problem: Problem) -> Form:
+    """That of the main operation, with the strides of the tensors that hold the parts, and their inputs' numbers."""
+    plain, attrs = form(separate(problem)), problem.attrs
+    less = 3 - strided.count(attrs)
+    q, k, v = (Heads(steps[0], steps[1], steps[2], start) for _, start, steps in strided.places(attrs))
+    first, second, third = (int(i) for i in attrs["sources"])
+    steps, step = [0] * 4, 1
+    for axis, size in zip(reversed(attrs["order"]), reversed(strided.result_shape(attrs)), strict=True):
+        steps[int(axis)], step = step, step * size
+    return replace(
+        plain, q=q, k=k, v=v, y=Heads(steps[0], steps[1], steps[2]), sources=(first, second, third),
+        mask=None if plain.mask is None else replace(plain.mask, index=plain.mask.index - less),
+        valid=None if plain.valid is None else plain.valid - less,
     )  # fmt: skip

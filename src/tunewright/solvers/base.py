@@ -248,6 +248,10 @@ class Launcher(ABC):
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
 
+    def clock(self) -> None:
+        """`seconds` will be asked for after each call."""
+        return
+
     def seconds(self) -> Sequence[float]:
         """Of each kernel in the last call, once that is over. For launchers of a library that is `timed`."""
         raise NotImplementedError

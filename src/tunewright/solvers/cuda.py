@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet
 
@@ -179,6 +180,9 @@ class Captured(Library):
         """The kernels are compiled; a graph is of a request's memory, and made there."""
         _prepare(self.device)
 
+    def timed(self) -> bool:
+        return True
+
     def holds(self, kernel: Kernel) -> bool:
         return isinstance(kernel, CudaKernel) and kernel.device is self.device
 
@@ -195,6 +199,11 @@ class Graph(Launcher):
         self._inputs: list[dict[int, Any]] = [{} for _ in kernels]
         self._outputs: list[dict[int, Any]] = [{} for _ in kernels]
         self._graph: Callable[[], object] | None = None
+        #: events between the kernels of the graph, when each is to be timed
+        self._timed, self._marks = False, list[Any]()
+
+    def clock(self) -> None:
+        self._timed, self._graph = True, None
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         given = (self._outputs if output else self._inputs)[kernel]
@@ -208,6 +217,9 @@ class Graph(Launcher):
         self._graph()
         self.queue.launches += 1
 
+    def seconds(self) -> list[float]:
+        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)]
+
     def _record(self) -> Callable[[], object]:
         calls = []
         for kernel, inputs, outputs in zip(self.kernels, self._inputs, self._outputs, strict=True):
@@ -217,8 +229,11 @@ class Graph(Launcher):
 
         def work() -> None:
             with self.queue.current():
+                self._marks = [self.queue.mark()] if self._timed else []
                 for call, ins, outs in calls:
                     call(self.queue, ins, outs)
+                    if self._timed:
+                        self._marks.append(self.queue.mark())
 
         try:
             work()  # whatever is compiled or allocated at the first run

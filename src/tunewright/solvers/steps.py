@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from ..ir.types import DType, TensorType, Type
 from ..ops import lookup
 from ..ops.base import Operand
+from ..ops.tolerance import TOLERANCES
 from .base import Problem
 
 _KNOWN: dict[Hashable, list[DType] | str] = {}
@@ -59,6 +60,18 @@ def _step_dtypes(problem: Problem) -> list[DType] | str:
             return f"{step.op} makes {type}"
         made.append(type)
     return [t.dtype for t in made]
+
+
+def coarsest(problem: Problem) -> DType | None:
+    """The float type with the fewest digits that results went through on their way; None: that of the output itself.
+
+    A Cast behind a product of half floats gives it no more digits.
+    """
+    out = problem.outputs[0] if problem.epilogue else None
+    dtypes = step_dtypes(problem) if isinstance(out, TensorType) and out.dtype in TOLERANCES else ""
+    floats = [dtype for dtype in dtypes if isinstance(dtype, DType) and dtype in TOLERANCES]
+    found = max(floats, key=lambda dtype: TOLERANCES[dtype].relative, default=None)
+    return found if isinstance(out, TensorType) and found is not out.dtype else None
 
 
 def argument_dtypes(problem: Problem, args: Sequence[int], dtypes: Sequence[DType]) -> list[DType | None]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TunewrightError
+from ..settings import rejoin_words
 
 #: exit codes: the answer is no (outputs differ); the user made a mistake; interrupted
 DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
@@ -27,7 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = logging.getLogger("tunewright")
     log.setLevel(logging.INFO)
     log.addHandler(_Notes())
-    raise SystemExit(execute(sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    head = rejoin_words()
+    if head:
+        from .complete import behind
+
+        raise SystemExit(behind(head, lambda: execute(given)))
+    raise SystemExit(execute(given))
 
 
 class _Notes(logging.Handler):
@@ -95,7 +102,6 @@ def _app() -> Any:
 
     app = typer.Typer(
         name="tunewright",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, SettingsError
+from . import complete
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX file.", show_default=False)]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="The ONNX file.", show_default=False, autocompletion=complete.model_files),
+]
 DeviceName = Annotated[
-    str, typer.Option("--device", "-d", metavar="NAME", help="Where to run; see `tunewright devices`.")
+    str,
+    typer.Option(
+        "--device", "-d", metavar="NAME", help="Where to run; see `tunewright devices`. Also AUTO, MULTI:A,B, "
+        "HETERO:A,B and BATCH:A(8).",
+        autocompletion=complete.devices,
+    ),
 ]
 Configs = Annotated[
     list[str] | None,
@@ -31,6 +40,7 @@ Configs = Annotated[
         metavar="KEY=VALUE",
         help="A setting; see `tunewright settings`. Repeatable.",
         show_default=False,
+        autocompletion=complete.settings,
     ),
 ]
 Inputs = Annotated[
@@ -51,6 +61,16 @@ Shapes = Annotated[
         metavar="NAME=SHAPE",
         show_default=False,
         help="An input's shape, as in x=1x3x224x224, or the size of a symbolic dimension, as in batch=8. Repeatable.",
+    ),
+]
+Preprocessing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--preprocess",
+        metavar="NAME=HOW",
+        show_default=False,
+        help="How an input comes, as in x=u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4 or x=u8,hwc,resize. "
+        "Repeatable.",
     ),
 ]
 Frozen = Annotated[

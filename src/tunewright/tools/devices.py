@@ -4,48 +4,113 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import cell, console, size
+from .common import Configs, Shapes, cell, console, parse_config, size, working
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..devices.base import Device
+    from ..settings import Settings
 
 
-def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def devices(
+    properties: Annotated[
+        bool, typer.Option("--properties", "-p", help="Every property of each device that is not a setting.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", metavar="NAME", help="This one alone.", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", show_default=False,
+            help="Also measure MAX_BATCH_SIZE and OPTIMAL_BATCH_SIZE of an ONNX file.",
+        ),
+    ] = None,
+    shape: Shapes = None,
+    config: Configs = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
     """List the devices: what each is, or why it is unusable. CPU is the best of the ways to run on the processor
     that are listed as CPU.*. A GPU appears once, through CUDA where that is installed; GPU.N.OPENCL is the same one
     through OpenCL.
 
     Example: tunewright devices
-    """
-    from rich.table import Table
 
+    Example: tunewright devices --properties --device CPU --model model.onnx
+    """
     from ..errors import DeviceError
     from ..plugins.single import available, open_device, visible
+    from ..settings import Settings
 
+    settings = Settings.make(parse_config(config))
+    named = device or settings.device_id
+    alone = [open_device(_named(device or "CPU", settings.device_id)).name] if named else []
     found: dict[str, dict[str, Any]] = {}
-    for name in visible(alternatives=True):
+    for name in alone or visible(alternatives=True):
         try:
-            found[name] = open_device(name).describe()
+            opened = open_device(name, settings.cpu_threads_num)
+            found[name] = opened.describe()
+            if properties or model is not None:
+                found[name]["properties"] = _properties(opened, settings, model, shape or ())
         except DeviceError as error:
             found[name] = {"name": name, "unusable": str(error)}
-    reasons = available()[1]
+    reasons = {} if alone else available()[1]
     if as_json:
         sys.stdout.write(json.dumps({"devices": list(found.values()), "unusable": reasons}, indent=2) + "\n")
         return
     rows = list(found.items()) + [(name, {"unusable": why}) for name, why in reasons.items()]
-    out = console()
     for i, (name, about) in enumerate(rows):
         if i:
-            out.print()
-        out.print(cell(name), style="bold")
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True)
-        grid.add_column(overflow="fold")
-        for key, value in about.items():
-            if key != "name" and value not in (None, "", {}):
-                grid.add_row(f"  {LABELS.get(key, key)}", cell(_text(key, value)))
-        out.print(grid)
+            console().print()
+        _show(name, about)
+
+
+def _named(device: str, number: str) -> str:
+    return f"{device}.{number}" if number and "." not in device else device
+
+
+def _properties(opened: Device, settings: Settings, model: Path | None, shape: Sequence[str]) -> dict[str, Any]:
+    """What is neither a setting nor another property's list of names; with a model also what depends on it."""
+    from ..plugins import metrics
+
+    lists = {"SUPPORTED_PROPERTIES", "SUPPORTED_METRICS", "SUPPORTED_CONFIG_KEYS", "AVAILABLE_DEVICES"}
+    names = [name for name in metrics.metrics(opened) if name not in lists and name not in metrics.WITH_MODEL]
+    found = {name: metrics.get(opened, name, settings) for name in names}
+    if model is not None:
+        from ..frontend.onnx import load
+        from ..plugins.batch_size import measure_batches
+        from .inputs import parse_shapes
+
+        with working(f"measuring batches on {opened.name}"):
+            loaded = load(model, settings)
+            wanted, _ = parse_shapes(loaded, shape)
+            batches = measure_batches(opened, settings, {"MODEL_PTR": loaded.reshape(wanted) if wanted else loaded})
+        found |= {"MAX_BATCH_SIZE": batches.largest, "OPTIMAL_BATCH_SIZE": batches.optimal}
+        found["BATCHES"] = {f"{one.batch}": f"{one.rate:,.1f}/s" for one in batches.tried}
+        found["BATCHES_ENDED"] = batches.ended
+    return found
+
+
+def _show(name: str, about: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    out = console()
+    out.print(cell(name), style="bold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for key, value in about.items():
+        if key not in ("name", "properties") and value not in (None, "", {}):
+            grid.add_row(f"  {LABELS.get(key, key)}", cell(_text(key, value)))
+    for key, value in about.get("properties", {}).items():
+        grid.add_row(f"  {key}", cell(_text(key, value)))
+    out.print(grid)
 
 
 #: what people read for the keys of Device.describe()
@@ -54,8 +119,12 @@ LABELS = {"full_name": "name", "family": "runs through", "arch": "architecture",
 
 
 def _text(key: str, value: Any) -> str:
-    if key.endswith("_bytes"):
+    if key.endswith(("_bytes", "_MEM_SIZE")):
         return size(value)
+    if key.endswith("MEMORY_STATISTICS"):
+        return ", ".join(f"{k} {size(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
     return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 

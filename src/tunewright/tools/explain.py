@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
-from .benchmark import write_json
+from .benchmark_report import write_json
 from .common import (
     Configs,
     DeviceName,

@@ -65,6 +65,14 @@ class Feed:
     notes: list[str] = field(default_factory=list)
 
 
+def coming(model: Model, texts: Sequence[str] | None) -> Model:
+    """A model whose inputs come as ``--preprocess`` says."""
+    from ..frontend.pictures import Preprocess
+
+    given = {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
+    return model.preprocess(given) if given else model
+
+
 def make_feed(
     model: Model, given: Sequence[str] | None, shapes: Sequence[str] | None, seed: int, settings: Settings
 ) -> Feed:
@@ -74,7 +82,7 @@ def make_feed(
         model = model.reshape(wanted)
     sizes = Sizes(settings, symbols)
     feed = Feed(model, notes=sizes.notes)
-    for name, text in _pairs(given or (), model, "--input"):
+    for name, text in pairs(given or (), model, "--input"):
         feed.values[name] = read_value(text, model.inputs[name], name, sizes)
         feed.origin[name] = text
         sizes.learn(model.inputs[name], feed.values[name])
@@ -135,7 +143,7 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> tuple[dict[str, list[Dim
             if size is not None:
                 symbols[name] = size
             continue
-        ((name, dims),) = _pairs([text], model, "--shape", names)
+        ((name, dims),) = pairs([text], model, "--shape", names)
         sizes: list[Dim] = [
             _dim(d, text) for d in dims.strip("[]() ").replace(",", "x").lower().split("x") if d.strip()
         ]
@@ -156,7 +164,7 @@ def _dim(text: str, where: str) -> int | None:
     return int(text)
 
 
-def _pairs(texts: Sequence[str], model: Model, option: str, symbols: set[str] | None = None) -> list[tuple[str, str]]:
+def pairs(texts: Sequence[str], model: Model, option: str, symbols: set[str] | None = None) -> list[tuple[str, str]]:
     """``NAME=VALUE`` texts; the name may be left out when the model has a single input."""
     found = []
     for text in texts:

@@ -1,7 +1,7 @@
 """``tunewright kb``: what the knowledge bases hold.
 
 The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them,
-`kb_train` learns from them.
+`kb_train` learns from them; `kb_streams` shows what was measured of whole models.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .kb_open import (
 )
 from .kb_prune import prune
 from .kb_show import show
+from .kb_streams import streams
 from .kb_train import train
 from .kb_verify import verify
 from .kb_view import (
@@ -307,7 +308,7 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "train": train, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "train": train, "streams": streams, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

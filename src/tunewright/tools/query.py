@@ -37,18 +37,22 @@ def query(
         rows = [{"node": name, "op": ops[name], **dataclasses.asdict(answer)} for name, answer in answers.items()]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         raise typer.Exit(1 if missing else 0)
-    rows_table = table("node", "op", "solver", *(["why not the others"] if reasons else []))
+    several = any(support.device for support in answers.values())
+    columns = ["node", "op", *(["device"] if several else []), "solver", *(["why not the others"] if reasons else [])]
+    rows_table = table(*columns)
     for name, support in answers.items():
         why = "; ".join(f"{k}: {v}" for k, v in support.rejected.items())
         solver = "none" if not support else f"{support.solver} (host)" if support.on_host else str(support.solver)
         if not support and not reasons:
             solver = f"none: {why}"
-        rows_table.add_row(cell(name), cell(ops[name]), cell(solver), *([cell(why)] if reasons else []))
+        where = [cell(support.device)] if several else []
+        rows_table.add_row(cell(name), cell(ops[name]), *where, cell(solver), *([cell(why)] if reasons else []))
     out = console()
     out.print(rows_table)
     host = sum(s.on_host for s in answers.values())
-    out.print(f"\n{len(answers)} nodes: {len(answers) - host - len(missing)} on {device}, {host} on the host, "
-              f"{len(missing)} without a solver")  # fmt: skip
+    devices = [support.device or device for support in answers.values() if support and not support.on_host]
+    counts = ", ".join(f"{devices.count(name)} on {name}" for name in dict.fromkeys(devices or [device]))
+    out.print(f"\n{len(answers)} nodes: {counts}, {host} on the host, {len(missing)} without a solver")
     raise typer.Exit(1 if missing else 0)
 
 

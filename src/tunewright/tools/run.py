@@ -15,6 +15,7 @@ from .common import (
     Frozen,
     Inputs,
     ModelFile,
+    Preprocessing,
     Seed,
     Shapes,
     cell,
@@ -32,6 +33,7 @@ def run(
     model: ModelFile,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     output_dir: Annotated[
         Path | None,
         typer.Option("--output-dir", "-o", metavar="DIR", help="Where outputs go.", show_default="MODEL.outputs"),
@@ -47,16 +49,18 @@ def run(
     Inputs that are not given are random, and symbolic dimensions that nothing sets are 1.
 
     Example: tunewright run model.onnx --input x=image.npy --output-dir out
+
+    Bytes, channels last: tunewright run model.onnx -i x=frame.npy --preprocess x=u8,nhwc,reverse,scale=255
     """
     from ..core import Core
-    from .inputs import make_feed
+    from .inputs import coming, make_feed
 
     core = Core(parse_config(config, frozen))
     folder = output_dir or Path(f"{model.stem}.outputs")
     if save:
         check_writable(folder, folder=True)
     with working("running"):
-        feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
+        feed = make_feed(coming(core.read_model(model), preprocess), input, shape, seed, core.settings)
         compiled = core.compile_model(feed.model, device)
         for text in feed.notes:
             note(text)

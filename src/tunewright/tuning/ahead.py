@@ -12,13 +12,13 @@ worker like any other, with all that follows; where these processes are of no us
 from __future__ import annotations
 
 import math
-import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..devices import building
 from ..devices.host import free_bytes
 from . import wire
 from .measure import Candidate
@@ -35,12 +35,9 @@ OLD = 200
 START_SECONDS = 60.0
 
 
-def useful(shares_cores: bool) -> int:
-    """How many processes are worth having here; fewer than two are none."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # a platform without it
-        cores = os.cpu_count() or 1
+def useful(shares_cores: bool, threads: int = 0) -> int:
+    """How many processes are worth having here; fewer than two are none. ``threads``: COMPILATION_NUM_THREADS."""
+    cores = building.threads(threads)
     free = free_bytes()
     most = MOST if shares_cores else MOST_BESIDE
     room = most if free is None else int(free / 2 / EACH_BYTES)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.types import DType, TensorType
+from ..ops.strided import STRIDED
 from ..solvers.base import Array, Problem
 
 MS = "com.microsoft::"
@@ -27,7 +28,9 @@ FEW = 64
 
 
 #: operations in which a rounding of large numbers decides the result: exponentials of sums, and what feeds on itself
-STEEP = frozenset({"Attention", MS + "MultiHeadAttention", "LSTM", "GRU", "RNN", MS + "DynamicQuantizeLSTM"})
+STEEP = frozenset(
+    {"Attention", MS + "MultiHeadAttention", STRIDED, "LSTM", "GRU", "RNN", MS + "DynamicQuantizeLSTM"}
+)
 
 
 @dataclass
@@ -374,6 +377,13 @@ def mask(draw: Draw) -> Array:
     return np.asarray(seen)
 
 
+def beside_strided(draw: Draw) -> Array:
+    """What a strided attention has behind its sources, whose number varies: masks, or lengths of keys."""
+    if draw.type.dtype is DType.INT64:
+        return lengths(lambda draw: int(draw.problem.attrs["sizes"][4]))(draw)
+    return mask(draw)
+
+
 # ---- who has which --------------------------------------------------------------------------------------------------
 
 POSITIVE, UNIT, SMALL = between(0.5, 1.5), between(-1, 1), between(-3, 3)
@@ -409,6 +419,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
     "ConvTranspose": {1: weight(lambda draw: draw.dims[0] // draw.attr("group", 1))},
     **{op: {1: weight(rows)} for op in ("MatMul", "Gemm", MS + "FusedMatMul", MS + "TransposeMatMul")},
     "Attention": {3: mask, 6: lengths(lambda draw: draw.input_dims(1)[-2])},
+    STRIDED: dict.fromkeys(range(1, 7), beside_strided),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
     # quantisation
     **{prefix + op: {1: SCALE, 2: zero_point} for op in ("QuantizeLinear", "DequantizeLinear") for prefix in ("", MS)},

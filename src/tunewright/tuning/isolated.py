@@ -8,6 +8,7 @@ compile what is attempted next (`ahead`), where the device is one that is compil
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import os
@@ -136,15 +137,19 @@ class Isolated(Measurer):
         self._lock = threading.RLock()
         #: one at most; a list, so that the finaliser sees it and not this object
         self._workers: list[Worker] = []
+        #: the next one, which starts while this one works: torch and a GPU's context take seconds. Not where it would
+        #: take cores from what is timed.
+        self._spare: list[Worker] = []
         self._problem: wire.Message | None = None
         self._regime: Regime | None = None
         #: seconds of candidates of the posed problem
         self._seconds: dict[tuple[str, Config], float] = {}
-        count = ahead.useful(self._shares_cores) if target is not None and target.language is not None else 0
+        written = target is not None and target.language is not None
+        count = ahead.useful(self._shares_cores, self.settings.compilation_num_threads) if written else 0
         memory = max(least, self.memory_bytes // max(count, 1))
         start = partial(_start, self._command("compiler", memory), self.settings)
         self._ahead = Ahead(start, partial(_objection, target), count if count > 1 else 0, timeout)
-        self._finalizer = weakref.finalize(self, _end, self._workers, self._ahead)
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._spare, self._ahead)
         _LIVE.add(self)
 
     # ---- what a measurer does -------------------------------------------------------------------------------------
@@ -173,7 +178,7 @@ class Isolated(Measurer):
 
     def expect(self, seconds: float) -> None:
         with self._lock:
-            if seconds >= WORTHWHILE:
+            if seconds >= WORTHWHILE or not self._shares_cores:  # then they do not take cores from what is timed
                 self._ahead.start()
 
     @property
@@ -182,6 +187,10 @@ class Isolated(Measurer):
             return 1
         # Beside a device with cores of its own: while some are timed, as many are compiled.
         return self._ahead.count if self._shares_cores else 2 * self._ahead.count
+
+    @property
+    def beside(self) -> bool:
+        return self._ahead.is_started and not self._shares_cores
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         with self._lock:
@@ -230,7 +239,7 @@ class Isolated(Measurer):
 
     def close(self) -> None:
         with self._lock:
-            _end(self._workers, self._ahead)
+            _end(self._workers, self._spare, self._ahead)
 
     def _calm(self) -> None:
         """Nothing is timed on cores that are compiling."""
@@ -334,12 +343,14 @@ class Isolated(Measurer):
         why = ""
         for _ in range(2):
             try:
-                process = _start(self._command("worker", self.memory_bytes), self.settings)
-                self._workers.append(Worker(process))
-                self.starts += 1
-                why = _objection(self.target, process.ask(None, START_SECONDS))
+                worker = self._spare.pop() if self._spare else self._started()
+                self._workers.append(worker)
+                why = _objection(self.target, worker.process.ask(None, START_SECONDS))
                 if not why:
-                    return self._workers[0]
+                    if not self._shares_cores:
+                        with contextlib.suppress(OSError):  # the next one is started when it is needed
+                            self._spare.append(self._started())
+                    return worker
             except Lost as lost:
                 why = lost.why
             except OSError as error:
@@ -349,6 +360,10 @@ class Isolated(Measurer):
             f"cannot start: {why}", where=f"the worker of {self.device_name}",
             hint="TUNING_MODE = TUNING_DISABLED does without it",
         )  # fmt: skip
+
+    def _started(self) -> Worker:
+        self.starts += 1
+        return Worker(_start(self._command("worker", self.memory_bytes), self.settings))
 
     def _command(self, module: str, memory: int) -> list[str]:
         # -P: the folder of the caller is on its path only if it was on ours
@@ -404,9 +419,11 @@ _LIVE: weakref.WeakSet[Isolated] = weakref.WeakSet()
 _SHARED: dict[str, Isolated] = {}
 
 
-def _end(workers: list[Worker], ahead: Ahead | None = None) -> None:
+def _end(workers: list[Worker], spare: list[Worker] | None = None, ahead: Ahead | None = None) -> None:
     if ahead is not None:
         ahead.close()
+    while spare:
+        spare.pop().process.end()
     while workers:
         workers.pop().process.end(PATIENCE)
 
@@ -415,9 +432,10 @@ def _forked() -> None:
     """In a process that was just forked: the workers are those of the other."""
     for isolated in list(_LIVE):
         isolated._lock = threading.RLock()
-        for worker in isolated._workers:
+        for worker in (*isolated._workers, *isolated._spare):
             worker.process.abandon()
         isolated._workers.clear()
+        isolated._spare.clear()
         isolated._ahead.abandon()
 
 

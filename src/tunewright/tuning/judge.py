@@ -24,6 +24,7 @@ from ..ops.infer import MISTAKES
 from ..ops.tolerance import bias, compare, deviation
 from ..solvers.base import Array, Kernel, Problem
 from ..solvers.host.reference import HostKernel
+from ..solvers.steps import coarsest
 from . import inputs
 
 #: bytes on either side of a tensor that nobody may write to
@@ -197,6 +198,7 @@ class Judge:
         ``like``: see `Kernel`.
         """
         type = self.problem.outputs[n]
+        like = like or coarsest(self.problem)
         return compare(to_plain(array, type), to_plain(self.cases[0].want[n], type), self.terms, like)
 
 
@@ -217,6 +219,7 @@ def examine(
     given = pack(kernel, problem, given)
     there = [None if a is None else Guarded.holding(device, queue, a) for a in given]
     error, before, known = 0.0, None, None
+    like = kernel.like or coarsest(problem)
     for run, poison in enumerate(POISONS, 1):
         outs = [Guarded(device, _tensor(t)) for t in problem.outputs]
         for out in outs:
@@ -235,7 +238,7 @@ def examine(
                 continue
             wanted = _meant(want[n], problem.outputs[n])
             error = max(error, deviation(result, wanted))
-            wrong = _odd(result) or compare(result, wanted, terms, kernel.like) or bias(result, wanted)
+            wrong = _odd(result) or compare(result, wanted, terms, like) or bias(result, wanted)
             if wrong:
                 return Verdict(f"output {n}, run {run}: {wrong}", error)
             if before is not None:

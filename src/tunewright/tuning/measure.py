@@ -80,6 +80,11 @@ class Measurer(ABC):
         """How many candidates `prepare` takes at a time with profit."""
         return 1
 
+    @property
+    def beside(self) -> bool:
+        """What is prepared is compiled while others are timed."""
+        return False
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (there may be nothing to do)
         """These will be attempted next: compile them at the same time, where that can be done."""
 

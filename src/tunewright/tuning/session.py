@@ -110,6 +110,8 @@ def tune(
     shares = (SEARCH_SHARE, RACE_SHARE) if decide else (ONLY_SEARCH_SHARE, 1.0)
     watch.enter("search")
     try:
+        if measurer.beside:  # the default is compiled with those that come next: a first attempt tells what others cost
+            measurer.prepare(hunt.first(default, solvers, seeds or {}))
         measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
         first = hunt.attempt(default)
         hunt.run(solvers, pick, seed, seeds or {}, known, session.seen(surveys), *shares)

@@ -89,6 +89,12 @@ class Choice:
         return self.ask()
 
 
+def _custom(settings: Settings) -> dict[str, Solver]:
+    from ..solvers.custom import CustomSolver, read  # few have any
+
+    return {name: CustomSolver(layer, settings) for name, layer in read(settings.config_file).items()}
+
+
 class Tuner:
     """Chooses among the solvers that accept a problem."""
 
@@ -103,7 +109,9 @@ class Tuner:
     ) -> None:
         self.settings = settings
         self._heuristic = heuristic
-        self.candidates = solvers() if candidates is None else tuple(candidates)
+        #: by operation: kernels of CONFIG_FILE, which come before all others
+        self.custom = _custom(settings) if settings.config_file else {}
+        self.candidates = (*self.custom.values(), *(solvers() if candidates is None else candidates))
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
         self.user = places.open_user(settings) if user is None else user
@@ -175,6 +183,9 @@ class Tuner:
         return Choice(*found, Origin.LOCK, partial(self._refusals, problem, device))
 
     def _choose(self, problem: Problem, device: Device) -> Choice:
+        mine = self._custom(problem, device)
+        if mine is not None:
+            return Choice(mine, {}, Origin.DEFAULT, partial(self._refusals, problem, device))
         try:
             default = self.default(problem, device)
         except UnsupportedError:
@@ -208,6 +219,13 @@ class Tuner:
             self._extend(best)
         origin = origin or Origin(best.layer)
         return Choice(best.solver, best.config, origin, default.ask, best.match, best.measurement)
+
+    def _custom(self, problem: Problem, device: Device) -> Solver | None:
+        """A kernel of CONFIG_FILE that takes the problem."""
+        mine = self.custom.get(problem.op)
+        if mine is None or mine.language != device.target.language or self.why_not(mine, problem, device) is not None:
+            return None
+        return mine
 
     def default(self, problem: Problem, device: Device) -> Choice:
         """What runs when nothing was measured."""
@@ -450,6 +468,9 @@ class Tuner:
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
         """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
+        own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
+        if own:
+            return f"CONFIG_FILE has a kernel for {own[0]}"
         if self._on_device(fused, device, by_default=True):
             return None
         accepting, rejected = self.ask(fused, device)
@@ -468,9 +489,15 @@ class Tuner:
 
     def why_not_layout(self, problem: Problem, device: Device) -> str | None:
         """None when a kernel of the device's own solves a problem that is in some layout."""
+        if problem.op in self.custom:
+            return f"CONFIG_FILE has a kernel for {problem.op}, which takes plain tensors"
         if self._on_device(problem, device, by_default=True):
             return None
         return f"the device cannot work in it: {reasons(self.ask(problem, device)[1])}"
+
+    def knows(self, op: str, device: Device) -> bool:
+        """A solver that names the operation makes kernels for the device."""
+        return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
         """Some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""

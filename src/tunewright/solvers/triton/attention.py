@@ -17,7 +17,7 @@ from ...devices.cuda import CudaDevice, CudaQueue
 from ...ir.types import DType, TensorType
 from ...search.space import Scalar, Space
 from .. import attention_form
-from ..attention_form import UNBOUNDED, Form, form
+from ..attention_form import UNBOUNDED, Form, Heads, form
 from ..base import Config, Kernel, Problem
 from ..cuda import Call, CudaSolver
 from . import multiply
@@ -41,7 +41,8 @@ class Attention(CudaSolver):
     """Softmax(q k' * scale + mask) v: heads side by side or apart, shared ones, windows, caps, lengths; no past."""
 
     id = "triton.attention"
-    ops = attention_form.OPS
+    version = "1.1"
+    ops = attention_form.ANYWHERE
     dtypes = _FLOATS | {DType.BOOL, DType.INT64, DType.INT32}
     rank = 50
 
@@ -49,11 +50,11 @@ class Attention(CudaSolver):
         reason = attention_form.why_not(problem)
         if reason is not None:
             return reason
-        q, k, v = (problem.input(i) for i in range(3))
+        f = form(problem)
+        q, k, v = (problem.input(i) for i in f.sources)
         assert isinstance(q, TensorType) and isinstance(k, TensorType) and isinstance(v, TensorType)
         if q.dtype not in _FLOATS or v.dtype is not q.dtype:
             return f"does not multiply {q.dtype} and {v.dtype}"
-        f = form(problem)
         if len(problem.outputs) > 1:
             return "makes one output"
         if f.past:
@@ -83,6 +84,8 @@ class Attention(CudaSolver):
                 return False
             if _registers(f, bm, bn, int(config["warps"])) > MOST_REGISTERS:
                 return False
+            if not multiply.is_safe(config, bm, int(config["warps"])):
+                return False
             loaded = int(config["stages"]) * bn * (_span(f.size) + _span(f.width))
             if (bm * _span(f.size) + loaded) * item > SHARED_BYTES:
                 return False
@@ -92,7 +95,7 @@ class Attention(CudaSolver):
             "bm": (16, 32, 64, 128), "bn": (16, 32, 64, 128), "split": (1, 2, 3, 4, 6, 8, 12, 16),
             "warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4),
         }  # fmt: skip
-        return Space(params | multiply.params(_dtype(problem)), useful, version="1")
+        return Space(params | multiply.params(_dtype(problem)), useful, version="2")
 
     def default(self, problem: Problem, target: Target) -> Config:
         """Blocks of as many queries as leave something for every multiprocessor; else long keys are shared out."""
@@ -158,11 +161,15 @@ def _registers(f: Form, bm: int, bn: int, warps: int) -> float:
     return bm * (_span(f.width) + bn) / (32 * warps)
 
 
+def _start(heads: Heads) -> str:
+    return f"{heads.start} + " if heads.start else ""
+
+
 def _used(problem: Problem, f: Form) -> list[int]:
     """The inputs that the kernel reads, in the order of its arguments."""
     more = [f.mask.index] if f.mask is not None else []
     more += [f.valid] if f.valid is not None else []
-    return [0, 1, 2, *more, *range(len(problem.main_inputs), len(problem.inputs))]
+    return [*f.sources, *more, *range(len(problem.main_inputs), len(problem.inputs))]
 
 
 def text(problem: Problem, f: Form, config: Mapping[str, Any]) -> str:
@@ -186,8 +193,9 @@ def text(problem: Problem, f: Form, config: Mapping[str, Any]) -> str:
         f"m = r % {f.queries}" if sharing > 1 else "m = r",
         f"head = group * {sharing} + r // {f.queries}" if sharing > 1 else "head = group",
         f"d = tl.arange(0, {deep})", f"e = tl.arange(0, {wide})",
-        f"q_at = batch * {f.q.batch} + head * {f.q.head} + m * {f.q.row}",
-        f"k_at = batch * {f.k.batch} + group * {f.k.head}", f"v_at = batch * {f.v.batch} + group * {f.v.head}",
+        f"q_at = {_start(f.q)}batch * {f.q.batch} + head * {f.q.head} + m * {f.q.row}",
+        f"k_at = {_start(f.k)}batch * {f.k.batch} + group * {f.k.head}",
+        f"v_at = {_start(f.v)}batch * {f.v.batch} + group * {f.v.head}",
         f"a = tl.load(q + q_at[:, None] + d[None, :], mask=(r < {rows})[:, None] & (d < {f.size})[None, :], other=0.0)",
         f"top = tl.full(({bm},), -float(\"inf\"), tl.float32)", f"total = tl.zeros(({bm},), tl.float32)",
         f"acc = tl.zeros(({bm}, {wide}), tl.float32)", *_bounds(f, bm, bn, split),
@@ -267,8 +275,11 @@ def _step(problem: Problem, f: Form, config: Mapping[str, Any]) -> list[str]:
         other = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         row = (f.k if name == "k" else f.v).row
         loads[name] = f"tl.load({name} + {name}_at + t[:, None] * {row} + {axis}[None, :]{other})"
+    # Loads of a loop are under way a turn ahead; where there is one turn, that of the values must not wait for weights.
+    early = steps <= split and not _moving(f)
+    values = [f"c = {loads['v']}"]
     lines = [
-        f"t = step * {bn} + tl.arange(0, {bn})", f"b = {loads['k']}",
+        f"t = step * {bn} + tl.arange(0, {bn})", f"b = {loads['k']}", *(values if early else []),
         f"s = tl.dot(a, tl.trans(b){how})",
     ]  # fmt: skip
     unit = _unit(problem, f)
@@ -305,7 +316,7 @@ def _step(problem: Problem, f: Form, config: Mapping[str, Any]) -> list[str]:
     return [
         *lines, "high = tl.maximum(top, tl.max(s, 1))", 'base = tl.where(high == -float("inf"), 0.0, high)',
         f"weights = {exp}(s - base[:, None])", f"shrunk = {exp}(top - base)",
-        "total = total * shrunk + tl.sum(weights, 1)", f"c = {loads['v']}",
+        "total = total * shrunk + tl.sum(weights, 1)", *([] if early else values),
         f"acc = tl.dot(weights.to({NAMES[dtype]}), c, acc * shrunk[:, None]{how})", "top = high",
     ]  # fmt: skip
 

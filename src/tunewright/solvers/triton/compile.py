@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from ...devices import kernel_cache
+from ...devices import building, kernel_cache
 from ...devices.base import Target
 from ...devices.cuda_driver import NUMBERS, WARP, Loaded, Unloadable, driver
 from ...devices.kernel_cache import KernelCache
 from ...errors import ExecutionError
-from .text import define
+from .text import WIDE, define
 
 Files: TypeAlias = Mapping[str, bytes]
 Constant: TypeAlias = int | float | bool | str | None
@@ -39,7 +39,16 @@ POINTERS = {
     "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
 }  # fmt: skip
 #: what a launch needs to know beside the cubin, each a whole number; the first is a text
-_NAME, _NEEDED = "name", ("num_warps", "shared", "global_scratch_size")
+_NAME, _NEEDED = "name", ("num_warps", "shared", "global_scratch_size", "overlaps")
+#: From this compute capability on a kernel may be put in place while the last programs of the one before it run:
+#: launches of a graph follow each other sooner. It waits for that one before it touches memory: whatever came before is
+#: over as well. (To let it begin still earlier, by gdc_launch_dependents, costs more than it gains)
+OVERLAPPING = 90
+_WAIT = "    tl.extra.cuda.gdc_wait()\n"
+#: see `text.WIDE`
+_WIDENED = WIDE.replace(
+    "return x", 'return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=True, pack=1)'
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ def _identity(arch: int) -> dict[str, str]:
         "container": kernel_cache.MAGIC.decode().strip(),
         "kind": "triton",
         "target": f"cuda {arch} {WARP}",
+        "added": _WIDENED + (_WAIT if arch >= OVERLAPPING else ""),
         "triton": triton.__version__,
         "ptxas": str(ptxas.version),
         "environment": json.dumps(dict(get_cache_invalidating_env_vars()), sort_keys=True),
@@ -106,7 +116,9 @@ def build(wanted: Wanted) -> dict[str, bytes]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
 
-    function = define(wanted.text, wanted.name)
+    overlaps = wanted.arch >= OVERLAPPING
+    text = wanted.text.replace(WIDE, _WIDENED)
+    function = define(waiting(text, wanted.name) if overlaps else text, wanted.name)
     names = function.arg_names
     signature = dict.fromkeys(names, "constexpr")
     constants: dict[str, Any] = dict(wanted.constants)
@@ -141,8 +153,16 @@ def build(wanted: Wanted) -> dict[str, bytes]:
         raise ExecutionError(f"Triton cannot compile a kernel: {_words(error)}") from error
     if about.get("num_ctas", 1) != 1 or about.get("profile_scratch_size", 0):
         raise ExecutionError("a kernel that needs a cluster or a profiler cannot be launched")
-    kept = {name: about[name] for name in (_NAME, *_NEEDED)}
+    kept = {name: about[name] for name in (_NAME, *_NEEDED) if name in about} | {"overlaps": int(overlaps)}
     return {BINARY: bytes(made), ABOUT: json.dumps(kept).encode()}
+
+
+def waiting(text: str, name: str) -> str:
+    """A kernel's text that first waits for the kernel before it."""
+    head, of, rest = text.partition(f"\ndef {name}(")
+    arguments, end, body = rest.partition("):\n")
+    assert of and end, "a kernel begins with one line"
+    return head + of + arguments + end + _WAIT + body
 
 
 def _words(error: Exception) -> str:
@@ -232,8 +252,9 @@ def load(files: Files, device: int) -> Loaded:
     """Put a kernel into a GPU's memory."""
     about = describe(files)
     return driver().load(
-        files[BINARY], about[_NAME], about["num_warps"], about["shared"], about["global_scratch_size"], device
-    )
+        files[BINARY], about[_NAME], about["num_warps"], about["shared"], about["global_scratch_size"], device,
+        bool(about["overlaps"]),
+    )  # fmt: skip
 
 
 def describe(files: Files) -> dict[str, Any]:
@@ -322,6 +343,7 @@ def obtain(
     with _lock:
         missing: dict[Wanted, Compiled] = {}
         for owner, wanted in dict.fromkeys(pairs):
+            building.write_source(wanted.text, ".py", wanted.name)
             kept = owner.kept.get(wanted)
             if kept is None:
                 files = None if cache is None else _stored(wanted, cache)

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from ...devices import building
 from ...devices.host import free_bytes
 from ...errors import ExecutionError
 from ...settings import Settings, child_environment
@@ -37,11 +38,8 @@ _log = logging.getLogger("tunewright")
 
 
 def cores() -> int:
-    """How many processes are worth having."""
-    try:
-        found = len(os.sched_getaffinity(0))
-    except AttributeError:  # a platform without it
-        found = os.cpu_count() or 1
+    """How many processes are worth having (COMPILATION_NUM_THREADS)."""
+    found = building.threads(building.current().compilation_num_threads)
     free = free_bytes()
     return max(1, found if free is None else min(found, int(free / 2 / EACH_BYTES)))
 
@@ -49,12 +47,13 @@ def cores() -> int:
 def build_all(wanted: Sequence[Wanted], keep: Keep) -> None:
     """Compile kernels on all cores. ExecutionError when one cannot be compiled, once all others are."""
     count = min(cores(), len(wanted))
-    if count < 2:
+    priority = building.current().gpu_host_task_priority
+    if count < 2 and (priority == "ANY" or not wanted):  # another priority takes a process of its own
         build_each(wanted, keep)
         return
     began = time.perf_counter()
     _log.info("compiling %d kernels in %d processes", len(wanted), count)
-    _Pool(wanted, count, keep).run()
+    _Pool(wanted, count, keep, priority).run()
     _log.info("compiled %d kernels in %.1f s", len(wanted), time.perf_counter() - began)
 
 
@@ -65,10 +64,10 @@ class Refused(ExecutionError):
 class _Pool:
     """Processes from start to end of `run`; whatever interrupts it, none is left."""
 
-    def __init__(self, wanted: Sequence[Wanted], count: int, keep: Keep) -> None:
+    def __init__(self, wanted: Sequence[Wanted], count: int, keep: Keep, priority: str = "ANY") -> None:
         # Long texts first, since they take longest: else the last core works alone.
         self._waiting = deque(sorted(wanted, key=lambda one: -len(one.text)))
-        self._count, self._keep = count, keep
+        self._count, self._keep, self._priority = count, keep, priority
         self._errors: list[Exception] = []
         self._sides: list[_Side] = []
         self._lock, self._over = threading.Lock(), False
@@ -115,6 +114,7 @@ class _Pool:
                 return None
             side = _Side()
             self._sides.append(side)
+            side.settle(self._priority)
             return side
 
 
@@ -133,6 +133,10 @@ class _Side:
             self._words.close()
             raise ExecutionError(f"no process can be started to compile in: {error}") from error
         self._read = bytearray()
+
+    def settle(self, priority: str) -> None:
+        """GPU_HOST_TASK_PRIORITY."""
+        building.settle(self._child.pid, priority)
 
     def ask(self, wanted: Wanted) -> Files:
         assert self._child.stdin is not None

@@ -16,12 +16,14 @@ from ...search.space import Scalar, Space
 from ..base import Config, Packing, Problem
 from ..cuda import Call, CudaSolver
 from .elementwise import why_not_layouts
-from .product import BY_TAP, Shape, conv_shape, why_not_size
+from .product_shape import BY_TAP, Shape, conv_shape, why_not_size
 from .text import HEAD, NAMES, chain, load, why_not_chain
 
 _FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
 #: from more channels of a group on there is work for tensor cores
 MOST_CHANNELS = 8
+#: lanes over filters, by default
+IDLE = 1.125
 #: summands of one element that are written out one by one
 UNROLLED = 32
 
@@ -78,9 +80,12 @@ class Depthwise(CudaSolver):
         return Space(params, useful, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """A cache line of channels; as many pixels as leave two programs for every multiprocessor."""
+        """A cache line of channels, less where much of the last one would be idle (96, 144); as many pixels as leave
+        two programs for every multiprocessor."""
         shape, units = conv_shape(problem), max(target.units, 1)
         channels = max(16, min(64, 1 << (shape.filters - 1).bit_length()))
+        while channels > 16 and -(-shape.filters // channels) * channels > IDLE * shape.filters:
+            channels //= 2
         across = -(-shape.filters // channels)
         least = max(1, 32 // channels)
         fits = [p for p in (1, 2, 4, 8, 16, 32) if p >= least and (p == least or p < 2 * shape.rows)]
@@ -122,6 +127,8 @@ def text(problem: Problem, shape: Shape, config: Mapping[str, Any]) -> str:
         f"    top = m % {area} // {shape.out_width} * {shape.stride[0]} - {shape.head[0]}",
         f"    left = m % {shape.out_width} * {shape.stride[1]} - {shape.head[1]}",
         f"    pixel = ((m // {area} * {shape.height} + top) * {shape.width} + left) * {depth}",
+        "    top = wide(top)",
+        "    left = wide(left)",
         f"    valid = (m < {rows})[:, None] & (n < {columns})[None, :]",
         f"    here = x + pixel[:, None] + {_channel(each, made)}[None, :]",
         f"    acc = tl.zeros(({pixels}, {channels}), tl.float32)",

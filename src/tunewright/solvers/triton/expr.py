@@ -86,6 +86,28 @@ def _gelu(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
     return f"0.5 * {x} * (1.0 + tl.erf({x} * 0.7071067811865476))"
 
 
+def _power(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    """As C's pow: squares are exact, a negative base needs a whole exponent, and 1 comes of no exponent."""
+    from .text import computed
+
+    x, y = a[0], f"({a[1]}).to({computed(out)})"
+    size = f"tl.where(tl.abs({x}) == 1.0, 1.0, tl.exp2({y} * tl.log2(tl.abs({x}))))"
+    whole, odd = f"(tl.floor({y}) == {y})", f"(tl.floor({y} * 0.5) * 2.0 != {y})"
+    below = f'tl.where({whole}, tl.where({odd}, -{size}, {size}), tl.where({x} == -float("inf"), {size}, float("nan")))'
+    general = f"tl.where({x} < 0, {below}, {size})"
+    return f"tl.where({y} == 2.0, {x} * {x}, tl.where(({y} == 0.0) | ({x} == 1.0), 1.0, {general}))"
+
+
+def _is_infinite(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    signs = [f'({a[0]} == {sign}float("inf"))' for sign, name in (("", "positive"), ("-", "negative"))
+             if attrs.get(f"detect_{name}", 1)]  # fmt: skip
+    return " | ".join(signs) or f"({a[0]} != {a[0]}) & ({a[0]} == {a[0]})"
+
+
+def _mean(a: Sequence[str | None], out: DType, attrs: Attrs) -> str:
+    return f"({' + '.join(str(x) for x in a)}) / {float(len(a))}"
+
+
 _CLAMPED = "tl.minimum(tl.maximum(%s, 0.0), 1.0)"
 
 EXPRESSIONS: dict[str, Form] = {
@@ -106,6 +128,15 @@ EXPRESSIONS: dict[str, Form] = {
     "Cos": _text("tl.cos({x})"),
     "Floor": _text("tl.floor({x})"),
     "Ceil": _text("tl.ceil({x})"),
+    # half to even; what is larger has no fraction
+    "Round": _text(
+        "tl.where(tl.abs({x}) < 4194304.0, tl.floor({x} + 0.5) - tl.where((tl.floor({x} + 0.5) == {x} + 0.5) & "
+        "(tl.floor(tl.floor({x} + 0.5) * 0.5) * 2.0 != tl.floor({x} + 0.5)), 1.0, 0.0), {x})"
+    ),
+    "Sign": _text("tl.where({x} > 0, 1.0, tl.where({x} < 0, -1.0, {x}))"),
+    "Pow": Form(_power, FLOAT),
+    "Mean": Form(_mean, FLOAT),
+    "Tan": _text("tl.sin({x}) / tl.cos({x})"),
     "Erf": _text("tl.erf({x})"),
     # near zero the difference would lose its digits
     "Tanh": _text(
@@ -123,6 +154,7 @@ EXPRESSIONS: dict[str, Form] = {
     "Less": _text("{x} < {y}", NUMBER),
     "LessOrEqual": _text("{x} <= {y}", NUMBER),
     "IsNaN": _text("{x} != {x}"),
+    "IsInf": Form(_is_infinite, FLOAT),
     "Where": _text("tl.where({x}, {y}, {z})", BOOL),
     "Clip": Form(_clip, NUMBER),
     "Cast": Form(_cast, ANY),
@@ -133,6 +165,21 @@ EXPRESSIONS: dict[str, Form] = {
     "Elu": _text("tl.where({x} > 0, {x}, {alpha} * (tl.exp(tl.minimum({x}, 0.0)) - 1.0))", alpha=1.0),
     "HardSigmoid": _text(_CLAMPED % "{alpha} * {x} + {beta}", alpha=0.2, beta=0.5),
     "HardSwish": _text("{x} * " + _CLAMPED % "{x} * 0.16666666666666666 + 0.5"),
+    "Celu": _text("tl.maximum({x}, 0.0) + {alpha} * (tl.exp(tl.minimum({x}, 0.0) / {alpha}) - 1.0)", alpha=1.0),
+    "Selu": _text(
+        "{gamma} * tl.where({x} > 0, {x}, {alpha} * (tl.exp(tl.minimum({x}, 0.0)) - 1.0))",
+        alpha=1.67326319217681884765625, gamma=1.05070102214813232421875,
+    ),
+    # tanh of softplus is e (e + 2) / (e (e + 2) + 2) for e = exp(x)
+    "Mish": _text(
+        "tl.where({x} > 20.0, {x}, {x} * (tl.exp(tl.minimum({x}, 20.0)) * (tl.exp(tl.minimum({x}, 20.0)) + 2.0)) / "
+        "(tl.exp(tl.minimum({x}, 20.0)) * (tl.exp(tl.minimum({x}, 20.0)) + 2.0) + 2.0))"
+    ),
+    "Shrink": _text(
+        "tl.where({x} < -{lambd}, {x} + {bias}, tl.where({x} > {lambd}, {x} - {bias}, 0.0))", lambd=0.5, bias=0.0
+    ),
+    "ThresholdedRelu": _text("tl.where({x} > {alpha}, {x}, 0.0)", alpha=1.0),
+    "com.microsoft::QuickGelu": _text("{x} * tl.sigmoid({x} * {alpha})", alpha=1.702),
     "Softplus": _text("tl.maximum({x}, 0.0) + tl.log(1.0 + tl.exp(-tl.abs({x})))"),
     "Softsign": _text("{x} / (1.0 + tl.abs({x}))"),
     "Swish": _text("{x} * tl.sigmoid({x} * {alpha})", alpha=1.0),

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...ir.types import DType
+from ...ir.types import DType, TensorType
 from ...search.space import Scalar
-from ..base import Config, Kernel
+from ..base import Config, Kernel, Problem
 
 #: Triton's names: the numbers as they are; as three products of halves of their digits; with 10 of their 23 bits
 PRECISIONS = ("ieee", "tf32x3", "tf32")
+
+
+def dtype(problem: Problem) -> DType:
+    """What is multiplied."""
+    x = problem.inputs[0]
+    assert isinstance(x, TensorType)
+    return x.dtype
 
 
 def params(dtype: DType) -> dict[str, Sequence[Scalar]]:
@@ -26,6 +33,16 @@ def default(dtype: DType) -> dict[str, Scalar]:
 def option(dtype: DType, config: Mapping[str, Any]) -> str:
     """The argument of tl.dot; none for narrow types, whose products are exact in any case."""
     return f', input_precision="{config["precision"]}"' if dtype is DType.FLOAT32 else ""
+
+
+def is_safe(config: Mapping[str, Any], rows: int, warps: int) -> bool:
+    """Whether what Triton (3.6) makes of a config for tiles of so many rows is free of races.
+
+    For tf32x3 it splits factors in registers and writes them to shared memory. The fence behind which tensor cores see
+    them then stands behind the barrier, not in front of it: of two groups of four warps one may read what the other
+    has written and not fenced yet. Tiles below 64 rows are multiplied in step (mma.sync), one group waits for itself.
+    """
+    return config.get("precision") != "tf32x3" or rows < 64 or warps <= 4
 
 
 def inexact(config: Config) -> str | None:

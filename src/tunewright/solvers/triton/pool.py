@@ -153,6 +153,7 @@ def _text(problem: Problem, config: Config) -> str:
             behind = math.prod(x.dims[a] for a in physical_order(x, len(x.dims))[order.index(axis) + 1 :])
             base.append(f"({index}) * {behind}")
     lines.append(f"base = {' + '.join(base)}")
+    lines += [f"{axis.name} = wide({axis.name})" for axis in axes if axis.padded]
     indices = len(problem.outputs) > 1
     if indices:
         lines += _with_indices(axes, x.dims[2:], x.dtype, how, int(problem.attrs.get("storage_order", 0)))

@@ -14,7 +14,11 @@ from ..base import Problem
 from ..steps import argument_dtypes, step_dtypes
 from . import expr
 
-HEAD = "import triton\nimport triton.language as tl\n\n\n"
+#: `wide` hides from the compiler how small numbers are. Where it knows, it computes the tests at a picture's edges in
+#: pairs of 16 bits, and ptxas (of Triton 3.6) then drops taps of convolutions for the first row of pixels. So every
+#: kernel with windows widens the places that it tests; `compile.waiting` fills it in, the interpreter needs none of it.
+WIDE = "@triton.jit\ndef wide(x):\n    return x\n"
+HEAD = f"import triton\nimport triton.language as tl\n\n\n{WIDE}\n\n"
 #: what Triton calls element types
 NAMES = {
     DType.FLOAT32: "tl.float32", DType.FLOAT16: "tl.float16", DType.BFLOAT16: "tl.bfloat16",
@@ -96,13 +100,15 @@ def offset(axes: Sequence[tuple[int, int]], at: str) -> str:
 
 
 def chain(
-    problem: Problem, value: str | None, at: str, mask: str, last: str = "", indent: str = "    "
+    problem: Problem, value: str | None, at: str, mask: str, last: str = "", indent: str = "    ", last_mask: str = "",
+    early: list[str] | None = None,
 ) -> tuple[list[str], str]:
     """Statements of a problem's element-wise part, and the name of the result.
 
     ``value``: a variable with the main result; None where the main operation is element-wise itself. ``at``: the
     elements' places in the result, counted in memory's order; ``last``: along its last axis in memory, where that is
-    known. Operand i is behind the pointer ``p{i}``.
+    known, and ``last_mask`` which of those there are, if that has fewer axes. Operand i is behind the pointer ``p{i}``.
+    ``early`` is given the loads, which may stand anywhere before the statements.
     """
     dtypes = step_dtypes(problem)
     assert not isinstance(dtypes, str), dtypes
@@ -119,8 +125,13 @@ def chain(
             axes = strides(type, out)
             along = last and all(stride == 0 or size == 1 for size, stride in axes[:-1])
             place = (last if axes[-1][1] else "0") if along and axes else offset(axes, at)
-            where = "" if place == "0" else f" + ({place}), mask={mask}"  # one number for all takes no mask
-            lines.append(f"e{i} = tl.load(p{i}{where}).to({computed(type.dtype)})")
+            inside = last_mask if along and last_mask else mask
+            where = "" if place == "0" else f" + ({place}), mask={inside}"  # one number for all takes no mask
+            read = f"tl.load(p{i}{where})"
+            if early is not None:  # as it is: who converts waits for it
+                early.append(f"raw{i} = {read}")
+                read = f"raw{i}"
+            lines.append(f"e{i} = {read}.to({computed(type.dtype)})")
         return loaded[i]
 
     results = [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""Convolution by cuDNN."""
+"""Convolutions by cuDNN, transposed ones as well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from ...devices.base import Target
 from ...ir.types import NHWC, PLAIN, DType, Layout, TensorType
-from ...ops.windows import windows
+from ...ops.conv import transposed_size
+from ...ops.windows import spread, windows
 from ..base import Array, Config, Packing, Problem
 from .base import VendorSolver
 
@@ -66,8 +67,54 @@ class Conv(VendorSolver):
         return run
 
 
+class ConvTranspose(VendorSolver):
+    """One to three spatial axes, any groups."""
+
+    id = "vendor.conv_transpose"
+    ops = frozenset({"ConvTranspose"})
+    dtypes = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+    layouts = frozenset({PLAIN.name, "nhwc"})
+    rank = 40
+    multiplies = True
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        x, out = problem.input(0), problem.outputs[0]
+        assert isinstance(x, TensorType) and isinstance(out, TensorType)
+        if not 3 <= len(x.dims) <= 5:
+            return f"takes one to three spatial axes, not {len(x.dims) - 2}"
+        return "is empty" if not x.size or not out.size else super().refuse(problem, target)
+
+    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+        import torch
+
+        x, w, out = problem.input(0), problem.input(1), problem.outputs[0]
+        assert isinstance(x, TensorType) and isinstance(w, TensorType) and isinstance(out, TensorType)
+        rank, attrs = len(x.dims) - 2, problem.attrs
+        strides, dilations = spread(attrs, "strides", rank), spread(attrs, "dilations", rank)
+        sizes = [transposed_size(x.dims[k + 2], w.dims[k + 2], attrs, rank, k) for k in range(rank)]
+        full = [(x.dims[k + 2] - 1) * strides[k] + (w.dims[k + 2] - 1) * dilations[k] + 1 for k in range(rank)]
+        cuts = [cut for _, cut in sizes]
+        more = [size + 2 * cut - whole for (size, cut), whole in zip(sizes, full, strict=True)]
+        # its padding is the same on both sides, and what is added at the end less than a step
+        steps = [max(pair) for pair in zip(strides, dilations, strict=True)]
+        even = min(cuts) >= 0 and all(0 <= extra < step for extra, step in zip(more, steps, strict=True))
+        pads = [p for k in reversed(range(rank)) for p in (-cuts[k], sizes[k][0] + cuts[k] - full[k])]
+        group = int(attrs.get("group", 1))
+        convolve = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[rank - 1]
+
+        def run(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:
+            data, weights, bias = (*inputs, None)[:3]
+            if even:
+                return convolve(data, weights, bias, strides, cuts, more, group, dilations)
+            made = convolve(data, weights, None, strides, 0, 0, group, dilations)
+            made = torch.nn.functional.pad(made, pads)
+            return made if bias is None else made + bias.reshape(-1, *(1,) * rank)
+
+        return run
+
+
 def _channels_last(weights: Array) -> Array:
     return np.ascontiguousarray(np.moveaxis(weights, 1, -1))
 
 
-SOLVERS = (Conv(),)
+SOLVERS = (Conv(), ConvTranspose())

@@ -13,8 +13,10 @@ import numpy as np
 
 from ...devices.base import Target
 from ...ir.types import PLAIN, DType, TensorType
+from ...ops import strided
 from ...ops.fused import REORDER
 from ...ops.windows import windows
+from .. import attention_form
 from ..base import Problem
 from .base import VendorSolver
 
@@ -120,6 +122,15 @@ def _reshape(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
     return ins[0].reshape(_out(problem).dims)
 
 
+def _strided_attention(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
+    def part(x: Any, place: strided.Place) -> Any:
+        shape, start, strides = place
+        return x.as_strided(shape, strides, x.storage_offset() + start)
+
+    given = strided.separate(ins, problem.attrs, part)
+    return _attention(torch, given, attention_form.separate(problem)).permute(problem.attrs["order"])
+
+
 def _attention(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
     attrs, out = problem.attrs, _out(problem)
     heads, shared = int(attrs.get("q_num_heads", 0)), int(attrs.get("kv_num_heads", 0))
@@ -160,10 +171,13 @@ TABLE: Mapping[str, Function] = {
     "Squeeze": _reshape,
     "Unsqueeze": _reshape,
     "Attention": _attention,
+    strided.STRIDED: _strided_attention,
 }
 #: inputs that must be known
 _NEEDED = {"Slice": (1, 2, 3, 4), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,)}
-_FLOATS_ONLY = frozenset({"MaxPool", "GlobalAveragePool", "Softmax", "LayerNormalization", "ReduceMean", "Attention"})
+_FLOATS_ONLY = frozenset(
+    {"MaxPool", "GlobalAveragePool", "Softmax", "LayerNormalization", "ReduceMean", "Attention", strided.STRIDED}
+)
 #: work on the physical order as well as on the plain one
 _ANY_LAYOUT = frozenset({REORDER, "Identity", "MaxPool", "GlobalAveragePool", "Concat", "ReduceMean"})
 
@@ -191,7 +205,7 @@ class Tensors(VendorSolver):
             return "has a step below 1"
         if op.startswith("Reduce") and not _ints(problem, 1) and problem.attrs.get("noop_with_empty_axes"):
             return "reduces nothing"
-        if op == "Attention" and (reason := _why_not_attention(problem)):
+        if op in ("Attention", strided.STRIDED) and (reason := _why_not_attention(attention_form.separate(problem))):
             return reason
         if op in ("MaxPool", "LayerNormalization") and len(problem.outputs) > 1:
             return "makes one output"
@@ -205,6 +219,8 @@ class Tensors(VendorSolver):
 
 
 def _why_not_attention(problem: Problem) -> str | None:
+    if problem.op != "Attention":
+        return f"does not know {problem.op}"
     attrs, mask, k = problem.attrs, problem.input(3), _in(problem, 1)
     if any(t is not None for t in problem.main_inputs[4:]) or len(problem.outputs) > 1:
         return "has no past and no lengths, and makes one output"

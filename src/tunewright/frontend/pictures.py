@@ -1,0 +1,227 @@
+"""How pictures come to a model: as a camera or OpenCV has them, which is seldom what the network was trained on.
+
+What is to be done with them becomes nodes in front of the input, and so part of what is compiled, fused and tuned: a
+caller's bytes go to the device as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..ir.graph import Graph, Value
+from ..ir.types import Dim, DType, TensorType
+
+#: what an element type may be called beside numpy's name of it
+DTYPES = {"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "f16": "float16", "f32": "float32"}
+LAYOUTS = ("NHWC", "NCHW", "HWC", "CHW")
+MODES = ("linear", "nearest", "cubic")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an input comes, and what is done with it before the network sees it, in this order: its axes are put in the
+    network's order, its channels reversed, it is resized, then ``(x - mean) / scale``.
+
+    >>> frames = Preprocess(dtype="u8", layout="HWC", reverse_channels=True, mean=(123.7, 116.3, 103.5), scale=57.4)
+    >>> compiled = core.compile_model("model.onnx", preprocess={"x": frames})
+    >>> compiled({"x": cv2.imread("photo.jpg")})
+    """
+
+    #: of the elements: ``u8``, ``f32`` and so on, or as numpy calls them
+    dtype: Any = "u8"
+    #: order of the axes: NHWC, NCHW; HWC or CHW is one picture, without an axis for the batch
+    layout: str = "NHWC"
+    #: one for all channels, or one for each, in the network's order of channels
+    mean: float | Sequence[float] | None = None
+    scale: float | Sequence[float] | None = None
+    #: the network takes RGB and gets BGR, or the other way round
+    reverse_channels: bool = False
+    #: pictures are resized to what the network takes: linear, nearest or cubic
+    resize: str | None = None
+    #: height and width of the pictures that are resized; any, if None
+    size: tuple[int, int] | None = None
+    #: what the network takes: NCHW or NHWC
+    model_layout: str = "NCHW"
+
+    @staticmethod
+    def parse(text: str) -> Preprocess:
+        """As the command line has it.
+
+        >>> Preprocess.parse("u8,hwc,reverse,resize=linear,size=480x640,mean=123.7:116.3:103.5,scale=57.4")
+        """
+        found: dict[str, Any] = {}
+        for word in text.split(","):
+            key, equals, value = (part.strip() for part in word.partition("="))
+            if not equals and key.lower() in {*DTYPES, *DTYPES.values()}:
+                found["dtype"] = key.lower()
+            elif not equals and key.upper() in LAYOUTS:
+                found["layout"] = key.upper()
+            elif not equals and key.lower() in ("reverse", "reverse_channels"):
+                found["reverse_channels"] = True
+            elif key.lower() in ("mean", "scale") and equals:
+                found[key.lower()] = [_number(v, word) for v in value.split(":")]
+            elif key.lower() == "resize":
+                found["resize"] = value.lower() or "linear"
+            elif key.lower() == "size" and equals:
+                found["size"] = tuple(_whole(v, word) for v in value.lower().split("x"))
+            elif key.lower() == "model_layout" and equals:
+                found["model_layout"] = value.upper()
+            else:
+                hint = "for example u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=58.4:57.1:57.4 or u8,hwc,resize=linear"
+                raise InputError(f"{word!r} says nothing about how an input comes", where="--preprocess", hint=hint)
+        return Preprocess(**found)
+
+
+def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
+    """A copy of a graph whose inputs come as ``given`` says; types behind them are open."""
+    graph = graph.clone()
+    inputs = {v.name: v for v in graph.inputs}
+    for name, how in given.items():
+        if name not in inputs:
+            raise InputError(f"there is no input {name!r}", hint=f"the inputs are {', '.join(inputs)}")
+        if not isinstance(how, Preprocess):
+            raise InputError(f"{how!r} is no Preprocess", where=f"input {name!r}")
+        _Steps(graph, inputs[name], how).build()
+    graph.sort()
+    for node in graph.nodes:
+        for value in node.outputs:
+            value.type = None
+    return graph
+
+
+class _Steps:
+    """The nodes between an input as it comes and what the network reads."""
+
+    def __init__(self, graph: Graph, value: Value, how: Preprocess) -> None:
+        self.graph, self.value, self.how = graph, value, how
+        self.where = f"input {value.name!r}"
+        self.layout, self.target = str(how.layout).upper(), str(how.model_layout).upper()
+        if self.layout not in LAYOUTS:
+            raise self.error(f"layout {how.layout!r} is none of {', '.join(LAYOUTS)}")
+        if self.target not in LAYOUTS[:2]:
+            raise self.error(f"model_layout {how.model_layout!r} is none of {', '.join(LAYOUTS[:2])}")
+        if how.resize is not None and how.resize not in MODES:
+            raise self.error(f"resize {how.resize!r} is none of {', '.join(MODES)}")
+        type = value.type
+        if not isinstance(type, TensorType) or type.shape is None or len(type.shape) != 4:
+            raise self.error(f"{type} is no batch of pictures")
+        self.type, self.dtype = type, self._dtype()
+        #: sizes by axis, as the network takes them
+        self.sizes: dict[str, Dim] = dict(zip(self.target, type.shape, strict=True))
+        if "N" not in self.layout and self.sizes["N"] not in (1, None) and not isinstance(self.sizes["N"], str):
+            raise self.error(f"a batch of {self.sizes['N']} is no single picture", "layout NHWC or NCHW takes many")
+
+    def build(self) -> None:
+        how, last = self.how, self.value
+        readers = list(last.uses)
+        is_output = self.graph.is_output(last)
+        # sums of bytes are no bytes, and halves too few digits for them
+        arithmetic = how.resize is not None or how.mean is not None or how.scale is not None
+        if arithmetic and not self.type.dtype.is_float:
+            raise self.error(f"mean, scale and resize are for networks of floats, and this one takes {self.type.dtype}")
+        last.type = TensorType(self.dtype, self._shape())
+        if "N" not in self.layout:
+            last = self.node("Unsqueeze", last, self.graph.constant(np.array([0], np.int64)))
+        batched = self.layout if "N" in self.layout else f"N{self.layout}"
+        if batched != self.target:
+            last = self.node("Transpose", last, perm=tuple(batched.index(axis) for axis in self.target))
+        if how.reverse_channels:
+            order = np.arange(self._channels("reverse_channels"))[::-1].astype(np.int64)
+            last = self.node("Gather", last, self.graph.constant(order), axis=self.target.index("C"))
+        if arithmetic:
+            last = self.cast(last, self.dtype, DType.FLOAT32)
+        if how.resize is not None:
+            last = self._resized(last)
+        if how.mean is not None:
+            last = self.node("Sub", last, self._constant("mean", how.mean))
+        if how.scale is not None:
+            last = self.node("Div", last, self._constant("scale", how.scale))
+        last = self.cast(last, DType.FLOAT32 if arithmetic else self.dtype, self.type.dtype)
+        for node, i in readers:
+            self.graph.set_input(node, i, last)
+        if is_output:
+            self.graph.outputs = [last if v is self.value else v for v in self.graph.outputs]
+
+    def node(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        return self.graph.add(op, inputs, attrs, name=self.graph.fresh(f"{self.value.name}/{op.lower()}")).output
+
+    def cast(self, value: Value, have: DType, want: DType) -> Value:
+        return value if have is want else self.node("Cast", value, to=want.onnx_code)
+
+    def _dtype(self) -> DType:
+        given = self.how.dtype
+        try:
+            found = DType.of_numpy(np.dtype(DTYPES.get(given.lower(), given) if isinstance(given, str) else given))
+        except (TypeError, KeyError, ValueError):
+            raise self.error(f"dtype {given!r} is none", f"{', '.join(DTYPES)} are some") from None
+        if not (found.is_float or found.is_integer):
+            raise self.error(f"dtype {given!r} is no number")
+        return found
+
+    def _shape(self) -> tuple[Dim, ...]:
+        sizes = dict(self.sizes)
+        if self.how.resize is not None:
+            for axis in "HW":
+                if not isinstance(sizes[axis], int):
+                    raise self.error(
+                        "resize needs to know what size the network takes", "fix its input shape first: Model.reshape"
+                    )
+            sizes |= {"H": f"{self.value.name}_height", "W": f"{self.value.name}_width"}
+        if self.how.size is not None:
+            if self.how.resize is None:
+                raise self.error("size is that of pictures which are resized", "give resize=, or Model.reshape")
+            if len(self.how.size) != 2 or any(not isinstance(n, int) or n < 1 for n in self.how.size):
+                raise self.error(f"size {self.how.size!r} is no height and width")
+            sizes |= dict(zip("HW", self.how.size, strict=True))
+        return tuple(sizes[axis] for axis in self.layout)
+
+    def _resized(self, value: Value) -> Value:
+        """As OpenCV's INTER_LINEAR does, centres of pixels at halves; but results stay floats."""
+        assert self.how.resize is not None
+        sizes = np.array([self.sizes["H"], self.sizes["W"]], np.int64)
+        axes = (self.target.index("H"), self.target.index("W"))
+        attrs: dict[str, Any] = {"mode": self.how.resize, "coordinate_transformation_mode": "half_pixel", "axes": axes}
+        if self.how.resize == "nearest":
+            attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        elif self.how.resize == "cubic":
+            attrs["cubic_coeff_a"] = -0.75
+        return self.node("Resize", value, None, None, self.graph.constant(sizes), **attrs)
+
+    def _channels(self, what: str) -> int:
+        count = self.sizes["C"]
+        if not isinstance(count, int):
+            raise self.error(f"{what} needs to know how many channels there are", "fix them: Model.reshape")
+        return count
+
+    def _constant(self, what: str, given: float | Sequence[float]) -> Value:
+        try:
+            numbers = np.asarray(given, np.float32).reshape(-1)
+        except (TypeError, ValueError):
+            raise self.error(f"{what} {given!r} is no number, and no list of them") from None
+        if not np.isfinite(numbers).all() or (what == "scale" and not numbers.all()):
+            raise self.error(f"{what} {given!r} is nothing to calculate with")
+        if numbers.size != 1 and numbers.size != self._channels(what):
+            raise self.error(f"{what} has {numbers.size} numbers for {self.sizes['C']} channels")
+        return self.graph.constant(numbers.reshape([-1 if axis == "C" else 1 for axis in self.target]))
+
+    def error(self, what: str, hint: str = "") -> InputError:
+        return InputError(what, where=self.where, hint=hint)
+
+
+def _number(text: str, word: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{text!r} in {word!r} is no number", where="--preprocess") from None
+
+
+def _whole(text: str, word: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{text!r} in {word!r} is no whole number", where="--preprocess") from None

@@ -1,0 +1,203 @@
+"""Values that are parts of others: which one, from where on, and with which strides.
+
+Whoever reads with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
+Expand. Everything must be static and plain. A Gather of one index whose result lies in one piece is a Slice, which
+takes no time at all (`runtime.alias`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ir.types import PLAIN
+from . import facts
+from .pattern import Const, Match, Op, Rule
+
+#: nodes that are looked through at most
+DEEPEST = 12
+_RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+
+
+#: an axis: factors of (size, stride), the last one runs fastest; none: a single element
+Axis: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """``value`` from element ``start`` on, as a tensor of these axes; ``through``: the nodes between."""
+
+    value: Value
+    start: int
+    axes: tuple[Axis, ...]
+    through: tuple[Node, ...] = ()
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(math.prod(size for size, _ in axis) for axis in self.axes)
+
+    @property
+    def moves(self) -> bool:
+        """Some node between is more than another shape for the same bytes."""
+        return any(node.op not in _RESHAPES for node in self.through)
+
+    def permuted(self, perm: Sequence[int]) -> View:
+        return replace(self, axes=tuple(self.axes[p] for p in perm))
+
+    def cut(self, at: int, start: int, size: int) -> View | None:
+        """A part along an axis; None where it has no single stride."""
+        if (start, size) == (0, self.dims[at]):
+            return self
+        if len(self.axes[at]) != 1:
+            return None
+        (_, stride), = self.axes[at]
+        axes = (*self.axes[:at], _axis((size, stride)), *self.axes[at + 1 :])
+        return replace(self, start=self.start + start * stride, axes=axes)
+
+    def reshaped(self, dims: Sequence[int]) -> View | None:
+        """Under another shape of as many elements; None where it cuts through axes."""
+        left = list(_axis(*(factor for axis in self.axes for factor in axis)))
+        axes: list[Axis] = []
+        for size in reversed(dims):
+            factors: list[tuple[int, int]] = []
+            while size > 1:
+                if not left:
+                    return None
+                whole, stride = left.pop()
+                taken = math.gcd(whole, size)
+                if taken == 1 or (taken < whole and taken < size):
+                    return None
+                factors.insert(0, (taken, stride))
+                size //= taken
+                if taken < whole:
+                    left.append((whole // taken, stride * taken))
+            axes.append(_axis(*factors))
+        return None if left else replace(self, axes=tuple(reversed(axes)))
+
+
+def _axis(*factors: tuple[int, int]) -> Axis:
+    """Factors that lie behind each other are one, those of one element are none."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in factors:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = merged[-1][0] * size, stride
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def view(value: Value) -> View | None:
+    """The value as a part of the furthest one that it is a part of; None where it is not static and plain."""
+    path: list[tuple[Node, Value]] = []
+    source = value
+    while len(path) < DEEPEST and (before := _before(source)) is not None:
+        assert source.producer is not None
+        path.append((source.producer, source))
+        source = before
+    found = _whole(source)
+    for node, result in reversed(path):
+        if found is None:
+            return None
+        step = _through(found, node, result)
+        # what cannot be said with strides is a tensor of its own
+        found = _whole(result) if step is None else replace(step, through=(*found.through, node))
+    return found
+
+
+def _whole(value: Value) -> View | None:
+    type = facts.static(value)
+    if type is None or type.layout != PLAIN or 0 in type.dims:
+        return None
+    axes, step = [], 1
+    for size in reversed(type.dims):
+        axes.append(_axis((size, step)))
+        step *= size
+    return View(value, 0, tuple(reversed(axes)))
+
+
+def _before(value: Value) -> Value | None:
+    """What the node that makes a value reads, where that node only says which elements are meant."""
+    node = value.producer
+    if node is None or node.epilogue or node.bodies or not node.inputs:
+        return None
+    if node.op not in _RESHAPES | {"Transpose", "Split", "Slice", "Gather", "Expand"}:
+        return None
+    source = node.inputs[0]
+    type = facts.static(source)
+    return source if type is not None and type.layout == PLAIN and 0 not in type.dims else None
+
+
+def _through(of: View, node: Node, result: Value) -> View | None:
+    """What a node makes of a view; None where strides cannot say it."""
+    type, rank = facts.static(result), len(of.axes)
+    if type is None or type.layout != PLAIN or 0 in type.dims:
+        return None
+    if node.op in _RESHAPES:
+        return of.reshaped(type.dims)
+    if node.op == "Transpose":
+        return of.permuted([int(p) for p in node.attrs.get("perm") or reversed(range(rank))])
+    if node.op == "Expand":
+        axes = ((),) * (len(type.dims) - rank) + of.axes
+        return replace(of, axes=tuple(axis or _axis((n, 0)) for axis, n in zip(axes, type.dims, strict=True)))
+    if node.op == "Split":
+        axis = int(node.attrs.get("axis", 0)) % rank
+        before = [facts.static(v) for v in node.outputs[: result.index]]
+        return None if None in before else of.cut(axis, sum(t.dims[axis] for t in before if t), type.dims[axis])
+    if node.op == "Gather":
+        index = node.inputs[1]
+        if index is None or index.const is None or index.const.ndim:
+            return None
+        axis, at = int(node.attrs.get("axis", 0)) % rank, int(index.const)
+        at += of.dims[axis] if at < 0 else 0
+        one = of.cut(axis, at, 1) if 0 <= at < of.dims[axis] else None
+        return None if one is None else one.reshaped(type.dims)
+    return _sliced(of, node, type.dims)
+
+
+def _sliced(of: View, node: Node, dims: tuple[int, ...]) -> View | None:
+    starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
+    if starts is None or ends is None or any(v is not None and v.const is None for v in node.inputs[3:]):
+        return None
+    if any(step != 1 for step in steps or ()):
+        return None
+    found: View | None = of
+    for start, axis in zip(starts, axes if axes is not None else range(len(starts)), strict=True):
+        axis %= len(of.dims)
+        begin = min(max(start + (of.dims[axis] if start < 0 else 0), 0), of.dims[axis])
+        found = None if found is None else found.cut(axis, begin, dims[axis])
+    return found
+
+
+# -- one index ---------------------------------------------------------------------------------------------------------
+
+
+def _check_index(match: Match) -> str | None:
+    """A part that lies in one piece needs no kernel; other devices than the host have one for the rest."""
+    x, index = facts.static(match["x"]), match.const("i")
+    if x is None or x.layout != PLAIN or index.ndim or facts.static(match.root.output) is None:
+        return f"the part of {match['x']!r} is not known"
+    axis = facts.axis(match.root, 0, match["x"])
+    if axis is None or math.prod(x.dims[:axis]) != 1 or not -x.dims[axis] <= int(index) < x.dims[axis]:
+        return f"the part of {match['x']!r} does not lie in one piece"
+    return None
+
+
+def _cut_out(graph: Graph, match: Match) -> Value:
+    x, out = facts.static(match["x"]), facts.static(match.root.output)
+    axis = facts.axis(match.root, 0, match["x"])
+    assert x is not None and out is not None and axis is not None
+    at = int(match.const("i")) % x.dims[axis]
+    ends = [graph.constant(np.array([n]), "end") for n in (at, at + 1, axis)]
+    part = graph.add("Slice", [match["x"], *ends]).output
+    return graph.add("Reshape", [part, graph.constant(np.array(out.dims, np.int64), "shape")]).output
+
+
+#: for when shapes are known
+RULES = (Rule("gather-one", Op("Gather", "x", Const("i")), _cut_out, _check_index),)

@@ -1,0 +1,105 @@
+"""``AUTO`` and ``AUTO:GPU.0,CPU``: the best device that is ready serves (docs/multi.md).
+
+While a GPU compiles, or tunes, the processor serves; then the GPU does, and no request notices. A device that cannot
+compile the model or fails is replaced by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+
+from ..errors import DeviceError
+from ..frontend.model import Model
+from ..runtime.compiled import CompiledModel
+from ..runtime.multi import Pool
+from ..runtime.multi_model import PoolModel
+from ..settings import Settings
+from .base import Plugin, Support
+from .multi import Part, parts, support
+from .several import split
+from .single import visible
+
+LOG = logging.getLogger("tunewright")
+
+_LEVELS = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
+
+
+class _Claims:
+    """The models of AUTO in this process: those of higher MODEL_PRIORITY have the first choice of devices."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: weakref.WeakKeyDictionary[Pool, int] = weakref.WeakKeyDictionary()
+
+    def add(self, pool: Pool, level: int) -> None:
+        with self._lock:
+            self._pools[pool] = level
+        # Of the pool itself, not of the model that holds it: it would still be here when that is told.
+        weakref.finalize(pool, self._settle_soon).atexit = False
+        self.settle()
+
+    def remove(self, pool: Pool) -> None:
+        with self._lock:
+            self._pools.pop(pool, None)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell every model which devices those above it want."""
+        with self._lock:
+            wanted: list[tuple[int, str]] = []
+            for pool, level in sorted(self._pools.items(), key=lambda item: -item[1]):
+                taken = frozenset(name for other, name in wanted if other > level)
+                pool.leave_to_others(taken)
+                wanted.append((level, pool.wanted(taken)))
+
+    def _settle_soon(self) -> None:
+        """When a model ends: that may be anywhere, also where somebody holds a lock."""
+        threading.Thread(target=self.settle, name="tunewright-auto", daemon=True).start()
+
+
+_CLAIMS = _Claims()
+
+
+class Auto(Plugin):
+    """The best device serves, or all of them where the hint is CUMULATIVE_THROUGHPUT."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        names = list(names) or split(settings.multi_device_priorities)
+        self.parts = parts(names, settings, "AUTO") if names else _all(settings)
+        self.name = f"AUTO:{','.join(names)}" if names else "AUTO"
+
+    def query(self, model: Model, settings: Settings) -> dict[str, Support]:
+        return support(self.parts, model)
+
+    def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
+        if len(self.parts) == 1:  # nothing to choose: it is that device
+            only = self.parts[0]
+            LOG.info("AUTO: %s is the only device", only.name)
+            return only.plugin.compile(model, only.settings, consume=consume)
+        together = settings.performance_hint == "CUMULATIVE_THROUGHPUT"
+        pool = Pool("AUTO", [part.candidate(model) for part in self.parts], together)
+        if not together:
+            _CLAIMS.add(pool, _LEVELS[settings.model_priority])
+        # A processor has compiled within a second or so: nobody need wait for the others.
+        try:
+            pool.compile_first(next((part.name for part in self.parts if part.is_cpu), None))
+        except BaseException:
+            _CLAIMS.remove(pool)
+            raise
+        return PoolModel(self.name, pool, settings)
+
+
+def _all(settings: Settings) -> list[Part]:
+    """Every device that can be opened: GPUs in their order, then the processor."""
+    found = []
+    for name in sorted(visible(), key=lambda name: (not name.startswith("GPU"), len(name), name)):
+        try:
+            found.append(Part(name, 0, settings))
+        except DeviceError as error:
+            LOG.info("AUTO: %s is left out: %s", name, error)
+    if not found:
+        raise DeviceError("AUTO: no device can be opened", hint="`tunewright devices` tells why")
+    return found

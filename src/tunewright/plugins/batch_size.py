@@ -1,0 +1,197 @@
+"""MAX_BATCH_SIZE and OPTIMAL_BATCH_SIZE: a model with ever larger batches, measured on its device.
+
+A batch fits when its working memory, with the weights and for every stream, leaves room on the device; what the next
+batch will need is known before it is tried, since all but the weights grows with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..errors import InputError, SettingsError, TunewrightError
+from ..frontend.model import Model
+from ..ir.types import DType, TensorType, Type
+from ..runtime.request import DeviceModel
+from ..runtime.usage import plans, usage
+from ..settings import Settings, plain
+from .single import SingleDevice, streams
+
+#: options that are no settings
+MODEL, MEMORY, SECONDS, LIMIT = "MODEL_PTR", "AVAILABLE_DEVICE_MEM_SIZE", "TIME_LIMIT", "MAX_BATCH"
+#: examples per second may fall so far below the best seen: what is within it is noise
+LOSS = 0.97
+#: seconds for all batches together, the largest that is tried, seconds that each is timed for, and inferences at least
+ALL_SECONDS, MOST, EACH_SECONDS, LEAST = 20.0, 1024, 0.3, 3
+#: the part of the free memory that may be used
+ROOM = 0.8
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One batch: its speed in examples per second, and what it needs."""
+
+    batch: int
+    rate: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What was measured, and why it ended."""
+
+    tried: tuple[Tried, ...]
+    ended: str
+
+    @property
+    def best(self) -> float:
+        return max(one.rate for one in self.tried)
+
+    @property
+    def largest(self) -> int:
+        """That does not lose speed."""
+        return max(one.batch for one in self.tried if one.rate >= LOSS * self.best)
+
+    @property
+    def optimal(self) -> int:
+        """The smallest that is as fast as any: more only waits longer."""
+        return min(one.batch for one in self.tried if one.rate >= LOSS * self.best)
+
+
+def measure_batches(device: Device, settings: Settings, options: Mapping[str, Any]) -> Batches:
+    """Try 1, 2, 4, ... examples of a model. ``options``: MODEL_PTR, a `Model` or a path; AVAILABLE_DEVICE_MEM_SIZE,
+    bytes; TIME_LIMIT, seconds; MAX_BATCH; and settings.
+    """
+    given = {plain(str(key)): value for key, value in options.items()}
+    model = given.pop(MODEL, None)
+    memory = _positive(given.pop(MEMORY, None), MEMORY)
+    seconds = _positive(given.pop(SECONDS, ALL_SECONDS), SECONDS)
+    most = _positive(given.pop(LIMIT, MOST), LIMIT)
+    settings = Settings.make(given, settings)
+    if isinstance(model, str | os.PathLike):
+        from ..frontend.onnx import load
+
+        model = load(model, settings)
+    if not isinstance(model, Model):
+        raise SettingsError(f"{MODEL} is missing or no model", where="property", hint="read_model's, or a path")
+    assert seconds is not None and most is not None
+    free = device.free_bytes or device.memory_bytes
+    room = memory if memory is not None else None if free is None else ROOM * free
+    return _measure(device, settings, model, room, seconds, int(most))
+
+
+def _measure(
+    device: Device, settings: Settings, model: Model, room: float | None, seconds: float, most: int
+) -> Batches:
+    until = time.monotonic() + seconds
+    count = streams(device, settings)
+    plugin = SingleDevice(device.with_threads(max(1, device.target.units // count)), count)
+    # Nothing is tuned for a question, and other models' requests do not wait for it.
+    settings = replace(
+        settings, tuning_mode="TUNING_USE_EXISTING", find_enforce="1", exclusive_async_requests=False, num_streams=count
+    )  # fmt: skip
+    tried: list[Tried] = []
+    best: tuple[Timed, float] | None = None
+    batch = 1
+    while True:
+        try:
+            compiled = plugin.compile(with_batch(model, batch), settings, consume=True)
+            weights, each = _memory(compiled)
+            if room is not None and weights + count * each > room and tried:
+                return Batches(tuple(tried), f"a batch of {batch} does not fit into the memory")
+            mine = Timed(compiled, batch)
+            rate = mine.against(best, min(EACH_SECONDS, max(until - time.monotonic(), 0)))
+        except (TunewrightError, MemoryError) as error:
+            if not tried:
+                raise
+            return Batches(tuple(tried), f"a batch of {batch} cannot run: {error}")
+        tried.append(Tried(batch, rate, weights + count * each))
+        if best is None or rate > best[1]:
+            best = mine, rate
+        del compiled, mine
+        found = Batches(tuple(tried), "")
+        if rate < LOSS * found.best and tried[-2].rate < LOSS * found.best:  # twice: once may be noise
+            return replace(found, ended="larger batches lose speed")
+        batch *= 2
+        if batch > most:
+            return replace(found, ended=f"larger ones were not asked for: {LIMIT} = {most}")
+        if room is not None and weights + count * 2 * each > room:
+            return replace(found, ended=f"a batch of {batch} does not fit into the memory")
+        if time.monotonic() > until:
+            return replace(found, ended=f"{SECONDS} = {seconds:g} s is over")
+
+
+def with_batch(model: Model, batch: int) -> Model:
+    """The model with another first dimension of its inputs. InputError where that is not all that is open."""
+    shapes: dict[str, tuple[int | str | None, ...]] = {}
+    for name, type in model.inputs.items():
+        if not isinstance(type, TensorType) or not type.shape:
+            raise InputError(f"{type} has no batch", where=f"input {name!r}")
+        if any(not isinstance(d, int) for d in type.shape[1:]):
+            hint = "fix them: Model.reshape"
+            raise InputError(f"{type} has other open dimensions", where=f"input {name!r}", hint=hint)
+        shapes[name] = (batch, *type.shape[1:])
+    first = {t.shape[0] for t in model.inputs.values() if isinstance(t, TensorType) and t.shape}
+    if len(first) > 1:
+        raise InputError("the inputs have different first dimensions: there is no batch", hint="Model.reshape")
+    return model.reshape(shapes)
+
+
+def _memory(compiled: DeviceModel) -> tuple[int, int]:
+    """Bytes of the weights, and of one request."""
+    each = sum(plan.arena_bytes + sum(plan.results.values()) for plan in plans(compiled.program))
+    each += sum(t.nbytes for t in compiled.inputs.values() if isinstance(t, TensorType) and t.is_static)
+    return usage([compiled])["constants"], each
+
+
+class Timed:
+    """A batch, ready to be timed."""
+
+    def __init__(self, compiled: DeviceModel, batch: int) -> None:
+        self.batch, self._request = batch, compiled.create_infer_request()
+        self._inputs = {name: _data(type) for name, type in compiled.inputs.items()}
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Of one inference."""
+        begin = time.perf_counter()
+        self._request.infer(self._inputs)
+        return time.perf_counter() - begin
+
+    def against(self, best: tuple[Timed, float] | None, seconds: float) -> float:
+        """Examples per second; with the best batch so far in turns, so that a busy machine slows both down."""
+        times: list[float] = []
+        others: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(times) < LEAST or time.perf_counter() < end:
+            times.append(self.seconds())
+            if best is not None:
+                others.append(best[0].seconds())
+        rate = self.batch / min(times)
+        return rate if best is None else best[1] * rate / (best[0].batch / min(others))
+
+
+def _data(type: Type | None) -> np.ndarray[Any, Any]:
+    assert isinstance(type, TensorType)
+    if type.dtype is DType.STRING:
+        raise InputError("texts are no batch that can be made up")
+    made: np.ndarray[Any, Any] = np.ones(type.dims, type.dtype.numpy)
+    return made
+
+
+def _positive(value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number > 0:
+        raise SettingsError(f"{key} = {value!r} is no number above 0", where="property")
+    return number

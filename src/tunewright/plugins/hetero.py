@@ -1,0 +1,244 @@
+"""``HETERO:A,B,...``: a model whose nodes run on several devices, the first listed preferred (docs/hetero.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..devices.base import Device
+from ..errors import SettingsError, UnsupportedError
+from ..frontend.model import Model
+from ..ir.graph import Graph, Node
+from ..passes.base import Context, run_passes
+from ..passes.simplify import DeadCode, Propagate, UnknownOps
+from ..passes.standard import check_disabled
+from ..runtime import hetero_dot
+from ..runtime.asynchronous import Streams
+from ..runtime.hetero import HeteroModel
+from ..runtime.hetero_split import Part, split
+from ..runtime.request import exclusive
+from ..settings import Settings
+from ..tuning.tuner import Tuner, reasons
+from . import hetero_affinity, hetero_costs, hetero_place, hetero_store
+from .base import Plugin, Support
+from .find import single
+from .single import SingleDevice, streams
+from .tune import QUIET
+
+#: of compiling a whole model to see what its kernels take: nothing is tuned, dumped or locked for that
+LOOKING = QUIET | {
+    "LOCK_FILE": "", "FROZEN": "NO", "ENABLE_TUNE_DUMP": "NO", "ENABLE_LOGGING_CMD": "NO", "GRAPH_DUMPS_DIR": "",
+    "SOURCES_DUMPS_DIR": "",
+}  # fmt: skip
+#: what can be said of a whole model before devices have a say: constants and shapes that are known need no device
+PREPARE = (UnknownOps(), DeadCode(), Propagate(keep_quantised=True), DeadCode())
+
+
+@dataclass
+class Placed:
+    """A model with a device for each node."""
+
+    graph: Graph
+    labels: dict[Node, int]
+    #: where it comes from: "priorities", "costs", "measurement", "hand" or what a caller says
+    origin: str
+    #: seconds of nodes, where they are, more or less
+    seconds: dict[Node, float]
+    #: nodes that no device runs, with the reasons
+    unable: dict[Node, str] = field(default_factory=dict)
+
+    def parts(self) -> list[Part]:
+        """One graph for each run of nodes on one device; the whole as it is, where there is but one."""
+        if len(set(self.labels.values())) == 1 and len(self.graph):
+            return [Part(next(iter(self.labels.values())), self.graph.nodes, self.graph)]
+        return split(self.graph, self.labels, self.seconds)
+
+
+class Hetero(Plugin):
+    """Places nodes, cuts the graph, and has each part compiled by its device's own plugin."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        names = list(names) or [n.strip() for n in settings.target_fallback.split(",") if n.strip()]
+        if not names:
+            raise SettingsError("HETERO names no devices", hint="for example HETERO:GPU,CPU; TARGET_FALLBACK may, too")
+        self.is_exclusive = settings.exclusive_async_requests or not (
+            settings.num_streams or settings.performance_hint != "LATENCY"
+        )
+        one = {"EXCLUSIVE_ASYNC_REQUESTS": "YES"} if self.is_exclusive else {}
+        self.plugins = [single(name, Settings.make(one, settings)) for name in names]
+        self.names = [plugin.name for plugin in self.plugins]
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"HETERO names {twice} twice", hint="each device once, the preferred one first")
+        self.name = f"HETERO:{','.join(self.names)}"
+        #: names that a device may be called by
+        self.spellings = [(plugin.name, given) for plugin, given in zip(self.plugins, names, strict=True)]
+
+    @property
+    def devices(self) -> list[Device]:
+        return [plugin.device for plugin in self.plugins]
+
+    # ---- placing ----------------------------------------------------------------------------------------------------
+
+    def query(self, model: Model, settings: Settings) -> dict[str, Support]:
+        """As the device of each node says, with its name. Nodes that need none are asked of the first."""
+        placed = self.place(model, settings)
+        own = [plugin.query(model, settings) for plugin in self.plugins]
+        chosen = {n.name: d for node, d in placed.labels.items() for n in (node, *_inner(node))}
+        return {
+            name: replace(own[chosen.get(name, 0)][name], device=self.names[chosen.get(name, 0)]) for name in own[0]
+        }
+
+    def place(self, model: Model, settings: Settings) -> Placed:
+        """A device for each node, as HETERO_PLACEMENT says; what was fixed by hand stays."""
+        task = Task(self, model, settings)
+        mode = settings.hetero_placement
+        if task.fixed and len(task.fixed) == len(task.graph):
+            return task.placed(dict(task.fixed), "hand")
+        if mode == "AUTO":
+            stored = hetero_store.find(settings, task.key)
+            labels = task.stored(stored) if stored is not None else None
+            if labels is not None:
+                return task.placed(labels, "measurement")
+        if mode in ("AUTO", "COST"):
+            labels = task.by_known_costs(estimates=mode == "COST")
+            if labels is not None:
+                return task.placed(labels, "costs")
+        return task.placed(task.by_priority(), "priorities")
+
+    # ---- compiling --------------------------------------------------------------------------------------------------
+
+    def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> HeteroModel:
+        check_disabled(settings)
+        return self.compile_placed(model, self.place(model, settings), settings)
+
+    def compile_placed(self, model: Model, placed: Placed, settings: Settings) -> HeteroModel:
+        """A model with these devices for its nodes."""
+        for node, why in placed.unable.items():
+            where = f"node {node.name!r} ({node.op})"
+            raise UnsupportedError(f"no device of {self.name} runs it: {why}", where=where)
+        tuner, nodes = Tuner(settings), [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
+        parts = placed.parts()
+        if settings.hetero_dump_graph_dot:
+            hetero_dot.write(settings.graph_dumps_dir or ".", placed.graph, placed.labels, self.names, parts)
+        compiled = [
+            (part, self.plugins[part.device].compile(bare(model, part.graph), settings, tuner)) for part in parts
+        ]
+        told = Settings.make({"EXCLUSIVE_ASYNC_REQUESTS": self.is_exclusive}, settings)
+        return HeteroModel(self.name, placed.graph, compiled, told, nodes, self._streams(settings), placed.origin)
+
+    def _streams(self, settings: Settings) -> Streams:
+        if self.is_exclusive:
+            return exclusive(self.name)
+        return Streams(max(streams(plugin.device, settings) for plugin in self.plugins))
+
+
+class Task:
+    """Placing one model: the graph before it is cut, what devices say about it, and what is fixed."""
+
+    def __init__(self, plugin: Hetero, model: Model, settings: Settings) -> None:
+        self.plugin, self.model, self.settings = plugin, model, settings
+        self.graph = model.graph.clone()
+        run_passes(self.graph, PREPARE, Context(settings))
+        self.affinity = dict(model.affinity)
+        if settings.hetero_affinity:
+            self.affinity = hetero_affinity.read(settings.hetero_affinity, settings.max_file_bytes) | self.affinity
+        self.fixed = hetero_affinity.fixed(self.affinity, model.graph, self.graph, plugin.spellings)
+        self._check_fixed()
+
+    @cached_property
+    def answers(self) -> list[dict[str, Support]]:
+        """Of each device about each node."""
+        return [plugin.query(bare(self.model, self.graph), self.settings) for plugin in self.plugin.plugins]
+
+    @cached_property
+    def key(self) -> str:
+        return hetero_store.key(self.graph, self.plugin.devices, self.settings, self.affinity)
+
+    def _check_fixed(self) -> None:
+        for node, device in self.fixed.items():
+            said = self.answers[device][node.name]
+            if not said:
+                name = self.plugin.names[device]
+                raise UnsupportedError(f"{name} cannot run it: {reasons(said.rejected)}",
+                                       where=f"affinity of {node.name!r} ({node.op})")  # fmt: skip
+
+    def by_priority(self) -> dict[Node, int]:
+        return hetero_place.by_priority(self.graph, self.answers, self.fixed)
+
+    def stored(self, names: Mapping[str, str]) -> dict[Node, int] | None:
+        """What a file says; None where it does not fit the model any more."""
+        number = {name: i for i, name in enumerate(self.plugin.names)}
+        found = {node: number.get(names.get(node.name, ""), -1) for node in self.graph.nodes}
+        right = all(d >= 0 and self.answers[d][n.name] for n, d in found.items())
+        return found if right and all(found[n] == d for n, d in self.fixed.items()) else None
+
+    def by_known_costs(self, estimates: bool) -> dict[Node, int] | None:
+        """The cheapest cut; None where devices do not know what nodes take. ``estimates`` will do, else."""
+        static = all(v.tensor is not None and v.tensor.is_static for v in self.graph.inputs)
+        if not static or not (estimates or all(d.family != "host" for d in self.plugin.devices)):
+            return None  # nobody measures kernels for open shapes, nor references: that much is known beforehand
+        looking = Settings.make(LOOKING, self.settings)
+        tuner = Tuner(looking)
+        costs: dict[str, hetero_costs.Costs] = {}
+        # processors first: kernels of GPUs take long to compile, and one device that knows nothing is enough
+        for plugin in sorted(self.plugin.plugins, key=lambda plugin: plugin.device.target.device != "cpu"):
+            found = self.known(plugin, looking, tuner)
+            if found is None or not (found.is_known or estimates):
+                return None
+            costs[plugin.name] = found
+        return self.cheapest([costs[name] for name in self.plugin.names])
+
+    def known(self, plugin: SingleDevice, settings: Settings, tuner: Tuner) -> hetero_costs.Costs | None:
+        """What a device's kernels for the whole model take, as far as somebody knows; None where it cannot run it."""
+        try:
+            compiled = plugin.compile(bare(self.model, self.graph), settings, tuner)
+        except UnsupportedError:
+            return None
+        return hetero_costs.known(self.graph, compiled)
+
+    def problem(self, costs: Sequence[hetero_costs.Costs]) -> hetero_place.Problem:
+        seconds: dict[Node, Sequence[float]] = {}
+        for node in self.graph.nodes:
+            able = [self.fixed.get(node, d) == d and bool(said[node.name]) for d, said in enumerate(self.answers)]
+            seconds[node] = [c.seconds[node] if can else math.inf for c, can in zip(costs, able, strict=True)]
+        # What is fixed to different devices cannot be together, whatever a device makes of it.
+        follow = [list(pair) for pair in hetero_place.followers(self.graph).items()]
+        groups = (
+            group
+            for group in (*follow, *(group for c in costs for group in c.together))
+            if len({self.fixed[n] for n in group if n in self.fixed}) <= 1
+        )
+        transfer = hetero_costs.transfer(self.plugin.devices)
+        return hetero_place.Problem(self.graph, seconds, transfer, len(costs), list(groups))
+
+    def cheapest(self, costs: Sequence[hetero_costs.Costs]) -> dict[Node, int]:
+        problem = self.problem(costs)
+        return problem.spread(hetero_place.by_cut(problem))
+
+    def all_on(self, device: int) -> dict[Node, int]:
+        """Everything on one device, but what is fixed elsewhere or cannot run there."""
+        elsewhere = self.by_priority()
+        return {
+            n: self.fixed.get(n, device if self.answers[device][n.name] else elsewhere[n]) for n in self.graph.nodes
+        }
+
+    def placed(
+        self, labels: dict[Node, int], origin: str, costs: Sequence[hetero_costs.Costs] = ()
+    ) -> Placed:  # fmt: skip
+        said = {node: self.answers[device][node.name] for node, device in labels.items()}
+        unable = {node: reasons(support.rejected) for node, support in said.items() if not support}
+        devices = self.plugin.devices
+        seconds = {n: costs[d].seconds[n] if costs else hetero_costs.roughly(n, devices[d]) for n, d in labels.items()}
+        return Placed(self.graph, labels, origin, seconds, unable)
+
+
+def bare(model: Model, graph: Graph) -> Model:
+    """Another graph as a model, without what was said of the first one's nodes."""
+    return replace(model, graph=graph, affinity={}, declared={})
+
+
+def _inner(node: Node) -> list[Node]:
+    return [n for body in node.bodies.values() for graph in body.walk() for n in graph.nodes]

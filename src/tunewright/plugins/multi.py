@@ -1,0 +1,81 @@
+"""``MULTI:GPU.0,CPU``: requests go to whichever device is free, the first listed preferred (docs/multi.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..errors import SettingsError
+from ..frontend.model import Model
+from ..runtime.compiled import CompiledModel
+from ..runtime.multi import Candidate, Pool
+from ..runtime.multi_model import PoolModel
+from ..settings import Settings
+from .base import Plugin, Support
+from .batch import with_batches
+from .find import single
+from .several import parse, split
+from .single import SingleDevice
+
+
+class Part:
+    """One of several devices, with the settings for it."""
+
+    def __init__(self, name: str, requests: int, settings: Settings) -> None:
+        """``requests``: how many it takes at a time, each on its share of the device; 0: as the settings say."""
+        own = {"DEVICE_ID": ""} | ({"NUM_STREAMS": requests} if requests else {})
+        self.settings, self.fixed = Settings.make(own, settings), bool(requests)
+        self.single: SingleDevice = single(name, self.settings)
+        self.plugin: Plugin = with_batches(self.single, self.settings)
+        self.name = self.single.name
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.single.device.target.device == "cpu"
+
+    def candidate(self, model: Model) -> Candidate:
+        compile: Callable[[], CompiledModel] = partial(self.plugin.compile, model, self.settings)
+        return Candidate(self.name, self.requests, self.fixed, compile, self.single.device.broken)
+
+    @property
+    def requests(self) -> int:
+        """How many it takes at a time."""
+        return getattr(self.plugin, "requests", self.single.streams)
+
+
+def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
+    """The devices; SettingsError or DeviceError where one is not there, or there twice."""
+    found = [Part(name, requests, settings) for name, requests in parse(names, kind)]
+    seen: dict[str, str] = {}
+    for part, name in zip(found, names, strict=True):
+        if part.name in seen:
+            raise SettingsError(f"{kind}: {name} is the same device as {seen[part.name]}", hint="name each device once")
+        seen[part.name] = name
+    return found
+
+
+def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
+    """Of the first device that runs the whole model; of the first one, if none does."""
+    answers = (part.single.query(model, part.settings) for part in found)
+    first = next(answers)
+    return first if all(first.values()) else next((a for a in answers if all(a.values())), first)
+
+
+class Multi(Plugin):
+    """All devices serve, the first that is free in their order."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        names = list(names) or split(settings.multi_device_priorities)
+        self.parts = parts(names, settings, "MULTI")
+        self.name = f"MULTI:{','.join(names)}"
+
+    def query(self, model: Model, settings: Settings) -> dict[str, Support]:
+        return support(self.parts, model)
+
+    def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
+        def others(text: str) -> list[Candidate]:
+            return [part.candidate(model) for part in parts(split(text), settings, "MULTI")]
+
+        pool = Pool("MULTI", [part.candidate(model) for part in self.parts], together=True)
+        pool.compile_all()
+        return PoolModel(self.name, pool, settings, others)

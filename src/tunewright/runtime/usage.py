@@ -1,0 +1,75 @@
+"""How much memory models hold, by what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+from .executor import Executor
+from .plan import Place, Plan
+from .program import Program
+from .request import DeviceModel
+
+#: Bytes by purpose. ``constants``: weights, as they are and as kernels want them; ``arenas``: what passes between the
+#: layers of each request; ``staging``: inputs and results on their way to a device and back; ``scratch``: of kernels.
+Usage = dict[str, int]
+PURPOSES = ("constants", "arenas", "staging", "scratch")
+
+
+def usage(models: Iterable[DeviceModel]) -> Usage:
+    """What these models and their requests hold; weights that they share count once."""
+    found = dict.fromkeys(PURPOSES, 0)
+    constants: dict[int, int] = {}
+    for model in models:
+        for array in _constants(model):
+            constants[id(array)] = array.nbytes
+        for request in _alive(model.requests):
+            _add(found, request.executor)
+    found["constants"] = sum(constants.values())
+    return found
+
+
+def live(device: str) -> list[DeviceModel]:
+    """Models that are on a device now."""
+    return [model for model in _alive(DeviceModel.live) if model.device_name == device]
+
+
+def _alive(objects: WeakSet[Any]) -> list[Any]:
+    for _ in range(16):
+        try:
+            return list(objects)
+        except RuntimeError:  # one was added by another thread meanwhile
+            continue
+    return []
+
+
+def plans(program: Program) -> Iterator[Plan]:
+    """Every plan of a program, and those that follow when shapes depend on data."""
+    for plan in program.plans:
+        yield plan
+        if plan.rest is not None:
+            yield from plans(plan.rest)
+
+
+def _constants(model: DeviceModel) -> Iterator[Any]:
+    for graph in model.graph.walk():
+        for node in graph.nodes:
+            for value in node.inputs:
+                if value is not None and value.const is not None:
+                    yield value.const
+    for plan in plans(model.program):
+        for slot in plan.slots:
+            if slot.place is Place.CONST:
+                yield slot.const
+
+
+def _add(found: Usage, executor: Executor) -> None:
+    for plan, frame in executor.frames():
+        found["arenas"] += plan.arena_bytes
+        if not plan.device.shares_memory:
+            found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
+            held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}
+            found["staging"] += sum(held.values())
+    for queue in executor.queues.values():
+        found["scratch"] += queue.scratch_bytes

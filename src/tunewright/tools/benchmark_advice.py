@@ -1,0 +1,218 @@
+"""What the figures of a benchmark suggest: each piece of advice follows from measured numbers, and names them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from .benchmark_statistics import Slices, statistics
+
+if TYPE_CHECKING:
+    from ..runtime.compiled import CompiledModel
+    from ..runtime.counters import Row
+    from .benchmark_measure import Load, Result
+
+#: part of a stream's time that may be idle before it counts as one too many
+IDLE = 0.75
+#: parts of an inference that are worth a word
+WAITING, HOST, COPIES, ON_HOST, UNTUNED = 0.25, 0.25, 0.15, 0.05, 0.2
+#: interquartile range and drift, as parts of the median, that make figures doubtful
+NOISY, DRIFT = 0.15, 0.1
+#: inferences below which a percentile of the slowest is chance
+FEW = 20
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What runs for a node."""
+
+    name: str
+    op: str
+    kernel: str
+    #: default, heuristic, shipped, tuned, locked; empty: nobody chose
+    origin: str
+    on_host: bool
+    #: of the time of all nodes, where it was counted
+    share: float | None = None
+    #: how many times as fast as the default it was measured to be
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that advice follows from, times in seconds."""
+
+    streams: int
+    requests: int
+    #: inferences that streams worked on at a time, on average
+    concurrency: float
+    #: medians: from start to end; on a stream; of that the host's own, and copies (None: not counted)
+    latency: float
+    run: float
+    host: float
+    copy: float | None
+    #: interquartile range of latencies, and last quarter against first, as parts of the median
+    spread: float
+    drift: float
+    inferences: int
+    kernels: Sequence[Kernel] = field(default_factory=list)
+    model: str = "MODEL"
+    device: str = "CPU"
+    #: what sets the model's open dimensions on a command line
+    shapes: str = ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """``kind`` is for programs, ``text`` says what was measured and what to try."""
+
+    kind: str
+    text: str
+
+
+ORIGINS = {
+    "lockfile": "locked", "tuning file": "tuned", "user knowledge base": "tuned", "search": "tuned",
+    "system knowledge base": "shipped", "heuristic": "heuristic", "default": "default",
+}  # fmt: skip
+
+
+def origin_word(text: str) -> str:
+    """Where a choice came from in one word; empty for what nobody chose."""
+    return next((word for start, word in ORIGINS.items() if text.startswith(start)), "")
+
+
+def advise(facts: Facts) -> list[Advice]:
+    """What to try, the most telling first."""
+    return [*_streams(facts), *_kernels(facts), *_parts(facts), *_doubts(facts)]
+
+
+def _streams(facts: Facts) -> Iterator[Advice]:
+    idle = facts.streams - facts.concurrency
+    if idle >= IDLE and facts.streams > 1:
+        # Streams have equal shares of the threads: what idles is lost to the others.
+        count, few = round(idle), facts.requests < facts.streams
+        busy = max(1, facts.streams - count)
+        text = f"{count} of {facts.streams} streams idle ({facts.concurrency:.1f} inferences ran at a time): "
+        text += f"try --requests {facts.streams}, or --streams {facts.requests}" if few else f"try --streams {busy}"
+        yield Advice("idle-streams", text)
+    waiting = 1 - facts.run / facts.latency if facts.latency else 0.0
+    if waiting >= WAITING and facts.requests > facts.streams:
+        yield Advice(
+            "waiting-requests",
+            f"requests wait {waiting:.0%} of their latency for a stream ({facts.requests} requests, {facts.streams} "
+            f"streams): try --requests {facts.streams}, which waits less and keeps the streams as busy",
+        )
+
+
+def _kernels(facts: Facts) -> Iterator[Advice]:
+    kernels = facts.kernels
+    counted = any(k.share is not None for k in kernels)
+    host = [k for k in kernels if k.on_host]
+    if host and len(host) < len(kernels):  # else the device is the host
+        share = sum(k.share or 0.0 for k in host)
+        if not counted or share >= ON_HOST:
+            ops = Counter(k.op.removeprefix("tunewright::") for k in host).most_common(4)
+            which = ", ".join(op if n == 1 else f"{n} {op}" for op, n in ops)
+            which += ", ..." if len({k.op for k in host}) > 4 else ""
+            time = f" and take {share:.0%} of the time" if counted else ""
+            many = f"{len(host)} nodes run" if len(host) > 1 else "1 node runs"
+            time = time if len(host) > 1 else time.replace("take", "takes")
+            why = f"tunewright query {facts.model} -d {facts.device}"
+            yield Advice("host-nodes", f"{many} on the host{time}: {which}. `{why}` says why")
+    chosen = [k for k in kernels if k.origin and not k.on_host]
+    untuned = [k for k in chosen if k.origin == "default"]
+    share = sum(k.share or 0.0 for k in untuned) if counted else len(untuned) / max(1, len(chosen))
+    if untuned and share >= UNTUNED:
+        gains = [k.gain for k in chosen if k.gain is not None]
+        what = f"kernels with {share:.0%} of the time" if counted else f"{len(untuned)} of {len(chosen)} kernels"
+        text = f"{what} are untuned: `tunewright tune {facts.model} -d {facts.device}{facts.shapes}`"
+        if len(gains) >= 3:
+            typical = median(gains)
+            text += f"; here tuned kernels are {typical:.2f} times as fast as their defaults (median of {len(gains)})"
+            if counted and typical > 1:
+                text += f", so expect about {share * (1 - 1 / typical):.0%} less time"
+        yield Advice("untuned", text)
+
+
+def _parts(facts: Facts) -> Iterator[Advice]:
+    device = any(not k.on_host for k in facts.kernels) or not facts.kernels
+    host = facts.host / facts.run if facts.run else 0.0
+    if host >= HOST and device:
+        what = "more than one stream hides it (--hint throughput)" if facts.streams == 1 else "larger batches share it"
+        yield Advice("host-bound", f"the host takes {host:.0%} of each inference ({facts.host * 1e6:,.0f} us): {what}")
+    if facts.copy is not None and facts.run and facts.copy / facts.run >= COPIES:
+        yield Advice(
+            "copies",
+            f"copies take {facts.copy / facts.run:.0%} of each inference: tensors can stay on the device "
+            "(docs/remote-tensors.md)",
+        )
+
+
+def _doubts(facts: Facts) -> Iterator[Advice]:
+    if facts.inferences < FEW:
+        text = f"only {facts.inferences} inferences were measured: the slowest percentiles are chance (-t longer)"
+        yield Advice("few-inferences", text)
+        return
+    if facts.spread >= NOISY:
+        yield Advice(
+            "noisy",
+            f"load was noisy: the interquartile range is {facts.spread:.0%} of the median. Close other programs, or "
+            "measure longer (-t)",
+        )
+    if abs(facts.drift) >= DRIFT:
+        way = "slower" if facts.drift > 0 else "faster"
+        yield Advice(
+            "drift",
+            f"the last quarter was {abs(facts.drift):.0%} {way} than the first: the machine was warming up or "
+            "throttling, or others came and went (-w, -t)",
+        )
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+def facts_of(
+    compiled: CompiledModel, result: Result, load: Load, model: str, slices: Slices, shapes: str = ""
+) -> Facts:
+    """The facts of a run."""
+    latency = statistics(result.latencies)
+    quarter = max(1, len(slices.latencies) // 4)
+    enough = len(slices.latencies) >= 8
+    drift = median(slices.latencies[-quarter:]) / median(slices.latencies[:quarter]) - 1 if enough else 0.0
+    return Facts(
+        compiled.streams.count, load.requests, sum(result.runs) / max(result.seconds, 1e-9), latency["median"],
+        median(result.runs), median(result.hosts), median(result.copies) if result.rows else None,
+        latency["iqr"] / latency["median"] if latency["median"] else 0.0, drift, len(result.latencies),
+        kernels_of(compiled, result.rows), model, compiled.device_name, shapes,
+    )  # fmt: skip
+
+
+def kernels_of(compiled: CompiledModel, rows: Sequence[Row]) -> list[Kernel]:
+    """What ran: from the counters, where there are some, with what the plans of a single device know."""
+    gains, planned = {}, {}
+    from ..runtime.request import DeviceModel
+
+    if isinstance(compiled, DeviceModel):
+        from ..runtime.explain import steps
+
+        for plan in compiled.program.plans:
+            for _, step, _ in steps(plan):
+                if step.optimized_out or step.control is not None or step.kernel is None:
+                    continue
+                name = step.node.name or step.node.output.name
+                choice = step.choice
+                if choice is not None and choice.measurement is not None:
+                    gains[name] = choice.measurement.evidence.gain.median
+                origin = "" if choice is None else origin_word(choice.why)
+                planned[name] = Kernel(name, step.node.op, step.kernel.name, origin, step.on_host, None,
+                                       gains.get(name))  # fmt: skip
+    if not rows:
+        return list(planned.values())
+    ran = [row for row in rows if row.calls and row.kernel != "control flow"]
+    total = sum(row.device_seconds + row.host_seconds for row in ran) or 1.0
+    shares = {row.name: (row.device_seconds + row.host_seconds) / total for row in ran}
+    return [
+        Kernel(r.name, r.type, r.kernel, origin_word(r.origin), r.host_seconds > 0, shares[r.name], gains.get(r.name))
+        for r in ran
+    ]

@@ -1,0 +1,300 @@
+"""Inferences one after the other or side by side, and what each took."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TunewrightError
+from .common import console, working
+
+if TYPE_CHECKING:
+    from ..runtime.compiled import CompiledModel, InferRequest
+    from ..runtime.counters import Row
+    from ..runtime.trace import Trace
+    from ..settings import Settings
+
+#: seconds after which progress is shown
+PATIENCE = 2.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a model is driven: until the time is over, or the count is reached."""
+
+    requests: int
+    #: inferences are started and called back from (AsyncInferQueue), else waited for by a thread for each request
+    is_async: bool
+    seconds: float | None
+    count: int | None
+    warm_up: int
+
+    @property
+    def api(self) -> str:
+        return "async" if self.is_async else "sync"
+
+
+@dataclass
+class Result:
+    """What was measured, in the order of completion, and counters summed over ``counted`` inferences."""
+
+    #: from the start of an inference until its results were there; waiting for a stream is part of it
+    latencies: list[float] = field(default_factory=list)
+    #: of each: how long a stream worked for it, how much of that was the host's own, and copies
+    runs: list[float] = field(default_factory=list)
+    hosts: list[float] = field(default_factory=list)
+    copies: list[float] = field(default_factory=list)
+    #: when each was over, by the clock that ``begin`` is of
+    ends: list[float] = field(default_factory=list)
+    begin: float = 0.0
+    #: wall-clock time of all
+    seconds: float = 0.0
+    #: kernels launched
+    launches: int = 0
+    rows: list[Row] = field(default_factory=list)
+    counted: int = 0
+    #: by Ctrl-C
+    interrupted: bool = False
+
+    def add(self, other: Result) -> None:
+        """Another turn of the same."""
+        shift = self.ends[-1] - other.begin if self.ends else 0.0  # as if one had followed the other
+        if not self.ends:
+            self.begin = other.begin
+        self.ends += [end + shift for end in other.ends]
+        self.latencies += other.latencies
+        self.runs += other.runs
+        self.hosts += other.hosts
+        self.copies += other.copies
+        self.seconds += other.seconds
+        self.launches += other.launches
+
+
+def import_everything(device: str, settings: Settings) -> None:
+    """Compile and run the smallest model, so that what a process imports and discovers once is not measured."""
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    from ..core import Core
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "smallest", [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    core = Core()
+    # The user's limits are meant for the user's model.
+    core.settings = replace(type(settings)(), cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes)
+    core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
+
+
+def measure(
+    compiled: CompiledModel,
+    feeds: Sequence[dict[str, Any]],
+    load: Load,
+    trace: Trace | None = None,
+    progress: bool = True,
+) -> Result:
+    """Inferences on these inputs in turn. Ctrl-C ends it: what was measured until then is the result."""
+    driver = _Async(compiled, feeds, load, trace) if load.is_async else _Sync(compiled, feeds, load, trace)
+    with working("warming up") if progress else contextlib.nullcontext():  # one display at a time
+        driver.warm_up()
+    bar = _progress(driver.result, load) if progress else contextlib.nullcontext(lambda: None)
+    with bar as done, contextlib.nullcontext() if trace is None else trace:
+        driver.run(done)
+    if driver.failures:
+        raise driver.failures[0]
+    return driver.result
+
+
+class _Driver:
+    """What both ways share: when it is over, and what is noted of an inference."""
+
+    def __init__(
+        self, compiled: CompiledModel, feeds: Sequence[dict[str, Any]], load: Load, trace: Trace | None
+    ) -> None:
+        self.compiled, self.feeds, self.load, self.trace = compiled, feeds, load, trace
+        self.result = Result()
+        self.failures: list[BaseException] = []
+        self.started = 0
+        self._lock = threading.Lock()
+        self._deadline: float | None = None
+
+    def warm_up(self) -> None:
+        raise NotImplementedError
+
+    def drive(self, done: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+    def run(self, done: Callable[[], None]) -> None:
+        """Until it is over, or Ctrl-C."""
+        begin = self.result.begin = time.perf_counter()
+        self._deadline = None if self.load.seconds is None else begin + self.load.seconds
+        try:
+            self.drive(done)
+        except KeyboardInterrupt:
+            self.result.interrupted = True
+            self.end()
+        self.result.seconds = (self.result.ends[-1] if self.result.ends else time.perf_counter()) - begin
+
+    def end(self) -> None:
+        """Let what runs come to its end."""
+
+    def next(self) -> int | None:
+        """The number of the next inference; None: it is over."""
+        with self._lock:
+            over = self.failures or self.result.interrupted
+            over = over or (self.load.count is not None and self.started >= self.load.count)
+            if self._deadline is not None and self.started >= self.load.requests:
+                over = over or time.perf_counter() >= self._deadline
+            if over:
+                return None
+            self.started += 1
+            return self.started - 1
+
+    def feed(self, number: int) -> dict[str, Any]:
+        return self.feeds[number % len(self.feeds)]
+
+    def note(self, request: InferRequest, which: int, number: int, begin: float) -> None:
+        """An inference is over."""
+        end, totals, result = time.perf_counter(), request.get_totals(), self.result
+        with self._lock:
+            result.latencies.append(end - begin)
+            result.ends.append(end)
+            result.runs.append(totals.seconds)
+            result.hosts.append(totals.host_seconds)
+            result.copies.append(totals.copy_seconds)
+            result.launches += totals.launches
+        if which == 0 and self.compiled.settings.perf_count:
+            accumulate(result, request.get_profiling_info())
+        if self.trace is not None:
+            self.trace.request(which, f"inference {number}", begin, end)
+
+
+class _Sync(_Driver):
+    """A thread for each request, which waits."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.requests = [self.compiled.create_infer_request() for _ in range(self.load.requests)]
+
+    def warm_up(self) -> None:
+        for request in self.requests:
+            for i in range(self.load.warm_up):
+                request.infer(self.feed(i))
+
+    def drive(self, done: Callable[[], None]) -> None:
+        if len(self.requests) == 1:
+            self.work(0, done)
+            return
+        workers = [
+            threading.Thread(target=self._guarded, args=(i, done), name=f"request-{i}", daemon=True)
+            for i in range(len(self.requests))
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                worker.join()
+        except KeyboardInterrupt:
+            self.result.interrupted = True  # tells them to stop
+            for worker in workers:
+                worker.join()
+            raise
+
+    def _guarded(self, which: int, done: Callable[[], None]) -> None:
+        try:
+            self.work(which, done)
+        except BaseException as error:  # handed to the caller's thread
+            self.failures.append(error)
+
+    def work(self, which: int, done: Callable[[], None]) -> None:
+        request = self.requests[which]
+        while (number := self.next()) is not None:
+            begin = time.perf_counter()
+            request.infer(self.feed(number))
+            self.note(request, which, number, begin)
+            done()
+
+
+class _Async(_Driver):
+    """Requests that are started as they become free, and call back."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        from ..runtime.asynchronous import AsyncInferQueue
+
+        self.queue = AsyncInferQueue(self.compiled, self.load.requests)
+        self.which = {id(request): i for i, request in enumerate(self.queue)}
+
+    def warm_up(self) -> None:
+        for i in range(self.load.warm_up * len(self.queue)):
+            self.queue.start_async(self.feed(i))
+        self.queue.wait_all()
+
+    def drive(self, done: Callable[[], None]) -> None:
+        self.queue.set_callback(self._over)
+        while (number := self.next()) is not None:
+            self.queue.wait_ready()  # not part of the latency
+            self.queue.start_async(self.feed(number), (number, time.perf_counter()))
+            done()
+        self.queue.wait_all()
+
+    def end(self) -> None:
+        # Not the queue's own way: Ctrl-C may have come while it had a request in its hands.
+        for request in self.queue:
+            with contextlib.suppress(TunewrightError):  # it was not started, or failed
+                request.wait(PATIENCE)
+
+    def _over(self, request: InferRequest, started: tuple[int, float]) -> None:
+        self.note(request, self.which[id(request)], *started)
+
+
+def accumulate(result: Result, rows: Sequence[Row]) -> None:
+    """Add the counters of one inference."""
+    result.counted += 1
+    if not result.rows:
+        result.rows = list(rows)
+        return
+    known = {row.name: row for row in result.rows}
+    for row in rows:
+        mine = known.get(row.name)
+        if mine is None:
+            result.rows.append(row)
+            continue
+        mine.device_seconds += row.device_seconds
+        mine.host_seconds += row.host_seconds
+        mine.calls += row.calls
+        mine.launches += row.launches
+
+
+@contextlib.contextmanager
+def _progress(result: Result, load: Load) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, on a terminal, once two seconds have passed."""
+    if not sys.stderr.isatty() or (load.seconds is not None and load.seconds <= PATIENCE):
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    begin = time.perf_counter()
+    columns = (
+        TextColumn("measuring"), BarColumn(), TextColumn("{task.fields[inferences]} inferences"), TimeRemainingColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console(stderr=True), transient=True, refresh_per_second=4) as bar:
+        total = load.seconds if load.seconds is not None else load.count
+        task = bar.add_task("", total=total, inferences=0, visible=False)
+        last = begin
+
+        def done() -> None:
+            nonlocal last
+            now, n = time.perf_counter(), len(result.latencies)
+            if now - last < 0.1:  # updating takes longer than a small inference
+                return
+            last, elapsed = now, now - begin
+            bar.update(task, completed=elapsed if load.seconds is not None else n, inferences=n,
+                       visible=elapsed > PATIENCE)  # fmt: skip
+
+        yield done

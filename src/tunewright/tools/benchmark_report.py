@@ -1,0 +1,290 @@
+"""What a benchmark found: the report for programs (JSON, CSV), and the figures for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from .benchmark_advice import origin_word
+from .benchmark_statistics import Slices, percentile, short, statistics, thinned
+from .common import cell, console, milliseconds, table
+
+if TYPE_CHECKING:
+    from ..runtime.counters import Row
+    from .benchmark_advice import Advice
+    from .benchmark_measure import Load, Result
+    from .benchmark_statistics import Comparison
+
+SCHEMA = "tunewright.benchmark/2"
+#: rows of counters that are shown; reports have all
+SHOWN = 25
+#: characters of a node's name that are shown; reports have all
+LONGEST = 48
+
+
+# -- for programs -----------------------------------------------------------------------------------------------------
+def figures(result: Result, load: Load, batch: int | None, percentiles: Sequence[float]) -> dict[str, Any]:
+    """What was measured, typed: of a run, or of one point of a sweep."""
+    count = len(result.latencies)
+    rate = count / max(result.seconds, 1e-9)
+    slices = Slices.of(result.latencies, result.ends, result.begin)
+    found = {
+        "api": load.api,
+        "requests": load.requests,
+        "batch": batch,
+        "inferences": count,
+        "seconds": result.seconds,
+        "interrupted": result.interrupted,
+        "latency_ms": {k: v * 1e3 for k, v in statistics(result.latencies, percentiles).items()},
+        "throughput_per_second": rate,
+        "examples_per_second": rate * (batch or 1),
+        "concurrency": sum(result.runs) / max(result.seconds, 1e-9),
+        "run_ms": median(result.runs) * 1e3,
+        "launches": result.launches / max(1, count),
+        "host_us": median(result.hosts) * 1e6,
+        "copy_us": median(result.copies) * 1e6 if result.rows else None,
+        "kernel_us": _kernel_seconds(result) * 1e6 if result.rows else None,
+    }
+    found["samples"] = {
+        "latency_ms": [short(s * 1e3) for s in thinned(result.latencies)], "slices": slices.as_dict()
+    }  # fmt: skip
+    return found
+
+
+def _kernel_seconds(result: Result) -> float:
+    """Of one inference on the device, by the counters."""
+    leaves = (row for row in result.rows if row.kernel != "control flow")
+    return sum(row.device_seconds for row in leaves) / max(1, result.counted)
+
+
+def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
+    """A row of counters, per inference."""
+    n = max(1, counted)
+    leaf = row.kernel != "control flow"
+    return {
+        "name": row.name,
+        "type": row.type,
+        "status": row.status.value,
+        "kernel": row.kernel,
+        "origin": row.origin,
+        "chosen": origin_word(row.origin),
+        "device_ms": row.device_seconds * 1e3 / n,
+        "host_ms": row.host_seconds * 1e3 / n,
+        "share": (row.device_seconds + row.host_seconds) / total if leaf and total else None,
+        "calls": row.calls / n,
+        "launches": row.launches / n,
+    }
+
+
+def counters_of(result: Result) -> list[dict[str, Any]]:
+    """All rows, those that took longest first."""
+    leaves = [row for row in result.rows if row.kernel != "control flow"]
+    total = sum(row.device_seconds + row.host_seconds for row in leaves)
+    rows = sorted(result.rows, key=lambda row: -(row.device_seconds + row.host_seconds))
+    return [row_of(row, result.counted, total) for row in rows]
+
+
+def write_json(report: Mapping[str, Any], target: str) -> None:
+    """To a file, or to stdout for ``-``."""
+    _write(json.dumps(report, indent=2) + "\n", target)
+
+
+def write_report(report: Mapping[str, Any], target: str) -> None:
+    """As CSV where the file's name says so, else as JSON."""
+    if target.lower().endswith(".csv"):
+        _write(as_csv(report), target)
+    else:
+        write_json(report, target)
+
+
+def _write(text: str, target: str) -> None:
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", where=target) from None
+
+
+def as_csv(report: Mapping[str, Any]) -> str:
+    """A sweep: a row for each point. Else a row for each figure: its key, its type and its value."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if "points" in report:
+        rows = [dict(_flat({k: v for k, v in point.items() if k != "samples"})) for point in report["points"]]
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        writer.writerow(keys)
+        writer.writerows([[_plain(row.get(key)) for key in keys] for row in rows])
+    else:
+        writer.writerow(["key", "type", "value"])
+        for key, value in _flat(report):
+            writer.writerow([key, type(value).__name__ if value is not None else "none", _plain(value)])
+    return out.getvalue()
+
+
+def _flat(value: Any, key: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [pair for k, v in value.items() for pair in _flat(v, f"{key}.{k}" if key else str(k))]
+    if isinstance(value, list):
+        if all(not isinstance(v, (Mapping, list)) for v in value):
+            return [(key, " ".join(map(str, value)))]
+        return [pair for i, v in enumerate(value) for pair in _flat(v, f"{key}.{i}")]
+    return [(key, value)]
+
+
+def _plain(value: Any) -> Any:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report to compare with."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+    except ValueError as error:
+        raise InputError(f"is no JSON: {error}", where=str(path)) from None
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if schema != SCHEMA:
+        raise InputError(f"is no report of this version ({schema or 'it has no schema'})", where=str(path),
+                         hint=f"write one with --report: {SCHEMA}")  # fmt: skip
+    if "points" in found:
+        raise InputError("is the report of a sweep", where=str(path), hint="compare with that of a plain run")
+    slices = (found.get("samples") or {}).get("slices") or {}
+    for key in ("latency_ms", "per_second"):
+        known = slices.get(key)
+        if not isinstance(known, list) or not all(isinstance(v, (int, float)) and v > 0 for v in known):
+            raise InputError("has no samples to compare with", where=str(path), hint="measure it again with --report")
+    return found
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) -> None:
+    """The figures of a run; ``percent``: the percentile that counts."""
+    out = console()
+    about = report["environment"]
+    title = f"{report['model']} on {report['device']}: {about['cpu']}, {about['cores']} cores"
+    out.print(cell(title), style="bold", soft_wrap=True)
+    for name, text in report["inputs"].items():
+        out.print(cell(f"  {name}: {text}, {report['data'].get(name, 'absent')}"), soft_wrap=True)
+    out.print()
+    made = table("phase", ">ms")
+    for key in ("load", "compile", "first_inference"):
+        made.add_row(key.replace("_", " "), milliseconds(report[f"{key}_ms"] / 1e3))
+    out.print(made)
+    kernels = report["kernel_cache"]
+    out.print(f"kernel cache: {kernels['hits']} hits, {kernels['misses']} misses" if kernels else "kernel cache: off")
+    out.print()
+    streams, requests = report["streams"], report["requests"]
+    how = f"{many(requests, 'request')} on {many(streams, 'stream')}, {report['api']}"
+    early = ", interrupted" if report["interrupted"] else ""
+    out.print(f"{report['inferences']:,} inferences in {report['seconds']:.2f} s{early}: {how}", markup=False)
+    if report.get("served"):
+        shares = ", ".join(f"{name} {count:,}" for name, count in report["served"].items())
+        out.print(f"served by: {shares} (with warming up)", markup=False, soft_wrap=True)
+    elif report.get("devices", [report["device"]]) != [report["device"]]:
+        out.print(f"served by: {', '.join(report['devices'])}", markup=False, soft_wrap=True)
+    if report.get("streams_origin"):
+        out.print(f"streams and requests: {report['streams_origin']}", markup=False, soft_wrap=True)
+    out.print()
+    latency = report["latency_ms"]
+    shown = {key: value for key, value in latency.items() if key not in ("std", "iqr")}
+    made = table("ms", *(f">{key}" for key in shown))
+    made.add_row("latency", *(milliseconds(ms / 1e3) for ms in shown.values()))
+    out.print(made)
+    out.print()
+    if percent != 50:
+        out.print(f"latency: {milliseconds(percentile(latencies, percent))} ms at the {percent:g} % percentile")
+    rate, examples = report["throughput_per_second"], report["examples_per_second"]
+    out.print(f"throughput: {rate:,.2f} inferences per second", markup=False)
+    if examples != rate:
+        out.print(f"            {examples:,.2f} examples per second, in batches of {report['batch']}", markup=False)
+    launches = f"{report['launches']:,.4g} {'launch' if report['launches'] == 1 else 'launches'}"
+    out.print(f"of each: {launches}, {report['host_us']:,.0f} us of the host (median)", markup=False)
+    if report["copy_us"] is not None:
+        copies = f"{report['copy_us']:,.0f} us of copies" if report["copy_us"] else "no copies"
+        out.print(f"         {report['kernel_us']:,.0f} us of kernels (mean), {copies}", markup=False)
+
+
+def many(count: int, what: str) -> str:
+    """1 stream, 2 streams."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def show_counters(result: Result) -> None:
+    """Executed nodes by time, with their share of the sum."""
+    from ..runtime.counters import Status
+
+    rows, counted = result.rows, result.counted
+    n = max(1, counted)
+    spent = {row.name: (row.device_seconds + row.host_seconds) / n for row in rows}
+    # A control-flow node contains the time of its body: only what the leaves took has a share.
+    leaves = {row.name: spent[row.name] for row in rows if row.kernel != "control flow"}
+    total = sum(leaves.values()) or 1.0
+    ran = sorted((row for row in rows if row.status is Status.EXECUTED), key=lambda row: -spent[row.name])
+    # Where one of the two has all the time, the other's column would only take room from the names.
+    clocks = {"device": [row.device_seconds for row in ran], "host": [row.host_seconds for row in ran]}
+    clocks = {name: times for name, times in clocks.items() if any(times)}
+    made = table("node", "type", "kernel", "origin", *(f">{name} ms" for name in clocks), ">share")
+    for i, row in enumerate(ran[:SHOWN]):
+        share = f"{leaves[row.name] / total:.1%}" if row.name in leaves else "-"
+        times = [milliseconds(s / n) if (s := seconds[i]) else "-" for seconds in clocks.values()]
+        what = _short(row.name), row.type.removeprefix("tunewright::"), row.kernel, origin_word(row.origin) or "-"
+        made.add_row(*map(cell, what), *times, share)
+    out = console()
+    out.print()
+    out.print(made)
+    out.print()
+    rest = ran[SHOWN:]
+    if rest:
+        together = sum(leaves.get(row.name, 0.0) for row in rest) / total
+        out.print(f"and {len(rest)} more nodes with {together:.1%} together (--report has all)", markup=False)
+    gone = sum(row.status is Status.OPTIMIZED_OUT for row in rows)
+    idle = sum(row.status is Status.NOT_RUN for row in rows)
+    out.print(
+        f"{len(ran)} nodes executed, {gone} optimized out, {idle} not run; mean of {counted} inferences", markup=False
+    )
+    kernels = [row for row in ran if row.name in leaves]
+    launches, host = sum(row.launches for row in kernels) / n, sum(row.host_seconds for row in kernels) / n
+    if launches:
+        part = f"; {host / total:.1%} of the time in operations on the host" if host else ""
+        out.print(f"{many(round(launches), 'kernel')} launched{part}")
+
+
+def _short(name: str) -> str:
+    """The end of a long name: exporters put the path to the node in front of what tells it from others."""
+    return name if len(name) <= LONGEST else f"...{name[3 - LONGEST :]}"
+
+
+def show_advice(found: Sequence[Advice]) -> None:
+    """One line for each."""
+    if found:
+        out = console()
+        out.print()
+        for advice in found:
+            out.print(cell(f"advice: {advice.text}"), soft_wrap=True)
+
+
+def show_comparison(found: Comparison, baseline: str) -> None:
+    """Against an earlier run."""
+    out = console()
+    out.print()
+    out.print(cell(f"against {baseline}"), style="bold", soft_wrap=True)
+    for name, one, better in (("latency", found.latency, "less"), ("throughput", found.throughput, "more")):
+        if one is None:
+            out.print(f"  {name}: too few inferences to compare (measure longer: -t)")
+            continue
+        change, low, high = (f"{x - 1:+.1%}" for x in (one.ratio, one.low, one.high))
+        good = (one.ratio < 1) == (better == "less")
+        verdict = ("better" if good else "worse") if one.certain else "no difference that is beyond chance"
+        out.print(f"  {name}: {change} (between {low} and {high}): {verdict}, p = {one.p:.2g}", markup=False)
+    for text in found.otherwise:
+        out.print(cell(f"  not the same: {text}"), soft_wrap=True)

@@ -1,0 +1,278 @@
+"""A benchmark's run: what was asked for, compiling, measuring, telling."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, TunewrightError
+from . import DIFFERENT, INTERRUPTED
+from .benchmark_report import SCHEMA, write_report
+from .common import environment, note, working
+
+if TYPE_CHECKING:
+    from ..core import Core
+    from ..frontend.model import Model
+    from ..runtime.compiled import CompiledModel
+    from ..runtime.trace import Trace
+    from .benchmark_advice import Advice
+    from .benchmark_data import Data
+    from .benchmark_measure import Result
+
+#: seconds of a run, and of each point of a sweep
+SECONDS, SECONDS_OF_POINT = 10.0, 3.0
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Wish:
+    """What the command line says, of both a run and a sweep."""
+
+    model: str
+    device: str
+    settings: dict[str, str]
+    input: list[str] | None
+    shape: list[str] | None
+    seed: int
+    api: str | None
+    seconds: float | None
+    count: int | None
+    warm_up: int
+    percentiles: list[float]
+    report: str | None = None
+    #: in place of ``input``: as Python has them
+    values: Mapping[str, Any] | None = None
+
+    @property
+    def percent(self) -> float:
+        """The percentile that counts."""
+        return self.percentiles[0]
+
+    @property
+    def quiet(self) -> bool:
+        """Stdout is for the report alone."""
+        return self.report == "-"
+
+
+@dataclass(frozen=True)
+class Lists:
+    """--streams, --requests and --batch: several of each for a sweep; none: not given."""
+
+    streams: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    #: --streams auto
+    auto: bool = False
+
+    @staticmethod
+    def parse(streams: str | None, requests: str | None, batch: str | None, several: bool) -> Lists:
+        from .benchmark_sweep import whole_numbers
+
+        auto = (streams or "").strip().lower() == "auto"
+        if auto and several:
+            raise InputError("auto has no meaning with --sweep", where="--streams", hint="name numbers: 1,2,4")
+        found = Lists(
+            [] if auto else whole_numbers(streams, "--streams"), whole_numbers(requests, "--requests"),
+            whole_numbers(batch, "--batch"), auto,
+        )  # fmt: skip
+        for option, numbers in (("streams", found.streams), ("requests", found.requests), ("batch", found.batches)):
+            if len(numbers) > 1 and not several:
+                raise InputError(f"{len(numbers)} numbers", where=f"--{option}", hint="--sweep takes several")
+        return found
+
+
+def parse_percentiles(text: str) -> list[float]:
+    """``50,90,99``."""
+    found = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= 100:
+            raise InputError(f"{part.strip()!r} is no percentile", where="--percentiles", hint="for example 50,90,99")
+        found.append(value)
+    return list(dict.fromkeys(found))
+
+
+def parse_latency(text: str) -> float:
+    """``20ms``, ``500us``, ``0.1s`` in seconds; a bare number is milliseconds."""
+    number = text.strip().lower()
+    units = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
+    unit = next((u for u in units if number.endswith(u)), "")
+    try:
+        value = float(number.removesuffix(unit)) * units.get(unit, 1e-3)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise InputError(f"{text!r} is no time", where="--latency-bound", hint="for example 20ms")
+    return value
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+class Bench:
+    """A model that was loaded, to be compiled with different streams and batches."""
+
+    def __init__(self, core: Core, model: Model, load: float, wish: Wish) -> None:
+        self.core, self.model, self.load, self.wish = core, model, load, wish
+        self._noted: set[str] = set()
+
+    def gather(self, batch: int | None) -> Data:
+        from .benchmark_data import gather
+
+        wish = self.wish
+        data = gather(self.model, wish.input, wish.shape, batch, wish.seed, self.core.settings, wish.values)
+        for text in data.notes:
+            if text not in self._noted:
+                self._noted.add(text)
+                note(text)
+        return data
+
+    def compile(self, data: Data, streams: str | None, batch: int | None) -> CompiledModel:
+        """``streams``: NUM_STREAMS, where it was given."""
+        from .benchmark_data import check_batch
+
+        config = {} if streams is None else {"NUM_STREAMS": streams}
+        try:
+            compiled = self.core.compile_model(data.model, self.wish.device, config)
+        except TunewrightError as error:
+            if batch is None:
+                raise
+            raise InputError(f"the model takes no batch of {batch}: {error}", where="--batch") from error
+        if batch is not None:
+            check_batch(compiled.outputs, batch)
+        return compiled
+
+    def about(self, data: Data) -> dict[str, Any]:
+        """What a report begins with."""
+        wish = self.wish
+        return {
+            "schema": SCHEMA,
+            "model": wish.model,
+            "device": wish.device,
+            "config": wish.settings,
+            "inputs": {name: str(type) for name, type in data.model.inputs.items()},
+            "data": data.origin,
+        }
+
+
+@dataclass
+class Run:
+    """A run that was measured."""
+
+    report: dict[str, Any]
+    result: Result
+    advice: list[Advice]
+
+
+def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> Run:
+    """Compile, run for the first time, measure."""
+    from ..devices.kernel_cache import KernelCache
+    from ..runtime import ranges
+    from .benchmark_advice import advise, facts_of
+    from .benchmark_measure import Load, measure
+    from .benchmark_report import counters_of, figures
+    from .benchmark_statistics import Slices
+
+    wish, batch = bench.wish, next(iter(lists.batches), None)
+    data = bench.gather(batch)
+    cache = KernelCache.of(bench.core.settings)
+    counted = None if cache is None else cache.counted()
+    begin = time.perf_counter()
+    with working("compiling"):
+        streams = "AUTO" if lists.auto else str(lists.streams[0]) if lists.streams else None
+        compiled = bench.compile(data, streams, batch)
+    compile_ = time.perf_counter() - begin
+    begin = time.perf_counter()
+    with working("running for the first time"):
+        compiled(data.feeds[0])
+    first = time.perf_counter() - begin
+    kernels = None if cache is None or counted is None else cache.counted() - counted
+    requests = next(iter(lists.requests), 0) or compiled.optimal_requests
+    is_async = wish.api == "async" or (wish.api is None and (requests > 1 or compiled.streams.count > 1))
+    seconds = None if wish.count else SECONDS if wish.seconds is None else wish.seconds
+    load = Load(requests, is_async, seconds, wish.count, wish.warm_up)
+    with ranges.listening():
+        result = measure(compiled, data.feeds, load, recorder)
+    if not result.latencies:
+        raise KeyboardInterrupt
+    slices = Slices.of(result.latencies, result.ends, result.begin)
+    advice = advise(facts_of(compiled, result, load, wish.model, slices, _shapes(bench.model, data.model)))
+    made = {
+        **bench.about(data),
+        "streams": compiled.streams.count,
+        "streams_origin": compiled.streams_origin,
+        "devices": compiled.execution_devices,
+        "served": compiled.served,
+        **figures(result, load, data.batch, wish.percentiles),
+        "load_ms": bench.load * 1e3,
+        "compile_ms": compile_ * 1e3,
+        "first_inference_ms": first * 1e3,
+        "kernel_cache": None if kernels is None else kernels.as_dict(),
+        "advice": [{"kind": a.kind, "text": a.text} for a in advice],
+    }
+    if result.rows:
+        made["counters"] = counters_of(result)
+    made["environment"] = environment()
+    return Run(made, result, advice)
+
+
+def run_once(
+    bench: Bench,
+    lists: Lists,
+    trace: Path | None,
+    counters: bool,
+    old: dict[str, Any] | None,
+    baseline: str,
+    allowed: float | None,
+) -> int:
+    """Measure, tell, and the exit code."""
+    from ..runtime.trace import Trace
+    from .benchmark_report import show, show_advice, show_comparison, show_counters
+    from .benchmark_statistics import compare
+
+    wish, recorder = bench.wish, None if trace is None else Trace()
+    run = measure_once(bench, lists, recorder)
+    comparison = None if old is None else compare(run.report, old)
+    if comparison is not None:
+        run.report["baseline"] = comparison.as_dict()
+    if not wish.quiet:
+        show(run.report, wish.percent, run.result.latencies)
+        if counters:
+            show_counters(run.result)
+        show_advice(run.advice)
+        if comparison is not None:
+            show_comparison(comparison, baseline)
+    if wish.report is not None:
+        write_report(run.report, wish.report)
+    if recorder is not None and trace is not None:
+        about = {key: run.report[key] for key in ("model", "device", "config", "inputs", "streams", "requests")}
+        recorder.save(trace, {**about, **run.report["environment"]})
+        note(f"{len(recorder):,} events in {trace}: open it at https://ui.perfetto.dev" + _dropped(recorder.dropped))
+    return _code(run.result, comparison.slower if comparison is not None else 0.0, allowed)
+
+
+def _shapes(read: Model, run: Model) -> str:
+    """The options that make the inputs of a model as it was read those that it ran with."""
+    changed = (name for name, type in run.inputs.items() if type != read.inputs.get(name))
+    shapes = {name: getattr(run.inputs[name], "shape", None) for name in changed}
+    return "".join(f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape)
+
+
+def _dropped(count: int) -> str:
+    return f" ({count:,} more did not fit: measure for a shorter time)" if count else ""
+
+
+def _code(result: Result, slower: float, allowed: float | None) -> int:
+    if result.interrupted:
+        return INTERRUPTED
+    if allowed is not None and slower * 100 > allowed:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"tunewright: {slower:.1%} slower than the baseline, {allowed:g} % is allowed\n")
+        return DIFFERENT
+    return 0

@@ -1,0 +1,87 @@
+"""A sweep from the command line: which points, and what is told of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from . import INTERRUPTED
+from .benchmark_chart import draw, lines, why_not
+from .benchmark_data import batch_inputs
+from .benchmark_report import write_report
+from .benchmark_run import SECONDS_OF_POINT, Bench, Lists
+from .benchmark_sweep import Axes, announce, doubling, points_report, say_spot, show_points, sweep, sweet_spot
+from .common import console, environment, note
+
+if TYPE_CHECKING:
+    from ..frontend.model import Model
+    from ..runtime.compiled import CompiledModel
+
+#: batches that are swept over where the model leaves it open
+ON_PROCESSOR, ON_GPU = [1, 4], [1, 8, 32]
+#: most streams of a GPU
+GPU_STREAMS = 4
+
+
+def axes_of(device: str, model: Model, lists: Lists) -> Axes:
+    """What was given; else streams up to the number of cores, and batches where the model leaves them open."""
+    from ..devices.host import cpu_count
+
+    gpu = "GPU" in device.upper()
+    batches: list[int | None] = list(lists.batches)
+    if not batches:
+        try:
+            opened = not isinstance(batch_inputs(model)[0], int)
+        except InputError:
+            opened = False
+        batches = list(ON_GPU if gpu else ON_PROCESSOR) if opened else [None]
+    streams = lists.streams or doubling(GPU_STREAMS if gpu else cpu_count())
+    return Axes(streams, lists.requests, batches)
+
+
+def run_sweep(bench: Bench, lists: Lists, bound: float | None, chart: Path | None, repetitions: int) -> int:
+    """Measure, tell, and the exit code. Without matplotlib the picture alone is missing, and that is an error."""
+    wish = bench.wish
+    reason = None if chart is None else why_not()
+    if reason is not None:
+        note(f"{reason}: there will be no picture, the rest goes on")
+    axes = axes_of(wish.device, bench.model, lists)
+    seconds = SECONDS_OF_POINT if wish.seconds is None else wish.seconds
+    announce(len(axes.points()), seconds, wish.count)
+    about: dict[str, Any] = {}
+
+    def compiled(streams: int, batch: int | None) -> tuple[CompiledModel, list[dict[str, Any]]]:
+        data = bench.gather(batch)
+        about.update(bench.about(data))
+        return bench.compile(data, str(streams), batch), data.feeds
+
+    points, interrupted = sweep(
+        axes, compiled, seconds, wish.count, wish.warm_up, repetitions, wish.api, wish.seed
+    )  # fmt: skip
+    if not points:
+        raise KeyboardInterrupt
+    spot = sweet_spot(points, wish.percent, bound)
+    made = {
+        **about,
+        "inputs": {name: str(type) for name, type in bench.model.inputs.items()},
+        **points_report(points, spot, wish.percent, bound, wish.percentiles, wish.api),
+        "interrupted": interrupted,
+        "environment": environment(),
+    }
+    where = made["environment"]
+    title = f"{Path(wish.model).name} on {wish.device}: {where['cpu']}, {where['cores']} cores"
+    if not wish.quiet:
+        out = console()
+        out.print(title, style="bold", markup=False, soft_wrap=True)
+        out.print()
+        show_points(points, spot, wish.percent)
+        out.print()
+        for line in [*lines(points, spot, wish.percent, bound), "", say_spot(points, spot, wish.percent, bound)]:
+            out.print(line, markup=False, soft_wrap=True)
+    if wish.report is not None:
+        write_report(made, wish.report)
+    if chart is not None:
+        draw(points, spot, wish.percent, bound, title, chart)
+        note(f"chart written to {chart}")
+    return INTERRUPTED if interrupted else 0

@@ -1,0 +1,160 @@
+"""How many streams and requests a model is best served with, by measurement: kept beside the user's knowledge base.
+
+Records of kernels have problems as their keys, and a whole model is none; so these answers have a file of their own, in
+the same folder: ``streams.json``, an answer per model, target and what else matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._version import __version__
+from ..devices.base import Target
+from ..errors import InputError
+from ..ir.graph import Graph, Value
+from ..ir.text import format_array, format_attr
+from ..settings import Settings
+from . import places
+from .disk import make_folder
+from .json_file import JsonFile
+
+LOG = logging.getLogger("tunewright")
+
+FILE = "streams.json"
+SCHEMA = "tunewright.streams/1"
+#: answers that are kept; the oldest go first
+MOST = 1000
+#: more streams or requests than that are a damaged file
+LARGEST = 4096
+#: elements of a constant that says what a node does, and not with which weights
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was measured to be best, and all that was compared."""
+
+    streams: int
+    requests: int
+    #: inferences per second by "streams x requests", as in "2x4"
+    rates: Mapping[str, float]
+    #: for people: which model, on what, when and by which version
+    model: str = ""
+    target: str = ""
+    date: str = ""
+    version: str = __version__
+
+    @staticmethod
+    def of(found: Any) -> Answer | None:
+        """Out of a file; None where it is none."""
+        try:
+            names = {f.name for f in dataclasses.fields(Answer)}
+            answer = Answer(**{k: v for k, v in found.items() if k in names})
+            numbers = (answer.streams, answer.requests)
+            texts = (answer.model, answer.target, answer.date, answer.version)
+            right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers) and all(type(t) is str for t in texts)
+            rates = {str(k): float(v) for k, v in answer.rates.items()}
+        except (AttributeError, TypeError, ValueError):
+            return None
+        return dataclasses.replace(answer, rates=rates) if right else None
+
+
+def key(graph: Graph, target: Target, settings: Settings) -> str:
+    """What an answer depends on. Weights are not part of it."""
+    text = hashlib.sha256()
+    for line in _lines(graph):
+        text.update(line.encode())
+        text.update(b"\n")
+    others = (settings.inference_precision_hint, settings.execution_mode_hint, settings.performance_hint_num_requests)
+    text.update(repr((target, others)).encode())
+    return text.hexdigest()[:32]
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    """A graph's structure: every node with its attributes, and where its inputs come from."""
+    numbers: dict[Value, str] = {v: f"in{i} {v.type}" for i, v in enumerate(graph.inputs)}
+
+    def name(value: Value | None) -> str:
+        if value is None:
+            return "_"
+        if value.const is not None:
+            few = value.const.size <= FEW and value.const.dtype.kind in "iub"
+            return format_array(value.const) if few else f"{value.const.dtype}{list(value.const.shape)}"
+        return numbers[value]
+
+    for i, node in enumerate(graph.nodes):
+        attrs = (f"{k}={_attr(v)}" for k, v in sorted(node.attrs.items()))
+        yield f"{node.op} {' '.join(attrs)} ({', '.join(name(v) for v in node.inputs)})"
+        numbers |= {v: f"{i}.{k}" for k, v in enumerate(node.outputs)}
+        for label, body in sorted(node.bodies.items()):
+            yield f"{label} {{"
+            yield from _lines(body)
+            yield "}"
+    yield f"return {', '.join(name(v) for v in graph.outputs)}"
+
+
+def _attr(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else format_attr(value)
+
+
+class StreamsFile(JsonFile):
+    """The answers of one folder."""
+
+    title, setting = "measured streams", "USER_DB_PATH"
+
+    @staticmethod
+    def of(settings: Settings) -> StreamsFile:
+        return StreamsFile(places.user_folder(settings) / FILE)
+
+    def read(self) -> dict[str, Answer]:
+        """All answers. What is damaged is none, and a warning says so."""
+        try:
+            with self.opened() as descriptor:
+                return self._answers(descriptor)
+        except FileNotFoundError:
+            return {}
+        except InputError as error:
+            LOG.warning("%s; it is not used", error)
+            return {}
+
+    def find(self, key: str) -> Answer | None:
+        return self.read().get(key)
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Keep an answer; where that is impossible (a read-only folder), the next process measures anew."""
+        dated = dataclasses.replace(
+            answer, date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), version=__version__
+        )
+        try:
+            make_folder(self.path.parent)
+            with self.locked() as descriptor:
+                try:
+                    known = self._answers(descriptor)
+                except InputError as error:
+                    LOG.warning("%s; it is begun anew", error)
+                    known = {}
+                known[key] = dated
+                newest = sorted(known.items(), key=lambda item: item[1].date)[-MOST:]
+                content = {"schema": SCHEMA, "models": {k: dataclasses.asdict(v) for k, v in newest}}
+                self.replace(descriptor, json.dumps(content, indent=1) + "\n")
+        except (OSError, InputError) as error:
+            LOG.warning("%s: measured streams cannot be kept: %s", self.path, error)
+
+    def _answers(self, descriptor: int) -> dict[str, Answer]:
+        content = self.load(descriptor)
+        if content is None:
+            return {}
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise self.error(f"is not of {SCHEMA}")
+        models = content.get("models")
+        found = {k: Answer.of(v) for k, v in models.items()} if isinstance(models, dict) else {}
+        return {k: answer for k, answer in found.items() if answer is not None}

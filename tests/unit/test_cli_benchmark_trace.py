@@ -1,0 +1,272 @@
+"""Time lines: what is in a trace, that viewers can load it, copies, and ranges of other tools."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tunewright
+from tunewright import tools
+from tunewright.errors import InputError
+from tunewright.plugins.single import SingleDevice, available
+from tunewright.runtime import ranges, trace
+from tunewright.runtime.trace import Trace
+from tunewright.settings import Settings
+
+needs_opencl = pytest.mark.skipif("opencl" in available()[1], reason="there is no OpenCL runtime here")
+#: events of one track may touch; what is beyond rounding to nanoseconds overlaps
+ROUNDING = 0.002
+
+
+@pytest.fixture
+def model():
+    """A product with what is fused into it, a softmax, and a node that only the host runs."""
+    w = np.random.default_rng(0).standard_normal((16, 8), np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("Softmax", ["r"], ["s"], name="softmax"),
+        helper.make_node("NonZero", ["s"], ["n"], name="nonzero"),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 16])],
+        [helper.make_tensor_value_info("s", TensorProto.FLOAT, [4, 8]),
+         helper.make_tensor_value_info("n", TensorProto.INT64, [2, None])],
+        [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+X = {"x": np.ones((4, 16), np.float32)}
+
+
+def check_events(events):
+    """The rules of the trace-event format (complete events, metadata), and of tracks: events nest. Tracks by name."""
+    names, groups, tracks = {}, {}, defaultdict(list)
+    for event in events:
+        assert event["ph"] in ("X", "M") and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert isinstance(event["name"], str) and event["name"] and isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
+            if event["name"] == "process_name":
+                groups[event["pid"]] = event["args"]["name"]
+            elif event["name"] == "thread_name":
+                names[event["pid"], event["tid"]] = event["args"]["name"]
+            else:
+                assert isinstance(event["args"]["sort_index"], int)
+            continue
+        assert isinstance(event["cat"], str) and event["cat"]
+        assert isinstance(event["ts"], float) and isinstance(event["dur"], float)
+        assert event["ts"] >= 0 and event["dur"] >= 0
+        tracks[event["pid"], event["tid"]].append(event)
+    assert len(set(names.values())) == len(names)
+    for (group, number), found in tracks.items():
+        assert group in groups and (group, number) in names
+        begins = [event["ts"] for event in found]
+        assert begins == sorted(begins)
+        around = []
+        for event in found:
+            end = event["ts"] + event["dur"]
+            while around and around[-1] <= event["ts"] + ROUNDING:
+                around.pop()
+            assert not around or end <= around[-1] + ROUNDING, "events overlap without nesting"
+            around.append(end)
+    return {f"{groups[key[0]]}/{names[key]}": found for key, found in tracks.items()}
+
+
+def inside(event, outer):
+    return event["ts"] >= outer["ts"] - ROUNDING and (
+        event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + ROUNDING
+    )
+
+
+def planned(compiled):
+    """Names of the steps that run, in the plan and in what follows it."""
+    (plan,) = compiled.program.plans
+    found = []
+    while plan is not None:
+        found += [s.node.name or s.node.output.name for s in plan.steps if not s.optimized_out]
+        plan = next(iter(plan.rest.plans), None) if plan.rest is not None else None
+    return Counter(found)
+
+
+@pytest.mark.parametrize("device", ["CPU", "CPU.HOST"])
+def test_every_kernel_is_there_once_in_each_inference(model, device):
+    compiled = tunewright.Core({"PERF_COUNT": "YES"}).compile_model(model, device)
+    compiled(X)
+    begin = time.perf_counter()
+    with Trace() as recorder:
+        for _ in range(3):
+            compiled(X)
+    took = time.perf_counter() - begin
+    tracks = check_events(recorder.events())
+    inferences, kernels = tracks["streams/main"], tracks[f"streams/main: {device}"]
+    assert len(inferences) == 3 and {e["cat"] for e in inferences} == {"inference"}
+    assert sum(e["dur"] for e in inferences) <= took * 1e6
+    want = planned(compiled)
+    assert {"product", "softmax", "nonzero"} <= want.keys()
+    for inference in inferences:
+        assert Counter(e["name"] for e in kernels if inside(e, inference)) == want
+    assert len(kernels) == 3 * sum(want.values())  # none is outside
+    by_name = {e["name"]: e for e in kernels}
+    assert by_name["nonzero"]["cat"] == "host" and by_name["product"]["args"]["op"] == "MatMul"
+    assert by_name["product"]["args"]["kernel"] and by_name["product"]["args"]["origin"]
+
+
+def test_a_body_is_inside_its_node():
+    out = helper.make_tensor_value_info("p", TensorProto.FLOAT, [64, 64])
+    bodies = [helper.make_graph([helper.make_node(op, ["x"], ["p"], name=op)], op, [], [out]) for op in ("Exp", "Sin")]
+    node = helper.make_node("If", ["c"], ["y"], name="choice", then_branch=bodies[0], else_branch=bodies[1])
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64]),
+         helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = tunewright.Core({"PERF_COUNT": "YES"}).compile_model(proto, "CPU.HOST")
+    with Trace() as recorder:
+        compiled({"x": np.ones((64, 64), np.float32), "c": np.asarray(True)})
+    (choice, body) = check_events(recorder.events())["streams/main: CPU.HOST"]
+    assert (choice["name"], choice["cat"], body["name"]) == ("choice", "control flow", "Exp") and inside(body, choice)
+
+
+def test_the_trace_of_a_benchmark(model, tmp_path, capsys):
+    """Requests on their tracks, inferences on their streams, kernels below; what a viewer reads of a file."""
+    path, target = tmp_path / "model.onnx", tmp_path / "trace.json"
+    path.write_bytes(model.SerializeToString())
+    code = tools.execute(["benchmark", str(path), "--streams", "2", "--requests", "4", "-n", "9", "--trace",
+                          str(target)])  # fmt: skip
+    err = capsys.readouterr().err
+    assert code == 0 and f"events in {target}" in err
+    content = json.loads(target.read_text())
+    assert content["otherData"]["streams"] == 2 and content["otherData"]["model"] == str(path)
+    tracks = check_events(content["traceEvents"])
+    requests = [e for name, found in tracks.items() if name.startswith("requests/request ") for e in found]
+    assert sorted(e["name"] for e in requests) == sorted(f"inference {i}" for i in range(9))
+    streams = {name: found for name, found in tracks.items() if name in ("streams/stream 0", "streams/stream 1")}
+    ran = [e for found in streams.values() for e in found]
+    assert len(ran) == 9  # the warm-up is not part of it
+    for event in ran:
+        assert sum(inside(event, request) for request in requests) >= 1
+    for name, found in streams.items():
+        for kernel in tracks[f"{name}: CPU"]:
+            assert sum(inside(kernel, inference) for inference in found) == 1
+
+
+@needs_opencl
+def test_copies_are_told_apart(model):
+    from tunewright.devices.opencl import OpenCLDevice
+
+    device = OpenCLDevice("CPU", shares_memory=False)
+    read = tunewright.Core().read_model(model)
+    compiled = SingleDevice(device).compile(read, Settings.make({"PERF_COUNT": "YES"}))
+    request = compiled.create_infer_request()
+    request.infer(X)
+    with Trace() as recorder:
+        request.infer(X)
+    totals = request.get_totals()
+    assert 0 < totals.copy_seconds < totals.seconds
+    tracks = check_events(recorder.events())
+    copies = [e for e in tracks["streams/main: CPU"] if e["cat"] == "copy"]
+    assert copies[0]["name"] == "inputs" and copies[0]["args"]["bytes"] == X["x"].nbytes
+    assert any(e["name"] == "results" and e["args"]["bytes"] >= 4 * 8 * 4 for e in copies)
+    assert sum(e["dur"] for e in copies) == pytest.approx(totals.copy_seconds * 1e6, rel=0.01)
+    plain = SingleDevice(device).compile(read, Settings.make({})).create_infer_request()
+    plain.infer(X)
+    assert plain.get_totals().copy_seconds == 0.0
+
+
+def test_another_clock_is_brought_to_the_hosts(model):
+    """A device whose time began 500 seconds before ours: its kernels lie where the host saw them."""
+    compiled = tunewright.Core().compile_model(model, "CPU.HOST")
+    step = compiled.program.plans[0].steps[0]
+    recorder, edges = Trace(), []
+    for _ in range(5):
+        begin = time.perf_counter()
+        time.sleep(0.002)
+        recorder.kernel("GPU.0", step, begin + 500.0, time.perf_counter() - begin, 1)
+        edges.append((begin, time.perf_counter()))
+    recorder.inference("GPU.0", edges[0][0], edges[-1][1])
+    tracks = check_events(recorder.events())
+    kernels = tracks["streams/main: GPU.0"]
+    zero = edges[0][0]
+    for kernel, (begin, end) in zip(kernels, edges, strict=True):
+        assert kernel["ts"] == pytest.approx((begin - zero) * 1e6, abs=300)
+        assert kernel["ts"] + kernel["dur"] <= (end - zero) * 1e6 + 1
+
+
+def test_one_trace_at_a_time_and_no_more_than_fits(model, monkeypatch, tmp_path):
+    compiled = tunewright.Core().compile_model(model, "CPU.HOST")
+    monkeypatch.setattr(trace, "MOST", 2)
+    with Trace() as recorder:
+        with pytest.raises(InputError, match="is being recorded"), Trace():
+            pass
+        for _ in range(5):
+            compiled(X)
+    assert trace.active is None
+    assert len(recorder) == 2 and recorder.dropped == 3
+    recorder.save(tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"dropped_events": 3}
+    compiled(X)
+    assert len(recorder) == 2
+    with pytest.raises(InputError, match="cannot be written"):
+        recorder.save(tmp_path / "absent" / "t.json")
+    assert check_events(Trace().events()) == {}
+
+
+#: the parts of the packages that are used, with a diary
+NVTX = """
+import contextlib
+diary = []
+@contextlib.contextmanager
+def annotate(message=None, color=None, domain=None, category=None, payload=None):
+    diary.append((domain, message))
+    yield
+    diary.append("end")
+"""
+
+
+def test_ranges_of_other_tools(model, tmp_path, monkeypatch):
+    """Stand-ins with the packages' own interface: they are not installed where tests run."""
+    (tmp_path / "nvtx.py").write_text(NVTX)
+    (tmp_path / "ittapi.py").write_text(NVTX.replace("annotate(message=None, color=None, domain=None, category=None, "
+                                                     "payload=None)", "task(message=None, domain=None)"))  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("nvtx", "ittapi"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    compiled = tunewright.Core({"JOIN_LAUNCHES": "NO"}).compile_model(model, "CPU.HOST")
+    with ranges.listening() as found:
+        assert found == ["nvtx", "ittapi"]
+        compiled(X)
+    assert ranges.active is None
+    for name in found:
+        diary = sys.modules.pop(name).diary
+        assert diary[0] == ("tunewright", "inference on CPU.HOST") and diary[-1] == "end"
+        assert ("tunewright", "product") in diary and diary.count("end") == len(diary) / 2
+
+
+def test_without_the_packages_nothing_listens(monkeypatch):
+    monkeypatch.setattr(ranges, "installed", list)
+    with ranges.listening() as found:
+        assert found == [] and ranges.active is None
+
+
+def test_the_kernels_of_one_launch_end_with_it(model):
+    compiled = tunewright.Core().compile_model(model, "CPU.HOST")
+    steps = [step for step in compiled.program.plans[0].steps if not step.optimized_out][:2]
+    recorder = Trace()
+    recorder.inference("CPU", 10.0, 11.0)
+    recorder.kernels("CPU", steps, [0.1, 0.2], 10.0, 10.9)
+    recorder.kernels("CPU", steps, [0.1, 0.2], 20.0, 20.1)  # the device's clock says more than the host's: not before
+    found = [(e["ts"], e["dur"], e["args"]["launches"]) for e in check_events(recorder.events())["streams/main: CPU"]]
+    assert [e[:2] for e in found] == [
+        pytest.approx(pair) for pair in ((0.6e6, 0.1e6), (0.7e6, 0.2e6), (10e6, 0.1e6), (10.1e6, 0.2e6))
+    ]
+    assert [e[2] for e in found] == [1, 0, 1, 0]

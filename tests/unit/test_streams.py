@@ -1,0 +1,246 @@
+"""NUM_STREAMS = AUTO: measured once, kept, and used by whoever comes next; and streams share the cores out."""
+
+import json
+import logging
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from tunewright import AsyncInferQueue, Core, tools
+from tunewright.plugins import streams
+from tunewright.plugins.single import open_device
+from tunewright.settings import Settings
+from tunewright.tuning.streams import Answer, StreamsFile, key
+
+#: everywhere, and quick to compile; its threads are numpy's, so they are not shared out
+HOST = "CPU.HOST"
+NETWORK = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[{rows}, 8] x, int64[{rows}] i) => (float[{rows}, 8] y)
+<float[8, 8] w = {{{weights}}}, float[2, 8] table = {{{table}}}>
+{{
+    a = MatMul(x, w)
+    b = Gather(table, i)
+    y = Add(a, b)
+}}
+"""
+
+
+def network(rows=3, seed=0):
+    rng = np.random.default_rng(seed)
+    texts = {name: ", ".join(f"{v:.3f}" for v in rng.random(n)) for name, n in (("weights", 64), ("table", 16))}
+    return parser.parse_model(NETWORK.format(rows=rows, **texts))
+
+
+@pytest.fixture
+def core(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "SECONDS", 0.15)
+    monkeypatch.setattr(streams, "TURN", 0.01)
+    return Core({"USER_DB_PATH": str(tmp_path / "kb"), "NUM_STREAMS": "AUTO"})
+
+
+def never(*arguments):
+    raise AssertionError("it was measured again")
+
+
+def test_measured_once_and_kept(core, monkeypatch, caplog, capsys):
+    caplog.set_level(logging.INFO, "tunewright")
+    units = open_device(HOST).target.units
+    first = core.compile_model(network(), HOST)
+    assert first.streams_origin.startswith("measured now") and "comparing" in caplog.text
+    assert 1 <= first.streams.count <= units and first.optimal_requests in (
+        first.streams.count,
+        2 * first.streams.count,
+    )
+    assert first.settings.num_streams == first.streams.count
+    feed = {"x": np.ones((3, 8), np.float32), "i": np.zeros(3, np.int64)}
+    want = first(feed)["y"]
+
+    monkeypatch.setattr(streams, "measure", never)
+    for config in ({}, {"NUM_STREAMS": 0, "PERFORMANCE_HINT": "THROUGHPUT"}):
+        again = core.compile_model(network(seed=1), HOST, config=config)  # weights do not matter
+        assert (again.streams.count, again.optimal_requests) == (first.streams.count, first.optimal_requests)
+        assert again.streams_origin.startswith("measured 20")
+    np.testing.assert_allclose(core.compile_model(network(), HOST)(feed)["y"], want, rtol=1e-5)
+    alone = core.compile_model(network(), HOST, config={"NUM_STREAMS": 0})
+    assert alone.streams.count == 1 and not alone.streams_origin
+    with pytest.raises(AssertionError, match="measured again"):
+        core.compile_model(network(rows=4), HOST)
+    with pytest.raises(AssertionError, match="measured again"):
+        core.compile_model(network(), HOST, config={"FIND_ENFORCE": 4, "AUTO_TUNE_MODE": "NO_TUNE"})
+
+    folder = core.settings.user_db_path
+    assert tools.execute(["kb", "streams", "--json", "-c", f"USER_DB_PATH={folder}"]) == 0
+    shown = json.loads(capsys.readouterr().out)["models"]
+    assert [row["streams"] for row in shown] == [first.streams.count]
+
+
+def test_where_nothing_can_be_measured(core, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "tunewright")
+    monkeypatch.setattr(streams, "measure", never)
+    units = open_device(HOST).target.units
+    for model, config, said in (
+        (network(rows="n"), {}, "shapes"),
+        (network(), {"TUNING_MODE": "TUNING_DISABLED"}, "TUNING_DISABLED"),
+    ):
+        made = core.compile_model(model, HOST, config=config)
+        assert made.streams.count == units and not made.streams_origin and said in caplog.text
+    exclusive = core.compile_model(network(), HOST, config={"EXCLUSIVE_ASYNC_REQUESTS": "YES"})
+    assert exclusive.streams.count == 1
+
+
+def test_inputs_that_do_not_run(core, caplog):
+    """Random numbers are no legal shapes: the model is compiled all the same."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+g (float[6] x, int64[2] s) => (float[a, b] y) { y = Reshape(x, s) }""")
+    made = core.compile_model(model, HOST)
+    assert made.streams.count == open_device(HOST).target.units and "do not run" in caplog.text
+    assert made({"x": np.zeros(6, np.float32), "s": np.array([2, 3])})["y"].shape == (2, 3)
+
+
+def test_candidates():
+    assert streams.candidates(2, True) == [(1, 1), (1, 2), (2, 2), (2, 4)]
+    assert streams.candidates(6, True, 4) == [(1, 1), (1, 2), (2, 2), (2, 4), (4, 4)]
+    assert streams.candidates(1, True, 1) == [(1, 1)]
+    assert streams.candidates(132, False, 2) == [(1, 1), (1, 2), (2, 2)]
+    assert streams.best({(1, 1): 99.0, (1, 2): 100.0, (2, 2): 101.0}) == (1, 2)
+    assert streams.best({(1, 1): 60.0, (2, 2): 100.0, (2, 4): 101.0}) == (2, 2)
+
+
+def test_too_short_to_compare():
+    class Slow:
+        """A request that takes its time, whatever it is given."""
+
+        def __init__(self):
+            self.call = None
+
+        def start_async(self, inputs, userdata=None):
+            time.sleep(0.03)
+
+        def when_over(self, call):
+            call(self, None)
+
+    class Model:
+        optimal_requests = 1
+        create_infer_request = Slow
+
+    assert streams.measure({1: Model()}, [(1, 1)], {}, 0.05) is None
+    assert streams.measure({1: Model()}, [(1, 1)], {}, 0.3)[1, 1] == pytest.approx(33, rel=0.5)
+
+
+def test_keys():
+    core, target, settings = Core(), open_device("CPU").target, Settings()
+    graphs = [core.read_model(network(**how)).graph for how in ({}, {"seed": 5}, {"rows": 4})]
+    names = [key(graph, target, settings) for graph in graphs]
+    assert names[0] == names[1] != names[2]
+    assert key(graphs[0], open_device("CPU.HOST").target, settings) != names[0]
+    other = Settings.make({"EXECUTION_MODE_HINT": "ACCURACY"}, settings)
+    assert key(graphs[0], target, other) != names[0]
+    # bodies of control flow count too
+    make = helper.make_node
+    values = {n: helper.make_tensor_value_info(n, 1, [2]) for n in "xyz"}
+    for op in ("Neg", "Abs"):
+        body = helper.make_graph([make(op, ["x"], ["z"])], "b", [], [values["z"]])
+        node = make("If", ["c"], ["y"], then_branch=body, else_branch=body)
+        graph = helper.make_graph([node], "g", [values["x"]], [values["y"]],
+                                  [numpy_helper.from_array(np.array(True), "c")])  # fmt: skip
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        names.append(key(core.read_model(proto).graph, target, settings))
+    assert names[-1] != names[-2]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}', '{"schema": "tunewright.streams/1"}', "\0"])
+def test_a_damaged_file(tmp_path, content, caplog):
+    file = StreamsFile(tmp_path / "streams.json")
+    file.path.write_text(content, encoding="utf-8")
+    assert file.read() == {}
+    file.add("k", Answer(2, 4, {"2x4": 10.0}))
+    assert file.find("k").requests == 4
+
+
+def test_damaged_answers(tmp_path):
+    file = StreamsFile(tmp_path / "streams.json")
+    file.add("right", Answer(2, 4, {"2x4": 10.0}))
+    content = json.loads(file.path.read_text(encoding="utf-8"))
+    numbers = [{"streams": -1, "requests": 1}, {"streams": True, "requests": 1}, {"streams": 1, "requests": 10**9}]
+    others = [3, None, {"streams": 2}, {"streams": 1, "requests": 1, "rates": {"a": "b"}}]
+    wrong = [*({**one, "rates": {}} for one in numbers), *others]
+    content["models"] |= {f"wrong{i}": one for i, one in enumerate(wrong)}
+    file.path.write_text(json.dumps(content), encoding="utf-8")
+    assert list(file.read()) == ["right"]
+
+
+def test_many_writers(tmp_path):
+    def write(number):
+        for i in range(5):
+            StreamsFile(tmp_path / "deep" / "streams.json").add(f"{number}.{i}", Answer(1, 1, {}))
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(StreamsFile(tmp_path / "deep" / "streams.json").read()) == 20
+    assert os.listdir(tmp_path / "deep") == ["streams.json"]
+
+
+def test_nothing_can_be_written(tmp_path, caplog):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    StreamsFile(tmp_path / "file" / "streams.json").add("k", Answer(1, 1, {}))
+    assert "cannot be kept" in caplog.text
+
+
+@pytest.mark.skipif(open_device("CPU").family == "host" or open_device("CPU").target.units < 2, reason="one thread")
+def test_a_stream_uses_its_share_of_the_cores():
+    """Processor time of one busy stream of as many as there are cores: about one core's, whatever the machine does."""
+    units = open_device("CPU").target.units
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+g (float[384, 384] x) => (float[384, 384] y) { a = MatMul(x, x)  b = MatMul(a, x)  y = Relu(b) }""")
+    compiled = Core().compile_model(proto, "CPU", {"NUM_STREAMS": units})
+    queue = AsyncInferQueue(compiled, 1)
+    feed = {name: np.zeros(type.dims, np.float32) for name, type in compiled.inputs.items()}
+    streams.rate(queue, feed, 0.05)
+    begin, used = time.perf_counter(), time.process_time()
+    streams.rate(queue, feed, 0.4)
+    share = (time.process_time() - used) / (time.perf_counter() - begin)
+    assert share < 1.35, f"one stream of {units} kept {share:.2f} cores busy"
+
+
+def test_the_limit_of_an_application():
+    units = open_device("CPU").target.units
+    config = {"NUM_STREAMS": 4, "PERFORMANCE_HINT_NUM_REQUESTS": 2}
+    assert Core().compile_model(network(), HOST, config).optimal_requests == 2
+    config = {"PERFORMANCE_HINT": "THROUGHPUT", "PERFORMANCE_HINT_NUM_REQUESTS": 1}
+    made = Core().compile_model(network(), "CPU", config)
+    assert made.optimal_requests == made.streams.count == 1 and made.env.device.target.units == units
+
+
+def lent_queue():
+    import pyopencl as cl
+
+    raw = open_device("CPU").raw
+    return cl.CommandQueue(cl.Context([raw]), raw)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_streams_in_a_context_of_the_callers(lent):
+    if lent and open_device("CPU").family == "host":
+        pytest.skip("there is no OpenCL here")
+    core = Core()
+    units = open_device("CPU").target.units
+    context = core.create_context("CPU", queue=lent_queue() if lent else None)
+    made = core.compile_model(network(), context, {"NUM_STREAMS": units})
+    assert made.streams.count == units and made.env.device.target.units == 1
+    queue, got = AsyncInferQueue(made), {}
+    queue.set_callback(lambda request, number: got.__setitem__(number, request.results["y"]))
+    one = core.compile_model(network(), HOST)
+    feeds = [{"x": np.full((3, 8), k, np.float32), "i": np.array([0, 1, 0])} for k in range(20)]
+    for k, feed in enumerate(feeds):
+        queue.start_async(feed, k)
+    queue.wait_all()
+    for k, feed in enumerate(feeds):
+        np.testing.assert_allclose(got[k], one(feed)["y"], rtol=1e-5)

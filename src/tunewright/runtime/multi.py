@@ -358,10 +358,10 @@ class Pool:
     def _take(self, failed: Mapping[Member, Exception]) -> Member | None:
         """The best device that is free and has not failed yet, with one inference more to do; None: there is none."""
         with self._lock:
-            if not self._waiting or failed:
-                member = self._pick(failed)
-                if member is not None or not self._will_be(failed):
-                    return member
+            # Nobody is passed by: whoever could use what is free was served when it became so.
+            member = self._pick(failed)
+            if member is not None or not self._will_be(failed):
+                return member
             waiter = _Waiter(failed)
             waiter.known.acquire()
             # Who has waited already, and was let down, goes first.

@@ -200,6 +200,7 @@ def test_the_command_prints_json(call):
         "op": "NonZero",
         "solver": None,
         "on_host": False,
+        "device": "",
         "rejected": {"host.reference": "HOST_FALLBACK is NO"},
     }
     assert rows["relu"]["solver"] == "opencl.elementwise"

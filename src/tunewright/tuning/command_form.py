@@ -79,7 +79,7 @@ CLASSES: Mapping[str, OpClass] = {
         "What moves or makes data and computes nothing.", None,
         _names(
             "BitCast CenterCropPad Concat ConstantOfShape Copy Crop DepthToSpace Expand ExpandDims EyeLike Flatten"
-            " Gather GatherElements GatherND Identity OneHot Pad QLinearConcat Range Reorder ReorgYolo Reshape"
+            " Gather GatherElements GatherND Identity OneHot Pad Pieces QLinearConcat Range Reorder ReorgYolo Reshape"
             " ReverseSequence Scatter ScatterElements ScatterND ShuffleChannels Slice SpaceToDepth Split Squeeze"
             " TensorScatter Tile Transpose Trilu Unsqueeze"
         ),
@@ -89,7 +89,7 @@ CLASSES: Mapping[str, OpClass] = {
         "Element by element, also with broadcasting.", None,
         _names(
             "Cast CastLike Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual QLinearAdd QLinearLeakyRelu"
-            " QLinearMul QLinearSigmoid QLinearWhere"
+            " QLinearMul QLinearSigmoid QLinearWhere SqueezeExcite"
         ),
         example="elementwise --op Add --input 'float32[1,64,56,56]' --input 'float32[64,1,1]!' --epilogue Relu",
     ),

@@ -48,6 +48,8 @@ LEAST = 16
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 #: tiles for each multiprocessor from which on programs may take several, one after the other
 MANY = 2
+#: summands from which on tiles of 256 columns gain
+DEEP = 768
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,15 @@ def _is_usual(shape: Shape, bm: int, bn: int, bk: int, gpu: Gpu) -> bool:
         return bm <= 64 or bn < 64
     if bk < 64 <= shape.depth:
         return False
-    # 256 columns only where that is all of them at the same time, and 128 would be a second time
-    return bn < 256 or (bm == 128 and shape.tiles(bm, bn) <= gpu.units < shape.tiles(bm, 128))
+    if bn == 256:  # deep sums; or all of it at the same time, where 128 columns would take a second time
+        deep = shape.kernel[0] * shape.kernel[1] * shape.depth >= DEEP
+        return bm == 128 and (deep or shape.tiles(bm, bn) <= gpu.units < shape.tiles(bm, 128))
+    if bm * bn == 128 * 128:
+        return shape.tiles(bm, bn) >= gpu.units
+    wide = bn >= min(128, shape.columns)
+    if shape.tiles(128, 128) >= MANY * gpu.units:
+        return bm == 128 and wide
+    return shape.tiles(64, 128) < gpu.units or (bm >= 64 and wide)
 
 
 def _deep(shape: Shape) -> tuple[int, ...]:

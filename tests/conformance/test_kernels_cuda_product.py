@@ -11,7 +11,7 @@ import pytest
 from conformance.interpreter import RAW
 from conformance.interpreter import repaired as repaired
 from tunewright.ir.graph import Fused
-from tunewright.ir.types import NHWC
+from tunewright.ir.types import NHWC, DType
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check, run_one
 
@@ -20,6 +20,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from tunewright.devices.cuda import CudaDevice
 from tunewright.solvers.host.reference import HostKernel
+from tunewright.solvers.triton.product_cost import Gpu, best, possible
+from tunewright.solvers.triton.product_shape import Shape
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -59,6 +61,7 @@ FOLDED = {
     "no padding": conv((1, 3, 9, 12), 16, 5, 3, strides=(1, 2)),
     "not strided": conv((1, 3, 7, 8), 20, 3, 3, pads=(1, 1, 1, 1)),
     "one channel": conv((2, 1, 12, 12), 16, 5, 5, pads=(2, 2, 2, 2)),
+    "one channel, 3x3": conv((1, 1, 9, 8), 16, 3, 3, pads=(1, 1, 1, 1)),
     "four channels": conv((1, 4, 9, 8), 16, 3, 3, pads=(1, 1, 1, 1), strides=(2, 2)),
     "six channels": conv((1, 6, 9, 8), 18, 3, 3, pads=(1, 1, 1, 1), strides=(2, 2)),
     "a long row": conv((1, 12, 5, 9), 16, 3, 5, pads=(1, 2, 1, 2)),
@@ -268,3 +271,19 @@ def test_defaults_on_a_large_device(case, name, device):
         assert -(-1000 // config["bn"]) >= 132
     else:
         assert s.shape(problem).tiles(config["bm"], config["bn"]) * config["split"] >= 8
+
+
+@pytest.mark.parametrize("units", [1, 8, 132])
+def test_every_shape_has_a_default(units: int) -> None:
+    draw = np.random.default_rng(units)
+    gpu = Gpu(units, 227 << 10, True)
+    for _ in range(60):
+        rows, depth, columns = (int(2 ** draw.uniform(0, top)) for top in (15, 12, 15))
+        kernel = int(draw.choice([1, 1, 3, 7]))
+        side = int(2 ** draw.uniform(2, 8))
+        shapes = [Shape(1, 1, rows, depth, 1, rows, columns)]
+        shapes += [Shape(1, side, side, depth, side, side, columns, (kernel,) * 2, padded=kernel > 1)]
+        for shape in shapes:
+            for dtype in (DType.FLOAT16, DType.FLOAT32):
+                config, seconds = best(shape, gpu, dtype)
+                assert possible(shape, dict(config), gpu, dtype) and seconds > 0

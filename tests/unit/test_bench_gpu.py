@@ -196,7 +196,7 @@ def test_one_small_run(
 ) -> None:
     monkeypatch.setattr(gpu_turns, "FEW", 2)  # the interpreter takes its time
     file = tmp_path / "f.json"
-    asked = ["--device", "cpu", "--tiny", "--models", "resnet50:1", "--rows", "eager,graph,ours,tuned"]
+    asked = ["--device", "cpu", "--tiny", "--models", "unet:1", "--rows", "eager,graph,ours,tuned"]
     asked += ["--kb", str(tmp_path / "kb"), "--seconds", "0.001", "--turn", "0.001", "--json", str(file)]
     assert gpu.main(asked) == 0
     told = capsys.readouterr()
@@ -208,7 +208,7 @@ def test_one_small_run(
     for name in ("eager", "ours", "tuned"):
         assert len(rows[name]["turns_ms"]) == 2 and 0 < rows[name]["error"] <= rows[name]["limit"]
     assert rows["ours"]["host"] == [] and rows["ours"]["steps"] == sum(rows["ours"]["solvers"].values())
-    assert "resnet50:1, graph: Refused: a CUDA graph needs a GPU" in told.out
+    assert "unet:1, graph: Refused: a CUDA graph needs a GPU" in told.out
     assert gpu.main(["--from", str(file)]) == 0
     assert capsys.readouterr().out == told.out
 

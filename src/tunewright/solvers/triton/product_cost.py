@@ -139,13 +139,20 @@ def described(shape: Shape, config: Mapping[str, Any], dtype: DType) -> bool:
 
 @lru_cache(4096)
 def best(shape: Shape, gpu: Gpu, dtype: DType) -> tuple[tuple[tuple[str, Any], ...], float]:
-    """The items of the config with the least estimate, among usual ones; and that estimate."""
+    """The items of the config with the least estimate, among usual ones where there are any; and that estimate."""
+    usual = None if dtype is DType.FLOAT32 else _best(shape, gpu, dtype, usual=True)
+    found = usual or _best(shape, gpu, dtype, usual=False)
+    assert found is not None
+    return found
+
+
+def _best(shape: Shape, gpu: Gpu, dtype: DType, usual: bool) -> tuple[tuple[tuple[str, Any], ...], float] | None:
     found: tuple[tuple[tuple[str, Any], ...], float] | None = None
     single = dtype is DType.FLOAT32
     extra: dict[str, Scalar] = {name: values[0] for name, values in _optional(shape, gpu, dtype).items()}
-    bks = (16, 32) if single else (32, 64) if "fold" in extra else _deep(shape)
+    bks = (16, 32) if single else (16, 32, 64) if "fold" in extra else _deep(shape)
     for bm, bn, bk in product((16, 32, 64, 128), (16, 32, 64, 128, 256), bks):
-        if bm * bn < 256 or not (single or _is_usual(shape, bm, bn, bk, gpu)):
+        if bm * bn < 256 or (usual and not _is_usual(shape, bm, bn, bk, gpu)):
             continue
         warps = 8 if bm * bn >= 128 * 128 else 4
         tiles = shape.tiles(bm, bn)
@@ -162,7 +169,6 @@ def best(shape: Shape, gpu: Gpu, dtype: DType) -> tuple[tuple[tuple[str, Any], .
                 seconds = estimate(shape, config, gpu, dtype)
                 if found is None or seconds < found[1]:
                     found = tuple(config.items()), seconds
-    assert found is not None
     return found
 
 

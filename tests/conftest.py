@@ -6,7 +6,7 @@ What ships changes with every tuning; tests/unit/test_shipped.py alone is about 
 import gc
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -29,3 +29,16 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    from tunewright import tools
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = tools.execute([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

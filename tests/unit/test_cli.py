@@ -13,25 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
-from tunewright import tools
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = tools.execute([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

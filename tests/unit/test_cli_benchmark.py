@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
-from tunewright import Core, tools
+from tunewright import Core
 from tunewright.errors import InputError
 from tunewright.settings import Settings
 from tunewright.tools import benchmark_chart, benchmark_measure, benchmark_sweep
@@ -26,18 +26,6 @@ pillow = pytest.importorskip("PIL.Image")
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = tools.execute([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def save(path, nodes, inputs, outputs, weights=()):

@@ -8,7 +8,6 @@ import os
 import pytest
 from onnx import parser, save
 
-from tunewright import tools
 from tunewright.devices import kernel_cache, pocl
 from tunewright.devices.kernel_cache import KernelCache
 
@@ -22,18 +21,6 @@ def own(tmp_path, monkeypatch):
     for name in ("TUNEWRIGHT_CACHE_DIR", "TUNEWRIGHT_CACHE_BYTES", *pocl.BY_HAND):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kernel_cache, "_caches", {})
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = tools.execute([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tunewright import tools
 from tunewright.plugins.single import open_device
 from tunewright.runtime.explain import explain
 from tunewright.settings import Settings
@@ -26,18 +25,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = tools.execute([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

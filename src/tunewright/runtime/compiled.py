@@ -196,10 +196,10 @@ class InferRequest(Startable):
         """What `infer` does. Whoever writes it asks `completed` for what `set_tensor` was given."""
 
     def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
-        """With what `set_tensor` was given for those that are missing."""
+        """With what `set_tensor` was given for those that are missing; as they are, where it was given nothing."""
         if inputs is None:
             inputs = self._given
-        elif isinstance(inputs, Mapping):
+        elif self._given and isinstance(inputs, Mapping):
             inputs = {**self._given, **inputs}
         return inputs, {**self._into, **(outputs or {})} if self._into else outputs
 

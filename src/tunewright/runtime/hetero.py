@@ -174,8 +174,7 @@ class HeteroRequest(InferRequest):
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         begin = time.perf_counter()
-        if self._given or self._into or inputs is None:
-            inputs, outputs = self.completed(inputs, outputs)
+        inputs, outputs = self.completed(inputs, outputs)
         if self.model.is_whole:
             self.results = found = self.requests[0].run(inputs, remote, outputs)
             self.requests[0].results = {}

@@ -126,8 +126,7 @@ class PoolRequest(InferRequest):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        if self._given or self._into or inputs is None:
-            inputs, outputs = self.completed(inputs, outputs)
+        inputs, outputs = self.completed(inputs, outputs)
         served = self.model.pool.infer(inputs, remote, outputs)
         self._served, self.results = replace(served, results={}), served.results
         return self.results

@@ -115,8 +115,7 @@ class DeviceRequest(InferRequest):
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         before = self._now()
-        if self._given or self._into or inputs is None:
-            inputs, outputs = self.completed(inputs, outputs)
+        inputs, outputs = self.completed(inputs, outputs)
         values = self._same(inputs)
         if values is not None and not remote and outputs is None:
             results = self._run(values, None)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def measure(
     return driver.result
 
 
-class _Driver:
+class _Driver(ABC):
     """What both ways share: when it is over, and what is noted of an inference."""
 
     def __init__(
@@ -123,11 +124,13 @@ class _Driver:
         self._lock = threading.Lock()
         self._deadline: float | None = None
 
+    @abstractmethod
     def warm_up(self) -> None:
-        raise NotImplementedError
+        """Inferences that do not count."""
 
+    @abstractmethod
     def drive(self, done: Callable[[], None]) -> None:
-        raise NotImplementedError
+        """Inferences, one after the other or side by side, until `next` says that it is over."""
 
     def run(self, done: Callable[[], None]) -> None:
         """Until it is over, or Ctrl-C."""
@@ -142,6 +145,7 @@ class _Driver:
 
     def end(self) -> None:
         """Let what runs come to its end."""
+        return
 
     def next(self) -> int | None:
         """The number of the next inference; None: it is over."""

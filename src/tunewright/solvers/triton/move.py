@@ -22,7 +22,7 @@ from ..base import Config, Missing, Problem
 from ..cuda import Call, CudaSolver
 from . import expr, rows
 from .elementwise import why_not_layouts
-from .rows import cdiv, indented, tensor
+from .rows import cdiv, filling, indented, tensor
 from .text import NAMES, chain, computed, load, offset, physical_order, why_not_chain
 
 #: parts of one launch: each is text of its own
@@ -264,9 +264,7 @@ class Move(CudaSolver):
         if _is_tiled(problem):
             side = 64 if size >= 64 * 64 * 2 * units else 32
             return {"rows": side, "block": side, "warps": 8 if side == 64 else 4}
-        block = 1024
-        while block > 128 and cdiv(size, block) < 4 * units:
-            block //= 2
+        block = filling(size, units)
         return {"block": block, "warps": 4 if block > 256 else block // 64}
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:

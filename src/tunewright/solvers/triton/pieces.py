@@ -14,7 +14,7 @@ from ...search.space import Space
 from ..base import Config, Problem
 from ..cuda import Call, CudaSolver
 from . import expr, rows
-from .rows import cdiv, indented, tensor
+from .rows import cdiv, filling, indented, tensor
 from .text import NAMES, computed, load, offset, physical_order
 
 
@@ -49,9 +49,7 @@ class Pieces(CudaSolver):
 
     def default(self, problem: Problem, target: Target) -> Config:
         """A few elements for each thread; less where there are not enough of them for every multiprocessor."""
-        size, block = tensor(problem.outputs[0]).size, 1024
-        while block > 128 and cdiv(size, block) < 4 * max(target.units, 1):
-            block //= 2
+        block = filling(tensor(problem.outputs[0]).size, target.units)
         return {"block": block, "warps": 4 if block > 256 else block // 64}
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:

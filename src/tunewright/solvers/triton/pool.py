@@ -23,7 +23,7 @@ from . import fold, rows
 from .elementwise import why_not_layouts
 from .fold import Fold
 from .reduce import pool_fold, why_not_pool
-from .rows import cdiv, tensor
+from .rows import cdiv, filling, tensor
 from .text import NAMES, chain, load, physical_order, why_not_chain
 
 #: taps that are written out
@@ -69,10 +69,8 @@ class Pool(CudaSolver):
 
     def default(self, problem: Problem, target: Target) -> Config:
         """A few results for each thread; less where there are not enough of them for every multiprocessor."""
-        out, units = tensor(problem.outputs[0]), max(target.units, 1)
-        block = 1024
-        while block > 128 and cdiv(out.size, block) < 4 * units:
-            block //= 2
+        out = tensor(problem.outputs[0])
+        block = filling(out.size, target.units)
         each = 8 if block == 1024 and out.layout != PLAIN else 4  # half floats of 16 bytes that lie side by side
         return {"block": block, "warps": block // (32 * each)}
 

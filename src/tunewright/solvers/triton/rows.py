@@ -43,6 +43,14 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def filling(size: int, units: int) -> int:
+    """Elements of a program: as many as pay, fewer where there are not enough for every multiprocessor."""
+    block = 1024
+    while block > 128 and cdiv(size, block) < 4 * max(units, 1):
+        block //= 2
+    return block
+
+
 def tensor(type: object) -> TensorType:
     assert isinstance(type, TensorType), type
     return type

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .core import Core
 from .errors import InputError
 from .frontend.model import Model
+from .frontend.pictures import Preprocess
 
 if TYPE_CHECKING:
     import onnx
@@ -28,6 +29,7 @@ def tune(
     strategy: str | None = None,
     *,
     config: Mapping[str, Any] | None = None,
+    preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
     again: bool = False,
     lock: bool | str | os.PathLike[str] = False,
     report: Callable[[State], None] | None = None,
@@ -37,7 +39,8 @@ def tune(
 
     What is found is in the user's knowledge base, and every later load uses it. Inputs that are not given are random,
     and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: in
-    place of AUTO_TUNE_MODE. ``lock``: also write the kernels down, in the file named, or beside the model. See
+    place of AUTO_TUNE_MODE. ``preprocess``: how inputs come, as for `Core.compile_model`. ``lock``: also write the
+    kernels down, in the file named, or beside the model. Several devices are tuned one by one (`Core.apart`). See
     `Core.tune`.
 
     >>> result = tunewright.tune("model.onnx", budget="2m")
@@ -50,7 +53,7 @@ def tune(
 
     seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
     core = Core({**(config or {}), **({"AUTO_TUNE_MODE": strategy} if strategy is not None else {})})
-    feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
+    feed = feed_with(_read(core, model, preprocess), inputs or {}, core.settings)
     path = None if isinstance(lock, bool) else lock
     if lock is True:
         if not feed.model.path:
@@ -62,33 +65,48 @@ def tune(
     return result
 
 
+def _read(
+    core: Core,
+    model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+    preprocess: Mapping[str, Preprocess] | Preprocess | None,
+) -> Model:
+    """The model, with inputs as they come."""
+    read = model if isinstance(model, Model) else core.read_model(model)
+    return read if preprocess is None else read.preprocess(preprocess)
+
+
 def explain(
     model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
     inputs: Mapping[str, Any] | None = None,
     device: str = "CPU",
     *,
     config: Mapping[str, Any] | None = None,
+    preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
     seconds: float = 1.0,
     count: int | None = None,
 ) -> list[Explanation]:
     """Why every layer of a model runs as it does, in the order of the plan. Nothing is tuned or changed.
 
-    Inputs that are not given are random. The layers are timed for ``seconds``, or over ``count`` inferences (0: they
-    are not). `tunewright.runtime.explain.explain` does the same for a model that is compiled already.
+    Of several devices (MULTI:A,B) the layers of the first come first, of HETERO those of the first subgraph:
+    `Explanation.device` says which it is. Inputs that are not given are random. The layers are timed for ``seconds``,
+    or over ``count`` inferences (0: they are not). `tunewright.runtime.explain.explain` does the same for a model that
+    is compiled already.
 
     >>> for layer in tunewright.explain("model.onnx"):
     ...     print(layer.name, layer.solver, layer.why)
     """
     from .runtime.explain import explain as explain_compiled
-    from .runtime.request import of_one_device
     from .tools.explain import looking
     from .tools.inputs import concrete, feed_with
 
     core = Core(config)
     core.settings, _ = looking(core.settings)
-    feed = feed_with(core.read_model(model) if not isinstance(model, Model) else model, inputs or {}, core.settings)
-    compiled = of_one_device(core.compile_model(concrete(feed), device))
-    return explain_compiled(compiled, feed.values, seconds=seconds, count=count)
+    feed = feed_with(_read(core, model, preprocess), inputs or {}, core.settings)
+    return [
+        layer
+        for piece in core.pieces(concrete(feed), feed.values, device)
+        for layer in explain_compiled(piece.compiled, piece.inputs, seconds=seconds, count=count)
+    ]
 
 
 def benchmark(
@@ -97,6 +115,7 @@ def benchmark(
     device: str = "CPU",
     *,
     config: Mapping[str, str] | None = None,
+    preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
     streams: int = 0,
     requests: int = 0,
     batch: int | None = None,
@@ -120,7 +139,7 @@ def benchmark(
     core = Core(settings)
     import_everything(device, core.settings)
     begin = time.perf_counter()
-    loaded = core.read_model(model)
+    loaded = _read(core, model, preprocess)
     load = time.perf_counter() - begin
     wish = Wish(
         str(model), device, settings, None, None, 0, None, seconds, count, 3, [50, 90, 95, 99], values=inputs or {}

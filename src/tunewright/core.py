@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
@@ -13,7 +14,7 @@ from .errors import DeviceError, InputError, SettingsError
 from .frontend.adapt import adapted
 from .frontend.model import Model
 from .frontend.pictures import Preprocess
-from .plugins.base import Plugin, Support
+from .plugins.base import Choice, Plugin, Support
 from .plugins.find import find, is_several
 from .plugins.single import SingleDevice, of_device, open_device, visible
 from .runtime.compiled import CompiledModel
@@ -22,6 +23,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     import onnx
 
+    from .plugins.apart import Apart, Piece
     from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
     from .tuning.lockfile import Written
@@ -146,6 +148,50 @@ class Core:
         settings = self._settings(loaded, config)
         return self._plugin(device, settings).query(loaded, settings)
 
+    def query_requests(
+        self,
+        model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
+        device: str = "CPU",
+        config: Mapping[str, Any] | None = None,
+    ) -> Choice | None:
+        """With how many streams and requests, and in which batches, `compile_model` would serve a model, and why.
+
+        Nothing is compiled or measured: NUM_STREAMS = AUTO measures at the first load (docs/async.md). None: several
+        devices serve it, each in its own way.
+
+        >>> core.query_requests("model.onnx", "GPU.0", {"PERFORMANCE_HINT": "THROUGHPUT"}).batch
+        """
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        settings = replace(self._settings(loaded, config), find_enforce="1")  # it may say that answers are deleted
+        return self._plugin(device, settings).choice(adapted(loaded, settings), settings)
+
+    def apart(
+        self, device: str, config: Mapping[str, Any] | None = None, *, model: Model | None = None
+    ) -> list[Apart]:
+        """The devices of a device string one by one, as they serve there: to tune, explain or lock for each.
+
+        >>> for one in core.apart("MULTI:GPU.0,CPU"):
+        ...     core.tune(one.model(model), one.inputs(inputs), one.device, config=one.config)
+        """
+        from .plugins.apart import apart
+
+        return apart(device, _make(config, self.settings), model)
+
+    def pieces(
+        self, model: Model, inputs: Mapping[str, Any], device: str, config: Mapping[str, Any] | None = None
+    ) -> Iterator[Piece]:
+        """What each device of a string runs of a model, compiled one after the other, with inputs for that.
+
+        >>> for piece in core.pieces(model, inputs, "HETERO:GPU,CPU"):
+        ...     layers = explain(piece.compiled, piece.inputs)
+        """
+        from .plugins.apart import pieces
+
+        def compile(model: Model, device: str, own: Mapping[str, Any]) -> CompiledModel:
+            return self.compile_model(model, device, {**(config or {}), **own})
+
+        return pieces(model, inputs, device, self._settings(model, config), compile)
+
     def tune(
         self,
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
@@ -168,9 +214,10 @@ class Core:
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        plugin = self._plugin(device, settings)
+        plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
         if not isinstance(plugin, SingleDevice):
-            raise DeviceError(f"{device}: each device is tuned by itself", hint="name one, CPU for example")
+            names = ", ".join(one.device for one in self.apart(device, config))
+            raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 

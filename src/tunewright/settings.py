@@ -102,7 +102,7 @@ class Settings:
     )
     num_streams: int = _setting(
         0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
-        "by measurement)",
+        "by measurement, which also tells the best batch where requests run together)",
         -1, words={"AUTO": -1, "NUMA": _nodes()},
     )
     exclusive_async_requests: bool = _setting(
@@ -142,7 +142,8 @@ class Settings:
     compilation_num_threads: int = _setting(0, "threads that build kernels (0: all that the process may use)")
     multi_device_priorities: str = _setting("", "the devices of MULTI and AUTO, the preferred one first: GPU,CPU")
     allow_auto_batching: bool = _setting(
-        False, "requests to a GPU are run together as batches, where the hint is a THROUGHPUT and the model allows it"
+        True, "requests to a GPU run together as batches, where the hint is a THROUGHPUT and the model's examples are "
+        "proven to be independent"
     )
     auto_batch_timeout: int = _setting(1000, "how long a request waits for others to fill its batch, in ms", 0)
     target_fallback: str = _setting("", "the devices of HETERO, the preferred one first: GPU,CPU")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # every Triton kernel of this process
 
 
-@pytest.fixture(autouse=True)
-def repaired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Loops to where a number in memory says, and products of bfloat16. Import it: it is used by each test then."""
+@contextmanager
+def repaired() -> Iterator[None]:
+    """Loops to where a number in memory says, and products of bfloat16."""
     if ON_GPU:
         yield
         return
@@ -38,9 +39,10 @@ def repaired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def with_bfloat16(self: Any, a: Any, b: Any, *more: Any) -> Any:
         return dot(self, _single(interpreter, a), _single(interpreter, b), *more)  # it multiplies their bits
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", with_bfloat16)
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter, "_patch_lang_tensor", with_index)
+        patched.setattr(interpreter.InterpreterBuilder, "create_dot", with_bfloat16)
+        yield
 
 
 def _single(interpreter: Any, handle: Any) -> Any:

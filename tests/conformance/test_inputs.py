@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from tunewright.devices.host import HostQueue
+from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, Layout, TensorType, blocked
 from tunewright.ops import lookup
 from tunewright.ops.base import Operand
+from tunewright.ops.conv_pair import PAIR, joined
 from tunewright.ops.fused import REORDER, to_plain
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
@@ -92,6 +94,10 @@ EXTRA: dict[str, list[Problem]] = {
         "Scatter": pose("Scatter", "f 5,4", "i 2,3", "f 2,3"),
         "SimplifiedLayerNormalization": pose("SimplifiedLayerNormalization", "f 3,4,5", "f 5"),
         "TensorScatter": pose("TensorScatter", "f 3,2,9,4", "f 3,2,2,4", "i 3", mode="linear"),
+        PAIR: pose(
+            PAIR, "f 1,20,9,12", "f! 19,20,1,1", "f! 19", "f! 19,1,3,3", "f! 19", layouts=(_B, _B),
+            **joined({}, {"group": 19, "pads": (1, 1, 1, 1)}, [Fused("Relu", (~0,))]),
+        ),
         REORDER: [pose(REORDER, "f 1,20,5,6", layout=to, layouts=(Layout(), Layout.parse(to)))
                   for to in ("blocked8", "nhwc")],
         MS + "BiasAdd": pose(MS + "BiasAdd", "f 2,4,8", "f 8", "f 2,4,8"),

@@ -171,12 +171,12 @@ def vnni() -> bool:
     return dot.has_vnni(open_device("CPU").target)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [((13, 65), (65, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1)), ((20, 64), (64, 130)), ((1, 70), (70, 65))],
-    ids=str,
-)
-@pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)], ids=str)
+@every_other(
+    ("shapes", [
+        ((13, 65), (65, 33)), ((2, 3, 9, 17), (17, 40)), ((6, 1), (1, 1)), ((20, 64), (64, 130)), ((1, 70), (70, 65)),
+    ]),
+    ("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)]),
+)  # fmt: skip
 def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
     if not vnni():
         pytest.skip("this processor has no such instruction: pairs serve it")

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made, solver
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
 from tunewright.testing.kernelcheck import Case, check
+from tunewright.tuning.judge import Guarded
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
-
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made()
+normal, conv, matmul = MADE.normal, MADE.conv, MADE.matmul
 F16 = np.float16
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
-
-
-def conv(shape, filters, *more, bias=True, layout=NHWC, dtype=F16, epilogue=(), operands=(), **attrs):
-    kernel = more or (1, 1)
-    channels = shape[1] // attrs.get("group", 1)
-    weights = (normal(filters, channels, *kernel) / np.sqrt(channels * np.prod(kernel))).astype(dtype)
-    inputs = [normal(*shape, dtype=dtype), weights, normal(filters, dtype=dtype) if bias else None, *operands]
-    return Case(
-        "Conv", inputs, attrs, constant=frozenset({1, 2}), epilogue=epilogue, operands=len(operands),
-        layouts=(layout, layout),
-    )  # fmt: skip
-
-
-def matmul(left, right, dtype=F16, epilogue=(), operands=()):
-    weights = (normal(*right) / np.sqrt(right[-2])).astype(dtype)
-    return Case(
-        "MatMul", [normal(*left, dtype=dtype), weights, *operands], constant=frozenset({1}), epilogue=epilogue,
-        operands=len(operands),
-    )  # fmt: skip
 
 
 RELU = (Fused("Relu", (~0,)),)
@@ -92,6 +65,11 @@ VENDOR = {
     "1D": conv((2, 8, 9), 12, 3, layout=PLAIN, dtype=np.float32),
     "3D": conv((1, 4, 3, 4, 5), 6, 3, 3, 3, layout=PLAIN, dtype=np.float32, pads=(1, 1, 1, 1, 1, 1)),
     "depthwise": conv((1, 16, 6, 6), 16, 3, 3, group=16, pads=(1, 1, 1, 1)),
+    "product, bias": matmul((2, 5, 24), (24, 20), epilogue=(Fused("Add", (2, ~0)),), operands=(normal(20, dtype=F16),)),
+    "product, bias and more": matmul(
+        (5, 24), (24, 20), epilogue=(Fused("Add", (~0, 2)), Fused("Relu", (~1,)), Fused("Add", (~2, 3))),
+        operands=(normal(20, dtype=F16), normal(5, 20, dtype=F16)),
+    ),
     "batched product": matmul((2, 3, 5, 8), (2, 3, 8, 7), dtype=np.float32),
     "Gemm": Case("Gemm", [normal(3, 8), normal(5, 8), normal(5)], {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     "Gemm without a third": Case("Gemm", [normal(8, 3), normal(8, 5)], {"transA": 1, "alpha": 0.5}),
@@ -173,6 +151,21 @@ ELEMENTWISE = {
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise(name, device):
     assert check(ELEMENTWISE[name], only="triton.elementwise", configs=1, device=device) == []
+
+
+def test_gelu_of_half_floats(device):
+    """A polynomial there: no further off than the rounding of its results, also far from zero."""
+    x = np.concatenate([np.linspace(-12, 12, 801), [-65504, -1000, 0, 1000, 65504]]).astype(np.float16)
+    problem, queue = Case("Gelu", [x]).problem(), device.queue()
+    s = solver("triton.elementwise")
+    kernel = s.compile(problem, s.default(problem, device.target), device)
+    given, made = (Guarded.holding(device, queue, array) for array in (x, np.zeros_like(x)))
+    kernel.run(queue, [given.view], [made.view])
+    (buffer,) = queue.fetch([made.buffer])
+    got, wide = made.tensor(buffer).astype(np.float64), x.astype(np.float64)
+    want = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in wide])
+    assert np.all(np.abs(got - want) <= 2e-5 + np.abs(want) * 2.0**-11)
+    assert np.all(got[wide == 0] == 0)
 
 
 @pytest.mark.parametrize("precision", ["F32", "F16", "BF16"])

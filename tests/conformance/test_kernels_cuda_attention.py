@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made
 from tunewright.core import Core
 from tunewright.ir.graph import Fused
 from tunewright.ops import lookup
@@ -29,21 +28,13 @@ from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made()
+RNG, normal = MADE.rng, MADE.normal
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 F16, BF16 = np.float16, ml_dtypes.bfloat16
 #: one program for all keys, and several that put their parts together
 SMALL = {"bm": 16, "bn": 16, "split": 1, "warps": 4, "stages": 2}
 SPLIT = SMALL | {"split": 2}
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def qkv(

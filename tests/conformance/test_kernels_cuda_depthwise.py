@@ -8,47 +8,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made, solver
 from tunewright.ir.graph import Fused
-from tunewright.ir.types import NHWC, DType
+from tunewright.ir.types import DType
 from tunewright.ops.tolerance import compare
-from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tunewright.devices.cuda import CudaDevice
 from tunewright.solvers.vendor import base
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made()
+normal, conv = MADE.normal, MADE.conv
 F16, BF16, F32 = np.float16, ml_dtypes.bfloat16, np.float32
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def solver(name):
-    return next(s for s in solvers() if s.id == name)
-
-
-def normal(*shape, dtype=F32):
-    return RNG.standard_normal(shape).astype(dtype)
-
-
-def conv(shape, filters, *kernel, group, bias=True, dtype=F16, epilogue=(), operands=(), **attrs):
-    channels = shape[1] // group
-    weights = (normal(filters, channels, *kernel) / np.sqrt(channels * np.prod(kernel))).astype(dtype)
-    inputs = [normal(*shape, dtype=dtype), weights, normal(filters, dtype=dtype) if bias else None, *operands]
-    return Case(
-        "Conv", inputs, {"group": group, **attrs}, constant=frozenset({1, 2}), epilogue=epilogue,
-        operands=len(operands), layouts=(NHWC, NHWC),
-    )  # fmt: skip
 
 
 SAME = (1, 1, 1, 1)

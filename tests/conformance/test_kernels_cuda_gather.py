@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.solvers.base import solvers
 from tunewright.testing.kernelcheck import Case, check
@@ -21,13 +20,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from tunewright.devices.cuda import CudaDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+RNG = Made().rng
 F16, BF16 = np.float16, ml_dtypes.bfloat16
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
 
 
 def data(*shape: int, dtype: Any = np.float32) -> np.ndarray:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
 from tunewright.ops.fused import REORDER
@@ -22,17 +21,9 @@ from tunewright.solvers.base import solvers
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made(np.float16)
+RNG, normal = MADE.rng, MADE.normal
 LAST = {"layouts": (NHWC, NHWC)}
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def normal(*shape: int, dtype: Any = np.float16) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def concat(axis: int, *shapes: tuple[int, ...], **more: Any) -> Case:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
+from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN, Layout
 from tunewright.solvers.base import solvers
@@ -22,7 +22,8 @@ from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made()
+RNG, normal = MADE.rng, MADE.normal
 LAYOUTS = pytest.mark.parametrize("layout", [PLAIN, NHWC], ids=str)
 K33 = {"kernel_shape": (3, 3)}
 WINDOWS: tuple[dict[str, Any], ...] = (
@@ -37,15 +38,6 @@ WINDOWS: tuple[dict[str, Any], ...] = (
     {"kernel_shape": (11, 3), "pads": (2, 2, 2, 2), "dilations": (1, 2)},  # too many taps to be written out
 )
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def normal(*shape: int, dtype: Any = np.float32) -> Array:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def odd() -> Array:

@@ -8,11 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.cuda_cases import Made, solver
 from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
 from tunewright.ir.graph import Fused
-from tunewright.ir.types import NHWC, DType
-from tunewright.solvers.base import solvers
+from tunewright.ir.types import DType
 from tunewright.testing.kernelcheck import Case, check, run_one
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -25,30 +24,9 @@ from tunewright.solvers.triton.product_shape import Shape
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+MADE = Made(np.float16)
+normal, conv, matmul = MADE.normal, MADE.conv, MADE.matmul
 F16, BF16, F32 = np.float16, ml_dtypes.bfloat16, np.float32
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def solver(name):
-    return next(s for s in solvers() if s.id == name)
-
-
-def normal(*shape, dtype=F16):
-    return RNG.standard_normal(shape).astype(dtype)
-
-
-def conv(shape, filters, *kernel, bias=True, dtype=F16, epilogue=(), operands=(), **attrs):
-    weights = (normal(filters, shape[1], *kernel) / np.sqrt(shape[1] * np.prod(kernel))).astype(dtype)
-    inputs = [normal(*shape, dtype=dtype), weights, normal(filters, dtype=dtype) if bias else None, *operands]
-    return Case(
-        "Conv", inputs, attrs, constant=frozenset({1, 2}), epilogue=epilogue, operands=len(operands),
-        layouts=(NHWC, NHWC),
-    )  # fmt: skip
 
 
 RELU = (Fused("Relu", (~0,)),)
@@ -154,27 +132,19 @@ def test_gemm(name, device):
     assert check(GEMM[name], "triton.gem", configs=1, device=device) == []
 
 
-def matmul(left, right, dtype=F16, epilogue=(), operands=(), weights=False):
-    b = (normal(*right) / np.sqrt(right[-2])).astype(dtype)
-    return Case(
-        "MatMul", [normal(*left, dtype=dtype), b, *operands], constant=frozenset({1}) if weights else frozenset(),
-        epilogue=epilogue, operands=len(operands),
-    )  # fmt: skip
-
-
 ACTIVATIONS = {
-    "two matrices": matmul((17, 24), (24, 19)),
-    "each its own": matmul((3, 17, 24), (3, 24, 19)),
-    "heads": matmul((2, 3, 9, 16), (2, 3, 16, 33), epilogue=RELU),
-    "the right one spread": matmul((3, 4, 9, 16), (4, 16, 20)),
-    "the left one spread": matmul((9, 16), (5, 16, 20)),
-    "both spread": matmul((3, 1, 9, 16), (1, 4, 16, 20)),
-    "one for all": matmul((3, 2, 9, 16), (1, 16, 20)),
-    "weights of each": matmul((3, 9, 16), (3, 16, 20), weights=True),
+    "two matrices": matmul((17, 24), (24, 19), weights=False),
+    "each its own": matmul((3, 17, 24), (3, 24, 19), weights=False),
+    "heads": matmul((2, 3, 9, 16), (2, 3, 16, 33), epilogue=RELU, weights=False),
+    "the right one spread": matmul((3, 4, 9, 16), (4, 16, 20), weights=False),
+    "the left one spread": matmul((9, 16), (5, 16, 20), weights=False),
+    "both spread": matmul((3, 1, 9, 16), (1, 4, 16, 20), weights=False),
+    "one for all": matmul((3, 2, 9, 16), (1, 16, 20), weights=False),
+    "weights of each": matmul((3, 9, 16), (3, 16, 20)),
     "operand": matmul(
-        (2, 9, 16), (2, 16, 20), epilogue=(Fused("Add", (~0, 2)),), operands=(normal(2, 1, 20),)
+        (2, 9, 16), (2, 16, 20), weights=False, epilogue=(Fused("Add", (~0, 2)),), operands=(normal(2, 1, 20),)
     ),
-    "single precision, each its own": matmul((2, 9, 16), (2, 16, 20), dtype=F32),
+    "single precision, each its own": matmul((2, 9, 16), (2, 16, 20), dtype=F32, weights=False),
 }  # fmt: skip
 
 
@@ -184,13 +154,13 @@ def test_products_of_activations(name, device):
 
 
 FEW = {
-    "a row": matmul((1, 100), (100, 70), weights=True),
-    "three rows": matmul((1, 3, 96), (96, 33), weights=True, epilogue=RELU),
-    "deep": matmul((1, 1100), (1100, 5), weights=True),
-    "narrow": matmul((2, 40), (40, 1), weights=True),
-    "shallow": matmul((1, 3), (3, 40), weights=True),
+    "a row": matmul((1, 100), (100, 70)),
+    "three rows": matmul((1, 3, 96), (96, 33), epilogue=RELU),
+    "deep": matmul((1, 1100), (1100, 5)),
+    "narrow": matmul((2, 40), (40, 1)),
+    "shallow": matmul((1, 3), (3, 40)),
     "operands": matmul(
-        (2, 64), (64, 40), weights=True, epilogue=(Fused("Add", (~0, 2)), Fused("Mul", (~1, 3)), Fused("Gelu", (~2,))),
+        (2, 64), (64, 40), epilogue=(Fused("Add", (~0, 2)), Fused("Mul", (~1, 3)), Fused("Gelu", (~2,))),
         operands=(normal(40), normal(2, 40)),
     ),
     "Gemm": gemm(1, 100, 30, (30,), transB=1, alpha=0.5, beta=2.0),
@@ -199,8 +169,8 @@ FEW = {
     "pixel": conv((1, 40, 1, 1), 24, 1, 1, epilogue=(Fused("Sigmoid", (~0,)),)),
     "pixels": conv((2, 40, 1, 2), 24, 1, 1, bias=False),
     "per channel": conv((2, 16, 1, 1), 20, 1, 1, epilogue=(Fused("Mul", (~0, 3)),), operands=(normal(20, 1, 1),)),
-    "single precision": matmul((2, 100), (100, 30), weights=True, dtype=F32),
-    "bfloat16": matmul((2, 100), (100, 30), weights=True, dtype=BF16),
+    "single precision": matmul((2, 100), (100, 30), dtype=F32),
+    "bfloat16": matmul((2, 100), (100, 30), dtype=BF16),
 }  # fmt: skip
 
 
@@ -217,7 +187,7 @@ def test_others_in_many_configs(name, device):
 
 
 LARGE = {
-    "product": matmul((40, 40), (40, 48), weights=True, epilogue=RELU),
+    "product": matmul((40, 40), (40, 48), epilogue=RELU),
     "1x1": conv((1, 24, 7, 7), 40, 1, 1),
     "3x3": conv((1, 16, 7, 6), 24, 3, 3, pads=(1, 1, 1, 1)),
 }
@@ -238,14 +208,34 @@ def test_several_tiles_for_a_program(name, form, device):
     assert run_one(case, problem, s, config, few, [want]) == ""
 
 
+UNEVEN = {
+    "product": matmul(
+        (70, 40), (40, 384), epilogue=(Fused("Add", (~0, 2)), Fused("Gelu", (~1,)), Fused("Add", (~2, 3))),
+        operands=(normal(384), normal(70, 384)),
+    ),
+    "3x3": conv((1, 16, 7, 6), 192, 3, 3, pads=(1, 1, 1, 1), epilogue=RELU),
+    "groups": conv((1, 32, 9, 8), 384, 1, 1, group=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_tiles_of_192_columns(name, device):
+    """They are multiplied as 128 and 64."""
+    case = UNEVEN[name]
+    problem, s = case.problem(), solver("triton.matmul" if case.op == "MatMul" else "triton.conv")
+    config = {"bm": 64, "bn": 192, "bk": 32, "split": 1, "warps": 4, "stages": 3, "group": 8}
+    (want,) = HostKernel(problem).run(device.queue(), physical(case, problem), [None])
+    assert run_one(case, problem, s, config, device, [want]) == ""
+
+
 def test_refusals(device):
     def why(case, name):
         return solver(name).why_not(case.problem(), device.target)
 
-    assert why(matmul((5, 8), (8, 8), weights=True), "triton.gemv") == "takes up to 4 rows, not 5"
-    assert why(matmul((2, 8), (8, 8)), "triton.gemv") == "its weights are not constant"
+    assert why(matmul((5, 8), (8, 8)), "triton.gemv") == "takes up to 4 rows, not 5"
+    assert why(matmul((2, 8), (8, 8), weights=False), "triton.gemv") == "its weights are not constant"
     assert "one pixel" in why(conv((1, 8, 2, 2), 8, 2, 2), "triton.gemv")
-    assert why(matmul((8,), (8, 8), weights=True), "triton.matmul") == "takes matrices"
+    assert why(matmul((8,), (8, 8)), "triton.matmul") == "takes matrices"
     assert why(gemm(5, 8, 8, transA=1), "triton.gemm") == "takes rows of the first matrix"
     assert why(gemm(5, 8, 8, transB=1, weights=False), "triton.gemm") == "turns constant weights alone"
     assert "float32" in why(GEMM["single precision"], "triton.gemm")
@@ -258,7 +248,7 @@ def test_refusals(device):
         (conv((1, 3, 32, 32), 64, 7, 7, pads=(3, 3, 3, 3), strides=(2, 2)), "triton.conv"),
         (conv((1, 64, 28, 28), 64, 3, 3, pads=(1, 1, 1, 1)), "triton.conv"),
         (conv((64, 64, 28, 28), 256, 1, 1), "triton.conv"),
-        (matmul((128, 768), (768, 768), weights=True), "triton.matmul"),
+        (matmul((128, 768), (768, 768)), "triton.matmul"),
         (gemm(1, 2048, 1000, (1000,), transB=1), "triton.gemv"),
     ],
 )
@@ -267,6 +257,9 @@ def test_defaults_on_a_large_device(case, name, device):
     problem, target, s = case.problem(), replace(device.target, units=132), solver(name)
     config = s.default(problem, target)
     assert config in s.space(problem, target)
+    likely = s.likely(problem, target)
+    assert len(likely) > 3 or name == "triton.gemv"
+    assert sum(c in s.space(problem, target) for c in likely) >= min(3, len(likely))
     if name == "triton.gemv":
         assert -(-1000 // config["bn"]) >= 132
     else:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
+from conformance.cuda_cases import Made, solver
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN
 from tunewright.solvers.base import solvers
@@ -26,16 +26,11 @@ from tunewright.devices.cuda import CudaDevice
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore:Mean of empty slice")
 ]  # fmt: skip
-RNG = np.random.default_rng(0)
+RNG = Made().rng
 F16, BF16 = np.float16, ml_dtypes.bfloat16
 MS = "com.microsoft::"
 H200 = Target("gpu", "H200", "sm_90", 132, (), "cuda")
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw=RAW)
 
 
 def normal(*shape: int, dtype: Any = np.float32, scale: float = 1) -> Array:
@@ -45,10 +40,6 @@ def normal(*shape: int, dtype: Any = np.float32, scale: float = 1) -> Array:
 def case(op: str, *inputs: Array | None, outputs: int = 1, layout: Any = PLAIN, steps: Any = (), operands: int = 0,
          **attrs: Any) -> Case:  # fmt: skip
     return Case(op, inputs, attrs, outputs, layouts=(layout, layout), epilogue=steps, operands=operands)
-
-
-def solver(name: str) -> Any:
-    return next(s for s in solvers() if s.id == name)
 
 
 def failure(given: Case, name: str, config: dict[str, int], device: CudaDevice) -> str:

@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance.interpreter import RAW
-from conformance.interpreter import repaired as repaired
+from conformance.cuda_cases import Made
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import NHWC, PLAIN, Layout
 from tunewright.ops.excite import EXCITE
@@ -22,19 +21,10 @@ from tunewright.devices.cuda import CudaDevice
 
 # The interpreter computes masked lanes too, with numpy, which warns of what becomes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RNG = np.random.default_rng(0)
+normal = Made(np.float16).normal
 F16, BF16, F32 = np.float16, ml_dtypes.bfloat16, np.float32
 SILU = {"inner": "Swish", "inner_alpha": 1.0, "outer": "Sigmoid"}
 HARD = {"inner": "Relu", "outer": "HardSigmoid", "outer_alpha": 1 / 6, "outer_beta": 0.5}
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaDevice:
-    return CudaDevice("GPU.0", raw=RAW)
-
-
-def normal(*shape: int, dtype: Any = F16) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(dtype)
 
 
 def excite(

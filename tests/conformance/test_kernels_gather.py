@@ -155,11 +155,12 @@ def test_scatter_elements(shape: tuple[int, ...], index: tuple[int, ...], axis: 
     agrees("ScatterElements", *inputs, family="scatter_elements", specialised=len(shape) == 3, **attrs)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16, np.int8, np.uint16, np.bool_])
-def test_scatter_types(dtype: Any) -> None:
-    for reduction in REDUCTIONS:
-        inputs = data(6, 5, dtype=dtype), indices(6, 19, 5, dtype=np.int32), data(19, 5, dtype=dtype)
-        agrees("ScatterElements", *inputs, reduction=reduction, family="scatter_elements")
+@every_other(
+    ("dtype", [np.float32, np.float64, np.float16, BFLOAT16, np.int8, np.uint16, np.bool_]), ("reduction", REDUCTIONS)
+)
+def test_scatter_types(dtype: Any, reduction: str) -> None:
+    inputs = data(6, 5, dtype=dtype), indices(6, 19, 5, dtype=np.int32), data(19, 5, dtype=dtype)
+    agrees("ScatterElements", *inputs, reduction=reduction, family="scatter_elements")
 
 
 def test_scatter_sums_of_narrow_floats_are_rounded_once() -> None:
@@ -184,11 +185,10 @@ def test_scatter_nd(shape: tuple[int, ...], index: tuple[int, ...], reduction: s
     agrees("ScatterND", *inputs, reduction=reduction, family="scatter_nd", specialised=len(shape) == 3)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_scatter_nd_types(reduction: str) -> None:
-    for dtype in (np.float16, np.int32):
-        inputs = data(7, 5, dtype=dtype), indices(7, 30, 1), data(30, 5, dtype=dtype)
-        agrees("ScatterND", *inputs, reduction=reduction, family="scatter_nd")
+@every_other(("reduction", REDUCTIONS), ("dtype", [np.float16, np.int32]))
+def test_scatter_nd_types(reduction: str, dtype: Any) -> None:
+    inputs = data(7, 5, dtype=dtype), indices(7, 30, 1), data(30, 5, dtype=dtype)
+    agrees("ScatterND", *inputs, reduction=reduction, family="scatter_nd")
 
 
 def test_scatter_leaves_out_what_is_out_of_range() -> None:

@@ -73,20 +73,20 @@ def test_conv_integer(case: tuple[Any, Any, dict[str, Any]], types: tuple[Any, A
     right(Case("ConvInteger", [x, w, x_zero], attrs, constant=frozenset({1})), CONV)
 
 
-@pytest.mark.parametrize("case", CONVS[:6], ids=str)
-def test_qlinear_conv(case: tuple[Any, Any, dict[str, Any]]) -> None:
+@every_other(("case", CONVS[:6]), ("per_filter", [False, True]))
+def test_qlinear_conv(case: tuple[Any, Any, dict[str, Any]], per_filter: bool) -> None:
     x_shape, w_shape, attrs = case
     filters = w_shape[0]
     x, w = integers(*x_shape), integers(*w_shape, dtype=np.int8)
     bias = RNG.integers(-5000, 5000, filters).astype(np.int32)
     y_scale = np.asarray(3.0 * np.prod(w_shape[1:]) ** 0.5, np.float32)
-    for count in ((), (filters,)):
-        inputs = [x, scales(), integers(), w, scales(*count), integers(*count, dtype=np.int8), y_scale, integers()]
-        inputs.append(bias)
-        right(Case("QLinearConv", inputs, attrs), CONV)
-        right(Case("QLinearConv", inputs[:8], attrs, constant=frozenset({3, 5})), CONV)
-        inputs[5] = np.zeros(count, np.int8)
-        right(Case("QLinearConv", inputs, attrs, constant=frozenset({3, 5})), CONV)
+    count = (filters,) if per_filter else ()
+    inputs = [x, scales(), integers(), w, scales(*count), integers(*count, dtype=np.int8), y_scale, integers()]
+    inputs.append(bias)
+    right(Case("QLinearConv", inputs, attrs), CONV)
+    right(Case("QLinearConv", inputs[:8], attrs, constant=frozenset({3, 5})), CONV)
+    inputs[5] = np.zeros(count, np.int8)
+    right(Case("QLinearConv", inputs, attrs, constant=frozenset({3, 5})), CONV)
 
 
 @pytest.mark.parametrize("b_type", [np.uint8, np.int8])

@@ -92,18 +92,17 @@ def test_blocked_sums_of_columns() -> None:
     assert not generic(Case("Gemm", [normal(5000, 14), normal(5000, 33)], {"transA": 1}))
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
+@every_other(
+    ("constant", [frozenset(), B]),
+    ("a, b", [
         ((5,), (5,)), ((5,), (5, 3)), ((4, 5), (5,)), ((2, 3, 4, 5), (5,)), ((5,), (2, 3, 5, 4)),  # rank 1
         ((3, 4, 5), (3, 5, 6)), ((2, 3, 4, 5), (5, 6)), ((2, 3, 4, 5), (2, 3, 5, 6)), ((4, 5), (2, 3, 5, 6)),
         ((2, 1, 4, 5), (3, 5, 6)), ((2, 1, 3, 4, 5), (1, 7, 1, 5, 20)), ((2, 3, 1, 5), (5, 20)), ((0, 4, 5), (5, 6)),
         ((2, 3, 1, 5), (2, 3, 5, 20)), ((300, 2, 2), (300, 2, 2)),
-    ],
+    ]),
 )  # fmt: skip
-def test_broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    for constant in (frozenset[int](), B):
-        assert not generic(Case("MatMul", [normal(*a), normal(*b)], constant=constant))
+def test_broadcasts(a: tuple[int, ...], b: tuple[int, ...], constant: frozenset[int]) -> None:
+    assert not generic(Case("MatMul", [normal(*a), normal(*b)], constant=constant))
 
 
 def test_many_products() -> None:
@@ -162,15 +161,18 @@ def test_floats(dtype: Any) -> None:
     assert not generic(Case("Gemm", inputs, {"transB": 1}), "opencl.gemv")
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers(dtype: Any) -> None:
+@every_other(("dtype", INTEGERS), ("form", ["product", "addend", "column"]))
+def test_integers(dtype: Any, form: str) -> None:
     """Sums wrap."""
     info = np.iinfo(dtype)
     a, b, c = (RNG.integers(info.min, info.max, s, dtype) for s in ((7, 30), (30, 21), (21,)))
     with np.errstate(over="ignore"):
-        assert not generic(Case("MatMul", [a, b]))
-        assert not generic(Case("Gemm", [a // 4, b // 4, c // 4]))
-        assert not generic(Case("MatMul", [a, b[:, 0].copy()]), "opencl.gemv")
+        if form == "product":
+            assert not generic(Case("MatMul", [a, b]))
+        elif form == "addend":
+            assert not generic(Case("Gemm", [a // 4, b // 4, c // 4]))
+        else:
+            assert not generic(Case("MatMul", [a, b[:, 0].copy()]), "opencl.gemv")
 
 
 def test_infinities() -> None:

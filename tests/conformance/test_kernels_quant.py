@@ -164,11 +164,12 @@ def parameters(dtype: Any) -> list[np.ndarray]:
     return [np.asarray(RNG.uniform(0.01, 0.1)).astype(np.float32), integers(dtype=dtype)]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
-@pytest.mark.parametrize(
-    "shapes", [((3, 5, 7), (3, 5, 7)), ((2, 4, 5, 6), (4, 1, 1)), ((1, 5), (4, 1)), ((), (9,)), ((30_011,), (30_011,))]
-)
+@every_other(
+    ("dtype", [np.uint8, np.int8]), ("op", ["QLinearAdd", "QLinearMul"]),
+    ("shapes", [
+        ((3, 5, 7), (3, 5, 7)), ((2, 4, 5, 6), (4, 1, 1)), ((1, 5), (4, 1)), ((), (9,)), ((30_011,), (30_011,)),
+    ]),
+)  # fmt: skip
 def test_binary(op: str, dtype: Any, shapes: tuple[Any, Any]) -> None:
     a, b = (integers(*shape, dtype=dtype) for shape in shapes)
     inputs = [a, *parameters(dtype), b, *parameters(dtype), *parameters(dtype)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
 from tunewright.solvers.opencl import dot
@@ -66,8 +67,7 @@ def agrees(case: Case) -> None:
     assert not check(case, FAMILY, configs=0, specialised=False)
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("lengths", [None, [3, 5, 1], [2, 0, 4]])
+@every_other(("direction", ["forward", "reverse", "bidirectional"]), ("lengths", [None, [3, 5, 1], [2, 0, 4]]))
 def test_directions(direction: str, lengths: Any) -> None:
     """The range of the input is that of the longest sequence, whatever stands behind its end."""
     case = make(direction=direction, lengths=lengths)
@@ -88,15 +88,15 @@ def test_nothing_optional() -> None:
     agrees(make(full=False, constant=frozenset(), outputs=2, direction="bidirectional", dtype=np.uint8))
 
 
+@pytest.mark.parametrize("configs", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("batch", [1, 5])
-def test_configs(batch: int) -> None:
+def test_configs(batch: int, configs: int) -> None:
     """Generic and specialised, with tiles of other sizes."""
     case = make(batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")
-    assert not check(case, FAMILY, configs=2)
+    assert not check(case, FAMILY, configs=configs)
 
 
-@pytest.mark.parametrize("hidden", [1, 33, 70])
-@pytest.mark.parametrize("batch", [1, 2, 9])
+@every_other(("hidden", [1, 33, 70]), ("batch", [1, 2, 9]))
 def test_sizes(hidden: int, batch: int) -> None:
     agrees(make(steps=3, batch=batch, features=hidden + 2, hidden=hidden))
 

@@ -46,13 +46,16 @@ def resizes(x: np.ndarray, *, specialised: bool = False, **given: Any) -> None:
     assert not check(case_of(x, **given), "opencl.resize", 1, specialised=specialised)
 
 
+@every_other(("mode", ["nearest", "linear", "cubic"]), ("layout", [PLAIN, BLOCKED]), ("coordinates", MODES))
+def test_modes(mode: str, layout: Layout, coordinates: str) -> None:
+    for sizes in ((1, 11, 14, 13), (1, 11, 3, 5), (1, 11, 1, 9), (1, 11, 7, 2)):
+        attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "layout": layout}
+        resizes(normal(1, 11, 7, 9), sizes=sizes, **attrs)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("layout", [PLAIN, BLOCKED])
-def test_modes(mode: str, layout: Layout) -> None:
-    for coordinates in MODES:
-        for sizes in ((1, 11, 14, 13), (1, 11, 3, 5), (1, 11, 1, 9), (1, 11, 7, 2)):
-            attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "layout": layout}
-            resizes(normal(1, 11, 7, 9), sizes=sizes, **attrs)
+def test_modes_specialised(mode: str, layout: Layout) -> None:
     resizes(normal(2, 5, 7, 9), scales=(1, 1, 1.7, 2.3), mode=mode, layout=layout, specialised=True)
 
 
@@ -81,13 +84,17 @@ def test_whole_factors(mode: str, factor: int, layout: Layout) -> None:
     resizes(normal(2, 9, 40, 100), scales=(1, 1, factor, factor), layout=layout, mode=mode, specialised=True)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, BFLOAT16, np.uint8, np.int8, np.int16, np.int32, np.int64])
-def test_types(dtype: Any) -> None:
+@every_other(
+    ("dtype", [np.float64, np.float16, BFLOAT16, np.uint8, np.int8, np.int16, np.int32, np.int64]),
+    ("mode", ["nearest", "linear", "cubic", "antialias"]),
+)
+def test_types(dtype: Any, mode: str) -> None:
     x = normal(2, 3, 6, 20, dtype=np.float32)
     x = (np.abs(x) if np.dtype(dtype).kind == "u" else x).astype(dtype)
-    for mode in ("nearest", "linear", "cubic"):
+    if mode == "antialias":
+        resizes(x, sizes=(2, 3, 3, 5), mode="linear", antialias=1)
+    else:
         resizes(x, scales=(1, 1, 2.5, 2), mode=mode)
-    resizes(x, sizes=(2, 3, 3, 5), mode="linear", antialias=1)
 
 
 def test_integers_saturate() -> None:

@@ -24,8 +24,7 @@ def failures(op: str, x: np.ndarray, axis: int, configs: int = 0) -> list[str]:
     return check(Case(op, [x], {"axis": axis}), "opencl.softmax", configs, specialised=configs > 0)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("shape", "axis"), [((3, 5, 49), -1), ((3, 130, 17), 1)])
+@every_other(("op", OPS), ("shape, axis", [((3, 5, 49), -1), ((3, 130, 17), 1)]))
 def test_shapes(op: str, shape: tuple[int, ...], axis: int) -> None:
     assert not failures(op, normal(*shape), axis, configs=1)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.short_form import every_other
 from tunewright.devices.opencl import OpenCLDevice
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, TensorType, blocked
@@ -104,10 +105,14 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_the_reference(name: str) -> None:
-    case = CASES[name]
-    assert not failures(case, [(2, "split"), (4, "fused")] if case.epilogue else FORMS)
+@every_other(("name", [name for name in CASES if not CASES[name].epilogue]), ("tile, form", FORMS))
+def test_it_is_the_reference(name: str, tile: int, form: str) -> None:
+    assert not failures(CASES[name], [(tile, form)])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].epilogue])
+def test_epilogues(name: str) -> None:
+    assert not failures(CASES[name], [(2, "split"), (4, "fused")])
 
 
 @pytest.mark.parametrize("height", range(1, 18))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from conformance.interpreter import RAW
+from conformance import interpreter as interpreter
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
@@ -17,7 +17,7 @@ import torch
 
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
 from tunewright.devices import cuda
-from tunewright.devices.cuda import CudaArray, CudaDevice, _stream_handle
+from tunewright.devices.cuda import CudaArray, _stream_handle
 from tunewright.plugins.single import SingleDevice
 from tunewright.settings import Settings
 
@@ -36,11 +36,6 @@ def expected(x, z):
 
 def near(got, want):
     torch.testing.assert_close(torch.as_tensor(got), want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def device():
-    return CudaDevice("GPU.0", raw=RAW)
 
 
 @pytest.fixture(scope="module")

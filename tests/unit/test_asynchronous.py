@@ -362,7 +362,7 @@ def test_models_go_while_their_threads_wait():
     for number in range(9):
         queue.start_async(feed(number))
     queue.wait_all()
-    gone, threads = weakref.ref(compiled), list(compiled.streams._threads)
+    gone, threads = weakref.ref(compiled), list(compiled.streams._work.threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
     del compiled, queue
     gc.collect()
@@ -372,12 +372,24 @@ def test_models_go_while_their_threads_wait():
     assert not any(thread.is_alive() for thread in threads)
 
 
+def settled(streams):
+    """Nothing is left to do, and nobody who would do it counts as busy."""
+    work, end = streams._work, time.monotonic() + 60
+    while time.monotonic() < end:
+        with work.lock:
+            if not (work.tasks or work.running or work.looking):
+                assert not work.helping and len(work.asleep) == len(work.threads) <= work.count
+                return
+        time.sleep(1e-3)
+    raise AssertionError(vars(work))
+
+
 class Idle(Streams):
     """Streams whose threads never come to it."""
 
     def submit(self, task):
         task.streams = self
-        self.going += 1
+        self._work.tasks.append(task)
 
 
 def test_who_waits_runs_what_no_stream_has_begun(model):
@@ -389,7 +401,7 @@ def test_who_waits_runs_what_no_stream_has_begun(model):
         assert not request.wait(0.01), "it might take longer than that"
         assert request.wait()
         np.testing.assert_allclose(request.results["y"], want(number), rtol=1e-5)
-    assert where == [threading.get_ident()] * 3 and not request._streams.going
+    assert where == [threading.get_ident()] * 3 and not request._streams._work.tasks
     request.start_async({"x": W})
     with pytest.raises(InputError):
         request.wait()
@@ -397,7 +409,7 @@ def test_who_waits_runs_what_no_stream_has_begun(model):
     request.cancel()
     with pytest.raises(RequestCancelled):
         request.wait()
-    assert not request._streams.going
+    assert not request._streams._work.running and not request._streams._work.helping
 
 
 def test_never_more_at_a_time_than_streams(model, monkeypatch):
@@ -432,7 +444,150 @@ def test_never_more_at_a_time_than_streams(model, monkeypatch):
         worker.start()
     for worker in workers:
         worker.join(60)
-    assert not wrong and most[0] <= model.streams.count and not model.streams.going
+    assert not wrong and most[0] <= model.streams.count
+    settled(model.streams)
+
+
+def test_who_feeds_a_queue_takes_part(model):
+    """While it waits for a free request it runs brief inferences itself, and their callbacks."""
+    queue, where, got = AsyncInferQueue(model, 2), [], {}
+
+    def over(request, number):
+        where.append(threading.get_ident())
+        got[number] = request.results["y"]
+
+    queue.set_callback(over)
+    for number in range(500):
+        queue.start_async(feed(number), number)
+    queue.wait_all()
+    settled(model.streams)
+    assert threading.get_ident() in where and sorted(got) == list(range(500))
+    for number, y in got.items():
+        np.testing.assert_allclose(y, want(number), rtol=1e-5)
+    where.clear()
+    model.streams._work.seconds = 1.0  # inferences that take long are left to the streams
+    queue.set_callback(lambda request, number: (time.sleep(2e-3), where.append(threading.get_ident())))
+    for number in range(10):
+        queue.start_async(feed(number), number)
+    queue.wait_all()
+    assert threading.get_ident() not in where and len(where) == 10
+
+
+def test_what_is_tiny_is_run_by_one_thread(model):
+    """To have to wait for Python's lock, or for a core, makes nothing longer; other threads that run it do."""
+    streams, work = model.streams, model.streams._work
+    times = [(1e-2, 5e-5, False), (2e-4, 7e-5, False), (5e-5, 5e-5, True), (2e-4, 1e-4, True), (2e-1, 5e-5, True)]
+    for seconds, used, tiny in [*times, (1e-4, 2e-3, True), (1e-4, 7e-5, True)]:
+        streams.took(seconds, used)
+        assert work.is_tiny == tiny, "a single one that took long says nothing"
+    for seconds, used in ((1e-4, 2e-4), (2e-3, 5e-5)):
+        for _ in range(40):
+            streams.took(seconds, used)
+        assert not work.is_tiny and (work.seconds, work.used) == (seconds, used)
+        streams.took(5e-5, None)
+        assert not work.is_tiny, "nobody asked"
+        streams.took(5e-5, 5e-5)
+        assert work.is_tiny
+
+
+def test_who_is_left_to_is_looked_after(model):
+    """A stream leaves what is tiny to who feeds it, and takes it when nobody comes, however often that happens."""
+    request, work = model.create_infer_request(), model.streams._work
+    request.start_async(feed(0))
+    assert request.wait(60)
+    for number in range(100):
+        with work.lock:  # as if this thread had just run one
+            work.seconds = work.used = 1e-5
+            work.is_tiny, work.helper = True, threading.get_ident()
+            work.until = time.perf_counter() + number * 1e-6
+            request.start_async(feed(number))
+        assert request.wait(60)
+        np.testing.assert_allclose(request.results["y"], want(number), rtol=1e-5)
+    settled(model.streams)
+
+
+def test_a_queue_grows_while_streams_would_fall_asleep(model):
+    """By as many requests again, with its callback; not when somebody said how many."""
+    work, got = model.streams._work, []
+    queue, given = AsyncInferQueue(model), AsyncInferQueue(model, 2)
+    assert len(queue) == len(given) == 2
+    for each in (queue, given):
+        each.set_callback(lambda request, number: got.append(number))
+        for number in range(200):
+            work.seconds, work.used, work.is_tiny = 2e-4, 2e-4, False
+            each.start_async(feed(number), number)
+        each.wait_all()
+    assert len(queue) == len(list(queue)) == 4 and len(given) == 2 and len(got) == 400
+    slow = AsyncInferQueue(model)
+    for number in range(20):
+        work.seconds = 1.0
+        slow.start_async(feed(number), number)
+    slow.wait_all()
+    assert len(slow) == 2
+    hinted = Core().compile_model(
+        parser.parse_model(NETWORK), "CPU.HOST", {"NUM_STREAMS": 2, "PERFORMANCE_HINT_NUM_REQUESTS": 2}
+    )
+    assert AsyncInferQueue(hinted)._spare == 0
+
+
+def test_what_a_feeder_starts_last_is_run_without_it(model):
+    """It was expected to come back, and does not."""
+    queue, got = AsyncInferQueue(model, 3), []
+    queue.set_callback(lambda request, number: got.append(number))
+    for count in range(1, 60):
+        got.clear()
+        for number in range(count):
+            queue.start_async(feed(number), number)
+        end = time.monotonic() + 60
+        while len(got) < count and time.monotonic() < end:
+            time.sleep(1e-4)
+        assert sorted(got) == list(range(count))
+    settled(model.streams)
+
+
+def test_several_feed_one_model(model):
+    got, lock = [], threading.Lock()
+
+    def feeding(first):
+        queue = AsyncInferQueue(model, 2)
+
+        def over(request, number):
+            right = np.allclose(request.results["y"], want(number), rtol=1e-5)
+            with lock:
+                got.append(number if right else -1)
+
+        queue.set_callback(over)
+        for number in range(first, first + 100):
+            queue.start_async(feed(number), number)
+        queue.wait_all()
+
+    feeders = [threading.Thread(target=feeding, args=(100 * k,)) for k in range(3)]
+    for feeder in feeders:
+        feeder.start()
+    for feeder in feeders:
+        feeder.join(60)
+    assert sorted(got) == list(range(300))
+    settled(model.streams)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_of_who_takes_part_is_its_own(model, error):
+    queue, here = AsyncInferQueue(model, 1), threading.get_ident()
+
+    def interrupted(request, number):
+        if threading.get_ident() == here:
+            raise error
+
+    queue.set_callback(interrupted)
+    with pytest.raises(error):
+        for _ in range(100_000):  # until this thread has run one
+            queue.start_async(feed(1))
+    with pytest.raises(error):
+        queue.wait_all()
+    queue.set_callback(None)
+    queue.start_async(feed(1))
+    queue.wait_all()
+    settled(model.streams)
 
 
 def test_no_thread_can_be_made(model, monkeypatch):

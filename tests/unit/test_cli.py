@@ -150,7 +150,18 @@ MISTAKES = [
     (["graph", "{model}", "--stage", "later"], "'--stage': 'later' is not one of"),
     (["graph", "{model}", "-o", "{folder}/g.png"], ".png says nothing about the format"),
     (["graph", "{model}", "-o", "{folder}/absent/g.dot"], "cannot be written"),
+    (["benchmark", "absent.onnx"], "absent.onnx: cannot be read: No such file"),
+    (["devices", "--model", "absent.onnx"], "absent.onnx: cannot be read: No such file"),
+    (["replay", "absent.json"], "absent.json: cannot be read: No such file or directory"),
+    (["replay", "{text}"], "is not JSON: "),
+    (["place", "{model}", "-d", "MULTI:CPU,CPU.HOST"], "there is nothing to place (name several devices"),
+    (["tune", "{model}", "--strategy", "magic"], "AUTO_TUNE_MODE = 'magic' is unknown"),
+    (["lock", "{model}", "-c", "LOCK_FILE={text}"], "is not JSON"),
+    (["compare", "{model}", "-d", "TPU"], "there is no device 'TPU'"),
+    (["explain", "{model}", "-d", "MULTI:CPU,TPU"], "there is no device 'TPU'"),
 ]
+#: what is no matter of the model is told before it is read, which may take long
+EARLY = ("TPU", "MULTI", "magic", "LOCK_FILE")
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda v: " ".join(v) if isinstance(v, list) else None)
@@ -165,6 +176,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(call, model, tmp_path, arguments,
     code, out, err = call(*(a.format(**names) for a in arguments))
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]
     assert code == 2
+    assert not any(word in " ".join(arguments) for word in EARLY) or err.count("\n") == 1, err
     assert len(lines) == 1 and lines[0].startswith("tunewright: "), err
     assert any(part in lines[0] for part in message.split("|")), lines[0]
     assert "Traceback" not in out + err
@@ -331,6 +343,24 @@ def test_an_interrupt_is_one_line(model):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "tunewright: interrupted\n")
+
+
+@pytest.mark.parametrize(("ours", "code"), [(True, 130), (False, 0)])
+def test_an_interrupt_ends_what_does_not_hear_it(ours, code):
+    """As a compiler: the command ends. A program that uses what commands are made of does not."""
+    script = f"""
+import hashlib, os, signal, sys, threading
+from tunewright.tools import common, interrupts
+interrupts.ours, interrupts.PATIENCE, interrupts.GRACE = {ours}, 0.1, 0.1
+try:
+    with common.working("compiling"):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        hashlib.pbkdf2_hmac("sha512", b"", b"", 3_000_000)
+except KeyboardInterrupt:
+    raise SystemExit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (code, "tunewright: interrupted" if ours else "")
 
 
 HEAVY = ("pyopencl", "torch", "onnx", "onnx.reference", "onnxruntime", "openvino")

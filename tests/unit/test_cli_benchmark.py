@@ -6,6 +6,8 @@ import _thread
 import csv
 import json
 import sys
+import weakref
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -16,7 +18,7 @@ import tunewright
 from tunewright import Core
 from tunewright.errors import InputError
 from tunewright.settings import Settings
-from tunewright.tools import benchmark_chart, benchmark_measure, benchmark_sweep
+from tunewright.tools import benchmark_chart, benchmark_measure, benchmark_run, benchmark_sweep
 from tunewright.tools.benchmark_data import batch_size, check_batch, gather, with_batch
 
 pillow = pytest.importorskip("PIL.Image")
@@ -261,6 +263,43 @@ def test_a_sweep(call, model, tmp_path):
     code, out, _ = call("benchmark", model, "--sweep", "--streams", 1, "--batch", "1", "-n", 3, "--report", "-",
                         "--latency-bound", "0.001us", "-d", "CPU.HOST")  # fmt: skip
     assert code == 0 and json.loads(out)["sweet_spot"] is None
+
+
+def test_a_sweep_keeps_one_model_in_memory(call, model, monkeypatch):
+    """The one before is gone when the next is compiled; a turn begins with the model that the last one ended with."""
+    made, order = [], []
+    compile_ = benchmark_run.Bench.compile
+
+    def counted(self, data, streams, batch):
+        assert all(old() is None for old in made)
+        found = compile_(self, data, streams, batch)
+        made.append(weakref.ref(found))
+        order.append((streams, batch))
+        return found
+
+    monkeypatch.setattr(benchmark_run.Bench, "compile", counted)
+    code, out, _ = call("benchmark", model, "--sweep", "--streams", "1,2", "--requests", "2,3", "--batch", "1,4",
+                        "-t", 0.06, "--repetitions", 3, "--report", "-")  # fmt: skip
+    report = json.loads(out)
+    assert code == 0 and len(report["points"]) == 8 and all(point["inferences"] for point in report["points"])
+    assert len(order) == 4 + 3 + 3 and all(a != b for a, b in pairwise(order))
+
+
+def test_a_sweep_leaves_out_what_the_model_cannot(call, tmp_path):
+    """Other points are not lost by it."""
+    two = identity(tmp_path / "two.onnx", ["n", 2])
+    reshape = save(
+        tmp_path / "one.onnx", [helper.make_node("Reshape", ["x", "s"], ["y"], name="flat")],
+        [value("x", ["n", 2])], [value("y", [1, 2])], [numpy_helper.from_array(np.array([1, 2]), "s")],
+    )  # fmt: skip
+    how = ("--sweep", "--streams", 1, "--requests", 1, "-n", 2, "--report", "-")
+    code, out, err = call("benchmark", reshape, *how, "--batch", "1,3")
+    assert code == 0 and [p["batch"] for p in json.loads(out)["points"]] == [1]
+    why = "note: left out: 1 stream, 1 request, batch 3: --batch: the model takes no batch of 3"
+    assert why in " ".join(err.split())
+    code, out, err = call("benchmark", reshape, *how, "--batch", "3,5")
+    assert code == 2 and not out and "the model takes no batch of" in err
+    assert call("benchmark", two, *how, "--batch", "1,3")[0] == 0
 
 
 def test_without_matplotlib_the_picture_alone_is_missing(call, model, tmp_path, monkeypatch):

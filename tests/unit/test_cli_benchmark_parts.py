@@ -123,6 +123,9 @@ def test_advice_about_streams():
     assert told(streams=4, requests=4, concurrency=3.6) == {}
     waits = told(streams=2, requests=8, concurrency=2.0, latency=0.04, run=0.01)
     assert "wait 75% of their latency" in waits["waiting-requests"] and "--requests 2" in waits["waiting-requests"]
+    assert told(streams=2, requests=32, concurrency=2.0, latency=0.04, run=0.01, batch=8) == {}, "they run together"
+    few = told(streams=2, requests=8, concurrency=1.0, batch=8)
+    assert few["idle-streams"].endswith("try --requests 16")
 
 
 def kernel(name, origin="shipped", on_host=False, share=None, gain=None, op="Conv"):

@@ -14,14 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 import tunewright
 from tunewright import tools
 from tunewright.errors import InputError
+from tunewright.ir.graph import Node
 from tunewright.plugins.single import SingleDevice, available
 from tunewright.runtime import ranges, trace
 from tunewright.runtime.trace import Trace
 from tunewright.settings import Settings
 
 needs_opencl = pytest.mark.skipif("opencl" in available()[1], reason="there is no OpenCL runtime here")
-#: events of one track may touch; what is beyond rounding to nanoseconds overlaps
-ROUNDING = 0.002
 
 
 @pytest.fixture
@@ -46,44 +45,55 @@ def model():
 X = {"x": np.ones((4, 16), np.float32)}
 
 
+def span(event):
+    """Nanoseconds, as Perfetto reads them: it multiplies and cuts off."""
+    begin = int(event["ts"] * 1000)
+    return begin, begin + int(event["dur"] * 1000)
+
+
 def check_events(events):
-    """The rules of the trace-event format (complete events, metadata), and of tracks: events nest. Tracks by name."""
-    names, groups, tracks = {}, {}, defaultdict(list)
+    """The rules of the trace-event format (complete events, metadata, flows), and of tracks: events nest, to the
+    nanosecond, since Perfetto drops those that do not. Tracks by name.
+    """
+    names, tracks, titles, flows = {}, defaultdict(list), [], defaultdict(list)
     for event in events:
-        assert event["ph"] in ("X", "M") and isinstance(event["pid"], int) and isinstance(event["tid"], int)
-        assert isinstance(event["name"], str) and event["name"] and isinstance(event["args"], dict)
+        assert event["ph"] in "XMsf" and event["pid"] == 1 and isinstance(event["tid"], int)
+        assert isinstance(event["name"], str) and event["name"]
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
             if event["name"] == "process_name":
-                groups[event["pid"]] = event["args"]["name"]
+                titles.append(event["args"]["name"])
             elif event["name"] == "thread_name":
-                names[event["pid"], event["tid"]] = event["args"]["name"]
+                names[event["tid"]] = event["args"]["name"]
             else:
                 assert isinstance(event["args"]["sort_index"], int)
             continue
         assert isinstance(event["cat"], str) and event["cat"]
-        assert isinstance(event["ts"], float) and isinstance(event["dur"], float)
-        assert event["ts"] >= 0 and event["dur"] >= 0
-        tracks[event["pid"], event["tid"]].append(event)
-    assert len(set(names.values())) == len(names)
-    for (group, number), found in tracks.items():
-        assert group in groups and (group, number) in names
-        begins = [event["ts"] for event in found]
-        assert begins == sorted(begins)
+        assert isinstance(event["ts"], float) and event["ts"] >= 0
+        if event["ph"] == "X":
+            assert isinstance(event["dur"], float) and event["dur"] >= 0 and isinstance(event["args"], dict)
+            tracks[event["tid"]].append(event)
+        else:
+            flows[event["id"]].append(event)
+    assert len(set(names.values())) == len(names) and len(titles) == bool(tracks) and tracks.keys() == names.keys()
+    for found in tracks.values():
+        assert [event["ts"] for event in found] == sorted(event["ts"] for event in found)
         around = []
         for event in found:
-            end = event["ts"] + event["dur"]
-            while around and around[-1] <= event["ts"] + ROUNDING:
+            begin, end = span(event)
+            while around and around[-1] <= begin:
                 around.pop()
-            assert not around or end <= around[-1] + ROUNDING, "events overlap without nesting"
+            assert not around or end <= around[-1], "events overlap without nesting"
             around.append(end)
-    return {f"{groups[key[0]]}/{names[key]}": found for key, found in tracks.items()}
+    for begin, end in flows.values():
+        assert (begin["ph"], end["ph"], end["bp"]) == ("s", "f", "e")
+        for side in (begin, end):
+            assert any(span(e)[0] <= int(side["ts"] * 1000) <= span(e)[1] for e in tracks[side["tid"]])
+    return {names[key]: found for key, found in tracks.items()}
 
 
 def inside(event, outer):
-    return event["ts"] >= outer["ts"] - ROUNDING and (
-        event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + ROUNDING
-    )
+    return span(event)[0] >= span(outer)[0] and span(event)[1] <= span(outer)[1]
 
 
 def planned(compiled):
@@ -106,15 +116,15 @@ def test_every_kernel_is_there_once_in_each_inference(model, device):
             compiled(X)
     took = time.perf_counter() - begin
     tracks = check_events(recorder.events())
-    inferences, kernels = tracks["streams/main"], tracks[f"streams/main: {device}"]
+    inferences, kernels = tracks["main"], tracks[f"main: {device}"]
     assert len(inferences) == 3 and {e["cat"] for e in inferences} == {"inference"}
     assert sum(e["dur"] for e in inferences) <= took * 1e6
     want = planned(compiled)
     assert {"product", "softmax", "nonzero"} <= want.keys()
     for inference in inferences:
-        assert Counter(e["name"] for e in kernels if inside(e, inference)) == want
+        assert Counter(e["args"]["node"] for e in kernels if inside(e, inference)) == want
     assert len(kernels) == 3 * sum(want.values())  # none is outside
-    by_name = {e["name"]: e for e in kernels}
+    by_name = {e["args"]["node"]: e for e in kernels}
     assert by_name["nonzero"]["cat"] == "host" and by_name["product"]["args"]["op"] == "MatMul"
     assert by_name["product"]["args"]["kernel"] and by_name["product"]["args"]["origin"]
 
@@ -133,8 +143,9 @@ def test_a_body_is_inside_its_node():
     compiled = tunewright.Core({"PERF_COUNT": "YES"}).compile_model(proto, "CPU.HOST")
     with Trace() as recorder:
         compiled({"x": np.ones((64, 64), np.float32), "c": np.asarray(True)})
-    (choice, body) = check_events(recorder.events())["streams/main: CPU.HOST"]
-    assert (choice["name"], choice["cat"], body["name"]) == ("choice", "control flow", "Exp") and inside(body, choice)
+    (choice, body) = check_events(recorder.events())["main: CPU.HOST"]
+    assert (choice["name"], choice["cat"], body["name"]) == ("If choice", "control flow", "Exp")
+    assert inside(body, choice)
 
 
 def test_the_trace_of_a_benchmark(model, tmp_path, capsys):
@@ -148,16 +159,80 @@ def test_the_trace_of_a_benchmark(model, tmp_path, capsys):
     content = json.loads(target.read_text())
     assert content["otherData"]["streams"] == 2 and content["otherData"]["model"] == str(path)
     tracks = check_events(content["traceEvents"])
-    requests = [e for name, found in tracks.items() if name.startswith("requests/request ") for e in found]
-    assert sorted(e["name"] for e in requests) == sorted(f"inference {i}" for i in range(9))
-    streams = {name: found for name, found in tracks.items() if name in ("streams/stream 0", "streams/stream 1")}
-    ran = [e for found in streams.values() for e in found]
-    assert len(ran) == 9  # the warm-up is not part of it
-    for event in ran:
-        assert sum(inside(event, request) for request in requests) >= 1
-    for name, found in streams.items():
-        for kernel in tracks[f"{name}: CPU"]:
-            assert sum(inside(kernel, inference) for inference in found) == 1
+    assert content["traceEvents"][0]["args"] == {"name": "model.onnx on CPU"}
+    streams = [text for name in ("main", "stream 0", "stream 1") for text in (name, f"{name}: CPU")]
+    order = [*(f"request {i}" for i in range(4)), *streams]  # who waits takes part: main
+    assert list(tracks) == [name for name in order if name in tracks]  # one may have had nothing to do
+    every = [e for found in tracks.values() for e in found]
+    held = {e["name"]: e for e in every if e["cat"] == "request"}
+    waiting = [e for e in every if e["cat"] == "waiting"]
+    ran = {e["name"]: e for e in every if e["cat"] == "inference"}
+    assert held.keys() == ran.keys() == {f"inference {i}" for i in range(9)}  # the warm-up is not part of it
+    for name, event in ran.items():
+        assert inside(event, held[name])
+        (waited,) = (e for e in waiting if e["tid"] == held[name]["tid"] and inside(e, held[name]))
+        assert span(waited) == (span(held[name])[0], span(event)[0])
+    arrows = [e for e in content["traceEvents"] if e["ph"] in "sf"]
+    starts, ends = ({e["id"]: (e["tid"], e["ts"]) for e in arrows if e["ph"] == phase} for phase in "sf")
+    assert {starts[i]: ends[i] for i in starts} == {
+        (held[name]["tid"], held[name]["ts"]): (event["tid"], event["ts"]) for name, event in ran.items()
+    }
+    for name, found in tracks.items():
+        for kernel in found if name.endswith(": CPU") else ():
+            assert sum(inside(kernel, inference) for inference in tracks[name.removesuffix(": CPU")]) == 1
+
+
+def test_devices_that_share_requests_and_models_in_parts(tmp_path, capsys):
+    """MULTI: whoever ran it; BATCH: one run for several; HETERO: one part leads to the next."""
+    affinity, path, target = tmp_path / "a.json", tmp_path / "m.onnx", tmp_path / "t.json"
+    nodes = [
+        helper.make_node(op, [a], [b], name=op)
+        for op, a, b in (("Exp", "x", "p"), ("Sin", "p", "q"), ("Tanh", "q", "y"))
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
+    affinity.write_text('{"Sin": "CPU.HOST", "Exp": "CPU", "Tanh": "CPU"}')
+
+    def traced(*arguments):
+        assert tools.execute(["benchmark", str(path), "-n", "8", "--trace", str(target), *arguments]) == 0
+        capsys.readouterr()
+        events = json.loads(target.read_text())["traceEvents"]
+        tracks = check_events(events)
+        held = [e for name, found in tracks.items() if name.startswith("request") for e in found]
+        assert sum(e["cat"] == "request" for e in held) == sum(e["cat"] == "waiting" for e in held) == 8
+        ran = [e for found in tracks.values() for e in found if e["cat"] == "inference"]
+        return Counter(e["name"] for e in ran), sum(e["ph"] == "s" for e in events)
+
+    each = {f"inference {i}": 1 for i in range(8)}
+    assert traced("-d", "MULTI:CPU,CPU.HOST") == (each, 8)
+    assert traced("-d", "HETERO:CPU,CPU.HOST", "-c", f"HETERO_AFFINITY={affinity}") == (dict.fromkeys(each, 3), 24)
+    names, arrows = traced("-d", "BATCH:CPU.HOST(4)", "--requests", "4", "-c", "AUTO_BATCH_TIMEOUT=5000")
+    assert names == {"4 inferences": 2} and arrows == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "shown"),
+    [
+        ("/net/layer1/layer1.0/conv1/Conv", "Conv", "Conv layer1/layer1.0/conv1"),
+        ("/net/layer1/layer1.0/conv1/Conv_1", "Conv", "Conv layer1/layer1.0/conv1_1"),
+        ("Conv.5", "Conv", "Conv.5"),
+        ("/", "Relu", "Relu"),
+        ("product", "MatMul", "MatMul product"),
+        ("fast", "com.microsoft::FusedMatMul", "FusedMatMul fast"),
+    ],
+)
+def test_names_say_the_operation_first(name, op, shown):
+    assert trace._short(Node(op, name, {})) == shown
+
+
+@pytest.mark.parametrize("first", [257_000, 531_710_000, 8_724_172_760_000])
+def test_microseconds_are_the_same_nanoseconds_again(first):
+    numbers = range(first, first + 10_000)
+    assert all(int(trace._microseconds(n) * 1000) == n for n in numbers)
+    assert any(int(n / 1000 * 1000) != n for n in numbers), "else a plain division would do"
 
 
 @needs_opencl
@@ -174,7 +249,7 @@ def test_copies_are_told_apart(model):
     totals = request.get_totals()
     assert 0 < totals.copy_seconds < totals.seconds
     tracks = check_events(recorder.events())
-    copies = [e for e in tracks["streams/main: CPU"] if e["cat"] == "copy"]
+    copies = [e for e in tracks["main: CPU"] if e["cat"] == "copy"]
     assert copies[0]["name"] == "inputs" and copies[0]["args"]["bytes"] == X["x"].nbytes
     assert any(e["name"] == "results" and e["args"]["bytes"] >= 4 * 8 * 4 for e in copies)
     assert sum(e["dur"] for e in copies) == pytest.approx(totals.copy_seconds * 1e6, rel=0.01)
@@ -195,7 +270,7 @@ def test_another_clock_is_brought_to_the_hosts(model):
         edges.append((begin, time.perf_counter()))
     recorder.inference("GPU.0", edges[0][0], edges[-1][1])
     tracks = check_events(recorder.events())
-    kernels = tracks["streams/main: GPU.0"]
+    kernels = tracks["main: GPU.0"]
     zero = edges[0][0]
     for kernel, (begin, end) in zip(kernels, edges, strict=True):
         assert kernel["ts"] == pytest.approx((begin - zero) * 1e6, abs=300)
@@ -265,7 +340,7 @@ def test_the_kernels_of_one_launch_end_with_it(model):
     recorder.inference("CPU", 10.0, 11.0)
     recorder.kernels("CPU", steps, [0.1, 0.2], 10.0, 10.9)
     recorder.kernels("CPU", steps, [0.1, 0.2], 20.0, 20.1)  # the device's clock says more than the host's: not before
-    found = [(e["ts"], e["dur"], e["args"]["launches"]) for e in check_events(recorder.events())["streams/main: CPU"]]
+    found = [(e["ts"], e["dur"], e["args"]["launches"]) for e in check_events(recorder.events())["main: CPU"]]
     assert [e[:2] for e in found] == [
         pytest.approx(pair) for pair in ((0.6e6, 0.1e6), (0.7e6, 0.2e6), (10e6, 0.1e6), (10.1e6, 0.2e6))
     ]

@@ -15,6 +15,7 @@ from tunewright.solvers.base import Problem
 from tunewright.tools.explain import looking
 from tunewright.tools.explain_view import gain_cell, operations, origin_lines, summary, what_runs
 from tunewright.tuning import places
+from tunewright.tuning.ceilings import Ceilings
 from unit.kb_records import exact
 
 needs_opencl = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
@@ -76,7 +77,9 @@ def test_without_timing_there_are_no_times(call, model):
 
 
 @needs_opencl
-def test_what_to_tune_next(call, model):
+def test_what_to_tune_next(call, model, monkeypatch):
+    # A product of half a microsecond may be above what was measured as the roofline on a busy machine.
+    monkeypatch.setattr("tunewright.runtime.explain.ceilings", lambda device: Ceilings(1e15, 1e15))
     _, out, _ = call("explain", model, "-s", "n=6", "-n", 3)
     text = " ".join(out.split())
     assert "What to tune next" in text and "1. " in text
@@ -140,7 +143,7 @@ def test_help_has_an_example(call):
 # ---- JSON -----------------------------------------------------------------------------------------------------------
 
 REPORT = {"schema", "model", "device", "config", "inputs", "origins", "time", "ceilings", "next", "layers",
-          "environment"}  # fmt: skip
+          "environment", "streams", "requests", "auto_batch", "streams_origin"}  # fmt: skip
 LAYER = {
     "name", "op", "inside", "fused", "nodes", "device", "on_host", "inline", "problem", "kernel", "solver", "config",
     "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "heuristic", "candidates",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -152,3 +154,75 @@ def test_compiling_the_concrete_model_plans_it():
     assert len(compiled.program.plans) == 1
     assert compiled(made.values)["y"].shape == (2, 3)
     assert len(compiled.program.plans) == 1
+
+
+# ---- inputs that come in another way --------------------------------------------------------------------------------
+
+PICTURES = ("--preprocess", "x=u8,nhwc,reverse,mean=127.5,scale=57.4")
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A convolution over three channels."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "kb"))
+    w = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 3, 8, 8]), ("y", None)))
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"], name="conv")], "g", [x], [y], [w])
+    path = tmp_path / "pictures.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_every_command_takes_preprocess_in_one_way(pictures, tmp_path, call):
+    code, out, err = call("explain", pictures, *PICTURES, "--no-time", "--json", "-")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["inputs"] == {"x": "uint8[1,8,8,3]"}
+    assert any("uint8[1,8,8,3]" in layer["problem"] for layer in report["layers"])
+    code, out, _ = call("query", pictures, *PICTURES, "--json")
+    assert code == 0 and {"Cast", "Transpose", "Conv"} <= {row["op"] for row in json.loads(out)}
+    code, out, _ = call("graph", pictures, *PICTURES, "--stage", "read")
+    assert code == 0 and "uint8[1,8,8,3]" in out and "Conv" in out
+    code, out, _ = call("place", pictures, *PICTURES, "-d", "HETERO:CPU,CPU.HOST", "--json")
+    assert code == 0 and len(json.loads(out)["subgraphs"][0]["nodes"]) > 1
+    code, _, err = call("tune", pictures, *PICTURES, "-b", "2", "--result", tmp_path / "results")
+    assert code == 0, err
+    (result,) = (tmp_path / "results").iterdir()
+    assert any("uint8[1,8,8,3]" in str(layer["problem"]) for layer in json.loads(result.read_text())["layers"])
+    assert call("run", pictures, *PICTURES, "--frozen", "--no-save")[0] == 2
+    assert call("lock", pictures, *PICTURES)[0] == 0
+    assert call("run", pictures, *PICTURES, "--frozen", "--no-save")[0] == 0
+    for command in ("run", "benchmark", "explain", "tune", "lock", "graph", "query"):
+        code, _, err = call(command, pictures, "--preprocess", "x=u8,sideways")
+        assert code == 2 and "'sideways' says nothing about how an input comes" in err, command
+
+
+def test_preprocess_in_python(pictures):
+    import tunewright
+    from tunewright import Preprocess
+
+    how = Preprocess(dtype="u8", layout="NHWC", scale=255)
+    frame = np.zeros((1, 8, 8, 3), np.uint8)
+    layers = tunewright.explain(pictures, {"x": frame}, preprocess=how, count=0)
+    assert any("uint8[1,8,8,3]" in layer.problem for layer in layers)
+    result = tunewright.tune(pictures, {"x": frame}, budget=1, preprocess={"x": how})
+    assert any("uint8[1,8,8,3]" in layer.problem.key() for layer in result.layers)
+    report = tunewright.benchmark(pictures, {"x": frame}, preprocess=how, count=2)
+    assert report["inputs"] == {"x": "uint8[1,8,8,3]"}
+
+
+def test_advice_names_the_options_that_the_model_ran_with(pictures):
+    from tunewright.tools.benchmark_run import Bench, Wish, _options
+
+    how = "x=u8,hwc,mean=1:2:3"
+    wish = Wish(str(pictures), "CPU", {}, None, None, 0, None, None, 1, 0, [50.0], preprocess=[how])
+    read = Core().read_model(pictures)
+    assert _options(Bench(Core(), read, 0.0, wish), read) == f" --preprocess {how}"
+    assert _options(Bench(Core(), read, 0.0, wish), read.reshape({"x": [2, 3, 8, 8]})).startswith(" -s x=2x3x8x8 --pre")
+
+
+def test_dumps_take_no_inputs(tmp_path, call):
+    (tmp_path / "dump.jsonl").write_text("{}\n")
+    code, _, err = call("tune", tmp_path / "dump.jsonl", "--preprocess", "x=u8")
+    assert code == 2 and "--input, --shape, --preprocess: belong to a model" in err

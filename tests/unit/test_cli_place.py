@@ -69,7 +69,7 @@ def test_measure(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("-d", "CPU"), "CPU is one device"),
+        (("-d", "CPU"), "CPU: there is nothing to place"),
         (("-d", "CPU", "--measure", "1"), "nothing to place"),
         (("-d", "HETERO"), "names no devices"),
         (("-d", BOTH, "--measure", "0"), "not a number of seconds above 0"),

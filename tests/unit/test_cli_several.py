@@ -1,7 +1,8 @@
-"""MULTI, AUTO and BATCH from the command line."""
+"""MULTI, AUTO, BATCH and HETERO from the command line."""
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 from onnx import parser
@@ -12,8 +13,8 @@ NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[1, 8] x) => (float[1, 8] y)
 {
-    a = Relu(x)
-    y = Add(a, x)
+    [relu] a = Relu(x)
+    [add] y = Add(a, x)
 }
 """
 
@@ -22,6 +23,7 @@ g (float[1, 8] x) => (float[1, 8] y)
 def model(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "kb"))
     onnx.save(parser.parse_model(NETWORK), tmp_path / "m.onnx")
     return str(tmp_path / "m.onnx")
 
@@ -60,8 +62,139 @@ def test_wrong_names(command, device, said, model, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_other_commands_want_one_device(model, capsys):
+def test_query_is_about_the_first_that_runs_it(model):
     assert tools.execute(["query", model, "-d", "MULTI:CPU,CPU.HOST"]) == 0
-    assert tools.execute(["lock", model, "-d", "MULTI:CPU,CPU.HOST"]) == 2
-    assert tools.execute(["tune", model, "-d", "MULTI:CPU,CPU.HOST", "--budget", "1"]) == 2
-    assert "each device is tuned by itself" in capsys.readouterr().err
+
+
+PARTS = [
+    ("MULTI:CPU,CPU.HOST(2)", ["CPU", "CPU.HOST(2)"]),
+    ("AUTO:CPU.HOST,CPU", ["CPU.HOST", "CPU"]),
+    ("AUTO", ["CPU"]),
+    ("BATCH:CPU.HOST(4)", ["CPU.HOST, 4 examples at a time", "CPU.HOST"]),
+    ("HETERO:CPU,CPU.HOST", ["CPU", "CPU.HOST"]),
+]
+
+
+@pytest.mark.parametrize(("device", "parts"), PARTS)
+def test_devices_apart(device, parts):
+    from tunewright import Core
+
+    found = Core().apart(device)
+    assert [str(one) for one in found] == parts
+    for one in found:
+        assert one.device in ("CPU", "CPU.HOST")
+        assert one.inputs({"x": np.ones((1, 8))})["x"].shape == (one.batch, 8)
+
+
+@pytest.mark.parametrize(("device", "parts"), PARTS)
+def test_explain_tells_of_each(device, parts, model, capsys):
+    if device.startswith("HETERO"):
+        parts = ["CPU"]  # all of it fits there
+    assert tools.execute(["explain", model, "-d", device, "--no-time"]) == 0
+    out = capsys.readouterr().out
+    titles = [line for line in out.splitlines() if line.startswith(model)]
+    assert [line.partition(f" on {device}, ")[2].rpartition(":")[0] for line in titles] == parts
+    assert out.count("Layers by origin") == len(parts)
+    assert tools.execute(["explain", model, "-d", device, "--no-time", "--json", "-", "--layer", "add"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [part["part"] for part in report["parts"]] == parts and "layers" not in report
+    batches = [4 if "examples" in part else 1 for part in parts]
+    assert [part["inputs"] for part in report["parts"]] == [{"x": f"float32[{n},8]"} for n in batches]
+    assert all([layer["nodes"][-1] for layer in part["layers"]] == ["add"] for part in report["parts"])
+
+
+def test_explain_tells_of_subgraphs_as_they_run(model, tmp_path, capsys):
+    (tmp_path / "affinity.json").write_text('{"relu": "CPU.HOST", "add": "CPU"}')
+    how = ["-d", "HETERO:CPU,CPU.HOST", "-c", f"HETERO_AFFINITY={tmp_path / 'affinity.json'}"]
+    assert tools.execute(["explain", model, *how, "-n", "2", "--json", "-"]) == 0
+    parts = json.loads(capsys.readouterr().out)["parts"]
+    assert [part["part"] for part in parts] == ["subgraph 0 on CPU.HOST", "subgraph 1 on CPU"]
+    assert [[layer["name"] for layer in part["layers"]] for part in parts] == [["relu"], ["add"]]
+    assert all(part["time"]["inferences"] == 2 for part in parts)
+    assert tools.execute(["explain", model, *how, "--no-time", "--layer", "add"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{model} on HETERO:CPU,CPU.HOST, subgraph 1 on CPU: ") and "\nrelu\n" not in out
+    assert tools.execute(["explain", model, *how, "--no-time", "--layer", "nothing"]) == 2
+    assert "there is no such layer" in capsys.readouterr().err
+
+
+def test_explain_in_python(model):
+    import tunewright
+
+    found = tunewright.explain(model, device="MULTI:CPU,CPU.HOST", count=0)
+    assert {layer.device for layer in found} == {"CPU", "CPU.HOST"}
+
+
+@pytest.mark.parametrize(("device", "parts"), PARTS)
+def test_tune_gives_each_its_time(device, parts, model, tmp_path, capsys):
+    folder, report = tmp_path / "results", tmp_path / "report.html"
+    code = tools.execute(["tune", model, "-d", device, "-b", "4", "--result", str(folder), "--report", str(report)])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    if len(parts) > 1:
+        headings = [line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")]
+        assert headings == parts and out.splitlines()[0] == f"{parts[0]}, 2 s"
+    files = sorted(folder.iterdir())
+    assert len(files) == len(parts), "no file takes the place of another"
+    contents = [json.loads(file.read_text()) for file in files]
+    assert sorted(c["device"] for c in contents) == sorted(part.split(",")[0].partition("(")[0] for part in parts)
+    budgets = sorted(c["budget"] for c in contents)  # the last has what the first left over
+    assert budgets[0] == 4 / len(parts) and budgets[-1] <= 4 and "<h1" in report.read_text()
+
+
+def test_lock_locks_all_and_frozen_runs_them(model, tmp_path, capsys):
+    (tmp_path / "affinity.json").write_text('{"relu": "CPU.HOST", "add": "CPU"}')
+    split = ["-d", "HETERO:CPU,CPU.HOST", "-c", f"HETERO_AFFINITY={tmp_path / 'affinity.json'}"]
+    for how in (["-d", "MULTI:CPU,CPU.HOST"], ["-d", "BATCH:CPU(4)"], split):
+        assert tools.execute(["run", model, *how, "--frozen", "--no-save"]) == 2
+        assert tools.execute(["lock", model, *how]) == 0
+        out = capsys.readouterr().out
+        assert len(out.splitlines()) == 2, out
+        assert tools.execute(["run", model, *how, "--frozen", "--no-save"]) == 0
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["graph", "MODEL"], "is several devices, and a graph is of one (name one of CPU, CPU.HOST)"),
+        (["devices"], "MULTI:CPU,CPU.HOST: a single device is wanted here (name one of CPU, CPU.HOST)"),
+        (["driver", "softmax", "--input", "float32[4,8]"], ": a single device is wanted here"),
+        (["kb", "verify"], "MULTI:CPU,CPU.HOST: a single device is wanted here (name one of CPU, CPU.HOST)"),
+    ],
+)
+def test_what_is_for_one_device_says_so(command, said, model, capsys):
+    wanted = [model if part == "MODEL" else part for part in command]
+    assert tools.execute([*wanted, "-d", "MULTI:CPU,CPU.HOST"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_graph_of_the_only_device(model, capsys):
+    assert tools.execute(["graph", model, "-d", "BATCH:CPU(4)"]) == 0
+    assert "Relu" in capsys.readouterr().out
+
+
+def test_what_was_tuned_is_not_lost_by_another_devices_error(model, tmp_path, capsys, monkeypatch):
+    from tunewright import Core
+    from tunewright.errors import DeviceError
+
+    tune = Core.tune
+
+    def fail(self, model, inputs, device, *args, **how):
+        if device == "CPU.HOST":
+            raise DeviceError("it broke")
+        return tune(self, model, inputs, device, *args, **how)
+
+    monkeypatch.setattr(Core, "tune", fail)
+    report = tmp_path / "report.html"
+    assert tools.execute(["tune", model, "-d", "MULTI:CPU,CPU.HOST", "-b", "2", "--report", str(report)]) == 2
+    out, err = capsys.readouterr()
+    assert "nothing was searched" in out and "it broke" in err and report.exists()
+
+
+def test_python_tunes_one_device_at_a_time(model):
+    from tunewright import Core
+    from tunewright.errors import DeviceError
+
+    with pytest.raises(DeviceError, match=r"tuned by itself \(it is CPU, CPU.HOST; `Core.apart` has them\)"):
+        Core().tune(model, {"x": np.ones((1, 8), np.float32)}, "MULTI:CPU,CPU.HOST", 1.0)

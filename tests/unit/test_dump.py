@@ -57,7 +57,7 @@ def planned(compiled) -> set[str]:
 
 MODELS = {
     "resnet": (models.resnet(18, size=32, classes=8, width=8), (1, 3, 32, 32)),
-    "transformer": (models.transformer(layers=1, hidden=32), (1, 16, 32)),
+    "transformer": (models.transformer(layers=1), (1, 16, 64)),
 }
 
 

@@ -37,7 +37,7 @@ def exported(model, inputs, stage):
 STAGES = ["read", "optimized", "executed"]
 NETWORKS = {
     "resnet": lambda: resnet(18, size=32, width=8, classes=10),
-    "mobilenet": lambda: mobilenet(size=32, classes=10),
+    "mobilenet": lambda: mobilenet(size=32),
     "transformer": lambda: transformer(layers=1),
 }
 

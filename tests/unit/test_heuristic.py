@@ -16,7 +16,7 @@ from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
 from tunewright.tuning import evidence, heuristic_file, places, session, tuner
 from tunewright.tuning.heuristic import BEYOND, MARGIN, Listed
-from tunewright.tuning.heuristic_features import Column, features, kind
+from tunewright.tuning.heuristic_features import Column, features, kind, one_image
 from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Origin
 from unit.heuristic_data import SOLVER, TARGET, conv
@@ -168,6 +168,24 @@ def test_it_answers_inside_of_its_data(asked):
 def test_it_abstains_far_from_its_data(asked, why):
     advice = ask(asked)
     assert advice.abstains and not advice.picks and why in advice.why
+
+
+@pytest.mark.parametrize("batch", [4, 8, 16])
+def test_a_few_images_are_like_one_on_a_processor(batch):
+    """Training is on single images: what is best for one is taken for each of a few."""
+    asked = conv(64, 64, 56, batch=batch)
+    assert [c for _, c in ask(asked).picks] == [c for _, c in ask(conv(64, 64, 56)).picks] != []
+    other = dataclasses.replace(TARGET, device="gpu")
+    assert ask(asked, other, near(other)).abstains  # which works on all of them at a time
+
+
+def test_only_what_is_made_of_images_has_one():
+    batch = conv(64, 64, 56, batch=4, kernel=1)
+    alone = one_image(batch)
+    assert alone is not None and alone.key() == conv(64, 64, 56, kernel=1).key()
+    assert one_image(alone) is None and one_image(conv(64, 64, 56, batch=64)) is None
+    four = conv(64, 4, 56, batch=4)  # weights begin with a 4, too, and are no images
+    assert one_image(four).inputs[1] == four.inputs[1]
 
 
 def test_a_hole_in_the_data_is_far_too():

@@ -81,7 +81,7 @@ def request(network, device="CPU", **config):
 @several
 @pytest.mark.parametrize("join", ["YES", "NO"])
 def test_one_thread_is_one_of_the_devices(network, join):
-    """Not the calling one: a launch there would hold Python's lock, and stop every other thread of the program."""
+    """Not the calling one, unless the network is small (test_unlocked): the device's are bound to cores."""
     device = open_device("CPU")
     one = device.with_threads(1)
     assert one.confined and one.workers == 1 and one is device.with_threads(1) is not device

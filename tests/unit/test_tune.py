@@ -393,10 +393,10 @@ def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
 def test_a_wish_to_stop_is_heard_whatever_runs(number, step, code, said):
     script = f"""
 import hashlib, os, signal, threading, time
-from tunewright.tools import tune
-tune.PATIENCE, tune.GRACE = 0.2, 0.2
+from tunewright.tools import interrupts
+interrupts.PATIENCE, interrupts.GRACE = 0.2, 0.2
 try:
-    with tune.interruptible() as stop:
+    with interrupts.interruptible() as stop:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.{number})).start()
         {step}
 except KeyboardInterrupt:

@@ -168,6 +168,8 @@ class Device(ABC):
     precision: DType = DType.FLOAT32
     #: it has more threads than it may use (`with_threads`): no launch has more work-items than those
     confined: bool = False
+    #: while kernels run in the calling thread, other threads of Python go on
+    leaves_lock: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)
@@ -232,6 +234,11 @@ class Device(ABC):
 
     def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
+        return aligned(nbytes)
+
+    def host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes of the host's memory for inputs that are written anew for each inference: the device takes them from
+        there without a copy in between."""
         return aligned(nbytes)
 
     def view(self, buffer: Any, offset: int, type: TensorType) -> Any:

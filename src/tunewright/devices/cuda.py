@@ -11,6 +11,7 @@ import ctypes
 import importlib.util
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,7 @@ import numpy as np
 from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType
 from . import dlpack, pci
-from .base import Device, Hints, Queue, Target, host_array
+from .base import Device, Hints, Queue, Target, address, host_array
 from .copies import Copies
 from .remote import RemoteTensor
 
@@ -250,6 +251,10 @@ class CudaQueue(Queue):
             raise ValueError(f"{array.dtype}{list(array.shape)} is no {to.dtype}{list(to.shape)}")
         if not array.size:
             return
+        if self.device.pinned and array.flags.c_contiguous and address(array) in self.device.pinned:
+            with self.current():
+                to.raw.copy_(self._torch.from_numpy(array.reshape(-1).view(np.uint8)), non_blocking=True)
+            return
         self.finish()  # the staging memory may still be read
         staging = self._staging(to)
         staging.numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -319,6 +324,16 @@ class CudaDevice(Device):
             self.cache_bytes = int(getattr(properties, "L2_cache_size", 0))
             self.pci = pci.of_cuda(properties)
         self._constants = Copies(self._copy)
+        #: where memory of `host_memory` begins
+        self.pinned: set[int] = set()
+
+    def host_memory(self, nbytes: int) -> Array:
+        import torch
+
+        made: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.is_gpu).numpy()
+        self.pinned.add(address(made))
+        weakref.finalize(made, self.pinned.discard, address(made)).atexit = False
+        return made
 
     def held(self) -> dict[str, int]:
         import torch

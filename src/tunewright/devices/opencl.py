@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType
 from ..settings import Settings, export
-from . import affinity, cuda, icd, lent, pci, pocl
+from . import affinity, cuda, icd, lent, pci, pocl, unlocked
 from .base import Device, Hints, Queue, Target
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
 from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, runtime_of, svm_kinds
@@ -56,7 +56,10 @@ class _Shared:
 class Launch:
     """A kernel with its arguments: calling it enqueues. It belongs to one queue and is not shared between threads."""
 
-    __slots__ = ("_enqueue", "_grid", "_local", "_numbers", "_pointers", "_queue", "_shared", "_svm")
+    __slots__ = (
+        "_again", "_enqueue", "_grid", "_leaving", "_local", "_numbers", "_pointers", "_queue", "_shared", "_svm",
+        "_times",
+    )  # fmt: skip
 
     def __init__(
         self, queue: OpenCLQueue, shared: _Shared, grid: tuple[int, ...], local: tuple[int, ...] = ()
@@ -67,6 +70,11 @@ class Launch:
         self._svm, self._enqueue = cl.SVM, cl.enqueue_nd_range_kernel
         self._pointers: dict[int, Any] = {}
         self._numbers: tuple[Any, ...] = ()
+        #: in the calling thread: what enqueues it from the second time on, and what leaves Python's lock to others
+        self._again: unlocked.Enqueue | None = None
+        self._leaving: unlocked.Enqueue | None = None
+        #: how long it took at first, until it is known which of them pays
+        self._times: list[float] | None = []
 
     def set(self, at: int, value: Any) -> None:
         """An array (the kernel reads and writes its bytes) or a number."""
@@ -93,12 +101,26 @@ class Launch:
             shared.owner = self
         queue.launches += 1
         queue.pending = True
-        if queue.alone:  # it runs here and now
-            begin = time.perf_counter()
+        if not queue.alone:
             self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+            return
+        begin = time.perf_counter()  # it runs here and now
+        if self._again is None or self._again():
+            # The first time it is compiled, which is nobody else's business; and pyopencl says what is wrong.
+            self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+            ways = unlocked.enqueuing(queue.raw, shared.kernel, self._grid, self._local)
+            if ways is not None:
+                self._again, self._leaving = ways
             queue.waited += time.perf_counter() - begin
-        else:
-            self._enqueue(queue.raw, shared.kernel, self._grid, self._local)
+            return
+        took = time.perf_counter() - begin
+        queue.waited += took
+        if self._times is not None:
+            self._times.append(took)
+            if len(self._times) == unlocked.TRIALS:
+                if min(self._times) > unlocked.BRIEF:
+                    self._again = self._leaving
+                self._times = None
 
 
 _ONE = (1, 1, 1)
@@ -160,7 +182,10 @@ class OpenCLQueue(Queue):
     def finish(self) -> None:
         if self.pending:
             begin = time.perf_counter()
-            self.raw.finish()
+            if self.alone and unlocked.possible():
+                unlocked.finish(self.raw)
+            else:
+                self.raw.finish()
             self.waited += time.perf_counter() - begin
             self.pending = False
             self.waits += 1
@@ -293,8 +318,9 @@ class OpenCLDevice(Device):
         self._inline: OpenCLDevice | None = None
         #: hints that it was asked for in vain
         self._told: set[Hints] = set()
-        #: itself with fewer threads
+        #: itself with fewer threads, and with all of them
         self._fewer: dict[int, OpenCLDevice] = {}
+        self._whole: OpenCLDevice | None = None
 
     def alloc(self, nbytes: int) -> Any:
         return super().alloc(nbytes) if self._memory is None else self._memory.alloc(nbytes)
@@ -388,12 +414,11 @@ class OpenCLDevice(Device):
         if self.target.device != "cpu" or not self.shares_memory or units == self.target.units:
             return self
         # The runtime has no way to confine a launch to some of its threads: what is launched does it (`confined`).
-        # One thread is one of them, too: a launch in the calling one keeps all of Python waiting until it is over.
         with self._lock:
             if units not in self._fewer:
                 made = copy.copy(self)  # programs are compiled once for all
                 made.target, made.confined = dataclasses.replace(self.target, units=units), True
-                made._lock, made._inline, made._fewer = threading.Lock(), None, {}
+                made._lock, made._inline, made._fewer, made._whole = threading.Lock(), None, {}, self
                 self._fewer[units] = made
             return self._fewer[units]
 
@@ -407,15 +432,17 @@ class OpenCLDevice(Device):
         """Work-items of a launch that shares its work out by itself: one for each thread."""
         return 1 if self.alone else max(1, min(self.target.units, cpu_count()))
 
-    def inline(self) -> Device | None:
+    def inline(self) -> OpenCLDevice | None:
         twins = [d for d in self.raw.platform.get_devices() if d.name.startswith(WITHOUT_THREADS)]
         if self.raw in twins or not twins or not self.shares_memory or self.is_lent:
             return None
         with self._lock:
             if self._inline is None:
-                self._inline = OpenCLDevice(self.name, raw=twins[0])
-                self._inline.target = self.target  # the same kernels for the same processor
-                self._inline._told = self._told
+                twin = None if self._whole is None else self._whole.inline()
+                made = OpenCLDevice(self.name, raw=twins[0]) if twin is None else copy.copy(twin)
+                made.target = self.target  # the same kernels for the same processor
+                made._told, made.leaves_lock = self._told, unlocked.possible()
+                self._inline = made
             return self._inline
 
     def build(self, source: str) -> Any:

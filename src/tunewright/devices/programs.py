@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import platform
 import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..errors import ExecutionError
-from . import building, kernel_cache, pocl
+from . import building, kernel_cache, pocl, pocl_header
 from .host import cpu_flags, cpu_name
 from .kernel_cache import KernelCache
 from .quiet import quietly
@@ -94,6 +95,10 @@ class Programs:
         import pyopencl as cl
 
         def make() -> Any:
+            short = self._shorter(source)
+            if short is not None:
+                with contextlib.suppress(cl.Error):  # else it says what is wrong when it is built as it is
+                    return self._built(cl.Program(self._context, short), pocl_header.LEFT_OUT)
             return self._built(cl.Program(self._context, source))
 
         try:
@@ -103,16 +108,23 @@ class Programs:
         except cl.Error as error:
             raise ExecutionError(f"{self._name} cannot compile a kernel: {error}") from error
 
+    def _shorter(self, source: str) -> str | None:
+        """A source with what it names of PoCL's header; not where the user set PoCL up."""
+        if not self._is_pocl or pocl.by_hand() is not None:
+            return None
+        libraries = _files("libpocl")
+        return pocl_header.shorter(source, libraries[0]) if len(libraries) == 1 else None
+
     def _from_binary(self, binary: bytes) -> Any:
         import pyopencl as cl
 
         return self._built(cl.Program(self._context, [self._raw], [binary]))
 
-    def _built(self, program: Any) -> Any:
+    def _built(self, program: Any, *more: str) -> Any:
         import pyopencl as cl
 
         with quietly(cl.CompilerWarning):  # Intel's compiler always says something
-            return program.build(options=self._options, cache_dir=False)
+            return program.build(options=[*self._options, *more], cache_dir=False)
 
     def _store(self, source: str, kept: _Kept, wanted: KernelCache) -> None:
         import pyopencl as cl
@@ -155,18 +167,26 @@ def _library_of(raw: Any) -> str:
 @cache
 def _loaded(library: str) -> str:
     """The files of a library that this process has loaded: name, size and time of change of each."""
-    if not library:
-        return ""
     found = set()
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            paths = {match[1] for line in maps if (match := re.search(rf" (/.*/{library}[^/]*)$", line.rstrip()))}
-        for path in paths:
-            about = os.stat(path)
-            found.add(f"{os.path.basename(path)} {about.st_size} {about.st_mtime_ns}")
+        for path in _files(library):
+            about = path.stat()
+            found.add(f"{path.name} {about.st_size} {about.st_mtime_ns}")
     except OSError:
         return ""
     return ", ".join(sorted(found))
+
+
+@cache
+def _files(library: str) -> tuple[Path, ...]:
+    if not library:
+        return ()
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {match[1] for line in maps if (match := re.search(rf" (/.*/{library}[^/]*)$", line.rstrip()))}
+    except OSError:
+        return ()
+    return tuple(Path(path) for path in sorted(paths))
 
 
 __all__ = ["MOST", "Programs", "identity"]

@@ -68,6 +68,10 @@ class Layouts(Protocol):
         """Seconds that it takes to bring a plain tensor into a layout, or back."""
         ...
 
+    def why_apart(self, first: Node, second: Node, whole: Node) -> str | None:
+        """Why a convolution and the depthwise one behind it would not be faster as one node, by what is known."""
+        ...
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -14,14 +14,17 @@ from ..settings import Settings
 from . import attention, fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values, shuffle, views
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
+from .conv_pair import ConvPairs
 from .excite import SqueezeExcite
 from .fuse import Fuse
 from .layout import AssignLayouts
 from .pattern import RewritePass
 from .pieces import Pieces
+from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
+from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
 
@@ -55,6 +58,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
     RewritePass("group-convolutions", grouping.RULES),
     RewritePass("channel-shuffle", shuffle.RULES),
     FoldQuantised(),
+    SkipNorm(),
     DeadCode(),
     Fuse(),
     StrideAttention(),
@@ -71,6 +75,8 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     StrideAttention(),
     SqueezeExcite(),
     AssignLayouts(),
+    ConvPairs(),
+    Pixels(),
     Pieces(),
 )
 

@@ -26,6 +26,18 @@ class Support:
         return self.solver is not None
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How requests of a model are served, and why."""
+
+    streams: int
+    #: that keep all of them busy
+    requests: int
+    #: that run together
+    batch: int
+    why: str
+
+
 class Plugin(ABC):
     """Serves one device string."""
 
@@ -34,6 +46,10 @@ class Plugin(ABC):
     @abstractmethod
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
         """Per node of the model, by name: who runs it here, or why nobody."""
+
+    def choice(self, model: Model, settings: Settings) -> Choice | None:
+        """How requests would be served; nothing is compiled or measured. None: by several devices, each in its way."""
+        return None
 
     @abstractmethod
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:

@@ -1,24 +1,40 @@
-"""``BATCH:GPU.0(8)``: requests of single examples are run together, eight at a time (docs/multi.md)."""
+"""``BATCH:GPU.0(8)``: requests of single examples are run together, eight at a time (docs/multi.md).
+
+Without a number, and on a GPU that is asked for throughput (ALLOW_AUTO_BATCHING), the batch is the one that was
+measured to be best; NUM_STREAMS = AUTO measures it. Where nothing was measured it is `SIZE`: on an NVIDIA H200 eight
+examples of a network took 2.1 to 4 times as long as one (three networks, docs/gpu.md), and what a batch that does not
+pay would cost is seen at run time, when it is left out.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import TypeVar
 
 from ..errors import SettingsError, TunewrightError, UnsupportedError
 from ..frontend.model import Model
-from ..ir.types import DType, Shape, TensorType, Type
+from ..ir.types import Shape, TensorType, Type
 from ..runtime.batch import BatchModel
 from ..runtime.compiled import CompiledModel
+from ..runtime.request import DeviceModel
 from ..settings import Settings
-from .base import Plugin, Support
+from ..tuning.streams import Answer
+from . import batch_tune
+from .base import Choice, Plugin, Support
+from .batch_axis import batched, why_not
+from .batch_size import fits, measured
 from .find import single
 from .several import parse
-from .single import SingleDevice
+from .single import SingleDevice, measured_streams, of_device
+from .streams import Point, is_automatic, origin
 
 LOG = logging.getLogger("tunewright")
 
-#: examples in a batch, where nobody says how many
+Served = TypeVar("Served", bound=CompiledModel)
+
+#: examples in a batch, where nobody says how many and nothing was measured
 SIZE = 8
 
 
@@ -29,74 +45,144 @@ class Batch(Plugin):
         found = parse(names, "BATCH")
         if len(found) > 1:
             raise SettingsError(f"BATCH: {len(found)} devices are named", hint="one: BATCH:GPU.0(8) for example")
-        (name, size), self.required = found[0], True
-        self._set(single(name, settings), size or _size(settings))
+        [(name, size)] = found
+        if size == 1:
+            raise SettingsError("BATCH: one example is no batch", hint=f"two or more: BATCH:{name}({SIZE})")
+        self._set(single(name, settings), size, required=True)
 
     @classmethod
-    def over(cls, device: SingleDevice, settings: Settings) -> Batch:
+    def over(cls, device: SingleDevice) -> Batch:
         """The same for a device, where the model allows it; else it is the device as it is."""
         made = cls.__new__(cls)
-        made.required = False
-        made._set(device, _size(settings))
+        made._set(device, 0, required=False)
         return made
 
-    def _set(self, device: SingleDevice, size: int) -> None:
-        if size < 2:
-            raise SettingsError("BATCH: one example is no batch", hint=f"two or more: BATCH:{device.name}({SIZE})")
-        self.single, self.size = device, size
-        self.name = f"BATCH:{device.name}({size})"
-        #: how many it takes at a time
-        self.requests = size * device.streams
+    def _set(self, device: SingleDevice, size: int, required: bool) -> None:
+        #: ``size`` 0: as it was measured; ``required``: a model that cannot is an error
+        self.single, self.size, self.required = device, size, required
+        self.name = f"BATCH:{device.name}({size})" if size else f"BATCH:{device.name}"
+
+    @property
+    def requests(self) -> int:
+        """How many it takes at a time, as far as that is known without a model."""
+        return (self.size or SIZE) * self.single.streams
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
         return self.single.query(model, settings)
 
+    def choice(self, model: Model, settings: Settings) -> Choice:
+        why = self._why_not(model, settings)
+        if why:
+            return dataclasses.replace(self.single.choice(model, settings), why=f"one by one: {why}")
+        answer = None if self.size else measured(model, self.single.whole, settings)
+        point, told = self._point(answer, settings)
+        return Choice(point.streams, _requests(point, settings), point.batch, told)
+
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
-        alone = self.single.compile(model, settings)
+        why = self._why_not(model, settings)
+        if why:
+            LOG.info("%s: requests run one by one: %s", self.name, why)
+            only = self.single.compile(model, settings, consume=consume)
+            only.streams_origin = f"{only.streams_origin}; one by one: {why}".removeprefix("; ")
+            return only
+        answer = None if self.size else measured(model, self.single.whole, settings)
+        if answer is None and not self.size and is_automatic(settings):
+            answer, made = batch_tune.tuned(self, model, batched(model, 1), settings)
+            if made is not None:
+                return made
+        point, told = self._point(answer, settings)
+        if self.size and is_automatic(settings):  # the batch is given: how many of them are best side by side?
+            try:
+                found = self.single.compile(batched(model, self.size), settings)
+                point, told = point._replace(streams=found.streams.count), f"{told}; {found.streams_origin}"
+            except TunewrightError as error:
+                raise self._refusal(f"batches of {self.size} are not possible: {error}") from None
+        alone = self.alone(model, settings, point.streams)
+        while point.batch > 1:
+            together: BatchModel | None = None
+            try:
+                together = self.together(alone, model, settings, point.streams, point.batch)
+            except MemoryError:
+                if self.size:
+                    raise
+            except TunewrightError as error:
+                told = f"batches of {point.batch} are not possible: {error}"
+                if self.required:
+                    raise self._refusal(told) from None
+                point = point._replace(batch=1, requests=0)
+                break
+            known = self.size or answer is not None
+            if together is not None and (known or fits(together.together, point.streams)):
+                LOG.info("%s: requests run together, %d at a time: %s", self.single.name, point.batch, told)
+                return _served(together, point, told)
+            told = f"a batch of {point.batch} does not fit into the memory"
+            LOG.info("%s: %s", self.name, told)
+            point = point._replace(batch=point.batch // 2, requests=0)
+        LOG.info("%s: requests run one by one: %s", self.name, told)
+        return _served(alone, point, told)
+
+    def alone(self, model: Model, settings: Settings, streams: int) -> DeviceModel:
+        """The model for single examples."""
+        given = dataclasses.replace(settings, num_streams=streams)
+        return of_device(self.single.whole, given).compile(model, given)
+
+    def together(self, alone: DeviceModel, model: Model, settings: Settings, streams: int, batch: int) -> BatchModel:
+        """The model for so many examples beside the one for a single example; an error where that is impossible."""
+        made = self.alone(batched(model, batch), settings, streams)
+        for name, type in made.outputs.items():
+            _check_output(name, alone.outputs[name], type, batch)
+        name, timeout = f"BATCH:{self.single.name}({batch})", settings.auto_batch_timeout / 1e3
+        return BatchModel(name, alone, made, batch, streams, timeout)
+
+    def _why_not(self, model: Model, settings: Settings) -> str:
+        """Why requests of a model do not run together; empty: they may. Who asked for it learns it as an error."""
         try:
-            together = self.single.compile(batched(model, self.size), settings)
-            for name, type in together.outputs.items():
-                _check_output(name, alone.outputs[name], type, self.size)
+            batched(model, 1)
         except TunewrightError as error:
-            why = f"batches of {self.size} are not possible: {error}"
             if self.required:
-                hint = f"name the device alone: {self.single.name}"
-                raise UnsupportedError(why, where=self.name, hint=hint) from None
-            LOG.info("%s: %s", self.name, why)
-            return alone
-        LOG.info("%s: requests run together, %d at a time", self.name, self.size)
-        precision = alone.env.context.precision
-        return BatchModel(self.name, alone, together, self.size, settings.auto_batch_timeout / 1e3, precision)
+                raise self._refusal(f"batches are not possible: {error}") from None
+            return f"batches are not possible: {error}"
+        # Who names BATCH says that examples are independent, and the first batch is compared. Nobody did here.
+        found = "" if self.required else why_not(model, settings)
+        return found and f"it is not proven that examples are independent: {found}"
+
+    def _refusal(self, why: str) -> UnsupportedError:
+        return UnsupportedError(why, where=self.name, hint=f"name the device alone: {self.single.name}")
+
+    def _point(self, answer: Answer | None, settings: Settings) -> tuple[Point, str]:
+        """What to compile, and why."""
+        most = settings.performance_hint_num_requests
+        if answer is not None and measured_streams(settings):
+            return Point(answer.streams, answer.requests, answer.batch), origin(answer)
+        streams = self.single.streams
+        if answer is not None:  # the streams are the user's
+            return Point(streams, 0, answer.batch), f"batch {origin(answer)}"
+        if self.size:
+            return Point(streams, 0, self.size), f"{self.name} is named"
+        size = min(SIZE, most or SIZE)
+        bound = f", no more than PERFORMANCE_HINT_NUM_REQUESTS = {most}" if most and most < SIZE else ""
+        return Point(streams, 0, size), f"a batch of {size}: nothing was measured (NUM_STREAMS = AUTO does){bound}"
+
+
+def _served(made: Served, point: Point, why: str) -> Served:
+    made.best_requests, made.streams_origin = point.requests, why
+    return made
+
+
+def _requests(point: Point, settings: Settings) -> int:
+    count = point.requests or point.streams * point.batch
+    return min(count, settings.performance_hint_num_requests or count)
 
 
 def with_batches(device: SingleDevice, settings: Settings) -> Plugin:
-    """A device, with batches where settings ask for them (ALLOW_AUTO_BATCHING) and they pay: on a GPU."""
+    """A device, with batches where settings allow them (ALLOW_AUTO_BATCHING) and they pay: on a GPU.
+
+    Not where others' requests count, too (EXCLUSIVE_ASYNC_REQUESTS), nor where kernels are fixed (FROZEN): a lockfile
+    has those of the model as it is.
+    """
     wanted = settings.allow_auto_batching and settings.performance_hint != "LATENCY"
-    if wanted and device.device.target.device == "gpu" and _size(settings) > 1:
-        return Batch.over(device, settings)
-    return device
-
-
-def _size(settings: Settings) -> int:
-    return min(SIZE, settings.performance_hint_num_requests or SIZE)
-
-
-def batched(model: Model, size: int) -> Model:
-    """The model for so many examples at a time; UnsupportedError where its inputs are not one example each."""
-    shapes: dict[str, list[int | str | None]] = {}
-    for name, type in model.inputs.items():
-        where = f"input {name!r}"
-        if not isinstance(type, TensorType) or type.dtype is DType.STRING or not type.shape:
-            raise UnsupportedError(f"{type} has no dimension for examples", where=where)
-        first, *rest = type.shape
-        if isinstance(first, int) and first != 1:
-            raise UnsupportedError(f"{type} is not one example: its first dimension is not 1", where=where)
-        if not all(isinstance(size, int) for size in rest):
-            raise UnsupportedError(f"{type} has a size that requests may choose", where=where, hint="reshape the model")
-        shapes[name] = [size, *rest]
-    if not shapes:
-        raise UnsupportedError("the model has no inputs")
-    return model.reshape(shapes)
+    barred = settings.exclusive_async_requests or settings.frozen or settings.performance_hint_num_requests == 1
+    return Batch.over(device) if wanted and not barred and device.device.target.device == "gpu" else device
 
 
 def _check_output(name: str, alone: Type | None, together: Type | None, size: int) -> None:

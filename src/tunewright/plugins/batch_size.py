@@ -21,7 +21,9 @@ from ..ir.types import DType, TensorType, Type
 from ..runtime.request import DeviceModel
 from ..runtime.usage import plans, usage
 from ..settings import Settings, plain
+from ..tuning.streams import Answer, batch_of
 from .single import SingleDevice, streams
+from .streams import known
 
 #: options that are no settings
 MODEL, MEMORY, SECONDS, LIMIT = "MODEL_PTR", "AVAILABLE_DEVICE_MEM_SIZE", "TIME_LIMIT", "MAX_BATCH"
@@ -48,6 +50,8 @@ class Batches:
 
     tried: tuple[Tried, ...]
     ended: str
+    #: the one that requests run together in, where that was measured (`batch_tune`)
+    chosen: int = 0
 
     @property
     def best(self) -> float:
@@ -56,18 +60,22 @@ class Batches:
     @property
     def largest(self) -> int:
         """That does not lose speed."""
-        return max(one.batch for one in self.tried if one.rate >= LOSS * self.best)
+        return max(self.chosen, max(one.batch for one in self.tried if one.rate >= LOSS * self.best))
 
     @property
     def optimal(self) -> int:
         """The smallest that is as fast as any: more only waits longer."""
-        return min(one.batch for one in self.tried if one.rate >= LOSS * self.best)
+        return self.chosen or min(one.batch for one in self.tried if one.rate >= LOSS * self.best)
 
 
 def measure_batches(device: Device, settings: Settings, options: Mapping[str, Any]) -> Batches:
     """Try 1, 2, 4, ... examples of a model. ``options``: MODEL_PTR, a `Model` or a path; AVAILABLE_DEVICE_MEM_SIZE,
     bytes; TIME_LIMIT, seconds; MAX_BATCH; and settings.
+
+    What NUM_STREAMS = AUTO has measured of requests that run together is the answer, where it has and nothing bounds
+    the batches but the model.
     """
+    bounded = any(plain(str(key)) in (MEMORY, SECONDS, LIMIT) for key in options)
     given = {plain(str(key)): value for key, value in options.items()}
     model = given.pop(MODEL, None)
     memory = _positive(given.pop(MEMORY, None), MEMORY)
@@ -80,10 +88,31 @@ def measure_batches(device: Device, settings: Settings, options: Mapping[str, An
         model = load(model, settings)
     if not isinstance(model, Model):
         raise SettingsError(f"{MODEL} is missing or no model", where="property", hint="read_model's, or a path")
+    found = None if bounded else measured(model, device, settings)
+    if found is not None and found.rates:
+        return _of(found)
     assert seconds is not None and most is not None
     free = device.free_bytes or device.memory_bytes
     room = memory if memory is not None else None if free is None else ROOM * free
     return _measure(device, settings, model, room, seconds, int(most))
+
+
+def measured(model: Model, device: Device, settings: Settings) -> Answer | None:
+    """What was measured of a model's requests that run together. An open batch and one example are the same model."""
+    try:
+        one = with_batch(model, 1)
+    except TunewrightError:
+        return None
+    return known(one, device, settings, batches=True)
+
+
+def _of(answer: Answer) -> Batches:
+    """What was measured of requests that run together: each batch with the streams and requests that suit it best."""
+    rates: dict[int, float] = {}
+    for name, rate in answer.rates.items():
+        rates[batch_of(name)] = max(rate, rates.get(batch_of(name), 0.0))
+    tried = tuple(Tried(batch, rate, 0) for batch, rate in sorted(rates.items()))
+    return Batches(tried, f"measured {answer.date[:10]}: {answer.ended}", answer.batch)
 
 
 def _measure(
@@ -148,6 +177,13 @@ def _memory(compiled: DeviceModel) -> tuple[int, int]:
     each = sum(plan.arena_bytes + sum(plan.results.values()) for plan in plans(compiled.program))
     each += sum(t.nbytes for t in compiled.inputs.values() if isinstance(t, TensorType) and t.is_static)
     return usage([compiled])["constants"], each
+
+
+def fits(compiled: DeviceModel, streams: int) -> bool:
+    """Requests of so many streams find room beside what is in the device's memory now."""
+    device = compiled.env.device
+    free = device.free_bytes or device.memory_bytes
+    return free is None or streams * _memory(compiled)[1] <= ROOM * free
 
 
 class Timed:

@@ -7,20 +7,12 @@ from importlib import import_module
 from ..errors import SettingsError
 from ..settings import Settings
 from .base import Plugin
-from .single import SingleDevice, of_device, open_device, visible
-
-#: plugins over several devices: (module, class), made from the names behind the colon and the settings
-_OVER_SEVERAL: dict[str, tuple[str, str]] = {
-    "AUTO": ("auto", "Auto"),
-    "BATCH": ("batch", "Batch"),
-    "HETERO": ("hetero", "Hetero"),
-    "MULTI": ("multi", "Multi"),
-}
+from .single import SEVERAL, SingleDevice, of_device, open_device, visible
 
 
 def is_several(device: str) -> bool:
     """It names a plugin over several devices."""
-    return device.partition(":")[0].strip().upper() in _OVER_SEVERAL
+    return device.partition(":")[0].strip().upper() in SEVERAL
 
 
 def find(device: str, settings: Settings) -> Plugin:
@@ -32,8 +24,8 @@ def find(device: str, settings: Settings) -> Plugin:
         from .batch import with_batches
 
         return with_batches(single(device.strip(), settings), settings)
-    module, name = _OVER_SEVERAL[kind.strip().upper()]
-    made = getattr(import_module(f".{module}", __package__), name)(
+    kind = kind.strip().lower()
+    made = getattr(import_module(f".{kind}", __package__), kind.title())(
         [n.strip() for n in names.split(",") if n.strip()], settings
     )
     assert isinstance(made, Plugin)

@@ -15,6 +15,7 @@ from ..runtime.usage import live, usage
 from ..settings import Settings, plain
 from ..solvers.base import Problem
 from ..tuning.tuner import Tuner
+from .batch_tune import MOST
 from .single import available, open_device, visible
 
 #: requests in flight for each stream: while one runs, another is made ready
@@ -72,8 +73,9 @@ def streams_range(device: Device) -> tuple[int, int]:
 
 
 def requests_range(device: Device) -> tuple[int, int, int]:
-    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step. More of them only wait."""
-    return 1, REQUESTS_EACH * streams_range(device)[1], 1
+    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step. More of them only wait. Those to a GPU may run together."""
+    together = MOST if device.target.device == "gpu" else 1
+    return 1, REQUESTS_EACH * streams_range(device)[1] * together, 1
 
 
 def memory_statistics(device: Device) -> dict[str, int]:

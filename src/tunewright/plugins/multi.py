@@ -23,10 +23,12 @@ class Part:
 
     def __init__(self, name: str, requests: int, settings: Settings) -> None:
         """``requests``: how many it takes at a time, each on its share of the device; 0: as the settings say."""
-        own = {"DEVICE_ID": ""} | ({"NUM_STREAMS": requests} if requests else {})
-        self.settings, self.fixed = Settings.make(own, settings), bool(requests)
+        #: settings that differ from what was given
+        self.own = {"DEVICE_ID": ""} | ({"NUM_STREAMS": requests} if requests else {})
+        self.settings, self.fixed = Settings.make(self.own, settings), bool(requests)
         self.single: SingleDevice = single(name, self.settings)
-        self.plugin: Plugin = with_batches(self.single, self.settings)
+        # Who says how many requests it takes means requests, not batches of them.
+        self.plugin: Plugin = self.single if requests else with_batches(self.single, self.settings)
         self.name = self.single.name
 
     @property

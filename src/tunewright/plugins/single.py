@@ -23,9 +23,11 @@ from ..settings import Settings
 from ..solvers.base import Problem
 from ..tuning.costs import LayoutCosts
 from ..tuning.tuner import Tuner
-from .base import Plugin, Support
-from .streams import compiled_auto
+from .base import Choice, Plugin, Support
+from .streams import compiled_auto, known, origin
 
+#: names of plugins over several devices, which stand in front of a colon: each is a module and a class here
+SEVERAL = ("AUTO", "BATCH", "HETERO", "MULTI")
 #: of a GPU: one inference runs while the data of the other comes and goes
 GPU_STREAMS = 2
 
@@ -58,6 +60,8 @@ def open_device(name: str, threads: int | None = None) -> Device:
     names, reasons = available()
     key = name.upper()
     key = f"{key}.0" if key not in names and f"{key}.0" in names else key
+    if key.partition(":")[0] in SEVERAL:
+        raise DeviceError(f"{name}: a single device is wanted here", hint=f"name one of {_singles(name)}")
     if key not in names:
         real = key.startswith(("CPU", "GPU"))  # else nobody would have had it
         why = "; ".join(f"{k}: {v}" for k, v in reasons.items() if real)
@@ -66,6 +70,12 @@ def open_device(name: str, threads: int | None = None) -> Device:
             hint=f"the devices are {', '.join(visible())}",
         )
     return _opened(key).with_threads(Settings.from_environment().cpu_threads_num if threads is None else threads)
+
+
+def _singles(device: str) -> str:
+    """The names behind the colon, or all."""
+    found = [part.partition("(")[0].strip() for part in device.partition(":")[2].split(",")]
+    return ", ".join(name for name in found if name) or ", ".join(visible())
 
 
 @cache
@@ -125,6 +135,16 @@ class SingleDevice(Plugin):
         if follows_from_shapes(node):
             return Support(ShapeKernel.name, rejected=rejected)
         return Support(LateKernel.name if tuner.is_late(problem, self.device) else None, rejected=rejected)
+
+    def choice(self, model: Model, settings: Settings) -> Choice:
+        answer = known(model, self.whole, settings) if measured_streams(settings) else None
+        if answer is not None:
+            return Choice(answer.streams, answer.requests, 1, origin(answer))
+        asked = f"NUM_STREAMS = {settings.num_streams}" if settings.num_streams > 0 else ""
+        why = asked or f"PERFORMANCE_HINT = {settings.performance_hint}" + ", nothing was measured" * (
+            measured_streams(settings)
+        )
+        return Choice(self.streams, min(self.streams, settings.performance_hint_num_requests or self.streams), 1, why)
 
     def compile(
         self, model: Model, settings: Settings, tuner: Tuner | None = None, *, consume: bool = False

@@ -1,7 +1,8 @@
 """NUM_STREAMS = AUTO: as many streams and requests as a model does best with, by measurement.
 
 The first load measures for `SECONDS`, and what it finds is kept per model and device (`tuning.streams`); later ones, in
-any process, use that. PERFORMANCE_HINT = THROUGHPUT uses what was measured, and measures nothing.
+any process, use that. PERFORMANCE_HINT = THROUGHPUT uses what was measured, and measures nothing. Whether requests are
+best run together is measured by `batch_tune`, which goes on from what is found here.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from ..runtime.asynchronous import AsyncInferQueue
 from ..runtime.compiled import CompiledModel
 from ..runtime.request import DeviceModel
 from ..settings import Settings
-from ..tuning.streams import Answer, StreamsFile, key
+from ..tuning.streams import Answer, StreamsFile, digest, key, told
 
 LOG = logging.getLogger("tunewright")
 
@@ -30,23 +32,87 @@ LOG = logging.getLogger("tunewright")
 SECONDS, TURN = 2.0, 0.05
 #: rounds that make a comparison
 LEAST = 3
-#: what is less than this much faster is no reason for more streams or requests
-WORTH = 1.02
+#: what is less than this much faster is no reason for more streams or requests, nor for a larger batch: that makes
+#: every request wait for others
+WORTH, WORTH_BATCH = 1.02, 1.05
+#: what is so much slower than the fastest is not as fast, however much rounds differ
+NOISE = 1.1
 #: streams of a GPU that are tried
 GPU = (1, 2, 4)
 
-#: streams, requests
-Candidate = tuple[int, int]
+
+class Point(NamedTuple):
+    """One way to serve a model."""
+
+    streams: int
+    requests: int
+    #: requests that run together
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        """As in "2x4", and "2x32x8" where 8 requests run together."""
+        return "x".join(map(str, self if self.batch > 1 else self[:2]))
+
+    @property
+    def effort(self) -> tuple[int, int, int]:
+        """What is less comes first: smaller batches, fewer streams, fewer requests."""
+        return self.batch, self.streams, self.requests
 
 
-def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Candidate]:
+#: inferences per second of every point, a number for each round: those of one round were measured next to each other
+Rates = dict[Point, list[float]]
+
+
+@dataclass
+class Compared:
+    """Streams that were compared: the models by streams, and the inferences per second of each point."""
+
+    best: Point
+    models: dict[int, DeviceModel]
+    rates: dict[Point, float]
+    inputs: Mapping[str, Any]
+
+
+def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
     """What is compared, the least first: 1, 2, 4 ... streams to one on each unit; as many requests, or twice as many.
 
     ``most``: more requests the application does not keep going (PERFORMANCE_HINT_NUM_REQUESTS); 0: any number.
     """
     counts = sorted({*(1 << k for k in range(units.bit_length()) if 1 << k <= units), units}) if is_cpu else list(GPU)
-    found = [(n, r) for n in counts for r in (n, 2 * n) if not most or r <= most]
-    return found or [(1, 1)]
+    found = [Point(n, r) for n in counts for r in (n, 2 * n) if not most or r <= most]
+    return found or [Point(1, 1)]
+
+
+def is_automatic(settings: Settings) -> bool:
+    """NUM_STREAMS = AUTO: what is not known yet may be measured. Who deletes answers (FIND_ENFORCE = 5) wants none."""
+    return settings.num_streams < 0 and settings.find_enforce != "5"
+
+
+def known(model: Model, device: Device, settings: Settings, batches: bool = False) -> Answer | None:
+    """What was measured of a model; None: nothing, or it is to be measured again, or was deleted just now."""
+    file = StreamsFile.of(settings)
+    if not file.path.exists() or (settings.find_enforce in "24" and is_automatic(settings)):
+        return None
+    name = key(model.graph, device.target, settings, batches)
+    if settings.find_enforce == "5":
+        file.forget(lambda other, _: other == name)
+        return None
+    return file.find(name)
+
+
+def keep(
+    model: Model, device: Device, settings: Settings, best: Point, rates: Mapping[Point, float], batches: bool = False,
+    ended: str = "",
+) -> Answer:  # fmt: skip
+    """Write down what was measured."""
+    found = {point.name: round(rate, 3) for point, rate in rates.items()}
+    answer = Answer(
+        best.streams, best.requests, found, best.batch, ended, model.path or model.name, str(device.target),
+        digest(model.graph),
+    )  # fmt: skip
+    StreamsFile.of(settings).add(key(model.graph, device.target, settings, batches), answer)
+    return answer
 
 
 def compiled_auto(
@@ -56,44 +122,52 @@ def compiled_auto(
 
     ``compile(streams, last)`` makes the model for so many streams; behind the ``last`` call nobody needs the model.
     """
-    automatic = settings.num_streams < 0
-    file = StreamsFile.of(settings)
-    if not automatic and not file.path.exists():
+    answer = known(model, device, settings)
+    if answer is not None:
+        made = compile(answer.streams, True)
+        made.best_requests, made.streams_origin = answer.requests, origin(answer)
+        return made
+    if not is_automatic(settings):
         return None
-    name = key(model.graph, device.target, settings)
-    known = None if settings.find_enforce in "24" and automatic else file.find(name)
-    if known is not None:
-        made = compile(known.streams, True)
-        return _served(made, known.requests, f"measured {known.date[:10]}: {told(known.rates)}")
-    if not automatic:
+    found = compare_streams(compile, sample(model.inputs), device, settings)
+    if found is None:
         return None
-    inputs = sample(model.inputs)
+    answer = keep(model, device, settings, found.best, found.rates)
+    LOG.info("NUM_STREAMS = AUTO: %d streams, %d requests (%s)", answer.streams, answer.requests, told(answer.rates))
+    made = found.models[answer.streams]
+    made.best_requests, made.streams_origin = answer.requests, origin(answer)
+    return made
+
+
+def compare_streams(
+    compile: Callable[[int, bool], DeviceModel], inputs: Mapping[str, Any] | None, device: Device, settings: Settings
+) -> Compared | None:
+    """Measure how many streams and requests are best; None where that may not or cannot be done: the log says why."""
     why = _why_not(settings, inputs)
     if why:
         LOG.info("NUM_STREAMS = AUTO: %s", why)
         return None
+    assert inputs is not None
     tried = candidates(device.target.units, device.target.device == "cpu", settings.performance_hint_num_requests)
-    counts = sorted({n for n, _ in tried})
+    counts = sorted({point.streams for point in tried})
     LOG.info("NUM_STREAMS = AUTO: comparing %s streams for %g s", ", ".join(map(str, counts)), SECONDS)
     models = {n: compile(n, False) for n in counts}
     try:
-        rates = measure(models, tried, inputs or {}, SECONDS)
+        rates = measure({point: models[point.streams] for point in tried}, inputs, SECONDS)
     except TunewrightError as error:
         LOG.warning("NUM_STREAMS = AUTO: random inputs do not run (%s), so nothing was measured", error)
         return None
     if rates is None:
         LOG.info("NUM_STREAMS = AUTO: an inference takes too long to compare anything within %g s", SECONDS)
         return None
-    streams, requests = best(rates)
-    found = {f"{n}x{r}": round(rate, 3) for (n, r), rate in rates.items()}
-    LOG.info("NUM_STREAMS = AUTO: %d streams, %d requests (%s)", streams, requests, told(found))
-    file.add(name, Answer(streams, requests, found, model.path or model.name, str(device.target)))
-    return _served(models[streams], requests, f"measured now: {told(found)}")
+    return Compared(best(rates), models, {one: statistics.median(found) for one, found in rates.items()}, inputs)
 
 
-def _served(made: DeviceModel, requests: int, origin: str) -> DeviceModel:
-    made.best_requests, made.streams_origin = requests, origin
-    return made
+def origin(answer: Answer) -> str:
+    """Where a choice comes from, for people."""
+    when = f"measured {answer.date[:10]}" if answer.date else "measured now"
+    end = f"; {answer.ended}" if answer.ended else ""
+    return f"{when}: {told(answer.rates)}{end}"
 
 
 def _why_not(settings: Settings, inputs: Mapping[str, Any] | None) -> str:
@@ -104,14 +178,9 @@ def _why_not(settings: Settings, inputs: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def told(rates: Mapping[str, float]) -> str:
-    """In a line: streams x requests, and inferences per second."""
-    return ", ".join(f"{name}: {rate:.4g}/s" for name, rate in rates.items())
-
-
-def sample(types: Mapping[str, Type | None]) -> dict[str, np.ndarray[Any, Any]] | None:
+def sample(types: Mapping[str, Type | None], seed: int = 0) -> dict[str, np.ndarray[Any, Any]] | None:
     """Values for inputs of fixed shapes; None where some are open. Numbers of things are small: most are indices."""
-    rng, found = np.random.default_rng(0), {}
+    rng, found = np.random.default_rng(seed), {}
     for name, type in types.items():
         if not isinstance(type, TensorType) or not type.is_static or type.dtype is DType.STRING:
             return None
@@ -120,37 +189,58 @@ def sample(types: Mapping[str, Type | None]) -> dict[str, np.ndarray[Any, Any]] 
     return found
 
 
-def measure(
-    models: Mapping[int, CompiledModel], tried: Sequence[Candidate], inputs: Mapping[str, Any], seconds: float
-) -> dict[Candidate, float] | None:
+def measure(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any], seconds: float) -> Rates | None:
     """Inferences per second of each, in turns; None where the time is too short for `LEAST` rounds."""
-    queues = {(n, r): AsyncInferQueue(models[n], r) for n, r in tried}
+    queues = {point: AsyncInferQueue(model, point.requests) for point, model in models.items()}
     for queue in queues.values():  # plans, memory and caches
         for _ in queue:
             queue.start_async(inputs)
         queue.wait_all()
-    rates: dict[Candidate, list[float]] = {one: [] for one in tried}
+    rates: Rates = {point: [] for point in models}
     end = time.perf_counter() + seconds
-    turn = min(TURN, seconds / (LEAST + 1) / len(tried))
+    turn = min(TURN, seconds / (LEAST + 1) / len(models))
     while time.perf_counter() < end:
-        for one, queue in queues.items():
-            rates[one].append(rate(queue, inputs, turn))
-            if time.perf_counter() > end and len(rates[one]) < LEAST:
+        for point, queue in queues.items():
+            rates[point].append(rate(queue, inputs, turn, point.batch))
+            if time.perf_counter() > end and len(rates[point]) < LEAST:
                 return None
-    return {one: statistics.median(found) for one, found in rates.items()}
+    return rates
 
 
-def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float) -> float:
-    """Inferences per second of a queue that is kept full for so long."""
+def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float, batch: int = 1) -> float:
+    """Inferences per second of a queue that is kept full for so long. Batches are: the last does not wait for more."""
     begin, count = time.perf_counter(), 0
-    while count < len(queue) or time.perf_counter() - begin < seconds:
+    while count < len(queue) or count % batch or time.perf_counter() - begin < seconds:
         queue.start_async(inputs)
         count += 1
     queue.wait_all()
     return count / (time.perf_counter() - begin)
 
 
-def best(rates: Mapping[Candidate, float]) -> Candidate:
-    """The fastest; among those that are hardly slower the one with the fewest streams, then requests."""
-    most = max(rates.values())
-    return min(one for one, found in rates.items() if found * WORTH >= most)
+def best(rates: Rates) -> Point:
+    """The one with the least effort, unless the fastest beats it; then the least of those that beat it, too, and are
+    about as fast as the fastest."""
+    fastest = max(rates, key=lambda point: statistics.median(rates[point]))
+    least = min(rates, key=lambda point: point.effort)
+    if fastest == least or not beats(rates, fastest, least):
+        return least
+    near = [one for one in rates if beats(rates, one, least) and _is_near(rates, fastest, one)]
+    return min([fastest, *near], key=lambda point: point.effort)
+
+
+def beats(rates: Rates, one: Point, other: Point) -> bool:
+    """It is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
+    ratios = _ratios(rates, one, other)
+    return statistics.median(ratios) > _worth(one, other) and ratios[len(ratios) // 4] > 1
+
+
+def _is_near(rates: Rates, fastest: Point, one: Point) -> bool:
+    return not beats(rates, fastest, one) and statistics.median(_ratios(rates, fastest, one)) < NOISE
+
+
+def _ratios(rates: Rates, one: Point, other: Point) -> list[float]:
+    return sorted(mine / its for mine, its in zip(rates[one], rates[other], strict=True))
+
+
+def _worth(one: Point, other: Point) -> float:
+    return WORTH_BATCH if one.batch > other.batch else WORTH

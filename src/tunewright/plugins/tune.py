@@ -43,8 +43,9 @@ from ..tuning.record import Measurement, Ratio
 from ..tuning.tuner import Choice, Origin, Tuner, warn
 from .single import SingleDevice
 
-#: the part of the budget that is for comparing whole networks, and what that has at least: so many times the profile's
-#: time, since networks are compiled for it, but no more than a third of the budget
+#: The part of the budget that is for comparing whole networks, and what that has at least on a CPU: so many times the
+#: profile's time, since networks are compiled for it, but no more than a third of the budget. Of a GPU's kernels only
+#: those are compiled that changed.
 WHOLE_SHARE, PROFILES, MOST_WHOLE = 0.12, 2.0, 1 / 3
 #: the part of what is left before that which is for the search; then candidates race in the network
 SEARCH_SHARE = 0.8
@@ -54,8 +55,9 @@ TAIL = 0.01
 LEAST_HOPE = 0.2
 #: what tunes searches by itself: compiling a model must not
 QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
-#: a search shorter than this finds nothing: a candidate takes half a second to compile
-LEAST_SECONDS = 2.0
+#: A search shorter than this finds nothing: a candidate takes half a second to compile. On a GPU layers are large: it
+#: takes a second until the reference is there, and another one until the first candidates are compiled and checked.
+LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
 #: networks that run against the present one
 RIVALS = 3
 #: inferences of the profile: these at least, up to so many within a time
@@ -222,11 +224,12 @@ class Tuning:
         weights = [max(hope, 1e-9) for _, hope in todo]
         for n, (layer, _) in enumerate(todo):
             left = self.until(end)
-            if left < LEAST_SECONDS:
+            least = LEAST_GPU_SECONDS if layer.device.target.device == "gpu" else LEAST_SECONDS
+            if left < least:
                 layer.skipped = "stopped" if self.stopped else "no time was left for it"
                 continue
             # few layers well rather than all of them badly: those that promise least get nothing
-            layer.budget = min(left, max(LEAST_SECONDS, left * weights[n] / sum(weights[n:])))
+            layer.budget = min(left, max(least, left * weights[n] / sum(weights[n:])))
             default = self.tuner.default(layer.problem, layer.device)
             answer = self.tuner.known(layer.problem, layer.device, default)
             layer.outcome = self.tuner.tune(
@@ -267,7 +270,8 @@ class _Tuning(Tuning):
     def end(self, phase: str) -> float:
         """When a phase is to end, in seconds since the beginning."""
         profile = self.spent.get("profile", 0.0)
-        whole = min(max(WHOLE_SHARE * self.budget, PROFILES * profile), MOST_WHOLE * self.budget)
+        anew = PROFILES * profile if self.plugin.device.target.device == "cpu" else 0.0
+        whole = min(max(WHOLE_SHARE * self.budget, anew), MOST_WHOLE * self.budget)
         end = self.budget - (0.0 if phase == "whole" else whole)
         return profile + SEARCH_SHARE * (end - profile) if phase == "search" else end
 
@@ -315,6 +319,7 @@ class _Tuning(Tuning):
     def profile(self) -> None:
         """The layers with their times."""
         self.tell("profile")
+        self.tuner.expect(self.plugin.device, self.budget)
         request = self.compile({}, counters=True)
         found: dict[str, Layer] = {}
         walked = [at for plan in request.model.program.plans for at in steps(plan)]

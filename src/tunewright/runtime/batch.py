@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import aligned
 from ..devices.remote import RemoteContext
 from ..ir.types import DType, TensorType, Type
 from ..ops.tolerance import TOLERANCES, deviation
 from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
+from .request import DeviceModel
 
 LOG = logging.getLogger("tunewright")
 
@@ -37,6 +37,8 @@ PATIENCE = 2.0
 FIRST = 0.005
 #: batches that are run before times count: the first ones take longer
 TRIALS = 5
+#: batches in a row that may fail although each of their examples runs
+FAILURES = 3
 #: the entry whose results the request that is called next on this thread takes
 _NOW = threading.local()
 
@@ -134,11 +136,12 @@ def _serve(entries: list[_Entry], shelf: _Shelf) -> None:
 class _Space:
     """A request for whole batches, with memory for its inputs."""
 
-    def __init__(self, model: CompiledModel) -> None:
+    def __init__(self, model: DeviceModel) -> None:
         self.request, self.inputs = model.create_infer_request(), dict[str, Array]()
         for name, type in model.inputs.items():
             assert isinstance(type, TensorType)
-            self.inputs[name] = np.ndarray(type.dims, type.dtype.numpy, aligned(type.nbytes))
+            memory = model.env.device.host_memory(type.nbytes)
+            self.inputs[name] = np.ndarray(type.dims, type.dtype.numpy, memory)
             self.inputs[name][...] = 0
 
 
@@ -146,14 +149,14 @@ class BatchModel(CompiledModel):
     """A model whose requests run together."""
 
     def __init__(
-        self, name: str, alone: CompiledModel, together: CompiledModel, size: int, timeout: float, precision: DType
+        self, name: str, alone: DeviceModel, together: DeviceModel, size: int, streams: int, timeout: float
     ) -> None:
-        """``timeout``: seconds that a request waits for others. ``precision``: what it is computed in."""
+        """``streams``: batches that run side by side. ``timeout``: seconds that a request waits for others."""
         super().__init__()
         self.device_name, self.settings, self.nodes = name, alone.settings, alone.nodes
-        self.size, self._timeout, self._precision = size, timeout, precision
-        self.streams = Streams(together.optimal_requests)
-        self._alone, self._together = alone, together
+        self.size, self._timeout, self._precision = size, timeout, alone.env.context.precision
+        self.streams = Streams(streams)
+        self._alone, self.together = alone, together
         self._singles: list[InferRequest] = []
         self._spaces: list[_Space] = []
         self._shelf = _Shelf(size, min(timeout, PATIENCE * FIRST), self.streams)
@@ -166,7 +169,7 @@ class BatchModel(CompiledModel):
             self._like[key] = ((1, *type.dims[1:]), type.dtype.numpy)
         #: seconds of an inference of one example and of a batch, the least that were seen
         self._seconds = {1: float("inf"), size: float("inf")}
-        self._batches = 0
+        self._batches = self._failures = 0
         self._compared = self._seen_alike = False
         #: why examples do not run together after all
         self.refused = ""
@@ -178,6 +181,10 @@ class BatchModel(CompiledModel):
     @property
     def outputs(self) -> dict[str, Type | None]:
         return self._alone.outputs
+
+    @property
+    def alone(self) -> CompiledModel:
+        return self._alone
 
     @property
     def context(self) -> RemoteContext:
@@ -192,19 +199,24 @@ class BatchModel(CompiledModel):
         return self._alone.execution_devices
 
     def memory_statistics(self) -> dict[str, int]:
-        one, many = self._alone.memory_statistics(), self._together.memory_statistics()
+        one, many = self._alone.memory_statistics(), self.together.memory_statistics()
         return {key: one.get(key, 0) + many.get(key, 0) for key in one | many}
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         super().set_property(config)
-        for model in (self._alone, self._together):
+        for model in (self._alone, self.together):
             model.set_property(config)
         self._singles.clear()
         self._spaces.clear()
 
+    def with_streams(self, count: int) -> BatchModel:
+        """The same models, with so many batches side by side: on a device whose streams share all of it."""
+        return BatchModel(self.device_name, self._alone, self.together, self.size, count, self._timeout)
+
     @property
     def optimal_requests(self) -> int:
-        return self.size * self.streams.count
+        count = self.best_requests or self.size * self.streams.count
+        return min(count, self.settings.performance_hint_num_requests or count)
 
     def create_infer_request(self) -> BatchRequest:
         made = BatchRequest(self)
@@ -226,6 +238,11 @@ class BatchModel(CompiledModel):
                 return None
         return [value for value in values if value is not None]
 
+    @property
+    def has_one_request(self) -> bool:
+        """Nobody can come whom it could wait for."""
+        return len(self._requests) == 1
+
     def put(self, entry: _Entry) -> None:
         self._shelf.put(entry, len(self._requests))
 
@@ -244,18 +261,24 @@ class BatchModel(CompiledModel):
 
     def serve(self, entries: Sequence[_Entry]) -> None:
         """Give every entry its results, or its error."""
-        count = len(entries)
+        count, failure = len(entries), ""
         if not self.refused and count > 1 and self._pays(count):
             try:
                 self._run_together(entries)
                 if not self._compared:
                     self._compare(entries)
                 if not self.refused:
+                    self._failures = 0
                     return
             except Exception as error:  # of one of them, perhaps: each by itself tells whose
                 LOG.debug("%s: %s", self.device_name, error)
+                failure = str(error) or type(error).__name__
         for entry in entries:
             self._run_alone(entry)
+        if failure and all(entry.error is None for entry in entries):  # no example's fault: perhaps they do not fit
+            self._failures += 1
+            if self._failures == FAILURES:
+                self._refuse(f"batches fail: {failure}")
 
     def _pays(self, count: int) -> bool:
         """So many examples together take less time than one after the other, as far as that is known."""
@@ -265,7 +288,7 @@ class BatchModel(CompiledModel):
         try:
             space = self._spaces.pop()
         except IndexError:
-            space = _Space(self._together)
+            space = _Space(self.together)
         begin = time.perf_counter()
         for at, array in enumerate(space.inputs.values()):
             for i, entry in enumerate(entries):
@@ -316,7 +339,7 @@ class BatchModel(CompiledModel):
             self._compare_one(entry)
         if same and not self.refused:
             beside = _Entry(entries[0].request, first, lambda: None)
-            self._spaces.append(_Space(self._together))
+            self._spaces.append(_Space(self.together))
             self._run_together([beside])
             self._compare_one(beside)
         self._compared, self._seen_alike = not same, True
@@ -324,7 +347,9 @@ class BatchModel(CompiledModel):
     def _compare_one(self, entry: _Entry) -> None:
         if self.refused:
             return
+        begin = time.perf_counter()
         request = self.by_itself(dict(zip(self._like, entry.values, strict=True)))
+        self._took(1, time.perf_counter() - begin)
         for name, value in request.results.items():
             why = _differs(entry.results[name], value, self._precision)
             if why:
@@ -395,7 +420,7 @@ class BatchRequest(InferRequest):
             inputs, outputs = self.completed(inputs, outputs)
             # In a callback this thread is one of those that run batches: it must not wait for one.
             values = None if remote or outputs or entry is not None else self.model.example(inputs)
-            if values is None:
+            if values is None or self.model.has_one_request:
                 return self._by_itself(inputs, remote, outputs)
             over = threading.Event()
             entry = _Entry(self, values, over.set)

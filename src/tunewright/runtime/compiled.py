@@ -31,8 +31,10 @@ class CompiledModel(ABC):
     nodes: list[tuple[str, str]]
     #: how many requests were measured to be best; 0: nothing was
     best_requests: int = 0
-    #: where the number of streams comes from, if it was measured; else empty: settings say it
+    #: where the numbers of streams, requests and examples of a batch come from; empty: settings say the first
     streams_origin: str = ""
+    #: requests that run together, as one inference
+    size: int = 1
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
@@ -53,6 +55,11 @@ class CompiledModel(ABC):
     @abstractmethod
     def context(self) -> RemoteContext:
         """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
+
+    @property
+    def alone(self) -> CompiledModel:
+        """What runs a request by itself, where requests run together; else the model."""
+        return self
 
     @property
     def name(self) -> str:

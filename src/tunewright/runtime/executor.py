@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device, Hints, Queue
+from ..devices.base import Device, Hints, Queue, address
 from ..errors import ExecutionError, TunewrightError
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -18,9 +18,12 @@ from ..ops.infer import check_results
 from ..solvers.base import Kernel
 from . import ranges
 from .counters import Counters
-from .plan import Place, Plan, Run, Slot, Step, static_tensor
+from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program
 from .remote import Stay
+
+#: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
+PIECE = 16 << 10
 
 
 class _Frame:
@@ -32,11 +35,15 @@ class _Frame:
         self.values: list[Any] = [None] * len(plan.slots)
         #: slots in memory that is made anew for each inference: where in which storage, and as what
         self.results: list[tuple[int, int, int, tuple[int, ...], np.dtype[Any]]] = []
+        #: outputs that share their bytes with an input, a weight or another one: the caller gets copies
+        self.copied = _shared_outputs(plan)
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
         shared = device.shares_memory
         #: bytes of what is made anew; where results are copied to the host, their memory is the frame's
         self.fresh = plan.results if shared else {}
+        #: where each of them begins in a piece of so many bytes; empty: they are too large to share one
+        self.begins, self.piece = _side_by_side(self.fresh)
         buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
         on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
         for i, slot in enumerate(plan.slots):
@@ -109,18 +116,19 @@ class _Together:
         self.run, self.launcher = run, run.library.launcher(kernels, queue)
         if counted:
             self.launcher.clock()
-        self.own: list[tuple[int, int, bool, int]] = []
+        own: dict[int, list[tuple[int, bool, int]]] = {}
         for kernel, step in enumerate(run.steps):
             for output, slots in ((False, step.ins), (True, step.outs)):
                 for index, slot in enumerate(slots):
                     if slot >= 0 and values[slot] is not None:
                         self.launcher.set(kernel, output, index, values[slot])
                     elif slot >= 0:
-                        self.own.append((slot, kernel, output, index))
+                        own.setdefault(slot, []).append((kernel, output, index))
+        self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
 
     def __call__(self, values: Sequence[Any]) -> None:
-        for slot, kernel, output, index in self.own:
-            self.launcher.set(kernel, output, index, values[slot])
+        for slot, set in self.own:
+            set(values[slot])
         self.launcher()
 
 
@@ -171,13 +179,16 @@ class Executor:
         if self.counters is not None and frame.copies:
             queue.finish()
             self._copied(self.counters, "inputs", begin, [memory for _, memory in frame.copies])
-        if stay is None or not stay.into:
-            buffers = {storage: plan.device.alloc(nbytes) for storage, nbytes in frame.fresh.items()}
+        if frame.begins and (stay is None or not stay.into):
+            piece = np.empty(frame.piece, np.uint8)
+            begin_at = -address(piece) % 64
+            for i, storage, offset, shape, dtype in frame.results:
+                values[i] = np.ndarray(shape, dtype, piece, begin_at + frame.begins[storage] + offset)
         else:
-            lent = stay.storages(plan, inputs) if plan.device.shares_memory else {}
+            lent = {} if stay is None or not plan.device.shares_memory else stay.storages(plan, inputs)
             buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
-        for i, storage, offset, shape, dtype in frame.results:
-            values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
+            for i, storage, offset, shape, dtype in frame.results:
+                values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
         try:
             watched = ranges.active
             for action in frame.actions:
@@ -204,21 +215,24 @@ class Executor:
         rest: Sequence[Any] = ()
         if plan.rest is not None:
             rest = self.run(plan.rest, queue.fetch([values[i] for i in plan.rest_inputs]), stay and stay.rest(plan))
-        taken: set[tuple[str, int]] = set()
-        outputs = []
-        for (kind, i), value in zip(plan.outputs, made, strict=True):
-            outputs.append(_own(plan.slots[i], i, value, taken) if kind == "slot" else rest[i])
+        outputs = [rest[i] if kind == "rest" else v for (kind, i), v in zip(plan.outputs, made, strict=True)]
+        for at in frame.copied:
+            if isinstance(outputs[at], np.ndarray):
+                outputs[at] = outputs[at].copy()
         return outputs
 
     @property
     def launches(self) -> int:
         """Kernels launched so far."""
-        return sum(queue.launches for queue in self.queues.values())
+        return self.spent()[1]
 
-    @property
-    def waited(self) -> float:
-        """Seconds that were spent waiting for kernels so far."""
-        return sum(queue.waited for queue in self.queues.values())
+    def spent(self) -> tuple[float, int]:
+        """Seconds that were spent waiting for kernels so far, and how many were launched."""
+        waited, launches = 0.0, 0
+        for queue in self.queues.values():
+            waited += queue.waited
+            launches += queue.launches
+        return waited, launches
 
     def _runs(self, plan: Plan, program: Program) -> Mapping[int, Run]:
         """What is launched together: nothing where steps are counted, and a launch does not tell how long each took."""
@@ -262,8 +276,8 @@ class Executor:
 
     def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step
-        begin = queue.now() if self.counters is not None else 0.0
-        launches = self.launches
+        counted = self.counters is not None
+        begin, launches = (queue.now(), self.launches) if counted else (0.0, 0)
         try:
             if step.on_host:
                 queue.finish()
@@ -310,9 +324,27 @@ class Executor:
             check_results(step.node, spec, ins, self.max_tensor_bytes)
 
 
-def _own(slot: Slot, at: int, value: Any, taken: set[tuple[str, int]]) -> Any:
-    """An output that shares no memory with an input, a weight or one in ``taken``: the caller may write into it."""
-    mark = ("storage", slot.storage) if slot.storage >= 0 else ("slot", at)
-    shared = slot.place in (Place.INPUT, Place.CONST) or mark in taken
-    taken.add(mark)
-    return value.copy() if shared and isinstance(value, np.ndarray) else value
+def _side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Where each begins in one piece of memory, and its bytes, with room to begin where vectors do.
+
+    Nothing where that would be too large: whoever keeps one result would keep all of them.
+    """
+    begins, total = {}, 0
+    for storage, nbytes in sizes.items():
+        begins[storage] = total
+        total += -(-nbytes // 64) * 64
+    return (begins, total + 64) if total <= PIECE else ({}, 0)
+
+
+def _shared_outputs(plan: Plan) -> list[int]:
+    """Outputs that share memory with an input, a weight or another output: the caller may write into what it gets."""
+    found, taken = [], set[tuple[str, int]]()
+    for at, (kind, i) in enumerate(plan.outputs):
+        if kind != "slot":
+            continue
+        slot = plan.slots[i]
+        mark = ("storage", slot.storage) if slot.storage >= 0 else ("slot", i)
+        if slot.place in (Place.INPUT, Place.CONST) or mark in taken:
+            found.append(at)
+        taken.add(mark)
+    return found

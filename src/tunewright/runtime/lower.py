@@ -44,9 +44,11 @@ def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = T
 
 #: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
 HANDING_OVER, FLOPS, BYTES = 12e-6, 60e9, 20e9
-#: The calling thread holds Python's lock while it runs kernels: so long at most (Python's threads take turns of 5 ms),
-#: and where a model has a part of the device's threads, since inferences are to run side by side
-HELD, HELD_BESIDE = 5e-3, 50e-6
+#: The calling thread runs kernels for so long at most (Python's threads take turns of 5 ms)
+HELD = 5e-3
+#: Where a model has a part of the device's threads, inferences are to run side by side: so long where the calling one
+#: leaves Python's lock to others meanwhile, and where it does not. Threads of the device are bound to cores, it is not.
+BESIDE, HELD_BESIDE = 1e-3, 50e-6
 #: On more threads than these, steps that take longer than this are launched one by one: on 16 cores ResNet-18 takes 7.1
 #: ms as one launch and 5.4 in 22, MobileNetV2 2.6 in one and 6.4 in 55; on two cores one launch is never slower.
 FEW_THREADS, SHORT = 4, 100e-6
@@ -79,7 +81,8 @@ def _device(cost: tuple[float, int] | None, device: Device) -> Device:
     if inline is None or cost is None:
         return device
     alone, steps = cost
-    if alone > (HELD_BESIDE if device.confined else HELD):
+    beside = BESIDE if inline.leaves_lock else HELD_BESIDE
+    if alone > (beside if device.confined else HELD):
         return device
     return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
 
@@ -294,7 +297,9 @@ class _Lowering:
         if self.device not in self.libraries:
             made: list[Library] = []
             kernels = [step.kernel for step in steps if step.kernel is not None and self.is_planned(step)]
-            while len(kernels) > 1:  # one alone is launched as it is
+            # One alone is launched as it is, but in the calling thread: there setting its arguments takes longer.
+            fewest = 2 if self.device is self.env.device else 1
+            while len(kernels) >= fewest:
                 library = kernels[0].library(kernels[1:])
                 untimed = settings.perf_count and library is not None and not library.timed()  # counters are of steps
                 if library is None or untimed or not library.holds(kernels[0]):

@@ -83,6 +83,20 @@ class Packed:
 Libraries: TypeAlias = dict[Device, list[Library]]
 
 
+#: shapes and element types of arrays
+Looks: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def like(values: Sequence[Any], looks: Looks) -> bool:
+    """They are plain arrays of these shapes and element types."""
+    if len(values) != len(looks):
+        return False
+    for value, (shape, dtype) in zip(values, looks, strict=True):
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+            return False
+    return True
+
+
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
@@ -91,18 +105,18 @@ class Program:
         self.libraries: Libraries = {} if libraries is None else libraries
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
-        self._last: tuple[tuple[tuple[Any, ...], ...], Plan] | None = None
+        self._last: tuple[Looks, Plan] | None = None
         self._lock = threading.Lock()
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for these values."""
-        if not all(type(v) is np.ndarray and v.dtype != object for v in inputs):
-            return self.plan(tuple(type_of(v) for v in inputs))
-        key = tuple((v.shape, v.dtype) for v in inputs)
         last = self._last
-        if last is None or last[0] != key:
-            last = self._last = key, self.plan(tuple(type_of(v) for v in inputs))
-        return last[1]
+        if last is not None and like(inputs, last[0]):
+            return last[1]
+        plan = self.plan(tuple(type_of(v) for v in inputs))
+        if all(type(v) is np.ndarray and v.dtype != object for v in inputs):
+            self._last = [(v.shape, v.dtype) for v in inputs], plan
+        return plan
 
     def plan(self, types: tuple[Type | None, ...]) -> Plan:
         """The plan for these input types, made on first use; the least recently used one is dropped."""

@@ -86,6 +86,11 @@ def _metrics() -> dict[str, Metric[CompiledModel]]:
         "OPTIMAL_NUMBER_OF_INFER_REQUESTS": Metric(
             "int", "how many requests keep the device busy", lambda m: m.optimal_requests
         ),
+        "OPTIMAL_BATCH_SIZE": Metric("int", "how many requests run together, as one inference", lambda m: m.size),
+        "STREAMS_ORIGIN": Metric(
+            "str", "why so many streams, requests and examples in a batch; empty: settings say it",
+            lambda m: m.streams_origin,
+        ),
         "EXECUTION_DEVICES": Metric("list", "the devices that run it", lambda m: m.execution_devices),
         "MEMORY_STATISTICS": Metric(
             "dict", "bytes that it and its requests hold, by purpose", lambda m: m.memory_statistics()

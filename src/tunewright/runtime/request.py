@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -21,7 +21,7 @@ from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
 from .executor import Executor
-from .program import Environment, Program
+from .program import Environment, Looks, Program, like
 from .remote import Stay, adopt, is_lent, on_host
 
 
@@ -87,10 +87,17 @@ def exclusive(device: str) -> Streams:
 
 
 def of_one_device(compiled: CompiledModel) -> DeviceModel:
-    """The model itself; DeviceError where several devices run it."""
+    """The model itself, for single examples; DeviceError where several devices run it."""
+    compiled = compiled.alone
     if isinstance(compiled, DeviceModel):
         return compiled
     raise DeviceError(f"the model is on {compiled.device_name}, which is several", hint="name one, CPU for example")
+
+
+#: a time, seconds of waiting and launches so far, seconds of copies so far
+_Moment: TypeAlias = tuple[float, tuple[float, int], float]
+#: flags of arrays whose elements lie one behind the other, each where its type may be: C_CONTIGUOUS, ALIGNED
+_IN_ORDER = 0x1 | 0x100
 
 
 class DeviceRequest(InferRequest):
@@ -103,10 +110,10 @@ class DeviceRequest(InferRequest):
         self.counters = Counters(model.device_name) if model.settings.perf_count else None
         hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
-        #: before and after the last inference: the time, seconds of waiting and of copies, launches
-        self._spent = ((0.0, 0.0, 0.0, 0),) * 2
-        #: what the last inputs were like: others like them need no further check
-        self._like: dict[str, tuple[Any, ...]] = {}
+        #: before and after the last inference: the time, seconds of waiting and launches, seconds of copies
+        self._spent: tuple[_Moment, _Moment] = ((0.0, (0.0, 0), 0.0),) * 2
+        #: names of inputs and what the last ones were like: others like them need no further check
+        self._like: tuple[list[str], Looks] = [], []
 
     def run(
         self,
@@ -164,29 +171,29 @@ class DeviceRequest(InferRequest):
 
     def _remember(self, values: Sequence[Any]) -> None:
         """What these inputs are like, when they are plain arrays."""
-        self._like = {}
+        self._like = [], []
         if all(type(v) is np.ndarray and v.dtype != object for v in values):
-            self._like = {i.name: (v.shape, v.dtype) for i, v in zip(self.model.graph.inputs, values, strict=True)}
+            self._like = [v.name for v in self.model.graph.inputs], [(v.shape, v.dtype) for v in values]
 
     def _same(self, inputs: Any) -> list[Any] | None:
         """The values in order, when they are arrays just like the last ones."""
-        like = self._like
-        if not like or type(inputs) is not dict or len(inputs) != len(like):
+        names, looks = self._like
+        if not names or type(inputs) is not dict or len(inputs) != len(names):
             return None
-        values = [inputs.get(name) for name in like]
-        for value, (shape, dtype) in zip(values, like.values(), strict=True):
-            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-                return None
-            if not value.flags.c_contiguous or not value.flags.aligned:
+        values: list[Any] = [inputs.get(name) for name in names]
+        if not like(values, looks):
+            return None
+        for value in values:
+            if value.flags.num & _IN_ORDER != _IN_ORDER:
                 return None
         return values
 
-    def _now(self) -> tuple[float, float, float, int]:
-        return time.perf_counter(), self.executor.waited, self.executor.copied, self.executor.launches
+    def _now(self) -> _Moment:
+        return time.perf_counter(), self.executor.spent(), self.executor.copied
 
     def get_totals(self) -> Totals:
-        seconds, waited, copied, launches = (b - a for a, b in zip(*self._spent, strict=True))
-        return Totals(seconds, max(seconds - waited, 0.0), int(launches), copied)
+        (begin, (waited, launches), copied), (end, (waits, launched), copies) = self._spent
+        return Totals(end - begin, max(end - begin - waits + waited, 0.0), launched - launches, copies - copied)
 
     def get_profiling_info(self) -> list[Row]:
         return [] if self.counters is None else self.counters.table(self.model.nodes)

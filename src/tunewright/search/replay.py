@@ -159,13 +159,15 @@ def load(path: Path) -> Table:
         with _open(path, "rt") as file:
             text = file.read()
     except (OSError, EOFError, UnicodeDecodeError) as error:  # a torn gzip file gives EOFError
-        raise InputError(f"cannot be read: {error}", where=str(path)) from None
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from None
     try:
         header, rest = _header(text)
         if "table" in header:
             return Table.of(str(header["name"]), header["params"], _lines(header, rest))
         if "cache" in header and "tune_params" in header:
             return Table.of(_kernel_tuner_name(path, header), *_kernel_tuner(header))
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON: {error}", where=str(path)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is damaged: {error!r}", where=str(path)) from None
     raise InputError(

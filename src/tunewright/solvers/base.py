@@ -244,6 +244,15 @@ class Launcher(ABC):
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         """Input or output ``index`` of kernel number ``kernel``."""
 
+    def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
+        """What sets these arguments, each as `set` takes them, to one array."""
+
+        def set(array: Any) -> None:
+            for kernel, output, index in uses:
+                self.set(kernel, output, index, array)
+
+        return set
+
     @abstractmethod
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
@@ -283,6 +292,10 @@ class Solver(ABC):
     def default(self, problem: Problem, target: Target) -> Config:
         """The config used when nothing was measured."""
         return {}
+
+    def likely(self, problem: Problem, target: Target) -> Sequence[Config]:
+        """Configs of the space that a search had better try first, the most promising first."""
+        return ()
 
     def space(self, problem: Problem, target: Target) -> Space:
         """The configs among which tuning may choose; the default is one of them."""

@@ -7,6 +7,7 @@ function, because ``tunewright --help`` imports every module here.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from ..errors import TunewrightError
 from ..settings import rejoin_words
+from . import interrupts
 
 #: exit codes: the answer is no (outputs differ); the user made a mistake; interrupted
 DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = logging.getLogger("tunewright")
     log.setLevel(logging.INFO)
     log.addHandler(_Notes())
+    interrupts.ours = True
     given = sys.argv[1:] if arguments is None else arguments
     head = rejoin_words()
     if head:
@@ -117,10 +120,20 @@ def _app() -> Any:
 
     for name, command in discovery.find("tunewright.commands", key=_name).items():
         if isinstance(command, typer.Typer):
+            for each in command.registered_commands:
+                each.help = each.help or _help(each.callback)
+            if command.registered_callback is not None:
+                command.registered_callback.help = _help(command.registered_callback.callback)
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, help=_help(command))(command)
     return app
+
+
+def _help(command: Any) -> str | None:
+    """The docstring with a line for each paragraph: a terminal has other widths than the source."""
+    text = inspect.getdoc(command)
+    return None if text is None else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _name(command: Any) -> str:

@@ -18,6 +18,7 @@ from .common import (
     Preprocessing,
     Seed,
     Shapes,
+    check_readable,
     check_writable,
     parse_config,
     working,
@@ -184,7 +185,7 @@ def benchmark(
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
     wish = Wish(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,
-                warm_up, parse_percentiles(percentiles), report)  # fmt: skip
+                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess)  # fmt: skip
     old = None if baseline is None else read_report(baseline)
     if fail_if_slower is not None and old is None:
         raise InputError("needs --baseline", where="--fail-if-slower", hint="the report of an earlier run")
@@ -198,7 +199,9 @@ def benchmark(
     lists = Lists.parse(streams, requests, batch, sweep)
     core = Core(settings)
     find(device, core.settings)  # a wrong name fails before the work
-    import_everything(device, core.settings)
+    check_readable(model)
+    with working("starting"):
+        import_everything(device, core.settings)
     begin = time.perf_counter()
     with working("loading"):
         loaded = coming(core.read_model(model), preprocess)

@@ -63,6 +63,8 @@ class Facts:
     device: str = "CPU"
     #: what sets the model's open dimensions on a command line
     shapes: str = ""
+    #: requests that run together
+    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,16 @@ def _streams(facts: Facts) -> Iterator[Advice]:
     idle = facts.streams - facts.concurrency
     if idle >= IDLE and facts.streams > 1:
         # Streams have equal shares of the threads: what idles is lost to the others.
-        count, few = round(idle), facts.requests < facts.streams
+        enough = facts.streams * facts.batch
+        count, few = round(idle), facts.requests < enough
         busy = max(1, facts.streams - count)
         text = f"{count} of {facts.streams} streams idle ({facts.concurrency:.1f} inferences ran at a time): "
-        text += f"try --requests {facts.streams}, or --streams {facts.requests}" if few else f"try --streams {busy}"
+        fewer = f", or --streams {facts.requests}" if facts.batch == 1 else ""
+        text += f"try --requests {enough}{fewer}" if few else f"try --streams {busy}"
         yield Advice("idle-streams", text)
     waiting = 1 - facts.run / facts.latency if facts.latency else 0.0
-    if waiting >= WAITING and facts.requests > facts.streams:
+    # Who waits for others in a batch waits for a reason.
+    if waiting >= WAITING and facts.requests > facts.streams and facts.batch == 1:
         yield Advice(
             "waiting-requests",
             f"requests wait {waiting:.0%} of their latency for a stream ({facts.requests} requests, {facts.streams} "
@@ -153,7 +158,8 @@ def _parts(facts: Facts) -> Iterator[Advice]:
 
 def _doubts(facts: Facts) -> Iterator[Advice]:
     if facts.inferences < FEW:
-        text = f"only {facts.inferences} inferences were measured: the slowest percentiles are chance (-t longer)"
+        some = "1 inference was" if facts.inferences == 1 else f"{facts.inferences} inferences were"
+        text = f"only {some} measured: the slowest percentiles are chance (-t longer)"
         yield Advice("few-inferences", text)
         return
     if facts.spread >= NOISY:
@@ -181,10 +187,11 @@ def facts_of(
     enough = len(slices.latencies) >= 8
     drift = median(slices.latencies[-quarter:]) / median(slices.latencies[:quarter]) - 1 if enough else 0.0
     return Facts(
-        compiled.streams.count, load.requests, sum(result.runs) / max(result.seconds, 1e-9), latency["median"],
+        compiled.streams.count, load.requests, sum(result.runs) / compiled.size / max(result.seconds, 1e-9),
+        latency["median"],
         median(result.runs), median(result.hosts), median(result.copies) if result.rows else None,
         latency["iqr"] / latency["median"] if latency["median"] else 0.0, drift, len(result.latencies),
-        kernels_of(compiled, result.rows), model, compiled.device_name, shapes,
+        kernels_of(compiled, result.rows), model, compiled.device_name, shapes, compiled.size,
     )  # fmt: skip
 
 

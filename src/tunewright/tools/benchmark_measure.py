@@ -195,7 +195,7 @@ class _Sync(_Driver):
             self.work(0, done)
             return
         workers = [
-            threading.Thread(target=self._guarded, args=(i, done), name=f"request-{i}", daemon=True)
+            threading.Thread(target=self._guarded, args=(i, done), name=f"thread-{i}", daemon=True)
             for i in range(len(self.requests))
         ]
         for worker in workers:
@@ -250,7 +250,8 @@ class _Async(_Driver):
     def end(self) -> None:
         # Not the queue's own way: Ctrl-C may have come while it had a request in its hands.
         for request in self.queue:
-            with contextlib.suppress(TunewrightError):  # it was not started, or failed
+            # It was not started, or failed, or Ctrl-C came while this thread ran it: who waits takes part.
+            with contextlib.suppress(TunewrightError, KeyboardInterrupt):
                 request.wait(PATIENCE)
 
     def _over(self, request: InferRequest, started: tuple[int, float]) -> None:

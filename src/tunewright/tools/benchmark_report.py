@@ -185,6 +185,7 @@ def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) 
     out.print()
     streams, requests = report["streams"], report["requests"]
     how = f"{many(requests, 'request')} on {many(streams, 'stream')}, {report['api']}"
+    how += f", {report['auto_batch']} of them together" if report.get("auto_batch", 1) > 1 else ""
     early = ", interrupted" if report["interrupted"] else ""
     out.print(f"{report['inferences']:,} inferences in {report['seconds']:.2f} s{early}: {how}", markup=False)
     if report.get("served"):
@@ -193,7 +194,7 @@ def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) 
     elif report.get("devices", [report["device"]]) != [report["device"]]:
         out.print(f"served by: {', '.join(report['devices'])}", markup=False, soft_wrap=True)
     if report.get("streams_origin"):
-        out.print(f"streams and requests: {report['streams_origin']}", markup=False, soft_wrap=True)
+        out.print(f"streams, requests and batch: {report['streams_origin']}", markup=False, soft_wrap=True)
     out.print()
     latency = report["latency_ms"]
     shown = {key: value for key, value in latency.items() if key not in ("std", "iqr")}

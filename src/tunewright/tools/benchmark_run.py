@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ class Wish:
     report: str | None = None
     #: in place of ``input``: as Python has them
     values: Mapping[str, Any] | None = None
+    preprocess: list[str] | None = None
 
     @property
     def percent(self) -> float:
@@ -138,6 +140,8 @@ class Bench:
         from .benchmark_data import check_batch
 
         config = {} if streams is None else {"NUM_STREAMS": streams}
+        if batch is not None:  # who names a batch means that one
+            config["ALLOW_AUTO_BATCHING"] = "NO"
         try:
             compiled = self.core.compile_model(data.model, self.wish.device, config)
         except TunewrightError as error:
@@ -202,10 +206,11 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     if not result.latencies:
         raise KeyboardInterrupt
     slices = Slices.of(result.latencies, result.ends, result.begin)
-    advice = advise(facts_of(compiled, result, load, wish.model, slices, _shapes(bench.model, data.model)))
+    advice = advise(facts_of(compiled, result, load, wish.model, slices, _options(bench, data.model)))
     made = {
         **bench.about(data),
         "streams": compiled.streams.count,
+        "auto_batch": compiled.size,
         "streams_origin": compiled.streams_origin,
         "devices": compiled.execution_devices,
         "served": compiled.served,
@@ -257,11 +262,12 @@ def run_once(
     return _code(run.result, comparison.slower if comparison is not None else 0.0, allowed)
 
 
-def _shapes(read: Model, run: Model) -> str:
+def _options(bench: Bench, run: Model) -> str:
     """The options that make the inputs of a model as it was read those that it ran with."""
-    changed = (name for name, type in run.inputs.items() if type != read.inputs.get(name))
+    changed = (name for name, type in run.inputs.items() if type != bench.model.inputs.get(name))
     shapes = {name: getattr(run.inputs[name], "shape", None) for name in changed}
-    return "".join(f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape)
+    found = [f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape]
+    return "".join([*found, *(f" --preprocess {shlex.quote(text)}" for text in bench.wish.preprocess or ())])
 
 
 def _dropped(count: int) -> str:

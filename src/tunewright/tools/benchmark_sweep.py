@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, TunewrightError
 from .benchmark_measure import Load, Result, measure
 from .benchmark_report import figures, many
 from .benchmark_statistics import percentile, percentile_name
@@ -36,6 +37,11 @@ class Point:
     batch: int | None
     result: Result = field(default_factory=Result)
     label: str = "?"
+
+    @property
+    def key(self) -> tuple[int, int | None]:
+        """Points with the same one share a compiled model."""
+        return self.streams, self.batch
 
     @property
     def rate(self) -> float:
@@ -90,9 +96,13 @@ class Axes:
         return found
 
 
+#: a model compiled for so many streams and such a batch, and its inputs
+Made = tuple["CompiledModel", list[dict[str, Any]]]
+
+
 def sweep(
     axes: Axes,
-    compiled: Callable[[int, int | None], tuple[CompiledModel, list[dict[str, Any]]]],
+    compiled: Callable[[int, int | None], Made],
     seconds: float,
     count: int | None,
     warm_up: int,
@@ -103,32 +113,58 @@ def sweep(
     """Measure every point for ``seconds`` in all, in turns of random order; what Ctrl-C cut short, and whether it did.
 
     Turns spread what happens on the machine over all points. ``compiled``: the model for a number of streams and a
-    batch, with its inputs.
+    batch, with its inputs. One model is in memory at a time: points that share it follow each other, and a turn begins
+    with the one that the last turn ended with. What cannot be compiled is left out and noted; an error, if that is all.
     """
-    points = axes.points()
-    turns = 1 if count else repetitions
-    models: dict[tuple[int, int | None], tuple[CompiledModel, list[dict[str, Any]]]] = {}
-    order = random.Random(seed)
-    interrupted = False
+    points, refused = axes.points(), dict[tuple[int, int | None], TunewrightError]()
+    groups = {p.key: [q for q in points if q.key == p.key] for p in points}
+    turns, order, interrupted = 1 if count else repetitions, random.Random(seed), False
+    one = _OneAtATime(compiled)
     with _progress(len(points) * turns) as step:
         try:
             for turn in range(turns):
-                for point in order.sample(points, len(points)):
-                    key = point.streams, point.batch
-                    if key not in models:
-                        step(f"compiling for {_say(point)}", 0)
-                        models[key] = compiled(*key)
-                    model, feeds = models[key]
-                    step(f"turn {turn + 1} of {turns}: {_say(point)}", 0)
-                    load = load_of(point, api, seconds / turns, count, warm_up if turn == 0 else WARM_AGAIN)
-                    found = measure(model, feeds, load, progress=False)
-                    point.result.add(found)
-                    if found.interrupted:
-                        raise KeyboardInterrupt
-                    step("", 1)
+                keys = [key for key in order.sample(list(groups), len(groups)) if key not in refused]
+                for key in sorted(keys, key=lambda key: key != one.key):
+                    group = order.sample(groups[key], len(groups[key]))
+                    step(f"compiling for {_say(group[0])}", 0)
+                    try:
+                        model, feeds = one.get(key)
+                    except TunewrightError as error:
+                        refused[key] = error
+                        step("", len(group) * turns)
+                        continue
+                    for point in group:
+                        step(f"turn {turn + 1} of {turns}: {_say(point)}", 0)
+                        load = load_of(point, api, seconds / turns, count, warm_up if turn == 0 else WARM_AGAIN)
+                        found = measure(model, feeds, load, progress=False)
+                        point.result.add(found)
+                        if found.interrupted:
+                            raise KeyboardInterrupt
+                        step("", 1)
+                    del model, feeds  # it is kept in one place alone
         except KeyboardInterrupt:
             interrupted = True
+    if len(refused) == len(groups):
+        raise next(iter(refused.values()))
+    for key, why in refused.items():
+        note(f"left out: {_say(groups[key][0])}: {why}")
     return [point for point in points if point.result.latencies], interrupted
+
+
+class _OneAtATime:
+    """Keeps the model that was asked for last. The one before is gone when the next is compiled."""
+
+    def __init__(self, compiled: Callable[[int, int | None], Made]) -> None:
+        self._compiled = compiled
+        self.key: tuple[int, int | None] | None = None
+        self._made: Made | None = None
+
+    def get(self, key: tuple[int, int | None]) -> Made:
+        if key != self.key or self._made is None:
+            self.key = self._made = None
+            gc.collect()  # requests and their callbacks hold each other
+            self._made, self.key = self._compiled(*key), key
+        return self._made
 
 
 def load_of(point: Point, api: str | None, seconds: float | None, count: int | None, warm_up: int) -> Load:

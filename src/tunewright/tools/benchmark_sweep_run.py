@@ -17,6 +17,7 @@ from .common import console, environment, note
 if TYPE_CHECKING:
     from ..frontend.model import Model
     from ..runtime.compiled import CompiledModel
+    from .benchmark_data import Data
 
 #: batches that are swept over where the model leaves it open
 ON_PROCESSOR, ON_GPU = [1, 4], [1, 8, 32]
@@ -50,9 +51,11 @@ def run_sweep(bench: Bench, lists: Lists, bound: float | None, chart: Path | Non
     seconds = SECONDS_OF_POINT if wish.seconds is None else wish.seconds
     announce(len(axes.points()), seconds, wish.count)
     about: dict[str, Any] = {}
+    gathered: dict[int | None, Data] = {}  # files are read once, models compiled again
 
     def compiled(streams: int, batch: int | None) -> tuple[CompiledModel, list[dict[str, Any]]]:
-        data = bench.gather(batch)
+        data = gathered.get(batch) or bench.gather(batch)
+        gathered[batch] = data
         about.update(bench.about(data))
         return bench.compile(data, str(streams), batch), data.feeds
 

@@ -15,6 +15,7 @@ import typer
 
 from ..errors import InputError, SettingsError
 from . import complete
+from .interrupts import ending
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,13 @@ DeviceName = Annotated[
     typer.Option(
         "--device", "-d", metavar="NAME", help="Where to run; see `tunewright devices`. Also AUTO, MULTI:A,B, "
         "HETERO:A,B and BATCH:A(8).",
+        autocompletion=complete.devices,
+    ),
+]
+OneDevice = Annotated[
+    str,
+    typer.Option(
+        "--device", "-d", metavar="NAME", help="Where to run; see `tunewright devices`.",
         autocompletion=complete.devices,
     ),
 ]
@@ -69,8 +77,8 @@ Preprocessing = Annotated[
         "--preprocess",
         metavar="NAME=HOW",
         show_default=False,
-        help="How an input comes, as in x=u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4 or x=u8,hwc,resize. "
-        "Repeatable.",
+        help="How an input comes, as in x=u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4 or x=u8,hwc,resize; it "
+        "becomes part of the model. Repeatable.",
     ),
 ]
 Frozen = Annotated[
@@ -111,6 +119,14 @@ def check_writable(path: Path, folder: bool = False) -> None:
     raise InputError(f"cannot be written: {why}", where=str(path), hint=hint)
 
 
+def check_readable(path: Path) -> None:
+    """Raise when there is no such file; what it holds is another matter."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+
+
 def console(stderr: bool = False) -> Console:
     """Where a command prints. In a pipe there are no colours, and 80 columns unless COLUMNS says more."""
     from rich.console import Console
@@ -140,7 +156,15 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 @contextlib.contextmanager
 def working(what: str, patience: float = 2.0) -> Iterator[None]:
-    """A spinner on stderr when the block takes longer than ``patience`` seconds and stderr is a terminal."""
+    """A spinner on stderr when the block takes longer than ``patience`` seconds and stderr is a terminal.
+
+    It is for what loses nothing when Ctrl-C ends it.
+    """
+    with ending():
+        yield from _spinning(what, patience)
+
+
+def _spinning(what: str, patience: float) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return

@@ -90,9 +90,11 @@ def compare(
     Example: tunewright compare model.onnx --shape x=1x3x224x224 --layers
     """
     from ..core import Core
+    from ..plugins.find import find
     from .inputs import make_feed
 
     core = Core(parse_config(config))
+    find(device, core.settings)  # a wrong name fails before the work
     name, oracle = choose_oracle(against)
     out = console()
     with working(f"running here and in {name}"):

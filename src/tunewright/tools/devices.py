@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Configs, Shapes, cell, console, parse_config, size, working
+from .common import Configs, Shapes, cell, check_readable, console, parse_config, size, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,10 @@ def devices(
     config: Configs = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    """List the devices: what each is, or why it is unusable. CPU is the best of the ways to run on the processor
-    that are listed as CPU.*. A GPU appears once, through CUDA where that is installed; GPU.N.OPENCL is the same one
-    through OpenCL.
+    """List the devices: what each is, or why it is unusable.
+
+    CPU is the best of the ways to run on the processor that are listed as CPU.*. A GPU appears once, through CUDA where
+    that is installed; GPU.N.OPENCL is the same one through OpenCL.
 
     Example: tunewright devices
 
@@ -49,6 +50,8 @@ def devices(
     from ..settings import Settings
 
     settings = Settings.make(parse_config(config))
+    if model is not None:
+        check_readable(model)
     named = device or settings.device_id
     alone = [open_device(_named(device or "CPU", settings.device_id)).name] if named else []
     found: dict[str, dict[str, Any]] = {}

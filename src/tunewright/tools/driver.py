@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, TunewrightError
-from .common import Configs, DeviceName, cell, console, note, number, size, table
+from .common import Configs, OneDevice, cell, console, note, number, size, table
 from .kb_open import settings_of, writable
 from .kb_view import config_text, plural, problem_text, safe, short
 
@@ -48,7 +48,7 @@ def driver(
         str | None,
         typer.Option("--commands", metavar="FILE", help="Run the commands in a file (-: stdin).", show_default=False),
     ] = None,
-    device: DeviceName = "CPU",
+    device: OneDevice = "CPU",
     tune: Tune = False,
     seconds: Seconds = None,
     warm: Warm = False,
@@ -118,7 +118,7 @@ def _command(title: str) -> Callable[..., None]:
 
     def run(
         context: typer.Context,
-        device: DeviceName = "CPU",
+        device: OneDevice = "CPU",
         tune: Tune = False,
         seconds: Seconds = None,
         warm: Warm = False,

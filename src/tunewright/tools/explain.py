@@ -19,9 +19,11 @@ from .common import (
     Frozen,
     Inputs,
     ModelFile,
+    Preprocessing,
     Seed,
     Shapes,
     check_writable,
+    console,
     environment,
     note,
     parse_config,
@@ -29,6 +31,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ..plugins.apart import Piece
+    from ..runtime.compiled import CompiledModel
     from ..runtime.explain import Explanation
     from ..settings import Settings
 
@@ -50,6 +54,7 @@ def explain(
     ] = None,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     seconds: Annotated[
         float, typer.Option("--time", "-t", min=0.0, metavar="SECONDS", help="Time the layers for so long.")
     ] = 1.0,
@@ -69,51 +74,72 @@ def explain(
 ) -> None:
     """Per layer of a model: the kernel that runs it, where that choice comes from, and how near it is to the roofline.
 
-    With --layer also the evidence, the runner-up, what every other solver said, and the nearest stored answer. Nothing
-    is tuned or deleted, whatever the settings say.
+    With --layer also the evidence, the runner-up, what every other solver said, and the nearest stored answer. Of
+    several devices each is told by itself, of HETERO each subgraph. Nothing is tuned or deleted, whatever the settings
+    say.
 
     Example: tunewright explain model.onnx --layer 'conv_*'
     """
     from ..core import Core
-    from ..plugins.single import open_device
+    from ..plugins.find import find
     from ..runtime.explain import explain as explain_compiled
-    from ..runtime.request import of_one_device
-    from .explain_view import show_layers, show_table, summary
-    from .inputs import concrete, make_feed
+    from .explain_view import show_layers, show_requests, show_table, summary
+    from .inputs import concrete, load
 
     settings = parse_config(config, frozen)
     core = Core(settings)
     core.settings, aside = looking(core.settings)
     if aside:
         note(aside)
-    open_device(device)  # a wrong name fails before the work
+    find(device, core.settings)  # a wrong name fails before the work
     if json_file not in (None, "-"):
         check_writable(Path(json_file))
-    with working("compiling"):
-        loaded = core.read_model(model)
-        feed = make_feed(loaded, input, shape, seed, core.settings)
-        for text in feed.notes:
-            note(text)
-        compiled = of_one_device(core.compile_model(concrete(feed), device))
-    with working("timing the layers"):
-        layers = explain_compiled(compiled, feed.values, seconds=seconds, count=0 if no_time else count)
-    wanted = selected(layers, layer, {name for name, _ in compiled.nodes}) if layer else layers
-    about = summary(layers)
-    if json_file != "-":
-        title = f"{model} on {device}: {compiled.env.device.target.name}"
-        show_layers(wanted, about) if layer else show_table(layers, about, title)
-    if json_file is not None:
-        report: dict[str, Any] = {
-            "schema": SCHEMA,
-            "model": str(model),
-            "device": device,
-            "config": settings,
-            "inputs": {name: str(type) for name, type in compiled.inputs.items()},
+    feed = load(core, model, input, shape, preprocess, seed)
+    found: list[tuple[Piece, list[Explanation]]] = []
+    with working("compiling, and timing the layers"):
+        for piece in core.pieces(concrete(feed), feed.values, device):
+            times = 0 if no_time else count
+            found.append((piece, explain_compiled(piece.compiled, piece.inputs, seconds=seconds, count=times)))
+    wanted = [each for _, layers in found for each in layers]
+    if layer:
+        wanted = selected(wanted, layer, {name for piece, _ in found for name, _ in piece.compiled.nodes})
+    parts: list[dict[str, Any]] = []
+    shown = 0
+    for piece, layers in found:
+        about, some = summary(layers), [each for each in layers if any(each is other for other in wanted)]
+        parts.append({
+            **({"part": piece.title} if piece.title else {}),
+            "inputs": {name: str(type) for name, type in piece.compiled.inputs.items()},
             **about.to_json(),
-            "layers": [each.to_json() for each in wanted],
-            "environment": environment(),
-        }
-        write_json(report, json_file)
+            **({} if piece.served is None else served_json(piece.served)),
+            "layers": [each.to_json() for each in some],
+        })  # fmt: skip
+        if json_file == "-" or (layer and not some):
+            continue
+        if shown:
+            console().print()
+        shown += 1
+        part = f", {piece.title}" if piece.title else ""
+        title = f"{model} on {device}{part}: {piece.compiled.env.device.target.name}"
+        if layer and piece.title:
+            console().print(title, style="bold", markup=False, soft_wrap=True)
+        show_layers(some, about) if layer else show_table(layers, about, title)
+        if piece.served is not None:
+            show_requests(piece.served)
+    if json_file is not None:
+        head = {"schema": SCHEMA, "model": str(model), "device": device, "config": settings}
+        several = {"parts": parts} if found[0][0].title else parts[0]
+        write_json({**head, **several, "environment": environment()}, json_file)
+
+
+def served_json(served: CompiledModel) -> dict[str, Any]:
+    """How requests are served."""
+    return {
+        "streams": served.streams.count,
+        "requests": served.optimal_requests,
+        "auto_batch": served.size,
+        "streams_origin": served.streams_origin,
+    }
 
 
 def looking(settings: Settings) -> tuple[Settings, str]:

@@ -14,6 +14,7 @@ from .kb_view import config_text, evidence_rows, gain_lines, gain_text, grid, pl
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..runtime.compiled import CompiledModel
     from ..runtime.explain import Explanation, Opinion, Proof, RunnerUp
     from ..tuning.ceilings import Ceilings
 
@@ -135,6 +136,15 @@ def _next(layers: Iterable[Explanation]) -> list[Next]:
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def show_requests(compiled: CompiledModel) -> None:
+    """How requests are served, where that was chosen for the model; layers are those of one example."""
+    if not compiled.streams_origin:
+        return
+    together = f", {compiled.size} of them together" if compiled.size > 1 else ""
+    counts = f"{plural(compiled.optimal_requests, 'request')} on {plural(compiled.streams.count, 'stream')}"
+    console().print(f"served with {counts}{together}: {compiled.streams_origin}", markup=False, soft_wrap=True)
 
 
 def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError
+from ..errors import DeviceError, InputError
 from .common import (
     Configs,
-    DeviceName,
     Inputs,
     ModelFile,
+    OneDevice,
+    Preprocessing,
     Seed,
     Shapes,
     cell,
@@ -29,6 +30,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ..core import Core
     from ..ir.graph import Graph, Node, Value
     from ..passes.base import Log
     from ..runtime.plan import Plan, Step
@@ -59,7 +61,8 @@ def graph(
     why: Annotated[bool, typer.Option("--why", help="Print what each rewrite did or refused, and the reason.")] = False,
     input: Inputs = None,
     shape: Shapes = None,
-    device: DeviceName = "CPU",
+    preprocess: Preprocessing = None,
+    device: OneDevice = "CPU",
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
@@ -71,6 +74,7 @@ def graph(
     """
     from ..core import Core
     from ..ir.text import to_dot, to_text
+    from .inputs import coming
 
     chosen = format or _by_suffix(output)
     if chosen is Format.ONNX and output is None and not why:
@@ -80,10 +84,11 @@ def graph(
     if output is not None:
         check_writable(output)
     core = Core(parse_config(config))
+    device = _only(core, device)
     notes: dict[Node, str] = {}
     about: dict[Node, dict[str, str]] = {}
     with working("compiling"):
-        loaded = core.read_model(model)
+        loaded = coming(core.read_model(model), preprocess)
         shown, log = loaded.graph, None
         if stage is Stage.EXECUTED:
             from ..runtime.request import of_one_device
@@ -126,6 +131,14 @@ def graph(
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", where=str(output)) from None
     console().print(cell(f"{stage} graph, {len(shown)} nodes, in {output}"), soft_wrap=True)
+
+
+def _only(core: Core, device: str) -> str:
+    """The device, also where a string of several names but one; a wrong name fails before the work."""
+    names = list(dict.fromkeys(one.device for one in core.apart(device)))
+    if len(names) > 1:
+        raise DeviceError(f"{device} is several devices, and a graph is of one", hint=f"name one of {', '.join(names)}")
+    return names[0]
 
 
 def _by_suffix(output: Path | None) -> Format:

@@ -13,6 +13,7 @@ from ..errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..core import Core
     from ..frontend.model import Model
     from ..ir.types import Dim, TensorType, Type
     from ..settings import Settings
@@ -71,6 +72,24 @@ def coming(model: Model, texts: Sequence[str] | None) -> Model:
 
     given = {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
     return model.preprocess(given) if given else model
+
+
+def load(
+    core: Core,
+    path: Path,
+    given: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    preprocess: Sequence[str] | None,
+    seed: int,
+) -> Feed:
+    """What ``--input``, ``--shape``, ``--preprocess`` and ``--seed`` make of a file; what is assumed is noted."""
+    from .common import note, working
+
+    with working("loading"):
+        feed = make_feed(coming(core.read_model(path), preprocess), given, shapes, seed, core.settings)
+    for text in feed.notes:
+        note(text)
+    return feed
 
 
 def make_feed(

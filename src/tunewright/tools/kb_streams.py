@@ -1,36 +1,72 @@
-"""``tunewright kb streams``: how many streams and requests models were measured to do best with."""
+"""``tunewright kb streams``: streams, requests and batches that models were measured to do best with."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from ..errors import InputError
 from .common import Configs, cell, console, table
 from .kb_open import AsJson, settings_of
-from .kb_view import safe
+from .kb_view import plural, safe
+
+if TYPE_CHECKING:
+    from ..tuning.streams import Answer
 
 
-def streams(config: Configs = None, as_json: AsJson = False) -> None:
-    """Streams and requests that were measured for models (NUM_STREAMS = AUTO), the newest first.
+def streams(
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget", metavar="WHICH", show_default=False,
+            help="Drop what was measured of a model: its name, or the beginning of a key; all: of every model.",
+        ),
+    ] = None,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Streams, requests and batches that were measured for models (NUM_STREAMS = AUTO), the newest first.
+
+    `tunewright benchmark MODEL --hint throughput --streams auto` measures them, once. 2x4: on 2 streams with 4
+    requests; 2x32x8: 8 of them together. Of each batch the best is shown; --json has all that was compared.
 
     Example: tunewright kb streams --json
+
+    Example: tunewright kb streams --forget model.onnx
     """
-    from ..tuning.streams import StreamsFile
+    from ..tuning.streams import StreamsFile, told
 
     file = StreamsFile.of(settings_of(config))
-    found = sorted(file.read().items(), key=lambda item: item[1].date, reverse=True)
+    if forget is not None:
+        found = file.forget(lambda key, answer: _is_meant(forget, key, answer))
+        if not found:
+            raise InputError(f"nothing is {forget!r}", where="--forget", hint="`tunewright kb streams` lists them")
+    else:
+        found = file.read()
+    rows = sorted(found.items(), key=lambda item: item[1].date, reverse=True)
     if as_json:
-        rows = [{"key": key, **dataclasses.asdict(answer)} for key, answer in found]
-        sys.stdout.write(json.dumps({"path": str(file.path), "models": rows}, indent=2) + "\n")
+        models = [{"key": key, **dataclasses.asdict(answer)} for key, answer in rows]
+        sys.stdout.write(json.dumps({"path": str(file.path), "models": models}, indent=2) + "\n")
         return
     out = console()
-    if not found:
+    if forget is not None:
+        out.print(f"forgotten: {plural(len(rows), 'answer')} of {file.path}", markup=False, soft_wrap=True)
+    elif not rows:
         out.print(f"nothing was measured yet: {file.path}", markup=False, soft_wrap=True)
         return
-    made = table("date", "model", ">streams", ">requests", "inferences per second by streams x requests")
-    for _, answer in found:
-        rates = ", ".join(f"{name} {rate:.4g}" for name, rate in answer.rates.items())
-        texts = (answer.date[:10], answer.model, str(answer.streams), str(answer.requests), rates)
+    made = table("key", "date", "model", ">streams", ">requests", ">batch", "inferences per second")
+    for key, answer in rows:
+        rates = told(answer.rates) + (f"; {answer.ended}" if answer.ended else "")
+        numbers = (str(n) for n in (answer.streams, answer.requests, answer.batch))
+        texts = (key[:8], answer.date[:10], answer.model, *numbers, rates)
         made.add_row(*(cell(safe(text)) for text in texts))
     out.print(made)
+
+
+def _is_meant(text: str, key: str, answer: Answer) -> bool:
+    return text == "all" or key.startswith(text) or text in (answer.model, PurePath(answer.model).name)

@@ -12,6 +12,7 @@ from .common import (
     DeviceName,
     Inputs,
     ModelFile,
+    Preprocessing,
     Seed,
     Shapes,
     check_writable,
@@ -34,6 +35,7 @@ def lock(
     model: ModelFile,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     device: DeviceName = "CPU",
     config: Configs = None,
     seed: Seed = 0,
@@ -41,34 +43,33 @@ def lock(
     """Write down the kernel of every layer, as it is chosen now: MODEL.lock.json, or the LOCK_FILE of the settings.
 
     `--frozen` then loads the model with exactly these kernels, or fails. One inference is run, and nothing is tuned.
-    Lock again with other shapes to add theirs.
+    Lock again with other shapes to add theirs. Of several devices (MULTI, AUTO, HETERO, BATCH) all are locked.
 
     Example: tunewright lock model.onnx --shape batch=8
     """
     from ..core import Core
-    from ..plugins.single import open_device
+    from ..plugins.find import find
     from .explain import looking
-    from .inputs import concrete, make_feed
+    from .inputs import concrete, load
 
     core = Core(parse_config(config))
     core.settings, aside = looking(core.settings)
     if aside:
         note(aside)
-    open_device(device)  # a wrong name fails before the work
+    find(device, core.settings)  # a wrong name fails before the work
     path = lock_path(core, model)
-    with working("loading"):
-        feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
-    for text in feed.notes:
-        note(text)
+    feed = load(core, model, input, shape, preprocess, seed)
     write_lock(core, concrete(feed), feed.values, device, path)
 
 
 def lock_path(core: Core, model: Path) -> Path:
     """Where the lockfile of a model goes, if it can be written."""
-    from ..tuning.lockfile import default_path
+    from ..tuning.lockfile import LockFile, default_path
 
     path = Path(core.settings.lock_file).expanduser() if core.settings.lock_file else default_path(model)
     check_writable(path)
+    if path.exists() and path.stat().st_size:
+        LockFile(path).read()  # what is no lockfile is told before the work
     return path
 
 
@@ -76,21 +77,28 @@ def write_lock(core: Core, model: Model, values: Mapping[str, Any], device: str,
     """Lock a model, and say what that changed."""
     with working("compiling"):
         done = run_and_lock(core, model, values, device, path)
-    for text in remarks(done):
-        note(text)
-    console().print(summary(done), markup=False, soft_wrap=True)
+    for title, written in done:
+        for text in remarks(written):
+            note(text)
+        part = f"{title}: " if title else ""
+        console().print(part + summary(written), markup=False, soft_wrap=True)
 
 
 def run_and_lock(
     core: Core, model: Model, values: Mapping[str, Any], device: str, path: str | os.PathLike[str]
-) -> Written:
-    """Run a model once as it would run without a lockfile, tuning nothing, and lock what it used."""
+) -> list[tuple[str, Written]]:
+    """Run a model once as it would run without a lockfile, tuning nothing, and lock what it used.
+
+    What that changed, for each part of it that is on a device of its own, and which that is.
+    """
     from .explain import looking
 
     core.settings, _ = looking(core.settings)
-    compiled = core.compile_model(model, device, {"LOCK_FILE": "", "FROZEN": "NO"})
-    compiled(values)
-    return core.lock(compiled, path)
+    found = []
+    for piece in core.pieces(model, values, device, {"LOCK_FILE": "", "FROZEN": "NO"}):
+        piece.compiled(piece.inputs)
+        found.append((piece.title, core.lock(piece.compiled, path)))
+    return found
 
 
 def summary(done: Written) -> str:

@@ -13,13 +13,13 @@ from .common import (
     Configs,
     Inputs,
     ModelFile,
+    Preprocessing,
     Seed,
     Shapes,
     cell,
     check_writable,
     console,
     milliseconds,
-    note,
     parse_config,
     size,
     table,
@@ -52,6 +52,7 @@ def place(
     ] = None,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     config: Configs = None,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -64,17 +65,19 @@ def place(
     tunewright run model.onnx -d HETERO:GPU,CPU -c HETERO_AFFINITY=nodes.json
     """
     from ..core import Core
+    from ..errors import DeviceError
     from ..plugins import hetero_affinity
+    from ..plugins.find import find
+    from ..plugins.hetero import Hetero
     from ..runtime.hetero import HeteroModel
-    from .inputs import concrete, make_feed
+    from .inputs import concrete, load
 
     core = Core(parse_config(config))
+    if not isinstance(find(device, core.settings), Hetero):
+        raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
     if save is not None:
         check_writable(save)
-    with working("reading the model"):
-        feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
-    for text in feed.notes:
-        note(text)
+    feed = load(core, model, input, shape, preprocess, seed)
     loaded = concrete(feed)
     measured = None
     if measure is not None:
@@ -82,10 +85,7 @@ def place(
             measured = core.place_model(loaded, feed.values, device, measure)
     with working("compiling"):
         compiled = core.compile_model(loaded, device)
-    if not isinstance(compiled, HeteroModel):
-        from ..errors import DeviceError
-
-        raise DeviceError(f"{device} is one device", hint="name several: HETERO:GPU,CPU")
+    assert isinstance(compiled, HeteroModel)
     if save is not None:
         hetero_affinity.write(save, compiled.affinity)
     if as_json:

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
-from .common import Configs, DeviceName, ModelFile, cell, console, parse_config, table, working
+from .common import Configs, DeviceName, ModelFile, Preprocessing, cell, console, parse_config, table, working
+from .kb_view import plural
 
 
 def query(
     model: ModelFile,
     device: DeviceName = "CPU",
+    preprocess: Preprocessing = None,
     config: Configs = None,
     reasons: Annotated[bool, typer.Option("--why", help="Also what the other solvers said.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -26,11 +28,13 @@ def query(
     Example: tunewright query model.onnx --device CPU --config HOST_FALLBACK=NO --why
     """
     from ..core import Core
+    from .inputs import coming
 
     core = Core(parse_config(config))
     with working("reading the model"):
-        loaded = core.read_model(model)
+        loaded = coming(core.read_model(model), preprocess)
         answers = core.query_model(loaded, device)
+        choice = core.query_requests(loaded, device)
     ops = {node.name: node.op for graph in loaded.graph.walk() for node in graph.nodes}
     missing = [name for name, support in answers.items() if not support]
     if as_json:
@@ -53,6 +57,10 @@ def query(
     devices = [support.device or device for support in answers.values() if support and not support.on_host]
     counts = ", ".join(f"{devices.count(name)} on {name}" for name in dict.fromkeys(devices or [device]))
     out.print(f"\n{len(answers)} nodes: {counts}, {host} on the host, {len(missing)} without a solver")
+    if choice is not None:
+        together = f", {choice.batch} of them together" if choice.batch > 1 else ""
+        how = f"{plural(choice.requests, 'request')} on {plural(choice.streams, 'stream')}{together}"
+        out.print(f"served with {how}: {choice.why}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if missing else 0)
 
 

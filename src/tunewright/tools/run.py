@@ -21,7 +21,6 @@ from .common import (
     cell,
     check_writable,
     console,
-    note,
     number,
     parse_config,
     table,
@@ -53,18 +52,17 @@ def run(
     Bytes, channels last: tunewright run model.onnx -i x=frame.npy --preprocess x=u8,nhwc,reverse,scale=255
     """
     from ..core import Core
-    from .inputs import coming, make_feed
+    from ..plugins.find import find
+    from .inputs import load
 
     core = Core(parse_config(config, frozen))
+    find(device, core.settings)  # a wrong name fails before the work
     folder = output_dir or Path(f"{model.stem}.outputs")
     if save:
         check_writable(folder, folder=True)
+    feed = load(core, model, input, shape, preprocess, seed)
     with working("running"):
-        feed = make_feed(coming(core.read_model(model), preprocess), input, shape, seed, core.settings)
-        compiled = core.compile_model(feed.model, device)
-        for text in feed.notes:
-            note(text)
-        outputs = compiled(feed.values)
+        outputs = core.compile_model(feed.model, device)(feed.values)
 
     made = table("input", "type", "value")
     for name, value in feed.values.items():

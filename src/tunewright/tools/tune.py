@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InputError
-from .common import Configs, DeviceName, Inputs, Seed, Shapes, check_writable, note, parse_config, working
+from .common import (
+    Configs,
+    DeviceName,
+    Inputs,
+    Preprocessing,
+    Seed,
+    Shapes,
+    check_writable,
+    console,
+    note,
+    parse_config,
+)
+from .interrupts import interruptible
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from ..plugins.apart import Apart
+    from ..plugins.tune import Result
 
-    from ..core import Core
-    from ..frontend.model import Model
-
-#: signals that ask to stop: Ctrl-C, and what service managers and `timeout` send
-STOPS = (signal.SIGINT, signal.SIGTERM)
-#: seconds after which a wish to stop no longer waits for the step that runs, and that remain for the end then
-PATIENCE, GRACE = 1.4, 0.4
+#: seconds that every device of several has, however long those before it took
+LEAST = 1.0
 
 
 def tune(
@@ -62,6 +66,7 @@ def tune(
     ] = False,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     device: DeviceName = "CPU",
     config: Configs = None,
     seed: Seed = 0,
@@ -70,11 +75,13 @@ def tune(
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
     the same command again goes on with what is not tuned yet. Dumps of problems (ENABLE_TUNE_DUMP) are tuned without
-    their models.
+    their models. Of several devices (MULTI, AUTO, HETERO, BATCH) each has its part of the time.
 
     Example: tunewright tune model.onnx --budget 2m --report report.html
     """
     from ..core import Core
+    from ..tuning.policy import decide
+    from .inputs import concrete, load
     from .kb_open import writable
     from .lock import lock_path, write_lock
     from .tune_report import page
@@ -88,28 +95,56 @@ def tune(
     if report is not None:
         check_writable(report)
     core = Core(settings)
+    decide(core.settings)  # a strategy that there is not is told before the work
     writable(core.settings)  # there is nothing else that tuning is for
     model = which_model(what)
     if lock and model is None:
         raise InputError("is for models, not for dumps of problems", where="--lock")
     locks = lock_path(core, model) if lock and model is not None else None
-    loaded, values = (None, {}) if model is None else _loaded(core, model, input, shape, seed)
+    devices = core.apart(device)  # a wrong name fails before the work
+    if model is None and (input or shape or preprocess):
+        raise InputError("belong to a model", where="--input, --shape, --preprocess", hint="a problem has its shapes")
+    if model is None:
+        devices = list({one.device: one for one in devices}.values())
+        loaded, values = None, {}
+    else:
+        feed = load(core, model, input, shape, preprocess, seed)
+        loaded, values = concrete(feed), feed.values
+        devices = core.apart(device, model=loaded)
+
+    def tuned(one: Apart, some: float) -> Result:
+        with progress() as tell:
+            how: dict[str, Any] = {"config": one.config, "again": again, "report": tell, "stop": stop}
+            if loaded is None:
+                return core.tune_problems(what, one.device, some, **how)
+            return core.tune(one.model(loaded), one.inputs(values), one.device, some, **how)
+
+    results: list[Result] = []
     with interruptible() as stop:
-        if loaded is None:
-            if input or shape:
-                raise InputError("belong to a model", where="--input, --shape", hint="a problem has its shapes")
-            with progress() as tell:
-                result = core.tune_problems(what, device, seconds, again=again, report=tell, stop=stop)
-        else:
-            with progress() as tell:
-                result = core.tune(loaded, values, device, seconds, again=again, report=tell, stop=stop)
-    if report is not None:
-        report.write_text(page([result.written]), encoding="utf-8")
-    show(result)
-    if report is not None:
-        note(f"the report is {report}")
+        try:
+            for one, some in shares(devices, seconds, stop):
+                results.append(tuned(one, some))
+                show(results[-1])
+        finally:  # what was done for some devices is not lost by another's error
+            if report is not None and results:
+                report.write_text(page([result.written for result in results]), encoding="utf-8")
+                note(f"the report is {report}")
     if locks is not None and loaded is not None:
         write_lock(core, loaded, values, device, locks)
+
+
+def shares(devices: Sequence[Apart], seconds: float, stop: Callable[[], bool]) -> Iterator[tuple[Apart, float]]:
+    """The devices one after the other, each with its part of the time that is left; of several each is named."""
+    end = time.monotonic() + seconds
+    for number, one in enumerate(devices):
+        if number and stop():
+            note(f"stopped before {', '.join(map(str, devices[number:]))}")
+            return
+        left = seconds if not number else max(LEAST, end - time.monotonic())
+        if len(devices) > 1:
+            console().print("\n" * bool(number) + f"{one}, {left / (len(devices) - number):.0f} s", style="bold",
+                            markup=False, soft_wrap=True)  # fmt: skip
+        yield one, left / (len(devices) - number)
 
 
 def which_model(paths: Sequence[Path]) -> Path | None:
@@ -132,85 +167,12 @@ def is_dump(path: Path) -> bool:
         return file.read(64).lstrip().startswith(b"{")
 
 
-def _loaded(
-    core: Core, path: Path, inputs: list[str] | None, shapes: list[str] | None, seed: int
-) -> tuple[Model, Mapping[str, Any]]:
-    """The model, and inputs for it."""
-    from .inputs import concrete, make_feed
-
-    with working("loading"):
-        loaded = core.read_model(path)
-    feed = make_feed(loaded, inputs, shapes, seed, core.settings)
-    for text in feed.notes:
-        note(text)
-    return concrete(feed), feed.values
-
-
 def parse_time(text: str, where: str = "--budget") -> float:
     """Seconds of 90, 60s, 5m or 1.5h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
     if found is None or not float(found[1]):
         raise InputError(f"{text!r} is not a time", where=where, hint="90, 60s, 5m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop; a second one, or a step that takes too long, interrupts. One that cannot be interrupted (a
-    compiler's) ends with the process: what was found for layers before is stored already.
-    """
-    wished = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal wished
-        if wished:
-            raise KeyboardInterrupt
-        wished = True
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-
-    def insist(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, ask) for number in STOPS}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, insist)
-    try:
-        with _end_after(PATIENCE + GRACE):
-            yield lambda: wished
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _end_after(seconds: float) -> Iterator[None]:
-    """End the process when the block lasts so much longer after Ctrl-C. A signal's handler cannot do that: it waits
-    for the step that runs.
-    """
-    listening, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    done = threading.Event()
-
-    def watch() -> None:
-        while (heard := os.read(listening, 1)) and heard[0] not in STOPS:
-            pass
-        if heard and not done.wait(seconds):
-            sys.stderr.write("\x1b[?25h" if sys.stderr.isatty() else "")  # progress hides the cursor
-            sys.stderr.write("\ntunewright: interrupted; what was stored is kept\n")
-            sys.stderr.flush()
-            os._exit(130)
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        done.set()
-        signal.set_wakeup_fd(before)
-        os.close(writing)
-        watching.join()
-        os.close(listening)
 
 
 COMMANDS = (tune,)

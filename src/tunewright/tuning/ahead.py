@@ -24,9 +24,8 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: most processes (strategies are asked for so many candidates at once), also for a device with cores of its own, where
-#: more are compiled than are timed; and the memory that each should find free
-MOST, MOST_BESIDE, EACH_BYTES = 8, 32, 768 << 20
+#: most processes (strategies are asked for so many candidates at once), and the memory that each should find free
+MOST, EACH_BYTES = 8, 768 << 20
 #: candidates without a program, in a row and for each process, after which there is no point in going on
 FRUITLESS = 3
 #: a process is replaced after so many candidates: compilers leak
@@ -39,9 +38,8 @@ def useful(shares_cores: bool, threads: int = 0) -> int:
     """How many processes are worth having here; fewer than two are none. ``threads``: COMPILATION_NUM_THREADS."""
     cores = building.threads(threads)
     free = free_bytes()
-    most = MOST if shares_cores else MOST_BESIDE
-    room = most if free is None else int(free / 2 / EACH_BYTES)
-    return max(0, min(cores if shares_cores else cores - 1, room, most))
+    room = MOST if free is None else int(free / 2 / EACH_BYTES)
+    return max(0, min(cores if shares_cores else cores - 1, room, MOST))
 
 
 @dataclass
@@ -104,15 +102,17 @@ class Ahead:
         self._hand_out()
 
     def wait(self, candidate: Candidate | None, seconds: float = math.inf) -> bool:
-        """Until nothing is under way, or at least not a certain candidate. False, and an end of all, when it takes
-        longer than so many seconds.
+        """Until nothing is under way, or at least not a certain candidate. False when it takes longer than so many
+        seconds: then nothing more begins. What is under way ends as well, unless others are timed beside it: processes
+        that take seconds to start are worth more than a core.
         """
         until = time.monotonic() + seconds
         while self._concerns(candidate):
             left = until - time.monotonic()
             if left <= 0:
                 self._waiting.clear()
-                self._drop([side for side in self.sides if side.is_busy])
+                if candidate is None:
+                    self._drop([side for side in self.sides if side.is_busy])
                 return False
             self._look(left)
         return True

@@ -79,9 +79,9 @@ CLASSES: Mapping[str, OpClass] = {
         "What moves or makes data and computes nothing.", None,
         _names(
             "BitCast CenterCropPad Concat ConstantOfShape Copy Crop DepthToSpace Expand ExpandDims EyeLike Flatten"
-            " Gather GatherElements GatherND Identity OneHot Pad Pieces QLinearConcat Range Reorder ReorgYolo Reshape"
-            " ReverseSequence Scatter ScatterElements ScatterND ShuffleChannels Slice SpaceToDepth Split Squeeze"
-            " TensorScatter Tile Transpose Trilu Unsqueeze"
+            " Gather GatherElements GatherND Identity OneHot Pad Pieces Pixels QLinearConcat Range Reorder ReorgYolo"
+            " Reshape ReverseSequence Scatter ScatterElements ScatterND ShuffleChannels Slice SpaceToDepth Split"
+            " Squeeze TensorScatter Tile Transpose Trilu Unsqueeze"
         ),
         example="move --op Transpose --input 'float32[1,128,12,64]' --perm 0,2,1,3",
     ),

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ..devices.base import Target
 from ..search.space import Config
 from ..solvers.base import Problem, Solver
-from .heuristic_features import Column, Floats, features, kind
+from .heuristic_features import Column, Floats, features, kind, one_image
 from .key import Where
 from .measure import Candidate
 
@@ -274,4 +274,9 @@ class Heuristic:
             return f"it has not learned about {kind(problem)} here"
         numbers = features(problem, target.units)
         far = section.why_far(numbers)
+        # training is on single images, and a processor takes several one by one
+        alone = one_image(problem) if far is not None and target.device == "cpu" else None
+        if alone is not None:
+            numbers = features(alone, target.units)
+            far = section.why_far(numbers)
         return far if far is not None else (section, *section.rate(numbers, default))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft::FusedMatMul", "com.micr
 _WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3}
 #: fused steps that take as long as many simple ones
 _DEAR = frozenset({"Exp", "Log", "Pow", "Tanh", "Sigmoid", "Erf", "Gelu", "Softplus", "Swish", "Mish", "Selu", "Elu"})
+#: batches up to this are a few images
+FEW_IMAGES = 16
 #: the value of a parameter that a candidate does not have
 ABSENT = -1.0
 
@@ -72,6 +74,20 @@ def features(problem: Problem, units: int) -> dict[str, float]:
         "fused tensors": float(sum(math.prod(_dims(t)) > 1 for t in operands)),
         **_shape(problem, given, made),
     }
+
+
+def one_image(problem: Problem) -> Problem | None:
+    """The problem of a batch of one, where a convolution or a pooling has a few images; else None."""
+    x = _dims(problem.inputs[0] if problem.inputs else None)
+    if not 1 < _at(x, 0) <= FEW_IMAGES or len(x) < 3 or not (problem.op in _WEIGHTS or problem.op.endswith("Pool")):
+        return None
+
+    def one(type: Type | None) -> Type | None:
+        whole = isinstance(type, TensorType) and len(type.dims) == len(x) and type.dims[0] == x[0]
+        return replace(type, shape=(1, *type.dims[1:])) if whole and isinstance(type, TensorType) else type
+
+    inputs = tuple(t if c else one(t) for t, c in zip(problem.inputs, problem.constant, strict=True))
+    return replace(problem, inputs=inputs, outputs=tuple(map(one, problem.outputs)))
 
 
 def _shape(problem: Problem, given: Sequence[int], made: Sequence[int]) -> dict[str, float]:

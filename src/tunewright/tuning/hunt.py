@@ -319,7 +319,7 @@ class Hunt:
 
     def attempt(self, candidate: Candidate) -> Tried:
         """Attempt a candidate, compare it with the anchor, and keep what came of it."""
-        candidate, begin = plain(candidate), self.watch.elapsed
+        candidate, begin, is_first = plain(candidate), self.watch.elapsed, not self.tried
         reason = self.barred(*candidate)
         attempt = Attempt(Status.FAILED, f"barred: {reason}") if reason is not None else self._measure(candidate)
         seconds = math.inf
@@ -334,7 +334,7 @@ class Hunt:
                 self.anchor = found
         elif reason is None:
             self.faults[candidate] = attempt
-        if reason is None:
+        if reason is None and not (is_first and self.measurer.beside):  # it paid for what the others find there
             took = self.took.setdefault((candidate[0], self.in_batch), deque(maxlen=RECENT))
             took.append(self.watch.elapsed - begin)
         self.tell()

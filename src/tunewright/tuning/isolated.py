@@ -41,7 +41,8 @@ from .record import FAULTS
 START_SECONDS, POSE_SECONDS = 60.0, 120.0
 #: seconds in which an idle worker may end by itself
 PATIENCE = 0.5
-#: a worker whose memory grew by more than this since its problem was posed is replaced
+#: A worker whose memory grew by more than this since its problem was posed is replaced; beside a device with memory of
+#: its own by a half of what it may have, as results pass through pinned memory there.
 MOST_GROWTH = 1 << 30
 #: Least memory that a process is allowed; by default a worker gets a half of what Tunewright may use, and those that
 #: compile share as much. Beside a device with cores of its own torch and a driver have to be loaded.
@@ -180,6 +181,9 @@ class Isolated(Measurer):
         with self._lock:
             if seconds >= WORTHWHILE or not self._shares_cores:  # then they do not take cores from what is timed
                 self._ahead.start()
+            if not (self._shares_cores or self._workers or self._spare):
+                with contextlib.suppress(OSError):  # it is started when it is needed
+                    self._spare.append(self._started())
 
     @property
     def ahead(self) -> int:
@@ -308,7 +312,8 @@ class Isolated(Measurer):
 
     def _look_after(self, worker: Worker, status: Status) -> None:
         """Replace a worker in which something wrong was written somewhere, or that grew too large."""
-        if status in FAULTS or worker.resident > worker.base + MOST_GROWTH:
+        most = MOST_GROWTH if self._shares_cores else max(MOST_GROWTH, self.memory_bytes // 2)
+        if status in FAULTS or worker.resident > worker.base + most:
             worker.process.end()
 
     # ---- the worker -----------------------------------------------------------------------------------------------

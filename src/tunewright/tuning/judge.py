@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +28,12 @@ from ..solvers.base import Array, Kernel, Problem
 from ..solvers.host.reference import HostKernel
 from ..solvers.steps import coarsest
 from . import inputs
+from .repeat import repeat
 
 #: bytes on either side of a tensor that nobody may write to
 GUARD = 256
+#: bytes of a cache line
+LINE = 64
 #: copies of inputs and results that judging takes at a time
 POSED = 6
 #: right results of a case that are kept: comparing bits takes a hundredth of comparing numbers, and candidates often
@@ -56,7 +61,7 @@ class Guarded:
 
     def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
         #: ``stagger`` moves it by so many cache lines, so that tensors of one size do not all lie alike
-        self.type, self.start = type, GUARD + 64 * stagger
+        self.device, self.type, self.start = device, type, GUARD + LINE * stagger
         self.buffer = device.alloc(self.start + type.nbytes + GUARD)
         self.view = device.view(self.buffer, self.start, type)
 
@@ -66,6 +71,13 @@ class Guarded:
         found = Guarded(device, TensorType.of(array), stagger)
         found.poison(queue, POISONS[0])
         queue.put(array, found.view)
+        return found
+
+    def twin(self, queue: Queue) -> Guarded:
+        """A copy that is made on the device."""
+        found = copy(self)
+        found.buffer = queue.duplicate(self.buffer)
+        found.view = self.device.view(found.buffer, self.start, self.type)
         return found
 
     def poison(self, queue: Queue, byte: int) -> None:
@@ -100,6 +112,8 @@ class Case:
     name: str
     inputs: Sequence[Array | None]
     want: Sequence[Array]
+    #: no result is infinite, or no number
+    finite: bool
 
 
 class Judge:
@@ -154,7 +168,7 @@ class Judge:
     def _random(self) -> Case | str:
         """Random inputs; the tamest ones where the reference does not take those, or makes no numbers of them."""
         found = self._case("random")
-        if isinstance(found, Case) and _is_finite(found.want):
+        if isinstance(found, Case) and found.finite:
             return found
         tame = self._case("tame")
         return tame if isinstance(tame, Case) else found
@@ -164,21 +178,26 @@ class Judge:
         """Edge cases, unless sums overflow: where they do depends on their order."""
         found, spec = self._case("edge"), lookup(self.problem.op)
         simple = spec is not None and spec.elementwise and not self.problem.epilogue
-        return found if isinstance(found, Case) and (simple or _is_finite(found.want)) else self._case("tame")
+        return found if isinstance(found, Case) and (simple or found.finite) else self._case("tame")
 
     def _case(self, kind: str) -> Case | str:
-        rng = np.random.default_rng([self.seed, *kind.encode()])
+        rng, few = np.random.default_rng([self.seed, *kind.encode()]), repeat(self.problem)
+        problem = self.problem if few is None else few.problem
         try:
-            plain = inputs.make(self.problem, rng, kind)
-            given = physical(self.problem, plain)
-            want = HostKernel(self.problem).run(HostQueue(), given, [None] * len(self.problem.outputs))
+            plain = inputs.make(problem, rng, kind)
+            given = physical(problem, plain)
+            want = HostKernel(problem).run(HostQueue(), given, [None] * len(problem.outputs))
+            finite = _is_finite(want)
+            if few is not None:
+                given = [a if a is None else few.wide(a, at) for a, at in zip(given, few.inputs, strict=True)]
+                want = [few.wide(a, at) for a, at in zip(want, few.outputs, strict=True)]
         except (TunewrightError, MemoryError, *MISTAKES) as error:
             return f"the reference refuses {kind} inputs: {error or repr(error)}"
         for n, (array, type) in enumerate(zip(want, self.problem.outputs, strict=True)):
             assert isinstance(type, TensorType)
             if (array.shape, array.dtype) != (type.physical, type.dtype.numpy):
                 return f"the reference makes {array.dtype}{list(array.shape)} of output {n}, not {type}"
-        return Case(kind, given, want)
+        return Case(kind, given, want, finite)
 
     def check(self, kernel: Kernel, queue: Queue) -> Verdict:
         """What is wrong with the kernel on any of the cases."""
@@ -199,7 +218,7 @@ class Judge:
         """
         type = self.problem.outputs[n]
         like = like or coarsest(self.problem)
-        return compare(to_plain(array, type), to_plain(self.cases[0].want[n], type), self.terms, like)
+        return compare(_meant(array, type), _meant(self.cases[0].want[n], type), self.terms, like)
 
 
 def examine(
@@ -218,6 +237,7 @@ def examine(
     """
     given = pack(kernel, problem, given)
     there = [None if a is None else Guarded.holding(device, queue, a) for a in given]
+    kept = [None if g is None else queue.duplicate(g.buffer) for g in there] if queue.compares else []
     error, before, known = 0.0, None, None
     like = kernel.like or coarsest(problem)
     for run, poison in enumerate(POISONS, 1):
@@ -243,17 +263,28 @@ def examine(
                 return Verdict(f"output {n}, run {run}: {wrong}", error)
             if before is not None:
                 return Verdict(f"output {n} differs between two runs on the same inputs", error)
-        held = [g for g in there if g is not None]
-        for g, buffer, array in zip(
-            held, queue.fetch([g.buffer for g in held]), (a for a in given if a is not None), strict=True
-        ):
-            if not g.is_intact(buffer, POISONS[0]) or not same(g.tensor(buffer), array):
-                at = next(i for i, other in enumerate(there) if other is g)
-                return Verdict(f"it writes to its input {at}", error)
+        if (at := _written(queue, there, given, kept)) is not None:
+            return Verdict(f"it writes to its input {at}", error)
         before = results
     if right is not None and known is None and before is not None and kernel.like is None:
         right.append(Right(before, error))
     return Verdict("", error)
+
+
+def _written(
+    queue: Queue, there: Sequence[Guarded | None], given: Sequence[Array | None], kept: Sequence[Any]
+) -> int | None:
+    """The first input that is not as it was, bands included; None: all are. ``kept``: copies on the device."""
+    if kept:
+        for at, (g, before) in enumerate(zip(there, kept, strict=True)):
+            if g is not None and not queue.equal(g.buffer, before):
+                return at
+        return None
+    held = [(at, g, a) for at, (g, a) in enumerate(zip(there, given, strict=True)) if g is not None and a is not None]
+    for (at, g, a), buffer in zip(held, queue.fetch([g.buffer for _, g, _ in held]), strict=True):
+        if not g.is_intact(buffer, POISONS[0]) or not same(g.tensor(buffer), a):
+            return at
+    return None
 
 
 def _meant(array: Array, type: object) -> Array:

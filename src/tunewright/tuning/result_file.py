@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class ResultFile:
     def __init__(self, folder: str, head: Mapping[str, Any]) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d%H%M%S")
         self.path = Path(folder).expanduser() / f"tune_result_{stamp}_pid{os.getpid()}.json" if folder else None
+        if self.path is not None and self.path.exists():  # of this process and second
+            self.path = _numbered(self.path)
         #: what the file holds, or should
         self.content: dict[str, Any] = {"schema": SCHEMA, **head}
         self._told = False
@@ -64,6 +67,11 @@ class ResultFile:
                 why = getattr(error, "strerror", None) or error
                 LOG.warning("%s: cannot be written, and tuning goes on: %s", self.path, why)
             self._told = True
+
+
+def _numbered(path: Path) -> Path:
+    """The first name like this that is free."""
+    return next(p for n in count(2) if not (p := path.with_stem(f"{path.stem}_{n}")).exists())
 
 
 def head(kind: str, model: str | None, device: Device, settings: Mapping[str, Any], budget: float | None) -> Any:

@@ -100,6 +100,8 @@ def tune(
     """
     watch = Watch(seconds, stop, clock)
     default = plain(default)
+    fit = [s for s in solvers if s.why_not(problem, target) is None]
+    seeds = {s.id: [*(seeds or {}).get(s.id, ()), *s.likely(problem, target)] for s in fit}
     pick = (lambda solver: strategy) if isinstance(strategy, str) else strategy
     measurer.expect(seconds)
     refusal = measurer.pose(problem, seed, regime)
@@ -111,10 +113,10 @@ def tune(
     watch.enter("search")
     try:
         if measurer.beside:  # the default is compiled with those that come next: a first attempt tells what others cost
-            measurer.prepare(hunt.first(default, solvers, seeds or {}))
+            measurer.prepare(hunt.first(default, solvers, seeds)[: measurer.ahead])
         measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
         first = hunt.attempt(default)
-        hunt.run(solvers, pick, seed, seeds or {}, known, session.seen(surveys), *shares)
+        hunt.run(solvers, pick, seed, seeds, known, session.seen(surveys), *shares)
         if not hunt.found:
             why = f"no candidate is correct; the default: {first.why}"
             return session.outcome(default, why, default_fault=first.why or str(first.status))

@@ -1,4 +1,5 @@
-"""How many streams and requests a model is best served with, by measurement: kept beside the user's knowledge base.
+"""With how many streams and requests, and in which batches, a model is served best, by measurement: kept beside the
+user's knowledge base.
 
 Records of kernels have problems as their keys, and a whole model is none; so these answers have a file of their own, in
 the same folder: ``streams.json``, an answer per model, target and what else matters.
@@ -11,7 +12,7 @@ import datetime
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +46,17 @@ class Answer:
 
     streams: int
     requests: int
-    #: inferences per second by "streams x requests", as in "2x4"
+    #: inferences per second by "streams x requests", as in "2x4", and "2x32x8" where 8 requests run together
     rates: Mapping[str, float]
+    #: requests that run together
+    batch: int = 1
+    #: why no larger batch was compared
+    ended: str = ""
     #: for people: which model, on what, when and by which version
     model: str = ""
     target: str = ""
+    #: of the model's structure
+    digest: str = ""
     date: str = ""
     version: str = __version__
 
@@ -59,8 +66,8 @@ class Answer:
         try:
             names = {f.name for f in dataclasses.fields(Answer)}
             answer = Answer(**{k: v for k, v in found.items() if k in names})
-            numbers = (answer.streams, answer.requests)
-            texts = (answer.model, answer.target, answer.date, answer.version)
+            numbers = (answer.streams, answer.requests, answer.batch)
+            texts = (answer.ended, answer.model, answer.target, answer.digest, answer.date, answer.version)
             right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers) and all(type(t) is str for t in texts)
             rates = {str(k): float(v) for k, v in answer.rates.items()}
         except (AttributeError, TypeError, ValueError):
@@ -68,15 +75,47 @@ class Answer:
         return dataclasses.replace(answer, rates=rates) if right else None
 
 
-def key(graph: Graph, target: Target, settings: Settings) -> str:
-    """What an answer depends on. Weights are not part of it."""
+def told(rates: Mapping[str, float]) -> str:
+    """In a line: streams x requests (x batch), and inferences per second. Of each batch, where there are several, the
+    best alone."""
+    shown = dict(rates)
+    if any(batch_of(name) > 1 for name in rates):
+        best: dict[int, str] = {}
+        for name, rate in rates.items():
+            other = best.setdefault(batch_of(name), name)
+            if rate > rates[other]:
+                best[batch_of(name)] = name
+        shown = {name: rates[name] for _, name in sorted(best.items())}
+    return ", ".join(f"{name}: {rate:.4g}/s" for name, rate in shown.items())
+
+
+def batch_of(name: str) -> int:
+    """Of a point that was compared: 8 in "2x32x8", 1 in "2x4"."""
+    third = name.split("x")[2:3]
+    return int(third[0]) if third and third[0].isdecimal() else 1
+
+
+def key(graph: Graph, target: Target, settings: Settings, batches: bool = False) -> str:
+    """What an answer depends on. Weights are not part of it. ``batches``: requests may run together."""
+    text = _hash(graph)
+    others = (settings.inference_precision_hint, settings.execution_mode_hint, settings.performance_hint_num_requests)
+    text.update(repr((target, others)).encode())
+    if batches:
+        text.update(b"batches")
+    return text.hexdigest()[:32]
+
+
+def digest(graph: Graph) -> str:
+    """Of a model's structure, whatever it runs on."""
+    return _hash(graph).hexdigest()[:16]
+
+
+def _hash(graph: Graph) -> hashlib._Hash:
     text = hashlib.sha256()
     for line in _lines(graph):
         text.update(line.encode())
         text.update(b"\n")
-    others = (settings.inference_precision_hint, settings.execution_mode_hint, settings.performance_hint_num_requests)
-    text.update(repr((target, others)).encode())
-    return text.hexdigest()[:32]
+    return text
 
 
 def _lines(graph: Graph) -> Iterator[str]:
@@ -142,12 +181,28 @@ class StreamsFile(JsonFile):
                 except InputError as error:
                     LOG.warning("%s; it is begun anew", error)
                     known = {}
-                known[key] = dated
-                newest = sorted(known.items(), key=lambda item: item[1].date)[-MOST:]
-                content = {"schema": SCHEMA, "models": {k: dataclasses.asdict(v) for k, v in newest}}
-                self.replace(descriptor, json.dumps(content, indent=1) + "\n")
+                self._write(descriptor, known | {key: dated})
         except (OSError, InputError) as error:
             LOG.warning("%s: measured streams cannot be kept: %s", self.path, error)
+
+    def forget(self, which: Callable[[str, Answer], bool]) -> dict[str, Answer]:
+        """Drop answers, and say which: the next load with NUM_STREAMS = AUTO measures anew."""
+        if not self.path.exists():
+            return {}
+        try:
+            with self.locked() as descriptor:
+                known = self._answers(descriptor)
+                gone = {key: answer for key, answer in known.items() if which(key, answer)}
+                if gone:
+                    self._write(descriptor, {k: v for k, v in known.items() if k not in gone})
+                return gone
+        except OSError as error:
+            raise self.error(f"cannot be written: {error.strerror or error}") from None
+
+    def _write(self, descriptor: int, known: Mapping[str, Answer]) -> None:
+        newest = sorted(known.items(), key=lambda item: item[1].date)[-MOST:]
+        content = {"schema": SCHEMA, "models": {k: dataclasses.asdict(v) for k, v in newest}}
+        self.replace(descriptor, json.dumps(content, indent=1) + "\n")
 
     def _answers(self, descriptor: int) -> dict[str, Answer]:
         content = self.load(descriptor)

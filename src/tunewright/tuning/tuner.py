@@ -339,6 +339,11 @@ class Tuner:
         self._done.add(at)
         return outcome is not None
 
+    def expect(self, device: Device, seconds: float) -> None:
+        """A search of so many seconds will begin: what takes long to start may start, beside whatever comes first."""
+        if device.target.device != "cpu":
+            self._measurer(device, self.settings).expect(seconds)
+
     def tune(
         self,
         problem: Problem,

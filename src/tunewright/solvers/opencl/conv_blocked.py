@@ -123,9 +123,9 @@ class ConvBlocked(CSolver):
         before: list[Call] = []
         given: In | Scratch = In(0)
         if plain and padded:
-            wide, padded = _wide(window), False
+            wide, padded = widened(window), False
             given = Scratch("padded", 4 * math.prod((*x.dims[:2], *wide.input)))
-            before, window = [self._pad(x, window, wide, given)], wide
+            before, window = [padded_copy(x, window, wide, given, self.specialise)], wide
         elif _gathers(problem, window):
             given = Scratch("gathered", 4 * math.prod((*x.physical[:2], *window.output, block)))
             before, window = [self._gather(x, window, given)], _dense(window)
@@ -170,17 +170,6 @@ class ConvBlocked(CSolver):
             source.add(_PLAIN if plain else _TAPS + _CHANNELS + "}")
         source.add(_STORE.replace("STORE;", store))
         return [*before, source.call([-(-tiles // run), rounds, out.dims[0]])]
-
-    def _pad(self, x: TensorType, window: Window, wide: Window, given: Scratch) -> Call:
-        """Copies a plain input so that no window leaves it."""
-        source = Source("conv_blocked_pad", self.specialise)
-        source.buffer("x", DType.FLOAT32, In(0))
-        source.buffer("padded", DType.FLOAT32, given)
-        (pd, ph, pw), (xd, xh, xw), (d, h, w) = window.head, window.input, wide.input
-        source.dims(PD=pd, PH=ph, PW=pw, XD=xd, XH=xh, XW=xw, ID=d, IH=h, IW=w, C=x.dims[1])
-        source.function(_INSIDE)
-        source.add(_PAD)
-        return source.call([h, d * x.dims[1], x.dims[0]])
 
     def _gather(self, x: TensorType, window: Window, given: Scratch) -> Call:
         """Copies the pixels of a blocked input that a strided window of one tap reads."""
@@ -257,7 +246,19 @@ class _Size:
         return {"run": runs[-1], "slabs": stays[-1], "ahead": int(weights * slabs >= COLD and runs[-1] >= tiles)}
 
 
-def _wide(window: Window) -> Window:
+def padded_copy(x: TensorType, window: Window, wide: Window, given: Scratch, specialise: bool) -> Call:
+    """Copies a plain input so that no window leaves it."""
+    source = Source("conv_blocked_pad", specialise)
+    source.buffer("x", DType.FLOAT32, In(0))
+    source.buffer("padded", DType.FLOAT32, given)
+    (pd, ph, pw), (xd, xh, xw), (d, h, w) = window.head, window.input, wide.input
+    source.dims(PD=pd, PH=ph, PW=pw, XD=xd, XH=xh, XW=xw, ID=d, IH=h, IW=w, C=x.dims[1])
+    source.function(_INSIDE)
+    source.add(_PAD)
+    return source.call([h, d * x.dims[1], x.dims[0]])
+
+
+def widened(window: Window) -> Window:
     """The same over an input that has its padding."""
     sides = zip(window.input, window.head, window.tail, strict=True)
     d, h, w = (size + head + tail for size, head, tail in sides)
@@ -444,7 +445,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
     if groups == 1 and out.dims[1] < block // 2 and x.layout == PLAIN:
         return f"{out.dims[1]} output channels fill a vector of {block} badly"
     if x.layout == PLAIN:
-        copied = 4 * math.prod((*x.dims[:2], *_wide(Window.of(problem)).input))
+        copied = 4 * math.prod((*x.dims[:2], *widened(Window.of(problem)).input))
         if copied > max(MOST_COPIED, 4 * x.nbytes):
             return f"with its padding the input takes {copied:,} bytes"
     return None

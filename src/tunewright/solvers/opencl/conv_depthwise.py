@@ -138,9 +138,9 @@ class ConvDepthwise(CSolver):
         bias = "LOADV(b + block * W)" if problem.input(2) is not None else "(V)(0.0f)"
         source.add(f"V bias = {bias};\n" + "\n".join(f"V a{u} = bias;" for u in range(tile)))
         source.add("if (iw >= 0 && iw + (TILE - 1) * SW + (KW - 1) * DW < IW) {" + _TAPS)
-        source.add(_row(win, tile, lambda at: f"LOADV(line + ({at}) * W)"))
+        source.add(row_taps(win, tile, lambda at: f"LOADV(line + ({at}) * W)"))
         source.add("}\n} else {" + _TAPS)
-        source.add(_row(win, tile, lambda at: f"LOADV((u32)(iw + {at}) < (u32)IW ? line + ({at}) * W : nothing)"))
+        source.add(row_taps(win, tile, lambda at: f"LOADV((u32)(iw + {at}) < (u32)IW ? line + ({at}) * W : nothing)"))
         source.add("}\n}")
         if channels % block:  # lanes beyond the last channel have no operand of their own
             source.dims(CHANNELS=channels)
@@ -159,7 +159,7 @@ class ConvDepthwise(CSolver):
         return [source.call([items])]
 
 
-def _row(win: Window, tile: int, load: Callable[[str], str]) -> str:
+def row_taps(win: Window, tile: int, load: Callable[[str], str]) -> str:
     """Statements for the taps of one row; ``load`` reads the pixel so many places from the tile's first one."""
     taps, step, dilation = win.kernel[2], win.stride[2], win.dilation[2]
     if taps > _UNROLLED_TAPS:

@@ -142,10 +142,20 @@ class JoinedLauncher(Launcher):
             self._launch.set(2, counters)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
-        if self._enqueued == self.queue.waits:
-            self.queue.finish()
-        for at in self._places.get((kernel, output, index), ()):
-            self._table[at] = address(array)
+        self.setter([(kernel, output, index)])(array)
+
+    def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
+        places = [at for use in uses for at in self._places.get(use, ())]
+        queue, table = self.queue, self._table.data  # a memoryview takes a number sooner than an array does
+
+        def set(array: Any) -> None:
+            if self._enqueued == queue.waits:
+                queue.finish()
+            where = address(array)
+            for at in places:
+                table[at] = where
+
+        return set
 
     def __call__(self) -> None:
         if self._launch is not None:
@@ -165,6 +175,8 @@ class Confined:
 
     def __init__(self, kernel: CKernel, queue: Queue) -> None:
         self.kernel, self.launcher = kernel, kernel.confined.launcher([kernel], queue)
+        counts = ((False, len(kernel.problem.inputs)), (True, len(kernel.problem.outputs)))
+        self._setters = [[self.launcher.setter([(0, output, i)]) for i in range(count)] for output, count in counts]
         self.kept: Sequence[Any] = ()
 
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
@@ -180,10 +192,10 @@ class Confined:
         return outputs
 
     def _set(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        for output, arrays in ((False, inputs), (True, outputs)):
-            for index, array in enumerate(arrays):
+        for setters, arrays in zip(self._setters, (inputs, outputs), strict=True):
+            for set, array in zip(setters, arrays, strict=False):
                 if array is not None:
-                    self.launcher.set(0, output, index, array)
+                    set(array)
         self.kept = (inputs, outputs)  # a launch is asynchronous: the bytes must live until it is over
 
 

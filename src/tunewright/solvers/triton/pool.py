@@ -28,6 +28,8 @@ from .text import NAMES, chain, load, physical_order, why_not_chain
 
 #: taps that are written out
 MOST_TAPS = 32
+#: channels that a thread may load at once
+VECTOR = 8
 _NUMBERS = rows.FLOATS | {DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64}
 
 
@@ -135,11 +137,14 @@ def _text(problem: Problem, config: Config) -> str:
     axes, win = _axes(problem)
     how = pool_fold(problem.op, x.dtype, int(problem.attrs.get("p", 2)))
     real, block = fold.real(x.dtype), int(config["block"])
-    lines = [f"at = tl.program_id(0) * {block} + tl.arange(0, {block})", f"inside = at < {out.size}"]
     order = physical_order(out, len(out.dims))
+    # Channels that lie side by side have their window in common: they are an axis of their own, so that Triton sees it.
+    vector = math.gcd(out.dims[1], VECTOR) if order[-1] == 1 else 1
+    number = block // vector
+    lines = [f"at = tl.program_id(0) * {number} + tl.arange(0, {number})", f"inside = at < {out.size // vector}"]
     inner, base = 1, []
     for axis in reversed(order):
-        size = out.dims[axis]
+        size = out.dims[axis] // (vector if axis == 1 else 1)
         index = f"at // {inner}" if inner > 1 else "at"
         index = f"{index} % {size}" if axis != order[0] else index
         inner *= size
@@ -149,16 +154,21 @@ def _text(problem: Problem, config: Config) -> str:
             base.append(f"a{k} * {axes[k].step}")
         else:
             behind = math.prod(x.dims[a] for a in physical_order(x, len(x.dims))[order.index(axis) + 1 :])
-            base.append(f"({index}) * {behind}")
+            base.append(f"({index}) * {behind * (vector if axis == 1 else 1)}")
     lines.append(f"base = {' + '.join(base)}")
     lines += [f"{axis.name} = wide({axis.name})" for axis in axes if axis.padded]
+    if vector > 1:
+        lines += [f"lane = tl.arange(0, {vector})[None, :]", f"at = at[:, None] * {vector} + lane",
+                  "base = base[:, None] + lane", "inside = inside[:, None] & (lane >= 0)"]  # fmt: skip
+        lines += [f"{axis.name} = {axis.name}[:, None]" for axis in axes]
     indices = len(problem.outputs) > 1
     if indices:
         lines += _with_indices(axes, x.dims[2:], x.dtype, how, int(problem.attrs.get("storage_order", 0)))
         kind = NAMES[out.dtype]
         lines += [f"tl.store(out + at, best.to({kind}), mask=inside)", "tl.store(o1 + at, chosen, mask=inside)"]
     else:
-        lines += [f"{name} = tl.full(({block},), {start}, {real})" for name, start in how.states.items()]
+        shape = f"({number}, {vector})" if vector > 1 else f"({number},)"
+        lines += [f"{name} = tl.full({shape}, {start}, {real})" for name, start in how.states.items()]
         lines += _taps(axes, lambda at, mask, _: [f"v = {fold.read(at, mask, x.dtype, how)}", *how.update])
         lines.append(f"made = {how.result}")
         if problem.op == "AveragePool":

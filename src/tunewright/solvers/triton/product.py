@@ -9,7 +9,7 @@ scratch memory, and the one that comes last adds them up in order and goes on. S
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from ..base import Array, Config, Kernel, Packing, Problem
 from ..cuda import Call, CudaSolver
 from . import multiply
 from .elementwise import why_not_layouts
-from .product_cost import Gpu, best, estimate, params, possible
+from .product_cost import Gpu, best, estimate, params, possible, promising
 from .product_shape import BY_TAP, Shape, conv_shape, folded_weights, product_shape, why_not_size
 from .product_text import Addend, text
 from .text import load, why_not_chain
@@ -44,7 +44,7 @@ class Product(CudaSolver):
     #: what it multiplies
     factors: ClassVar[frozenset[DType]] = FLOATS - {DType.FLOAT32}
     rank = 38
-    version = "2.0"
+    version = "2.1"
 
     @abstractmethod
     def shape(self, problem: Problem) -> Shape:
@@ -76,10 +76,13 @@ class Product(CudaSolver):
         def useful(config: Mapping[str, Any]) -> bool:
             return possible(shape, config, gpu, dtype) and estimate(shape, config, gpu, dtype) <= limit
 
-        return Space(params(shape, gpu, dtype), useful, version="3")
+        return Space(params(shape, gpu, dtype), useful, version="4")
 
     def default(self, problem: Problem, target: Target) -> Config:
         return dict(best(self.shape(problem), Gpu.of(target), multiply.dtype(problem))[0])
+
+    def likely(self, problem: Problem, target: Target) -> Sequence[Config]:
+        return [dict(items) for items in promising(self.shape(problem), Gpu.of(target), multiply.dtype(problem))]
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
         return text(problem, self.shape(problem), config, self.addend(problem), _programs(config, target))

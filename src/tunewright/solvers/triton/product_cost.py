@@ -8,7 +8,7 @@ their parts, which one of them fetches. The figures are those of an H200, roughl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -46,9 +46,14 @@ MOST_UNROLLED = 2048
 LEAST = 16
 #: how many programs may share a sum
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+#: configs that a search tries first
+PROMISING = 12
 #: tiles for each multiprocessor from which on programs may take several, one after the other
 MANY = 2
-#: summands from which on tiles of 256 columns gain
+#: Columns of a tile. 192, which are multiplied as 128 and 64, only where they come out even: of 768 they are a fourth,
+#: so that 4,096 rows make 128 tiles and not 96.
+WIDTHS, UNEVEN = (16, 32, 64, 128, 192, 256), 192
+#: so many summands are a deep sum
 DEEP = 768
 
 
@@ -102,6 +107,8 @@ def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
     if not max(256, warps * 32 * LEAST_SUMS) <= bm * bn <= min(128 * 256, warps * 32 * MOST_SUMS):
         return False
     form = config.get("form", "tiles")
+    if bn == UNEVEN and (shape.columns % bn or split > 1 or bm < 64 or form != "tiles" or dtype is DType.FLOAT32):
+        return False
     written = bm * bn if form != "tiles" else 0  # a tile is on its way out while the next one comes in
     if ((bm + bn) * bk * int(config["stages"]) + written) * dtype.itemsize > gpu.room:
         return False
@@ -146,17 +153,33 @@ def best(shape: Shape, gpu: Gpu, dtype: DType) -> tuple[tuple[tuple[str, Any], .
     return found
 
 
+def promising(shape: Shape, gpu: Gpu, dtype: DType) -> list[tuple[tuple[str, Any], ...]]:
+    """The items of the best config of each tile and number of warps, the least estimates first."""
+    tiles: dict[tuple[int, int, int], tuple[float, dict[str, Any]]] = {}
+    for seconds, config in _candidates(shape, gpu, dtype, usual=False):
+        tile = config["bm"], config["bn"], config["warps"]
+        if tile not in tiles or seconds < tiles[tile][0]:
+            tiles[tile] = seconds, config
+    ranked = sorted(tiles.values(), key=lambda pair: pair[0])
+    return [tuple(config.items()) for _, config in ranked[:PROMISING]]
+
+
 def _best(shape: Shape, gpu: Gpu, dtype: DType, usual: bool) -> tuple[tuple[tuple[str, Any], ...], float] | None:
-    found: tuple[tuple[tuple[str, Any], ...], float] | None = None
+    found = min(_candidates(shape, gpu, dtype, usual), key=lambda pair: pair[0], default=None)
+    return None if found is None else (tuple(found[1].items()), found[0])
+
+
+def _candidates(shape: Shape, gpu: Gpu, dtype: DType, usual: bool) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Configs that may be a default, each with its estimate; or, with more warps, that a search may begin with."""
     single = dtype is DType.FLOAT32
     extra: dict[str, Scalar] = {name: values[0] for name, values in _optional(shape, gpu, dtype).items()}
     bks = (16, 32) if single else (16, 32, 64) if "fold" in extra else _deep(shape)
-    for bm, bn, bk in product((16, 32, 64, 128), (16, 32, 64, 128, 256), bks):
+    for bm, bn, bk in product((16, 32, 64, 128), WIDTHS, bks):
         if bm * bn < 256 or (usual and not _is_usual(shape, bm, bn, bk, gpu)):
             continue
-        warps = 8 if bm * bn >= 128 * 128 else 4
         tiles = shape.tiles(bm, bn)
-        for split, stages in product((1, 2, 3, 4, 6, 8), (2, 3, 4, 5)):
+        others = (4, 8) if not usual and 64 * 128 <= bm * bn <= 128 * 128 else (_warps(shape, bm, bn, gpu),)
+        for split, stages, warps in product((1, 2, 3, 4, 6, 8), (2, 3, 4, 5), others):
             group = 8 if tiles > gpu.units and shape.columns > bn and shape.rows > bm else 1
             config = extra | {
                 "bm": bm, "bn": bn, "bk": bk, "split": split, "warps": warps, "stages": stages, "group": group,
@@ -165,11 +188,10 @@ def _best(shape: Shape, gpu: Gpu, dtype: DType, usual: bool) -> tuple[tuple[tupl
                 continue
             if bm >= 64 and stages < 3 and steps_each(shape, config) > 2:
                 continue  # one is being multiplied and one is about to be: nothing would be on its way
+            if usual and stages > 3 and bm * bn == 64 * 128 and tiles > 2 * gpu.units:
+                continue  # a third program on each multiprocessor is worth more
             if possible(shape, config, gpu, dtype):
-                seconds = estimate(shape, config, gpu, dtype)
-                if found is None or seconds < found[1]:
-                    found = tuple(config.items()), seconds
-    return found
+                yield estimate(shape, config, gpu, dtype), config
 
 
 def _is_usual(shape: Shape, bm: int, bn: int, bk: int, gpu: Gpu) -> bool:
@@ -180,15 +202,27 @@ def _is_usual(shape: Shape, bm: int, bn: int, bk: int, gpu: Gpu) -> bool:
         return bm <= 64 or bn < 64
     if bk < 64 <= shape.depth:
         return False
-    if bn == 256:  # deep sums; or all of it at the same time, where 128 columns would take a second time
-        deep = shape.kernel[0] * shape.kernel[1] * shape.depth >= DEEP
-        return bm == 128 and (deep or shape.tiles(bm, bn) <= gpu.units < shape.tiles(bm, 128))
-    if bm * bn == 128 * 128:
-        return shape.tiles(bm, bn) >= gpu.units
+    if _is_deep(shape) and shape.columns % UNEVEN == 0 and gpu.units < shape.tiles(64, UNEVEN) <= 2 * gpu.units:
+        return bm == 64 and bn == UNEVEN  # all of it at the same time, two programs on each multiprocessor
+    if bn > 128:
+        return False
     wide = bn >= min(128, shape.columns)
     if shape.tiles(128, 128) >= MANY * gpu.units:
-        return bm == 128 and wide
-    return shape.tiles(64, 128) < gpu.units or (bm >= 64 and wide)
+        return bm == 128 and wide and bk <= 64
+    return bm * bn < 128 * 128 and (shape.tiles(64, 128) < gpu.units or (bm >= 64 and wide))
+
+
+def _is_deep(shape: Shape) -> bool:
+    return shape.kernel[0] * shape.kernel[1] * shape.depth >= DEEP
+
+
+def _warps(shape: Shape, bm: int, bn: int, gpu: Gpu) -> int:
+    """By default. With four of them a tile of 128 x 128 leaves room for others that hide its end, which counts for most
+    unless sums are deep."""
+    if bm * bn == 128 * 128:
+        return 8 if _is_deep(shape) and shape.dense else 4
+    many = shape.tiles(128, 128) >= MANY * gpu.units
+    return 8 if bm * bn > 128 * 128 or (many and (bm, bn) == (128, 64)) else 4
 
 
 def _deep(shape: Shape) -> tuple[int, ...]:
@@ -198,9 +232,8 @@ def _deep(shape: Shape) -> tuple[int, ...]:
 
 def params(shape: Shape, gpu: Gpu, dtype: DType) -> dict[str, Sequence[Scalar]]:
     """Every parameter with the values that some config of the shape may have."""
-    high, wide = (
-        [b for b in (16, 32, 64, 128, 256) if b < 2 * max(size, LEAST)] for size in (shape.rows, shape.columns)
-    )
+    high = [b for b in WIDTHS if b < 2 * max(shape.rows, LEAST) and b != UNEVEN]
+    wide = [b for b in WIDTHS if b < 2 * max(shape.columns, LEAST) and (b != UNEVEN or shape.columns % b == 0)]
     parts = 6 * gpu.units // shape.tiles(high[-1], wide[-1])
     several = shape.tiles(high[0], wide[0]) > gpu.units and shape.rows > LEAST and shape.columns > LEAST
     found: dict[str, Sequence[Scalar]] = {
@@ -215,8 +248,7 @@ def _optional(shape: Shape, gpu: Gpu, dtype: DType) -> dict[str, Sequence[Scalar
     """Parameters that not all shapes have, the default value first."""
     found: dict[str, Sequence[Scalar]] = {}
     if shape.folds:
-        align = shape.alignment(dtype)
-        found |= {"fold": ["flat", "row"], "align": [align, 1] if align > 1 else [1]}
+        found |= {"fold": ["flat", "row"], "align": shape.alignments(dtype)}
     if shape.tiles(128, 128) > MANY * gpu.units and dtype is not DType.FLOAT32 and gpu.engine:
         found["form"] = ["tiles", "descriptors", "specialised"]
     return found | multiply.params(dtype)

@@ -18,8 +18,8 @@ from ..base import Array, Packing, Problem
 MOST_ELEMENTS = 1 << 31
 #: With fewer channels the taps along a row of the window are summed over together: tensor cores take 16 at least.
 FEW_CHANNELS = 16
-#: bytes that a thread loads at once, at most
-VECTOR = 16
+#: bytes that a thread loads at once, at most; and what goes past its registers, at least
+VECTOR, WORD = 16, 4
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,14 @@ class Shape:
         few = self.depth < FEW_CHANNELS and self.kernel[1] > 1
         return few and self.groups == 1 and self.dilation[1] == 1
 
-    def alignment(self, dtype: DType) -> int:
-        """The elements that may be loaded at once if windows begin at a multiple of them: all do, once moved a bit."""
-        between = math.gcd(self.stride[1] * self.channels, self.width * self.channels, VECTOR // dtype.itemsize)
-        return between & -between
+    def alignments(self, dtype: DType) -> list[int]:
+        """How many elements may be loaded at once, the best one first: windows begin at a multiple of them, once moved
+        a bit. Where they need not be moved, what is loaded can go straight to where it is multiplied."""
+        most = math.gcd(self.stride[1] * self.channels, self.width * self.channels, VECTOR // dtype.itemsize)
+        found = [align for align in (8, 4, 2, 1) if most % align == 0]
+        whole = math.gcd(self.head[1] * self.channels, self.kernel[1] * self.channels)
+        straight = next((align for align in found if whole % align == 0), 1)
+        return sorted(found, key=lambda align: (align != straight or align * dtype.itemsize < WORD, -align))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _descriptors(emit: _Lines, shape: Shape, config: Mapping[str, Any]) -> None:
 def _tile(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any], addend: Addend) -> None:
     """One tile from its number to the result."""
     bm, bn, split, group = (int(config[k]) for k in ("bm", "bn", "split", "group"))
-    rows, columns = shape.rows, shape.columns
+    rows, columns, blocks = shape.rows, shape.columns, _blocks(bn)
     down, across = -(-rows // bm), -(-columns // bn)
     inner = "tile"
     if shape.products > 1:
@@ -100,8 +100,14 @@ def _tile(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any
         )  # fmt: skip
     else:
         emit(f"row = {inner} % {down}", f"column = {inner} // {down}")
-    emit(f"m = row * {bm} + tl.arange(0, {bm})", f"n = column * {bn} + tl.arange(0, {bn})")
+    emit(f"m = row * {bm} + tl.arange(0, {bm})")
+    emit(*(f"n{b.name} = column * {bn} + {b.start}tl.arange(0, {b.width})" for b in blocks))
     finish = _Finish(problem, shape, addend)
+    if len(blocks) > 1:
+        _sum(emit, problem, shape, config)
+        for b in blocks:
+            emit(f"n = n{b.name}", f"acc = acc{b.name}", *finish.addend, *finish.loads, *finish.statements)
+        return
     emit(*finish.addend)
     # What is added is on its way while the sum is taken, as long as it leaves registers for that.
     early = split == 1 and bm * bn <= EARLY * 32 * int(config["warps"]) and config.get("form", "tiles") == "tiles"
@@ -133,9 +139,9 @@ def _sum(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any]
     depth, number, each = shape.depth, steps(shape, config), steps_each(shape, config)
     beyond = each * split > number  # the last parts may have fewer, or none: what is beyond the end is masked
     first = x = "x"
-    weights, column = "w", "n[None, :]"
+    weights, column = "w", "{n}[None, :]"
     if shape.groups > 1:
-        x, column = f"x + part_of * {depth}", f"(part_of * {shape.columns} + n)[None, :]"
+        x, column = f"x + part_of * {depth}", f"(part_of * {shape.columns} + {{n}})[None, :]"
     elif shape.batch:
         x, weights = (f"{at} + {_place(shape, i)}" for i, at in ((1, "x"), (2, "w")))
     whole = [] if shape.rows % bm == 0 else [f"(m < {shape.rows})"]
@@ -145,7 +151,7 @@ def _sum(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any]
             emit(f"rows = {x} + m[:, None] * {shape.channels}")
         else:
             _windows(emit, shape, x, folded)
-    emit(f"acc = tl.zeros(({bm}, {bn}), tl.float32)")
+    emit(*(f"acc{b.name} = tl.zeros(({bm}, {b.width}), tl.float32)" for b in _blocks(bn)))
     if split > 1:
         emit("part = tl.program_id(1)")
     apart = ", warp_specialize=True" if form == "specialised" else ""
@@ -185,7 +191,7 @@ def _sum(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any]
             at_b = f"tap * {depth} + at + k"
             mask_b = [term.replace("[None, :]", "[:, None]") for term in inside]
         if shape.columns % bn:
-            mask_b.append(f"(n < {shape.columns})[None, :]")
+            mask_b.append(f"({{n}} < {shape.columns})[None, :]")
         second = f"tl.load({weights} + ({at_b})[:, None] * {shape.filters} + {column}{_mask(mask_b)})"
         if engine:
             second = f"right.load([{at_b.removesuffix(' + k')}, column * {bn}])"
@@ -194,7 +200,26 @@ def _sum(emit: _Lines, problem: Problem, shape: Shape, config: Mapping[str, Any]
         if folded is not None and not folded.exact:
             # What lies beside the window meets weights of zero; it may be infinite.
             emit(f"a = tl.where(((r >= {folded.shift}) & (r < {folded.shift + folded.width}))[None, :], a, 0.0)")
-        emit(f"b = {second}", f"acc = tl.dot(a, b, acc{multiply.option(multiply.dtype(problem), config)})")
+        how = multiply.option(multiply.dtype(problem), config)
+        for b in _blocks(bn):
+            emit(f"b = {second.replace('{n}', f'n{b.name}')}", f"acc{b.name} = tl.dot(a, b, acc{b.name}{how})")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Columns of a tile that are multiplied together; ``name`` is behind the names of what belongs to them."""
+
+    name: str
+    start: str
+    width: int
+
+
+def _blocks(bn: int) -> list[_Block]:
+    """All columns; of a number that is no power of two, as Triton wants it, two of them."""
+    if bn & (bn - 1) == 0:
+        return [_Block("", "", bn)]
+    first = 1 << bn.bit_length() - 1
+    return [_Block("0", "", first), _Block("1", f"{first} + ", bn - first)]
 
 
 def _place(shape: Shape, which: int) -> str:

@@ -31,6 +31,9 @@ MOST, ONCE = 16384, 8192
 MOST_ELEMENTS = 2_000_000_000
 #: elements of a row that are worth a program of their own
 WORTH_A_PART = 2048
+#: tiles for each multiprocessor from which on it has enough to do: programs have fewer threads, which wait less for
+#: each other
+PLENTY = 8
 BLOCKS = [1 << i for i in range(15)]
 
 
@@ -260,19 +263,23 @@ def default(view: View, target: Target) -> Config:
         rows = min(extent, 64)
         while rows > 16 and view.tiles(rows) < 2 * units:
             rows //= 2
-        block = min(whole, max(1, 4096 // rows))
+        block = min(whole, max(1, (1024 if view.tiles(rows) >= PLENTY * units else 4096) // rows))
     else:
         few = view.count > 2 * WORTH_A_PART and 2 * view.rows <= units
         rows, block = 1, min(whole, WORTH_A_PART if few else ONCE)
         while rows * block < 1024 and rows < min(extent, 256) and view.tiles(2 * rows) >= 2 * units:
             rows *= 2
+        if block >= 1024:
+            while rows < 4 and rows * block < MOST and view.tiles(2 * rows) >= PLENTY * units:
+                rows *= 2
         if block < 64:  # elements of short rows fill a warp together
             rows = max(rows, min(extent, 64 // block))
     split, tiles = 1, view.tiles(rows)
     least = max(block, WORTH_A_PART // rows)
     while split < 64 and 2 * split * least <= view.count and 2 * tiles * split <= units:
         split *= 2
-    warps = min(16, max(1, rows * block // 256))
+    each = 1024 if view.tiles(rows) >= PLENTY * units and (view.columns > 1 or block >= 1024) else 256
+    warps = min(16, max(1, rows * block // each))
     return {"rows": rows, "block": block, "warps": warps, "split": split}
 
 

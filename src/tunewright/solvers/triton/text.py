@@ -18,7 +18,7 @@ from . import expr
 #: pairs of 16 bits, and ptxas (of Triton 3.6) then drops taps of convolutions for the first row of pixels. So every
 #: kernel with windows widens the places that it tests; `compile.waiting` fills it in, the interpreter needs none of it.
 WIDE = "@triton.jit\ndef wide(x):\n    return x\n"
-HEAD = f"import triton\nimport triton.language as tl\n\n\n{WIDE}\n\n"
+HEAD = f"import triton\nimport triton.language as tl\n\n\n{WIDE}\n\n{expr.GELU}\n\n"
 #: what Triton calls element types
 NAMES = {
     DType.FLOAT32: "tl.float32", DType.FLOAT16: "tl.float16", DType.BFLOAT16: "tl.bfloat16",

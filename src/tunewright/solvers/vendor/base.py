@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from ...devices.base import Device, Target
 from ...devices.cuda import CudaDevice, CudaQueue, torch_dtype
@@ -20,6 +20,10 @@ from ..triton.text import why_not_chain
 
 #: how it multiplies numbers of single precision; see `triton.multiply`
 PRECISIONS = ("ieee", "tf32")
+
+
+#: (logical inputs, logical outputs to write into or None) -> the result, or results in a list
+Operation: TypeAlias = Callable[[Sequence[Any], Sequence[Any] | None], Any]
 
 
 class VendorSolver(CudaSolver):
@@ -41,12 +45,12 @@ class VendorSolver(CudaSolver):
 
     def space(self, problem: Problem, target: Target) -> Space:
         params: dict[str, Sequence[Scalar]] = {}
-        if problem.epilogue:
+        if self.rest(problem).epilogue:
             params |= {"block": [128, 256, 512, 1024, 2048, 4096], "warps": [1, 2, 4, 8]}
         return Space(params | ({"precision": PRECISIONS} if self._is_single(problem) else {}))
 
     def default(self, problem: Problem, target: Target) -> Config:
-        config = default_block(problem, target) if problem.epilogue else {}
+        config = default_block(problem, target) if self.rest(problem).epilogue else {}
         return {**config, **({"precision": PRECISIONS[0]} if self._is_single(problem) else {})}
 
     def inexact(self, problem: Problem, config: Config) -> str | None:
@@ -61,11 +65,17 @@ class VendorSolver(CudaSolver):
         return self.multiplies and isinstance(first, TensorType) and first.dtype is DType.FLOAT32
 
     @abstractmethod
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
-        """(logical inputs, logical outputs to write into or None) -> the result, or results in a list."""
+    def operation(self, problem: Problem) -> Operation:
+        """The main one, with the beginning of the epilogue that `rest` leaves out."""
+
+    def rest(self, problem: Problem) -> Problem:
+        """The problem without a beginning of its epilogue that the library does: a step with the first operand."""
+        return problem
 
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
-        operation, count = self.operation(problem), len(problem.main_inputs)
+        operation, count, rest = self.operation(problem), len(problem.main_inputs), self.rest(problem)
+        taken = count if rest is problem else count + 1
+        problem = rest
         if self._is_single(problem):
             operation = _in_precision(operation, str(config["precision"]))
         types = [t if isinstance(t, TensorType) else None for t in problem.inputs]
@@ -79,7 +89,7 @@ class VendorSolver(CudaSolver):
                 if is_recording():  # the library needs no compiling
                     result = outputs[0].new_empty(out.physical, dtype=torch_dtype(between))
                 else:
-                    ins = [logical(x, t) for x, t in zip(inputs[:count], types, strict=False)]
+                    ins = [logical(x, t) for x, t in zip(inputs[:taken], types, strict=False)]
                     result = physical(operation(ins, None), out)
                 finish(queue, [result, *(x for x in inputs[count:] if x is not None)], outputs)
 
@@ -88,7 +98,7 @@ class VendorSolver(CudaSolver):
         def alone(queue: CudaQueue, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
             if is_recording():
                 return
-            ins = [logical(x, t) for x, t in zip(inputs, types, strict=True)]
+            ins = [logical(x, t) for x, t in zip(inputs[:taken], types, strict=False)]
             outs = [logical(y, t) for y, t in zip(outputs, made, strict=True)]
             result = operation(ins, outs if self.writes else None)
             if not self.writes:
@@ -98,9 +108,7 @@ class VendorSolver(CudaSolver):
         return alone
 
 
-def _in_precision(
-    operation: Callable[[Sequence[Any], Sequence[Any] | None], Any], precision: str
-) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+def _in_precision(operation: Operation, precision: str) -> Operation:
     """Single-precision factors as they are ("ieee"), or rounded, which cuDNN does unless it is told not to."""
 
     def run(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:

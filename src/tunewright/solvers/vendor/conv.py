@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...ir.types import NHWC, PLAIN, DType, Layout, TensorType
 from ...ops.conv import transposed_size
 from ...ops.windows import spread, windows
 from ..base import Array, Config, Packing, Problem
-from .base import VendorSolver
+from .base import Operation, VendorSolver
 
 
 class Conv(VendorSolver):
@@ -43,7 +43,7 @@ class Conv(VendorSolver):
         last = x.layout.name == "nhwc" and problem.constant[1]
         return {1: Packing("channels last", _channels_last)} if last else {}
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         x, w = problem.input(0), problem.input(1)
@@ -84,7 +84,7 @@ class ConvTranspose(VendorSolver):
             return f"takes one to three spatial axes, not {len(x.dims) - 2}"
         return "is empty" if not x.size or not out.size else super().refuse(problem, target)
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         x, w, out = problem.input(0), problem.input(1), problem.outputs[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ..base import Problem
-from .base import VendorSolver
+from .base import Operation, VendorSolver
 
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 
@@ -21,7 +22,7 @@ class MatMul(VendorSolver):
     dtypes = _DTYPES | {DType.BOOL, DType.INT32, DType.INT64}  # operands of epilogues
     rank = 40
     multiplies = True
-    version = "1.1"
+    version = "1.2"
     writes = True
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -31,13 +32,40 @@ class MatMul(VendorSolver):
             return f"does not multiply {first.dtype}"
         return super().refuse(problem, target)
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         def run(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:
             return torch.matmul(inputs[0], inputs[1], out=None if outputs is None else outputs[0])
 
-        return run
+        def with_bias(inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Any:
+            a, b, bias = inputs
+            made = a.new_empty(*a.shape[:-1], b.shape[1]) if outputs is None else outputs[0]
+            torch.addmm(bias, a.reshape(-1, a.shape[-1]), b, out=made.view(-1, made.shape[-1]))
+            return made
+
+        return run if self.rest(problem) is problem else with_bias
+
+    def rest(self, problem: Problem) -> Problem:
+        """Without a bias that comes first: cuBLASLt adds it."""
+        return _without_bias(problem) or problem
+
+
+def _without_bias(problem: Problem) -> Problem | None:
+    """The problem behind the sum of a product and a vector, its first operand; None if there is no such sum."""
+    x, w, bias = (*problem.inputs, None)[:3]
+    if not problem.epilogue or len(problem.main_inputs) != 2 or not isinstance(bias, TensorType):
+        return None
+    assert isinstance(x, TensorType) and isinstance(w, TensorType)
+    first, *others = problem.epilogue
+    if first.op != "Add" or set(first.args) != {~0, 2} or any(~0 in step.args for step in others):
+        return None
+    if len(w.dims) != 2 or len(x.dims) < 2 or min(x.size, w.size) < 1:
+        return None
+    if bias.dims != w.dims[1:] or bias.dtype is not x.dtype:
+        return None
+    shifted = tuple(replace(step, args=tuple(i + 1 if i < 0 else i for i in step.args)) for step in others)
+    return replace(problem, epilogue=shifted)
 
 
 class Gemm(VendorSolver):
@@ -50,7 +78,7 @@ class Gemm(VendorSolver):
     multiplies = True
     version = "1.1"
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         attrs = problem.attrs

@@ -5,7 +5,7 @@ Without them the host would run these steps, and cut a recorded graph in two. A 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ..base import Missing, Problem
-from .base import VendorSolver
+from .base import Operation, VendorSolver
 from .tensors import Function
 
 _FLOAT = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -138,7 +138,7 @@ class Picking(VendorSolver):
             return f"does not take {x.dtype}"
         return super().refuse(problem, target)
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         function = TABLE[problem.op]

@@ -18,7 +18,7 @@ from ...ops.fused import REORDER
 from ...ops.windows import windows
 from .. import attention_form
 from ..base import Problem
-from .base import VendorSolver
+from .base import Operation, VendorSolver
 
 #: (torch, logical inputs, problem) -> the result, or several
 Function: TypeAlias = Callable[[Any, Sequence[Any], Problem], Any]
@@ -211,7 +211,7 @@ class Tensors(VendorSolver):
             return "makes one output"
         return super().refuse(problem, target)
 
-    def operation(self, problem: Problem) -> Callable[[Sequence[Any], Sequence[Any] | None], Any]:
+    def operation(self, problem: Problem) -> Operation:
         import torch
 
         function = TABLE[problem.op]

@@ -1,0 +1,143 @@
+"""NUM_STREAMS = AUTO where requests may run together: streams and requests first, then ever larger batches, measured.
+
+A batch is compared, in turns, with the best so far, and has to be faster by more than noise: it makes every request
+wait for others. It ends when two in a row were not, when the next one would not fit or the application does not keep so
+many requests going, or when `SECONDS` are over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import TunewrightError
+from ..frontend.model import Model
+from ..runtime.asynchronous import AsyncInferQueue
+from ..runtime.batch import BatchModel
+from ..runtime.compiled import CompiledModel
+from ..settings import Settings
+from ..tuning.streams import Answer, told
+from . import streams
+from .batch_size import fits
+from .streams import Compared, Point
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+LOG = logging.getLogger("tunewright")
+
+#: no larger batch is begun after so many seconds, and a batch is compared with the best so far for so many
+SECONDS, STEP = 30.0, 1.0
+#: the largest that is tried: more requests than four times as many few applications have
+MOST = 64
+
+
+def tuned(plugin: Batch, model: Model, one: Model, settings: Settings) -> tuple[Answer | None, CompiledModel | None]:
+    """What is best for a model, kept for later loads, and the model that serves so. None: it cannot be measured, and
+    the log says why; no model: it is still to be compiled, with what tuning finds. ``one``: it takes one example."""
+    # Nothing is tuned for models that are only compared.
+    quiet = dataclasses.replace(settings, tuning_mode=_QUIET.get(settings.tuning_mode, settings.tuning_mode),
+                                find_enforce="1")  # fmt: skip
+    found = streams.compare_streams(
+        lambda count, last: plugin.alone(model, quiet, count), streams.sample(one.inputs), plugin.single.whole, quiet
+    )
+    if found is None:
+        return None, None
+    climb = _Climb(plugin, model, one, quiet, found)
+    climb.run()
+    answer = streams.keep(one, plugin.single.whole, settings, climb.best, climb.rates, True, climb.ended)
+    LOG.info(
+        "NUM_STREAMS = AUTO: %d streams, %d requests, %d of them together (%s); %s",
+        answer.streams, answer.requests, answer.batch, told(answer.rates), answer.ended,
+    )  # fmt: skip
+    if (quiet.tuning_mode, quiet.find_enforce) != (settings.tuning_mode, settings.find_enforce):
+        return answer, None
+    climb.model.best_requests, climb.model.streams_origin = answer.requests, streams.origin(answer)
+    return answer, climb.model
+
+
+_QUIET = {"TUNING_CREATE": "TUNING_USE_EXISTING"}
+
+
+class _Climb:
+    """Batches of 2, 4, 8 ... examples, as long as they pay."""
+
+    def __init__(self, plugin: Batch, model: Model, one: Model, settings: Settings, found: Compared) -> None:
+        self._plugin, self._model, self._settings, self._found = plugin, model, settings, found
+        self.best, self.rates, self.ended = found.best, dict(found.rates), ""
+        self.model: CompiledModel = found.models[found.best.streams]
+        self._examples = [values for seed in range(2) if (values := streams.sample(one.inputs, seed)) is not None]
+
+    def run(self) -> None:
+        until, batch, lost = time.monotonic() + SECONDS, 1, 0
+        while not self.ended:
+            batch *= 2
+            if time.monotonic() > until:
+                self.ended = f"{SECONDS:g} s were over before a batch of {batch}"
+            else:
+                self.ended = self._bound(batch) or self._try(batch)
+            lost = 0 if self.best.batch == batch else lost + 1
+            if lost == 2 and not self.ended:  # twice: once may be noise
+                self.ended = f"batches of {batch // 2} and {batch} do not pay"
+
+    def _bound(self, batch: int) -> str:
+        most = self._settings.performance_hint_num_requests
+        if most and batch > most:
+            return f"PERFORMANCE_HINT_NUM_REQUESTS = {most}"
+        return f"no more than {MOST} are tried" if batch > MOST else ""
+
+    def _try(self, batch: int) -> str:
+        """Compare a batch with the best so far; why there is no use in larger ones, or empty."""
+        try:
+            tried = self._points(batch)
+            if not tried:
+                return f"a batch of {batch} does not fit into the memory"
+            for made in dict.fromkeys(tried.values()):
+                self._run_different(made)
+            rates = streams.measure({self.best: self.model, **tried}, self._found.inputs, STEP)
+        except (TunewrightError, MemoryError) as error:
+            return f"a batch of {batch} cannot run: {error}"
+        refused = next((made.refused for made in tried.values() if made.refused), "")
+        if refused:
+            return f"a batch of {batch} cannot run: {refused}"
+        if rates is None:
+            return f"a batch of {batch} takes too long to be compared within {STEP:g} s"
+        before = self.rates[self.best]
+        for point in tried:  # the machine may be faster or slower than it was for the others: they are made comparable
+            ratios = [mine / its for mine, its in zip(rates[point], rates[self.best], strict=True)]
+            self.rates[point] = before * statistics.median(ratios)
+        won = streams.best(rates)
+        if won != self.best:
+            self.best, self.model = won, tried[won]
+        return ""
+
+    def _run_different(self, made: BatchModel) -> None:
+        """A batch of examples that differ, which it compares with each of them alone: measuring takes the same ones."""
+        queue = AsyncInferQueue(made, made.size)
+        for number in range(made.size):
+            queue.start_async(self._examples[number % len(self._examples)])
+        queue.wait_all()
+
+    def _points(self, batch: int) -> dict[Point, BatchModel]:
+        """With the streams that are best so far, and with the next fewer ones: enough requests to fill a batch on each,
+        and twice as many, which come together while others run."""
+        counts = [n for n in self._found.models if n <= self.best.streams][-2:]
+        most = self._settings.performance_hint_num_requests
+        whole, found = self._plugin.single.whole, dict[Point, BatchModel]()
+        made: BatchModel | None = None
+        for count in counts[::-1]:
+            points = [Point(count, k * count * batch, batch) for k in (1, 2)]
+            points = [point for point in points if not most or point.requests <= most]
+            if not points:
+                continue
+            if made is None or whole.with_threads(max(1, whole.target.units // count)) is not made.together.env.device:
+                alone = self._found.models[count]
+                made = self._plugin.together(alone, self._model, self._settings, count, batch)
+            else:
+                made = made.with_streams(count)
+            if fits(made.together, count):
+                found |= dict.fromkeys(points, made)
+        return found

@@ -1,0 +1,106 @@
+"""Large problems are judged on few different pictures, or rows, which are repeated.
+
+The reference runs on the host. For 64 pictures it would take longer than all candidates together, and most of what it
+computes would be the same work for other numbers: pictures do not know of each other. So it gets a few of them, as many
+as no tile and no split divides, and a kernel, which gets them over and over, has to make the same of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..ir.types import PLAIN, TensorType
+from ..ops import lookup
+from ..ops.fused import REORDER
+from ..ops.pixels import PIXELS
+from ..solvers.base import Array, Problem
+
+#: elements of inputs and results from which on a problem is large
+LARGE = 1 << 22
+#: how many of them are different; primes, so that no tile has the same number of them
+PICTURES, ROWS = 5, 331
+#: their first axis counts pictures
+_PICTURES = frozenset({
+    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
+    REORDER, PIXELS,
+})  # fmt: skip
+#: rows along the last axis are on their own, by default
+_ALONG = {
+    "LayerNormalization": -1, "RMSNormalization": -1, "Softmax": -1, "LogSoftmax": -1,
+    "com.microsoft::SkipLayerNormalization": -1, "com.microsoft::SkipSimplifiedLayerNormalization": -1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A problem with fewer pictures or rows, and the axis along which each tensor has them (None: it has none), which
+    is the same in its layout."""
+
+    problem: Problem
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    number: int
+
+    def wide(self, array: Array, axis: int | None) -> Array:
+        """A tensor with as many as the large problem has."""
+        return array if axis is None else np.asarray(np.take(array, np.arange(self.number) % array.shape[axis], axis))
+
+
+def repeat(problem: Problem) -> Repeat | None:
+    """How a large static problem is made of few; None where it is small, or what it computes is not known to be so."""
+    types = [t for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
+    first = problem.inputs[0] if problem.inputs else None
+    if sum(t.size for t in types) < LARGE or not isinstance(first, TensorType) or None in problem.outputs:
+        return None
+    axis = _axis(problem, first)
+    if axis is None or (axis > 0 and any(t.layout != PLAIN for t in types)):
+        return None
+    number, few = first.dims[axis], PICTURES if problem.op in _PICTURES else ROWS
+    if number < 2 * few:
+        return None
+    places: list[int | None] = []
+    main = len(problem.main_inputs)
+    for i, type in enumerate(problem.inputs):
+        if not isinstance(type, TensorType) or (i < main and i > 0 and problem.constant[i]):
+            places.append(None)  # weights are the same for all
+            continue
+        place = axis - (len(first.dims) - len(type.dims))
+        if i < main and len(type.dims) != len(first.dims) and type.size > 1:
+            return None
+        places.append(place if place >= 0 and type.dims[place] == number else None)
+    outs = [t for t in problem.outputs if isinstance(t, TensorType)]
+    if any(len(t.dims) != len(first.dims) or t.dims[axis] != number for t in outs):
+        return None
+    small = replace(
+        problem, inputs=tuple(_fewer(t, place, few) for t, place in zip(problem.inputs, places, strict=True)),
+        outputs=tuple(_fewer(t, axis, few) for t in outs),
+    )  # fmt: skip
+    return Repeat(small, tuple(places), (axis,) * len(outs), number)
+
+
+def _axis(problem: Problem, first: TensorType) -> int | None:
+    """The axis of pictures, or the longest one of rows."""
+    rank, spec = len(first.dims), lookup(problem.op)
+    if rank < 2 or spec is None:
+        return None
+    if problem.op in _PICTURES:
+        return 0
+    rows = None
+    if problem.op in ("MatMul", "Gemm"):
+        weights = problem.inputs[1]
+        known = isinstance(weights, TensorType) and len(weights.dims) == 2 and problem.constant[1]
+        rows = range(rank - 1) if known and not problem.attrs.get("transA", 0) else None
+    elif problem.op in _ALONG:
+        along = int(problem.attrs.get("axis", _ALONG[problem.op])) % rank
+        rows = range(along) if along == rank - 1 else None
+    elif spec.elementwise:
+        rows = range(rank - 1)
+    return max(rows, key=lambda a: first.dims[a]) if rows else None
+
+
+def _fewer(type: object, axis: int | None, few: int) -> TensorType | None:
+    if not isinstance(type, TensorType) or axis is None:
+        return type if isinstance(type, TensorType) else None
+    return type.with_shape((*type.dims[:axis], few, *type.dims[axis + 1 :]))

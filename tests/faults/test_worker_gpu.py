@@ -90,10 +90,12 @@ def test_results_are_compared_where_they_are(cheap: int, monkeypatch: pytest.Mon
     """Large results stay on the device as long as they are right; one that turns wrong is seen in either way."""
     monkeypatch.setattr(bench, "CHEAP", cheap)
     compared = []
-    monkeypatch.setattr(CudaQueue, "equal", lambda queue, a, b: compared.append(1) or bool((a.raw == b.raw).all()))
+    monkeypatch.setattr(CudaQueue, "equal", lambda queue, a, b: compared.append(b) or bool((a.raw == b.raw).all()))
     local = bench.Local(Interpreted("GPU.70"), [Breaking()])
     assert local.pose(RELU, regime="layer") is None
-    assert local.attempt(GOOD).status is Status.OK and bool(compared) is (cheap == 0)
+    assert local.attempt(GOOD).status is Status.OK
+    kept = [right for e in local._entries.values() for b in e.bindings.values() for right in b.there.values()]
+    assert bool(kept) is (cheap == 0) and all(any(right is b for b in compared) for right in kept)
     turned = local.attempt(("faulty.cuda", {"how": "turns", "after": 8}))
     assert turned.status is Status.WRONG and "right at first and wrong later" in turned.why
 

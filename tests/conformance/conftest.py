@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance import interpreter  # before any module here imports Triton
+
 if TYPE_CHECKING:
     from tunewright.devices.cuda import CudaDevice
 
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[CudaDevice]:
-    """In Triton's interpreter, or on a GPU: see interpreter.py, which a module that asks for it has imported."""
-    from conformance import interpreter
+    """In Triton's interpreter, or on a GPU: see interpreter.py."""
     from tunewright.devices.cuda import CudaDevice
 
     with interpreter.repaired():

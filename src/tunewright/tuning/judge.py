@@ -32,8 +32,6 @@ from .repeat import repeat
 
 #: bytes on either side of a tensor that nobody may write to
 GUARD = 256
-#: bytes of a cache line
-LINE = 64
 #: copies of inputs and results that judging takes at a time
 POSED = 6
 #: right results of a case that are kept: comparing bits takes a hundredth of comparing numbers, and candidates often
@@ -61,7 +59,7 @@ class Guarded:
 
     def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
         #: ``stagger`` moves it by so many cache lines, so that tensors of one size do not all lie alike
-        self.device, self.type, self.start = device, type, GUARD + LINE * stagger
+        self.device, self.type, self.start = device, type, GUARD + 64 * stagger
         self.buffer = device.alloc(self.start + type.nbytes + GUARD)
         self.view = device.view(self.buffer, self.start, type)
 

@@ -22,7 +22,7 @@ from ..devices.base import Device, Queue
 from ..devices.host import free_bytes
 from ..ir.types import TensorType
 from ..solvers.base import Array, Kernel, Problem
-from .judge import GUARD, LINE, POISONS, Case, Guarded
+from .judge import POISONS, Case, Guarded
 from .measure import Regime
 
 #: a ring holds this many times the last-level cache, but no more copies than this; two at least
@@ -48,16 +48,13 @@ class Copies:
         else:
             others = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(count - 1)]
         self._slots = [first, *others]
-        #: copies on the device, by how far tensors are moved
-        self._kept: dict[int, Any] = {}
+        #: what nobody is given
+        self._kept = first.twin(ring.queue) if ring.queue.compares else None
 
     def is_intact(self, queue: Queue, slot: int) -> bool:
-        """A slot holds what it should, bands included: compared where it is, with a copy that lies alike."""
-        mine = self.at(slot)
-        if mine.start not in self._kept:
-            fresh = Guarded.holding(mine.device, queue, self.array, (mine.start - GUARD) // LINE)
-            self._kept[mine.start] = fresh.buffer
-        return queue.equal(mine.buffer, self._kept[mine.start])
+        """A slot holds what it should, bands included, on a queue that compares where things are."""
+        assert self._kept is not None
+        return queue.equal(self.at(slot).buffer, self._kept.buffer)
 
     def at(self, slot: int) -> Guarded:
         """What an execution on a slot of the ring reads: a single copy serves them all."""

@@ -171,6 +171,8 @@ class Yolo(nn.Module):
         self.down1, self.down2 = unit(4 * w, 4 * w, 3, 2, act=nn.SiLU), unit(8 * w, 8 * w, 3, 2, act=nn.SiLU)
         self.out1, self.out2 = Crossed(8 * w, 8 * w, 1, add=False), Crossed(16 * w, 16 * w, 1, add=False)
         self.heads = nn.ModuleList(nn.Conv2d(c * w, 3 * n, 1) for c in (4, 8, 16))
+        for head in self.heads:
+            nn.init.normal_(head.weight, std=0.01)  # as detectors begin: scores far from 0 and 1
         self.numbers = n
         for k, (stride, anchors) in enumerate(ANCHORS):
             side = size // stride

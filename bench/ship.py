@@ -1,9 +1,11 @@
 """What ships: tune networks and common shapes into a knowledge base, train the heuristic on it, pack both, check them.
 
 python bench/ship.py tune --budget 40m --kb FOLDER    networks that are here, then a grid of shapes; Ctrl-C and the same
-                                                      command go on; --again goes over all of it once more
+                                                      command go on; --again goes over all of it once more;
+                                                      --device GPU.0: the networks of bench/gpu.py
 python bench/ship.py train --kb FOLDER                the heuristic, in FOLDER/heuristic.json (--measure 2.5: its picks)
 python bench/ship.py pack --kb FOLDER [--kb OTHER]    src/tunewright/data; further folders are of other machines
+python bench/ship.py pack --keep --kb FOLDER          what ships of other machines than FOLDER's stays
 python bench/ship.py check                            everything that ships is whole, usable, and nothing is withheld
 
 Tune on a quiet machine. Nothing that is known already is used: no knowledge base but FOLDER, and no heuristic.
@@ -62,6 +64,7 @@ def main() -> int:
     two.add_argument("--measure", type=float, default=0.0, metavar="SECONDS", help="measure picks that nobody has")
     three = commands.add_parser("pack", help="write what ships")
     three.add_argument("--kb", type=Path, action="append", required=True, metavar="FOLDER", help="several: machines")
+    three.add_argument("--keep", action="store_true", help="what is there of other machines stays")
     three.add_argument("--out", type=Path, default=ship_pack.DATA, metavar="FOLDER")
     four = commands.add_parser("check", help="check what ships")
     four.add_argument("--data", type=Path, default=ship_pack.DATA, metavar="FOLDER")
@@ -72,7 +75,7 @@ def main() -> int:
         return train(options)
     if options.command == "pack":
         kbs = {kb: (read_state(kb), read_results(kb)) for kb in options.kb}
-        for line in ship_pack.pack(kbs, options.out):
+        for line in ship_pack.pack(kbs, options.out, options.keep):
             print(line)
     found = ship_pack.check(options.out if options.command == "pack" else options.data)
     lines = [*found.facts, *(f"stale: {text}" for text in found.stale), *(f"WRONG: {text}" for text in found.wrong)]
@@ -121,7 +124,7 @@ def tune(options: argparse.Namespace) -> int:
     kb: Path = options.kb.absolute()
     (kb / "results").mkdir(parents=True, exist_ok=True)
     state = read_state(kb)
-    wanted = [s for s in sources() if not options.only or any(text in s.name for text in options.only)]
+    wanted = [s for s in sources(options.device) if not options.only or any(text in s.name for text in options.only)]
     queue = list[tuple[Source, float]]()
     seen: set[tuple[Any, ...]] = set()
     for source in wanted:
@@ -141,7 +144,7 @@ def tune(options: argparse.Namespace) -> int:
         mine = work(model)
         queue.append((source, ITSELF + len(mine - seen)))
         seen |= mine
-    grid = not options.only or "grid" in options.only
+    grid = not options.device.startswith("GPU") and (not options.only or "grid" in options.only)
     rest = sum(weight for _, weight in queue) + (GRID_WEIGHT * len(GRID) if grid else 0.0)
     for n, (source, weight) in enumerate(queue, 1):
         left = budget - (time.monotonic() - begin)

@@ -35,6 +35,8 @@ from tunewright.tuning.tuner import Tuner
 SCHEMA = "tunewright.shipped/1"
 DATA = Path(__file__).resolve().parent.parent / "src" / "tunewright" / "data"
 ABOUT = "about.json"
+#: what is told about where nothing is
+NOBODY: dict[str, Any] = {"machines": [], "networks": {}, "withheld": {}}
 #: a folder that does not exist is a knowledge base with nothing in it
 NOTHING = "/nonexistent"
 #: A kernel that is compiled for one shape alone must be so many times as fast as one that is not: a load compiles it.
@@ -50,8 +52,12 @@ class Elsewhere:
     """A device that need not be here: what choosing a default asks of one."""
 
     target: Target
-    name: str = "CPU"
-    family: str = "opencl"
+    name: str
+    family: str
+
+    @staticmethod
+    def of(target: Target) -> Elsewhere:
+        return Elsewhere(target, target.device.upper(), "cuda" if target.language == "cuda" else "opencl")
 
 
 @dataclass
@@ -86,8 +92,11 @@ def strangers(kb: Path, results: Sequence[Mapping[str, Any]]) -> list[str]:
 # ---- pack ------------------------------------------------------------------------------------------------------------
 
 
-def pack(kbs: Mapping[Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]], out: Path) -> list[str]:
-    """Write the files, out of knowledge bases with their states and results; what is told about it."""
+def pack(
+    kbs: Mapping[Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]], out: Path, keep: bool = False
+) -> list[str]:
+    """Write the files, out of knowledge bases with their states and results; what is told about it. ``keep``: what
+    they have of other machines stays."""
     packed: list[AnyRecord] = []
     machines: list[dict[str, Any]] = []
     networks: dict[str, set[str]] = {}
@@ -107,24 +116,48 @@ def pack(kbs: Mapping[Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]
             networks.setdefault(name, set()).update(keys)
         for name, keys in state["withheld"].items():
             withheld[name].update(keys)
+    here = {r.key.where for r in packed}
+    old = read_about(out, Checked()) if keep else NOBODY
+    packed += [r for r in SystemDatabase(out) if r.key.where not in here] if keep else []
+    machines += [m for m in old["machines"] if Where(**m["where"]) not in here]
     shipped = {r.key.problem for r in packed if isinstance(r, Measurement)}
     about = {
         "schema": SCHEMA,
         "tool": __version__,
         "machines": sorted(machines, key=lambda m: json.dumps(m, sort_keys=True)),
-        "networks": {name: sorted(map(digest, networks[name])) for name in sorted(networks)},
-        "withheld": {name: sorted(map(digest, keys)) for name, keys in sorted(withheld.items())},
+        "networks": digests(networks, old["networks"]),
+        "withheld": digests(withheld, old["withheld"]),
     }
     out.mkdir(parents=True, exist_ok=True)
     write_lines(out / FILE, packed)
     (out / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    first = next(iter(kbs)) / HEURISTIC
-    if first.exists():
-        (out / HEURISTIC).write_text(heuristic_file.dump(heuristic_file.parse(first.read_text(encoding="utf-8"))))
-    else:
-        told.append(f"{first} is not there: no heuristic is packed")
-        (out / HEURISTIC).unlink(missing_ok=True)
+    told += pack_heuristic(next(iter(kbs)) / HEURISTIC, out / HEURISTIC, keep)
     return [*told, f"{len(packed)} records of {len(shipped)} problems in {out}"]
+
+
+def digests(found: Mapping[str, Iterable[str]], old: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Keys of problems in short, by network, with those that were there before."""
+    names = sorted({*found, *old})
+    return {name: sorted({*map(digest, found.get(name, ())), *old.get(name, ())}) for name in names}
+
+
+def pack_heuristic(file: Path, out: Path, keep: bool) -> list[str]:
+    """The heuristic of a knowledge base, beside the sections that are there of other places; what is told about it."""
+    keep = keep and out.exists()
+    if not file.exists():
+        if not keep:
+            out.unlink(missing_ok=True)
+        return [f"{file} is not there: {'that of before stays' if keep else 'no heuristic is packed'}"]
+    made = heuristic_file.parse(file.read_text(encoding="utf-8"))
+    if keep:
+        old = heuristic_file.parse(out.read_text(encoding="utf-8"))
+        places = {section.place for section in made.sections}
+        processors = ", ".join(sorted({name for section in made.sections for name in section.processors}))
+        sections = (*(section for section in old.sections if section.place not in places), *made.sections)
+        about = {**old.about, "beside": {**old.about.get("beside", {}), processors: dict(made.about)}}
+        made = replace(made, sections=sections, about=about)
+    out.write_text(heuristic_file.dump(made), encoding="utf-8")
+    return []
 
 
 def answers(records: Sequence[AnyRecord]) -> list[AnyRecord]:
@@ -160,7 +193,7 @@ def worth(found: Sequence[Found]) -> list[Found]:
 
 def default_of(tuner: Tuner, problem: Problem, target: Target) -> tuple[str, Any] | None:
     try:
-        choice = tuner.default(problem, cast(Device, Elsewhere(target)))
+        choice = tuner.default(problem, cast(Device, Elsewhere.of(target)))
     except UnsupportedError:
         return None
     return None if choice.solver.host else (choice.solver.id, choice.config)
@@ -208,7 +241,7 @@ def check(data: Path) -> Checked:
         found.wrong.append(f"{FILE} has {size:,} bytes, and {MOST_BYTES:,} are the most")
     records = list(database)
     places = {Where(**machine["where"]) for machine in about["machines"]}
-    known = set().union(*about["networks"].values())
+    known = set[str]().union(*about["networks"].values())
     for record in records:
         name = f"record {record.digest[:10]}"
         if record.key.where not in places:
@@ -290,7 +323,7 @@ def read_about(data: Path, found: Checked) -> dict[str, Any]:
         found.wrong.append(f"{ABOUT} has another schema: {about['schema']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.wrong.append(f"{ABOUT} cannot be read: {error}")
-    return {"machines": [], "networks": {"": []}, "withheld": {}}
+    return NOBODY
 
 
 def place_text(where: Mapping[str, Any]) -> str:

@@ -6,9 +6,10 @@ A network whose file is not on this machine is skipped: nothing is downloaded (s
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ WITHHELD = (
 WITHHELD_AS = ("yolox", "opennsfw", "table-cls", "ocr-det")
 #: lengths of sentences
 LENGTHS = (32, 128, 384)
+#: what is tuned on GPUs: networks of bench/gpu.py, in its names
+GPU_NETWORKS = (
+    *(f"resnet50:{batch}" for batch in (1, 8, 64)), *(f"bert:{batch}x128" for batch in (1, 8, 64)), "bert:32x128",
+    *(f"{name}:{batch}" for name in ("yolo", "unet", "efficientnet") for batch in (1, 8)),
+)  # fmt: skip
 #: operations in which networks spend their time
 HEAVY = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "QLinearConv", "ConvInteger",
                    "MatMulInteger", "QLinearMatMul"})  # fmt: skip
@@ -71,8 +77,10 @@ def is_withheld(model: str) -> bool:
     return any(stem == file_name(name).removesuffix(".onnx") for name in (*WITHHELD, *WITHHELD_AS))
 
 
-def sources() -> list[Source]:
+def sources(device: str = "CPU") -> list[Source]:
     """Every network, the withheld ones too; those that are not here raise `Absent` when they are loaded."""
+    if device.startswith("GPU"):
+        return [Source(name, partial(_exported, name)) for name in GPU_NETWORKS]
     found = [Source(f"light/{name}", partial(light_models.load, name)) for name in light_models.NAMES]
     found += [Source("resnet18", partial(_own, models.resnet)), Source("mobilenet_v2", partial(_own, models.mobilenet))]
     try:
@@ -124,6 +132,20 @@ def _absent(why: str) -> tuple[onnx.ModelProto, Arrays]:
     raise Absent(why)
 
 
+@cache  # exporters are slow, and a network is asked for twice
+def _exported(name: str) -> tuple[onnx.ModelProto, Arrays]:
+    try:
+        import torch
+
+        import gpu_sources
+    except ImportError as error:
+        raise Absent(f"{error.name} is not installed") from None
+    case = gpu_sources.make(name, torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        gpu_sources.export(case, file := Path(folder) / "model.onnx")
+        return onnx.load(file), case.inputs
+
+
 def _own(make: Callable[[], onnx.ModelProto]) -> tuple[onnx.ModelProto, Arrays]:
     model, rng = make(), np.random.default_rng(0)
     shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
@@ -131,7 +153,8 @@ def _own(make: Callable[[], onnx.ModelProto]) -> tuple[onnx.ModelProto, Arrays]:
 
 
 def work(model: onnx.ModelProto) -> set[tuple[Any, ...]]:
-    """What there may be to search in a network: heavy operations of different kinds and shapes of weights."""
+    """What there may be to search in a network: heavy operations of different kinds, shapes of weights and batches."""
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     found = set()
     for graph in _graphs(model.graph):
@@ -139,7 +162,7 @@ def work(model: onnx.ModelProto) -> set[tuple[Any, ...]]:
         for node in graph.node:
             if node.op_type in HEAVY:
                 kind = tuple(str(a) for a in sorted(node.attribute, key=lambda a: a.name) if a.name in _KINDS)
-                found.add((node.op_type, kind, *(shapes.get(name) for name in node.input[1:2])))
+                found.add((batch, node.op_type, kind, *(shapes.get(name) for name in node.input[1:2])))
     return found
 
 

@@ -105,12 +105,14 @@ def test_results_that_agree_with_right_ones_are_right(monkeypatch: pytest.Monkey
     real = judge.compare
     monkeypatch.setattr(judge, "compare", lambda *given: compared.append(1) or real(*given))
     solver, found = Breaking(), judge.Judge(RELU, device)
-    verdicts = []
+    verdicts, uploads = [], []
+    holding = judge.Guarded.holding
+    monkeypatch.setattr(judge.Guarded, "holding", lambda *given: uploads.append(1) or holding(*given))
     for how in ("good", "good", "turns"):
         kernel = solver.compile(RELU, {"how": how, "after": 0}, device)
         verdicts.append(found.check(kernel, device.queue()))
         if how == "good":
-            assert len(compared) == len(found.cases)  # of the first one alone
+            assert len(compared) == len(uploads) == len(found.cases)  # of the first one alone
     assert verdicts[0] == verdicts[1] and not verdicts[0].wrong and verdicts[2].wrong
 
 
@@ -123,6 +125,7 @@ def test_candidates_are_compiled_beside_the_worker(tmp_path: Path, monkeypatch: 
     with Isolated("GPU.80", 60.0, python=python, memory_bytes=4 << 30, target=Crossed("GPU.80").target) as measurer:
         measurer.expect(60.0)
         assert measurer.ahead == 4  # two are compiled while two are timed
+        measurer.foresee(PRODUCT, both[:1])  # begins, and is not begun again
         measurer._ahead.pose({"problem": serial.to_json(PRODUCT)})  # without a worker, which could run nothing
         measurer.prepare(both)
         assert all(measurer.ready(candidate, 60.0) for candidate in both)

@@ -45,6 +45,7 @@ PROBLEMS = {
     "rows": (product(700), ROWS),
     "rows of one matrix": (product(1, 700), ROWS),
     "rows of several": (product(2, 700), ROWS),
+    "few rows of several": (product(26, 40), 13),
     "norm": (norm(700), ROWS),
 }
 

@@ -37,6 +37,7 @@ from ..tuning import evidence, session, statistics
 from ..tuning.ceilings import ceilings, work_of
 from ..tuning.database import newest
 from ..tuning.key import Key, Kind
+from ..tuning.lookup import Answer
 from ..tuning.measure import Candidate, Regime
 from ..tuning.progress import Progress
 from ..tuning.record import Measurement, Ratio
@@ -230,10 +231,10 @@ class Tuning:
                 continue
             # few layers well rather than all of them badly: those that promise least get nothing
             layer.budget = min(left, max(least, left * weights[n] / sum(weights[n:])))
-            default = self.tuner.default(layer.problem, layer.device)
-            answer = self.tuner.known(layer.problem, layer.device, default)
+            if n + 1 < len(todo) and left - layer.budget >= least:
+                self.tuner.foresee(*self._posed(todo[n + 1][0]))
             layer.outcome = self.tuner.tune(
-                layer.problem, layer.device, default, answer,
+                *self._posed(layer),
                 report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
                 seconds=layer.budget, stop=lambda: self.until(self.budget) <= 0, regime=regime, decide=decide,
             )  # fmt: skip
@@ -242,6 +243,11 @@ class Tuning:
             else:
                 self.found(layer, layer.outcome)
             self.tell("search", layer)
+
+    def _posed(self, layer: Layer) -> tuple[Problem, Device, Choice, Answer]:
+        """A layer's problem, and what is known of it."""
+        default = self.tuner.default(layer.problem, layer.device)
+        return layer.problem, layer.device, default, self.tuner.known(layer.problem, layer.device, default)
 
     def found(self, layer: Layer, outcome: session.Outcome) -> None:
         """What a search says of a layer: a proposal, unless somebody takes it at its word."""

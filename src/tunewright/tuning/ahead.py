@@ -24,8 +24,9 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: most processes (strategies are asked for so many candidates at once), and the memory that each should find free
-MOST, EACH_BYTES = 8, 768 << 20
+#: most processes (strategies are asked for so many candidates at once), also beside a device with cores of its own, and
+#: the memory that each should find free
+MOST, MOST_BESIDE, EACH_BYTES = 8, 14, 768 << 20
 #: candidates without a program, in a row and for each process, after which there is no point in going on
 FRUITLESS = 3
 #: a process is replaced after so many candidates: compilers leak
@@ -38,8 +39,9 @@ def useful(shares_cores: bool, threads: int = 0) -> int:
     """How many processes are worth having here; fewer than two are none. ``threads``: COMPILATION_NUM_THREADS."""
     cores = building.threads(threads)
     free = free_bytes()
-    room = MOST if free is None else int(free / 2 / EACH_BYTES)
-    return max(0, min(cores if shares_cores else cores - 1, room, MOST))
+    most = MOST if shares_cores else MOST_BESIDE
+    room = most if free is None else int(free / 2 / EACH_BYTES)
+    return max(0, min(cores if shares_cores else cores - 1, room, most))
 
 
 @dataclass
@@ -75,6 +77,10 @@ class Ahead:
         self._problem: wire.Message | None = None
         self._waiting: deque[Candidate] = deque()
         self._done: dict[Candidate, wire.Programs] = {}
+        #: the same of the problem that comes next
+        self._next: wire.Message | None = None
+        self._later: deque[Candidate] = deque()
+        self._foreseen: dict[Candidate, wire.Programs] = {}
         self._fruitless, self._started = 0, False
 
     @property
@@ -88,9 +94,17 @@ class Ahead:
 
     def pose(self, problem: wire.Message) -> None:
         """Turn to a problem, in the form in which a worker is told of it."""
-        self._problem = problem
-        self._waiting.clear()
-        self._done.clear()
+        if self._next is not None and self._next["problem"] == problem["problem"]:
+            self._problem, self._waiting, self._done = self._next, self._later, self._foreseen
+        else:
+            self._problem, self._waiting, self._done = problem, deque(), {}
+        self._next, self._later, self._foreseen = None, deque(), {}
+
+    def foresee(self, problem: wire.Message, candidates: Iterable[Candidate]) -> None:
+        """A problem that will be posed: whoever is idle begins with its candidates."""
+        if self.is_started:
+            self._next, self._later, self._foreseen = problem, deque(candidates), {}
+            self._hand_out()
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
         """Begin with candidates."""
@@ -124,8 +138,8 @@ class Ahead:
     def close(self) -> None:
         """End all processes."""
         self._started = False
-        self._waiting.clear()
-        self._done.clear()
+        for kept in (self._waiting, self._done, self._later, self._foreseen):
+            kept.clear()
         self._drop(list(self.sides))
 
     def abandon(self) -> None:
@@ -134,6 +148,7 @@ class Ahead:
             side.process.abandon()
         self.sides.clear()
         self._waiting.clear()
+        self._later.clear()
         self._started = False
 
     # ---- the processes ----------------------------------------------------------------------------------------------
@@ -148,14 +163,16 @@ class Ahead:
         """Work for whoever is idle; new processes where there are too few."""
         idle = [side for side in self.sides if not side.is_busy]
         self._drop([side for side in idle if side.asked >= OLD or not side.process.is_running])
-        self._fill(min(self.count, len(self._waiting) + sum(side.is_busy for side in self.sides)))
-        for side in self.sides:
-            if self._waiting and not side.is_busy and self._problem is not None:
-                side.job = self._problem, (candidate := self._waiting.popleft())
-                side.asked += 1
-                request = {"do": "build", "problem": self._problem["problem"], "number": side.asked}
-                request["candidates"] = wire.candidates_json([candidate])
-                side.process.begin(request, self._timeout)
+        wanted = len(self._waiting) + len(self._later) + sum(side.is_busy for side in self.sides)
+        self._fill(min(self.count, wanted))
+        for problem, waiting in ((self._problem, self._waiting), (self._next, self._later)):
+            for side in self.sides:
+                if waiting and not side.is_busy and problem is not None:
+                    side.job = problem, (candidate := waiting.popleft())
+                    side.asked += 1
+                    request = {"do": "build", "problem": problem["problem"], "number": side.asked}
+                    request["candidates"] = wire.candidates_json([candidate])
+                    side.process.begin(request, self._timeout)
 
     def _fill(self, count: int) -> None:
         while len(self.sides) < count:
@@ -199,6 +216,8 @@ class Ahead:
         self._count(bool(found))
         if problem is self._problem and found:
             self._done[candidate] = found
+        elif problem is self._next and found:
+            self._foreseen[candidate] = found
 
     def _lost(self, side: _Side) -> None:
         if not side.is_ready:

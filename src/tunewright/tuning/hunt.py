@@ -194,15 +194,6 @@ class Hunt:
             if self._batches(new, share, end) is None:
                 return
 
-    def first(
-        self, default: Candidate, solvers: Sequence[Solver], seeds: Mapping[str, Sequence[AnyConfig]]
-    ) -> list[Candidate]:
-        """What will be attempted first, whatever comes of it."""
-        fit = [solver for solver in solvers if solver.why_not(self.problem, self.target) is None]
-        wanted = [default, *(plain((s.id, s.default(self.problem, self.target))) for s in fit)]
-        wanted += [plain((s.id, config)) for s in fit for config in seeds.get(s.id, ())]
-        return [candidate for candidate in dict.fromkeys(wanted) if self.barred(*candidate) is None]
-
     def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
         space = solver.space(self.problem, self.target)
         lane = _Lane(solver, space, None if name is None else search.create(name, space, seed))

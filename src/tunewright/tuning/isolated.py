@@ -203,6 +203,11 @@ class Isolated(Measurer):
             if len(new) > 1:  # one by itself is compiled as fast by the worker
                 self._ahead.submit(new)
 
+    def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
+        with self._lock, contextlib.suppress(InputError):  # whoever poses it is told
+            if self.beside:
+                self._ahead.foresee({"problem": serial.to_json(problem)}, map(_plain, candidates[: self.ahead]))
+
     def ready(self, candidate: Candidate, seconds: float) -> bool:
         with self._lock:
             return self._ahead.wait(None if self._shares_cores else _plain(candidate), seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -98,9 +98,26 @@ class Right:
 
     results: Sequence[Array]
     error: float
+    #: of each run, on a device that compares where things are: buffers with their bands
+    buffers: Sequence[Sequence[Any]]
 
     def agrees(self, results: Sequence[Array]) -> bool:
         return all(same(mine, other) for mine, other in zip(self.results, results, strict=True))
+
+    def is_in(self, queue: Queue, outs: Sequence[Guarded], run: int) -> bool:
+        """The same lies there, and nothing was written around it."""
+        return all(queue.equal(out.buffer, mine) for out, mine in zip(outs, self.buffers[run], strict=True))
+
+
+@dataclass
+class Kept:
+    """What judging leaves to kernels that follow on the same inputs: large tensors take longer to copy and to compare
+    than to compute."""
+
+    #: the last ones
+    right: list[Right] = field(default_factory=list)
+    #: inputs on a device that compares where things are, each with a copy: not those that kernels pack
+    inputs: dict[int, tuple[Guarded, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,8 +136,8 @@ class Judge:
 
     def __init__(self, problem: Problem, device: Device, seed: int = 0) -> None:
         self.problem, self.device, self.seed = problem, device, seed
-        #: by case, the last ones
-        self._right: dict[str, list[Right]] = {}
+        #: by case
+        self._kept: dict[str, Kept] = {}
 
     @cached_property
     def terms(self) -> float:
@@ -201,11 +218,11 @@ class Judge:
         """What is wrong with the kernel on any of the cases."""
         error = 0.0
         for case in self.cases:
-            right = self._right.setdefault(case.name, [])
-            verdict = examine(kernel, self.problem, self.device, queue, case.inputs, case.want, self.terms, right)
-            del right[:-MOST_RIGHT]
+            kept = self._kept.setdefault(case.name, Kept())
+            verdict = examine(kernel, self.problem, self.device, queue, case.inputs, case.want, self.terms, kept)
             error = max(error, verdict.error)
             if verdict.wrong:
+                self._kept.clear()  # it may have written anywhere
                 return Verdict(f"{case.name} inputs: {verdict.wrong}", error)
         return Verdict("", error)
 
@@ -227,59 +244,76 @@ def examine(
     given: Sequence[Array | None],
     want: Sequence[Array],
     terms: float = 1,
-    right: list[Right] | None = None,
+    kept: Kept | None = None,
 ) -> Verdict:
     """What is wrong with a kernel on inputs that lie as the problem's layouts say.
 
-    ``right``: what others made of them that was right, bit by bit; what this one makes is added, if it is right.
+    ``kept``: what others left that were right, bit by bit; what this one makes is added, if it is right.
     """
+    kept = Kept() if kept is None else kept
     given = pack(kernel, problem, given)
-    there = [None if a is None else Guarded.holding(device, queue, a) for a in given]
-    kept = [None if g is None else queue.duplicate(g.buffer) for g in there] if queue.compares else []
+    there = [_placed(i, a, kernel, device, queue, kept.inputs) for i, a in enumerate(given)]
     error, before, known = 0.0, None, None
+    buffers: list[list[Any]] = []
     like = kernel.like or coarsest(problem)
-    for run, poison in enumerate(POISONS, 1):
+    for run, poison in enumerate(POISONS):
         outs = [Guarded(device, _tensor(t)) for t in problem.outputs]
         for out in outs:
             out.poison(queue, poison)
-        kernel.run(queue, [None if g is None else g.view for g in there], [out.view for out in outs])
-        results: list[Array] = []
-        for n, (out, buffer) in enumerate(zip(outs, queue.fetch([out.buffer for out in outs]), strict=True)):
-            if not out.is_intact(buffer, poison):
-                return Verdict(f"output {n}, run {run}, is written out of bounds", error)
-            results.append(_meant(out.tensor(buffer), out.type))
-        if before is None:
-            known = next((r for r in right or () if r.agrees(results)), None)
-            error = known.error if known is not None else 0.0
-        for n, result in enumerate(results):
-            if same(result, before[n]) if before is not None else known is not None:
-                continue
-            wanted = _meant(want[n], problem.outputs[n])
-            error = max(error, deviation(result, wanted))
-            wrong = _odd(result) or compare(result, wanted, terms, like) or bias(result, wanted)
-            if wrong:
-                return Verdict(f"output {n}, run {run}: {wrong}", error)
-            if before is not None:
-                return Verdict(f"output {n} differs between two runs on the same inputs", error)
-        if (at := _written(queue, there, given, kept)) is not None:
+        kernel.run(queue, [None if p is None else p[0].view for p in there], [out.view for out in outs])
+        if queue.compares and not run:
+            known = next((r for r in kept.right if r.is_in(queue, outs, run)), None)
+        if queue.compares and known is not None and known.is_in(queue, outs, run):
+            before, error = known.results, known.error
+        else:
+            results: list[Array] = []
+            for n, (out, buffer) in enumerate(zip(outs, queue.fetch([out.buffer for out in outs]), strict=True)):
+                if not out.is_intact(buffer, poison):
+                    return Verdict(f"output {n}, run {run + 1}, is written out of bounds", error)
+                results.append(_meant(out.tensor(buffer), out.type))
+            if before is None:
+                known = next((r for r in kept.right if r.agrees(results)), None) if not queue.compares else None
+                error = known.error if known is not None else 0.0
+            for n, result in enumerate(results):
+                if same(result, before[n]) if before is not None else known is not None:
+                    continue
+                wanted = _meant(want[n], problem.outputs[n])
+                error = max(error, deviation(result, wanted))
+                wrong = _odd(result) or compare(result, wanted, terms, like) or bias(result, wanted)
+                if wrong:
+                    return Verdict(f"output {n}, run {run + 1}: {wrong}", error)
+                if before is not None:
+                    return Verdict(f"output {n} differs between two runs on the same inputs", error)
+            before = results
+        if (at := _written(queue, there, given)) is not None:
             return Verdict(f"it writes to its input {at}", error)
-        before = results
-    if right is not None and known is None and before is not None and kernel.like is None:
-        right.append(Right(before, error))
+        buffers.append([out.buffer for out in outs] if queue.compares else [])
+    if known is None and before is not None and kernel.like is None:
+        kept.right[:] = [*kept.right, Right(before, error, buffers)][-MOST_RIGHT:]
     return Verdict("", error)
 
 
+def _placed(
+    at: int, array: Array | None, kernel: Kernel, device: Device, queue: Queue, kept: dict[int, tuple[Guarded, Any]]
+) -> tuple[Guarded, Any] | None:
+    """An input on the device, and a copy there, to compare it with, if the device does that."""
+    if array is None or (at in kept and at not in kernel.packings):
+        return kept.get(at)
+    guarded = Guarded.holding(device, queue, array)
+    placed = guarded, queue.duplicate(guarded.buffer) if queue.compares else None
+    if queue.compares and at not in kernel.packings:
+        kept[at] = placed
+    return placed
+
+
 def _written(
-    queue: Queue, there: Sequence[Guarded | None], given: Sequence[Array | None], kept: Sequence[Any]
+    queue: Queue, there: Sequence[tuple[Guarded, Any] | None], given: Sequence[Array | None]
 ) -> int | None:
-    """The first input that is not as it was, bands included; None: all are. ``kept``: copies on the device."""
-    if kept:
-        for at, (g, before) in enumerate(zip(there, kept, strict=True)):
-            if g is not None and not queue.equal(g.buffer, before):
-                return at
-        return None
-    held = [(at, g, a) for at, (g, a) in enumerate(zip(there, given, strict=True)) if g is not None and a is not None]
-    for (at, g, a), buffer in zip(held, queue.fetch([g.buffer for _, g, _ in held]), strict=True):
+    """The first input that is not as it was, bands included; None: all are."""
+    held = [(at, *p, a) for at, (p, a) in enumerate(zip(there, given, strict=True)) if p is not None and a is not None]
+    if queue.compares:
+        return next((at for at, g, before, _ in held if not queue.equal(g.buffer, before)), None)
+    for (at, g, _, a), buffer in zip(held, queue.fetch([g.buffer for _, g, _, _ in held]), strict=True):
         if not g.is_intact(buffer, POISONS[0]) or not same(g.tensor(buffer), a):
             return at
     return None

@@ -88,6 +88,9 @@ class Measurer(ABC):
     def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (there may be nothing to do)
         """These will be attempted next: compile them at the same time, where that can be done."""
 
+    def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (as above)
+        """This problem is posed next, and these will be attempted first: compile them when nothing else is to be."""
+
     def ready(self, candidate: Candidate, seconds: float) -> bool:
         """Wait for what `prepare` began with a candidate; False when that is not done within so many seconds."""
         return True

@@ -7,6 +7,7 @@ as no tile and no split divides, and a kernel, which gets them over and over, ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from ..solvers.base import Array, Problem
 LARGE = 1 << 22
 #: how many of them are different; primes, so that no tile has the same number of them
 PICTURES, ROWS = 5, 331
+#: the same along the longest of several axes of rows, which are ROWS at least together with the others
+ALONG = (13, 29, 53, 101, ROWS)
 #: their first axis counts pictures
 _PICTURES = frozenset({
     "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
@@ -57,7 +60,9 @@ def repeat(problem: Problem) -> Repeat | None:
     axis = _axis(problem, first)
     if axis is None or (axis > 0 and any(t.layout != PLAIN for t in types)):
         return None
-    number, few = first.dims[axis], PICTURES if problem.op in _PICTURES else ROWS
+    number = first.dims[axis]
+    others = math.prod(first.dims[:-1]) // max(number, 1)
+    few = PICTURES if problem.op in _PICTURES else next(n for n in ALONG if n * others >= ROWS or n == ROWS)
     if number < 2 * few:
         return None
     places: list[int | None] = []

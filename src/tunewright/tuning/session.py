@@ -113,7 +113,8 @@ def tune(
     watch.enter("search")
     try:
         if measurer.beside:  # the default is compiled with those that come next: a first attempt tells what others cost
-            measurer.prepare(hunt.first(default, solvers, seeds)[: measurer.ahead])
+            some = [who for who in opening(problem, target, default, fit, seeds) if barred(*who) is None]
+            measurer.prepare(some[: measurer.ahead])
         measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
         first = hunt.attempt(default)
         hunt.run(solvers, pick, seed, seeds, known, session.seen(surveys), *shares)
@@ -126,6 +127,21 @@ def tune(
         if keep is not None:
             keep(session.outcome(default, f"broken off: {type(error).__name__}"))
         raise
+
+
+def opening(
+    problem: Problem,
+    target: Target,
+    default: Candidate,
+    solvers: Sequence[Solver],
+    seeds: Mapping[str, Sequence[Config]],
+) -> list[Candidate]:
+    """What a search attempts first, whatever comes of it: the default, then those of the solvers that take the problem,
+    then what is likely to be good."""
+    wanted = [plain(default), *(plain((s.id, s.default(problem, target))) for s in solvers)]
+    for s in solvers:
+        wanted += [plain((s.id, config)) for config in (*seeds.get(s.id, ()), *s.likely(problem, target))]
+    return list(dict.fromkeys(wanted))
 
 
 def duel(

@@ -344,6 +344,24 @@ class Tuner:
         if device.target.device != "cpu":
             self._measurer(device, self.settings).expect(seconds)
 
+    def foresee(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> None:
+        """A search that follows the one which begins now: what it attempts first may be compiled beside that one."""
+        measurer = self._measurer(device, self.settings)
+        if measurer.beside:
+            taking_part = self._taking_part(problem, device, default, answer)
+            mine, seeds = (default.solver.id, default.config), self._seeds(problem, device, default, answer)
+            measurer.foresee(problem, session.opening(problem, device.target, mine, taking_part, seeds))
+
+    def _seeds(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> dict[str, list[Config]]:
+        """Configs to try first, by solver: what is known, and what the heuristic would pick."""
+        seeds: dict[str, list[Config]] = {}
+        for found in answer.found:
+            seeds.setdefault(found.solver.id, []).append(found.config)
+        advice = self.advise(problem, device, default, most=GUESSES)
+        for solver, config in advice.picks if advice is not None else ():
+            seeds.setdefault(solver.id, []).append(config)
+        return seeds
+
     def tune(
         self,
         problem: Problem,
@@ -381,12 +399,6 @@ class Tuner:
         choices = sum(s.space(problem, device.target).combinations for s in taking_part)
         if strategy is None or choices < 2:
             return None
-        seeds: dict[str, list[Config]] = {}
-        for found in answer.found:
-            seeds.setdefault(found.solver.id, []).append(found.config)
-        advice = self.advise(problem, device, default, most=GUESSES)
-        for solver, config in advice.picks if advice is not None else ():
-            seeds.setdefault(solver.id, []).append(config)
         mine = (default.solver.id, default.config)
         by_id = {s.id: s for s in self.candidates}
         outcome = session.tune(
@@ -399,7 +411,7 @@ class Tuner:
             seconds=self.settings.tune_seconds if seconds is None else seconds,
             seed=self.settings.tune_seed,
             regime=regime or self.settings.tune_regime.lower(),
-            seeds=seeds,
+            seeds=self._seeds(problem, device, default, answer),
             known=self.measured(problem, device),
             surveys=self._surveys(problem),
             barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),

@@ -30,6 +30,8 @@ MOST_POINTS, MOST_NUMBERS, MOST_COLUMNS, MOST_LISTED, MOST_PARAMETERS = 2000, 64
 LONGEST, LARGEST = 1000, 1e9
 #: significant digits of numbers in trees
 DIGITS = 7
+#: what json makes of numbers; there are tens of thousands
+_NUMBERS = frozenset({int, float})
 
 
 def dump(heuristic: Heuristic) -> str:
@@ -156,13 +158,13 @@ def _text(data: Json, what: str) -> str:
 
 
 def _number(data: Json, what: str) -> float:
-    if not isinstance(data, int | float) or isinstance(data, bool) or not abs(data) <= LARGEST:
+    if type(data) not in _NUMBERS or not abs(data) <= LARGEST:
         raise _wrong(f"{what} is not a number")
     return float(data)
 
 
 def _index(data: Json, end: int, what: str, begin: int = 0) -> int:
-    if not isinstance(data, int) or isinstance(data, bool) or not begin <= data < end:
+    if type(data) is not int or not begin <= data < end:
         raise _wrong(f"{what} is not a number from {begin} to {end - 1}")
     return data
 

@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from ..devices.base import Device, Target
+from ..devices.host import cpu_count
 from ..errors import DeviceError, InputError
 from ..search.base import Status
 from ..search.space import Config
@@ -456,6 +457,8 @@ def measurer_for(device: Device, settings: Settings) -> Measurer:
     """What measures on a device: one worker for each in this process, which ends with it."""
     if device.family == "null":
         return Local(device)  # its script cannot go to another process, and there is nothing that could crash
+    if device.target.device == "cpu" and device.target.units < (settings.cpu_threads_num or cpu_count()):
+        settings = replace(settings, cpu_threads_num=device.target.units)  # one of several streams, which share them
     shared = _SHARED.get(device.name)
     if shared is None or shared.settings != settings:
         if shared is not None:

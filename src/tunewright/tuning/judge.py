@@ -226,6 +226,12 @@ class Judge:
                 return Verdict(f"{case.name} inputs: {verdict.wrong}", error)
         return Verdict("", error)
 
+    def right(self, queue: Queue, n: int, buffer: Any) -> Any | None:
+        """What was right as output n for the random inputs and is the same as a buffer, byte by byte, on a device that
+        compares where things are; its first poison is around both."""
+        known = self._kept.get(self.cases[0].name, Kept()).right
+        return next((r.buffers[0][n] for r in known if r.buffers[0] and queue.equal(buffer, r.buffers[0][n])), None)
+
     def compare(self, n: int, array: Array, like: DType | None = None) -> str:
         """How output n differs from the reference's result for the random inputs; empty: it does not.
 

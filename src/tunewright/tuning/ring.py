@@ -43,7 +43,7 @@ class Copies:
         self.nbytes = array.nbytes * count
         ring.reserve(self.nbytes)
         first = Guarded.holding(ring.device, ring.queue, array, ring.stagger())
-        if ring.queue.compares:  # copied there, and alike: where tensors lie means little to a GPU
+        if ring.queue.compares:  # copied there
             others = [first.twin(ring.queue) for _ in range(count - 1)]
         else:
             others = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(count - 1)]
@@ -96,7 +96,8 @@ class Ring:
         return Regime(kind, self.slots, self.slots * self.slot_bytes + self.rest + shared)
 
     def stagger(self) -> int:
-        return int(self._rng.integers(STAGGER))
+        """None where whole buffers are compared on the device; and where tensors lie means little to a GPU."""
+        return 0 if self.queue.compares else int(self._rng.integers(STAGGER))
 
     def reserve(self, nbytes: int) -> None:
         """MemoryError where so much would take memory that others need."""

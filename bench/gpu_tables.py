@@ -110,6 +110,8 @@ def notes(model: Row) -> Iterator[str]:
     if load:
         again = load.get("again")
         told = load["failed"] if again is None else f"{again['seconds']:.2f} s ({again['load']:.2f} + first inference)"
+        if again is not None:
+            told += f": {', '.join(f'{name} {seconds:.2f}' for name, seconds in again['phases'].items())}"
         yield f"{model['model']}: load with a warm cache: {told}"
 
 

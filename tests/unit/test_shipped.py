@@ -20,7 +20,7 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.settings import Settings
 from tunewright.solvers import serial
 from tunewright.solvers.base import Problem
-from tunewright.tuning import places
+from tunewright.tuning import heuristic_file, places
 from tunewright.tuning.key import Key, Kind, Where, compare
 from tunewright.tuning.record import Evidence, Measurement, Ratio
 from tunewright.tuning.sqlite import SqliteDatabase
@@ -146,6 +146,40 @@ def test_the_best_confirmed_answers_of_networks_that_ship_are_packed(kb: Path, t
     found = ship_pack.check(tmp_path / "one")
     assert found.wrong == ["there is no heuristic.json"] and not found.stale
     assert "withheld: ddddocr/common_det: 1 of its 2 problems are known from other networks" in found.facts
+
+
+def test_what_ships_of_other_machines_stays(kb: Path, tmp_path: Path) -> None:
+    out, other, elsewhere = tmp_path / "data", tmp_path / "other", replace(HERE, processor="Another CPU")
+    packed(kb, out)
+    SqliteDatabase(other).add([measured(problem(128), 1.7, where=elsewhere)])
+    (other / "results").mkdir()
+    layers = [{"problem": problem(128).key()}]
+    result = {"schema": ship.RESULT, "kind": "model", "model": "elsewhere.onnx", "layers": layers}
+    (other / "results" / "tune_result_1.json").write_text(json.dumps(result), encoding="utf-8")
+    for _ in range(2):  # the second time they replace those of the first
+        ship_pack.pack({other: (ship.read_state(other), ship.read_results(other))}, out, keep=True)
+        gains = {r.key.where: r.evidence.gain.median for r in SystemDatabase(out) if isinstance(r, Measurement)}
+        assert gains == {HERE: 1.5, elsewhere: 1.7}
+        found = ship_pack.check(out)
+        assert found.wrong == ["there is no heuristic.json"] and not found.stale
+    about = json.loads((out / "about.json").read_text())
+    assert {*about["networks"]} == {"light_resnet50.onnx", "elsewhere.onnx"} and len(about["machines"]) == 2
+
+
+def test_a_heuristic_joins_those_of_other_places(tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine.json", tmp_path / "heuristic.json"
+    whole = heuristic_file.parse((ship_pack.DATA / "heuristic.json").read_text(encoding="utf-8"))
+    places = sorted({section.place for section in whole.sections}, key=str)
+    parts = [[s for s in whole.sections if s.place == place] for place in places]
+    out.write_text(heuristic_file.dump(replace(whole, sections=tuple(parts[0]), about={"speed": 0.9})))
+    mine.write_text(heuristic_file.dump(replace(whole, sections=tuple(parts[1]), about={"speed": 0.8})))
+    for _ in range(2):
+        assert ship_pack.pack_heuristic(mine, out, keep=True) == []
+        joined = heuristic_file.parse(out.read_text(encoding="utf-8"))
+        kinds = [(section.kind, section.place) for part in parts[:2] for section in part]
+        assert [(section.kind, section.place) for section in joined.sections] == kinds
+        assert joined.about["speed"] == 0.9
+        assert joined.about["beside"] == {", ".join(parts[1][0].processors): {"speed": 0.8}}
 
 
 def test_what_is_withheld_is_refused(kb: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from .frontend.model import Model
 from .frontend.pictures import Preprocess
 from .plugins.base import Choice, Plugin, Support
 from .plugins.find import find, is_several
-from .plugins.single import SingleDevice, of_device, open_device, visible
+from .plugins.single import SingleDevice, measured_streams, of_device, open_device, visible
 from .runtime.compiled import CompiledModel
 from .settings import Settings
 
@@ -166,16 +166,23 @@ class Core:
         return self._plugin(device, settings).choice(adapted(loaded, settings), settings)
 
     def apart(
-        self, device: str, config: Mapping[str, Any] | None = None, *, model: Model | None = None
+        self,
+        device: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        model: Model | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> list[Apart]:
         """The devices of a device string one by one, as they serve there: to tune, explain or lock for each.
 
-        >>> for one in core.apart("MULTI:GPU.0,CPU"):
+        With a model and inputs for it HETERO has one for each subgraph.
+
+        >>> for one in core.apart("HETERO:GPU.0,CPU", model=model, inputs=inputs):
         ...     core.tune(one.model(model), one.inputs(inputs), one.device, config=one.config)
         """
         from .plugins.apart import apart
 
-        return apart(device, _make(config, self.settings), model)
+        return apart(device, _make(config, self.settings), model, inputs)
 
     def pieces(
         self, model: Model, inputs: Mapping[str, Any], device: str, config: Mapping[str, Any] | None = None
@@ -218,6 +225,10 @@ class Core:
         if not isinstance(plugin, SingleDevice):
             names = ", ".join(one.device for one in self.apart(device, config))
             raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
+        if measured_streams(settings):  # as loads have them: what is tuned depends on the threads of each
+            count = plugin.choice(adapted(loaded, settings), replace(settings, find_enforce="1")).streams
+            settings = replace(settings, num_streams=count)
+            plugin = of_device(plugin.whole, settings)
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 

@@ -22,10 +22,10 @@ def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def generic(case: Case) -> str:
+def generic(case: Case, id: str = "opencl.attention") -> str:
     """What is wrong with the solver that takes shapes as arguments, in its default config: nothing new to compile."""
     device, problem = open_device("CPU"), case.problem()
-    solver = next(s for s in solvers() if s.id == "opencl.attention")
+    solver = next(s for s in solvers() if s.id == id)
     assert solver.why_not(problem, device.target) is None
     want = HostKernel(problem).run(device.queue(), case.inputs, [None] * case.outputs)
     return run_one(case, problem, solver, solver.default(problem, device.target), device, want)
@@ -160,6 +160,53 @@ def test_extreme_scores() -> None:
     q[0, 1, 3, 2], k[1, 0, 2, 1] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
         assert not generic(Case("Attention", [q, k, v]))
+
+
+ENCODER = "opencl.attention_encoder"
+
+
+@pytest.mark.parametrize("sizes", [
+    {}, {"queries": 13, "keys": 33, "size": 32}, {"batch": 1, "heads": 1, "queries": 100, "keys": 5},
+    {"heads": 6, "groups": 2, "width": 5}, {"width": 21}, {"batch": 0}, {"keys": 0},
+])  # fmt: skip
+def test_encoder(sizes: dict[str, int]) -> None:
+    """All queries of a head see the same keys: masks that say which, as numbers or not, for fewer keys than there are,
+    and those that leave nothing to be seen."""
+    q, k, v = qkv(**{"size": 16, **sizes})
+    batch, heads, keys = q.shape[0], q.shape[1], k.shape[2]
+    for mask in (None, normal(keys), RNG.random((batch, 1, 1, keys)) < 0.5, normal(heads, 1, max(keys - 3, 1))):
+        assert not generic(Case("Attention", [q, k, v, mask][: 3 + (mask is not None)]), ENCODER)
+    given = [flat(x) for x in (q, k, v)]
+    attrs = {"q_num_heads": heads, "kv_num_heads": k.shape[1], "scale": 0.3}
+    assert not generic(Case("Attention", [*given, np.zeros((heads, 1, keys), bool)], attrs), ENCODER)
+
+
+def test_encoder_extremes() -> None:
+    q, k, v = qkv(size=16)
+    assert not generic(Case("Attention", [q * 100, k * 100, v], {"scale": 1.0}), ENCODER)
+    mask = np.where(RNG.random((2, 3, 1, 19)) < 0.5, 0, -np.inf).astype(np.float32)
+    mask[1, 1] = -np.inf
+    q[0, 1, 3, 2], q[1, 1, 2], k[1, 0, 2, 1] = np.nan, np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        assert not generic(Case("Attention", [q, k, v]), ENCODER)
+        assert not generic(Case("Attention", [q, k, v, mask]), ENCODER)
+
+
+def test_encoder_configs() -> None:
+    assert not check(Case("Attention", [*qkv(size=16), normal(19)]), ENCODER, configs=1)
+
+
+@pytest.mark.parametrize("more", [
+    {"attrs": {"is_causal": 1}}, {"attrs": {"softcap": 1.0}}, {"mask": (7, 19)}, {"outputs": 4}, {"size": 12},
+    {"queries": 2}, {"keys": 9000},
+])  # fmt: skip
+def test_what_encoders_do_not_do(more: dict[str, Any]) -> None:
+    sizes = {name: more[name] for name in ("size", "queries", "keys") if name in more}
+    mask = [normal(*more["mask"])] if "mask" in more else []
+    inputs = [*qkv(**{"size": 16, "batch": 1, "heads": 1, **sizes}), *mask]
+    problem = Case("Attention", inputs, more.get("attrs", {}), more.get("outputs", 1)).problem()
+    solver = next(s for s in solvers() if s.id == ENCODER)
+    assert solver.why_not(problem, open_device("CPU").target)
 
 
 @pytest.mark.parametrize("bias", [None, (1, 3, 7, 19), (2, 1, 7, 19)])

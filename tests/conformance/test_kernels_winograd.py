@@ -20,7 +20,7 @@ from tunewright.solvers.base import Config, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
 from tunewright.solvers.opencl import conv_winograd
 from tunewright.solvers.opencl.base import CKernel, CSolver
-from tunewright.solvers.opencl.conv_winograd import MOST_SCRATCH, SURELY, scratch_bytes, speedup
+from tunewright.solvers.opencl.conv_winograd import MOST_SCRATCH, SURELY, Sizes, scratch_bytes, speedup
 from tunewright.solvers.opencl.emit import Call
 from tunewright.testing.kernelcheck import Case, check, run_one
 from tunewright.tuning.judge import Judge, examine, pack, physical
@@ -57,6 +57,14 @@ def conv(
         "Conv", inputs, {"kernel_shape": (3, 3), "pads": pads, **attrs}, constant=frozenset({1, 2}),
         epilogue=epilogue, operands=len(operands), layouts=(BLOCK, BLOCK),
     )  # fmt: skip
+
+
+def test_units_keep_their_memory() -> None:
+    """A unit has one work-item of the fused form, and finds its memory in its own cache (records of what ships say
+    four). The other form has no memory to keep."""
+    problem = conv((1, 16, 55, 55), 64).problem()
+    items = [Sizes.of(problem, config(problem, 4, form), TARGET).items for form in ("fused", "split")]
+    assert items[0] == TARGET.units < items[1]
 
 
 def wanted(case: Case) -> list[Any]:

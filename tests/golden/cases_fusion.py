@@ -45,12 +45,46 @@ RECOGNISE = [
         {{ a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
           Mul(i, h) }}""",
     ),
+    Case(
+        "gelu-tanh",
+        f"""{_X} <float k = {{0.044715}}, float r = {{0.7978845608}}, float o = {{1}}, float h = {{0.5}}>
+        {{ a = Mul(k, x) b = Mul(x, a) p = Mul(x, b) c = Add(x, p) d = Mul(r, c) e = Tanh(d) f = Add(o, e)
+          i = Mul(h, f) y = Mul(x, i) }}""",
+        "powers",
+    ),
     no(
         "gelu-tanh",
         """g (float[2,3] x) => (float[2,3] y, float[2,3] e)
         <float three = {3}, float k = {0.044715}, float r = {0.7978845608}, float o = {1}, float h = {0.5}>
         { a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
           Mul(i, h) }""",
+    ),
+    Case(
+        "one-hot-product",
+        """g (int32[2,3,1] x) => (float[2,3,2] y) <int32[1,1,4] n = {0,1,2,3}, float[4,2] w>
+        { a = Equal(x, n) b = Cast<to=1>(a) y = MatMul(b, w) }""",
+    ),
+    no(
+        "one-hot-product",
+        """g (int32[2,3] x) => (float[2,2] y) <int32[1,3] n = {0,1,2}, float[3,2] w>
+        { a = Equal(x, n) b = Cast<to=1>(a) y = MatMul(b, w) }""",
+        "several",
+    ),
+    no(
+        "one-hot-product",
+        """g (float[3,1] x) => (float[3,2] y) <float[1,4] f = {0,1,2,3}, int32[1,4] n = {0,1,2,3}, float[4,2] w>
+        { i = Floor(x) u = Cast<to=13>(i) v = Cast<to=13>(n) a = Equal(u, v) b = Cast<to=1>(a) y = MatMul(b, w) }""",
+        "type", first="propagate",
+    ),
+    Case(
+        "computed-table",
+        """g (int64[2,3] x) => (float[2,3,2] y) <float[4,2] t, float[1,1,2] b>
+        { a = Gather(t, x) y = Sub(b, a) }""",
+    ),
+    Case("computed-table", "g (int64[3] x) => (float[3,2] y) <float[4,2] t> { a = Gather(t, x) y = Tanh(a) }", "alone"),
+    no(
+        "computed-table",
+        "g (int64[3] x) => (float[3,2] y) <float[4,2] t, float[3,1] b> { a = Gather(t, x) y = Add(a, b) }",
     ),
     Case("swish", f"{_X} {{ a = Sigmoid(x) y = Mul(x, a) }}"),
     Case("swish", f"{_X} <float k = {{1.702}}> {{ b = Mul(x, k) a = Sigmoid(b) y = Mul(a, x) }}", "quick_gelu"),

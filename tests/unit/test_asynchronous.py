@@ -15,7 +15,7 @@ from onnx import parser
 
 from tunewright import AsyncInferQueue, Core, InputError, RequestCancelled
 from tunewright.plugins.single import open_device
-from tunewright.runtime.asynchronous import Streams
+from tunewright.runtime.streams import Streams
 
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -633,7 +633,7 @@ def test_the_end_of_the_process_waits_for_what_was_started(device):
 
 
 def test_the_end_of_the_process_does_not_wait_for_ever():
-    stuck = "\nfrom tunewright.runtime import asynchronous\nasynchronous.LAST_SECONDS = 0.3\n"
+    stuck = "\nfrom tunewright.runtime import streams\nstreams.LAST_SECONDS = 0.3\n"
     stuck += "request = compiled.create_infer_request()\n"
     stuck += "request.set_callback(lambda request, userdata: threading.Event().wait())\nrequest.start_async(feed)\n"
     ran = subprocess.run(

@@ -206,8 +206,9 @@ def test_processor_first_is_the_processor(gpu):
     assert model.pool.states() == {"CPU.HOST": "ready", "GPU.7": "waiting"}
 
 
-def test_all_devices_for_cumulative_throughput(gpu):
+def test_all_devices_for_cumulative_throughput(gpu, caplog):
     model = compiled(PERFORMANCE_HINT="CUMULATIVE_THROUGHPUT", NUM_STREAMS=1)
+    assert "AUTO: CPU.HOST computes in numpy, for which GPU.7 waits, too" in caplog.text
     until(lambda: devices(model) == ["GPU.7", "CPU.HOST"])
     assert model.optimal_requests == 2
     gpu.open.clear()

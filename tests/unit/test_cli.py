@@ -219,6 +219,7 @@ def test_benchmark_json_has_typed_numbers_and_the_environment(call, model, tmp_p
     assert latency["min"] <= latency["median"] <= latency["p90"] <= latency["p95"] <= latency["p99"] <= latency["max"]
     for key in ("load_ms", "compile_ms", "first_inference_ms", "throughput_per_second", "seconds"):
         assert isinstance(report[key], float) and report[key] > 0
+    assert 0 < sum(report["compile_phases_ms"].values()) <= report["compile_ms"]
     env = report["environment"]
     assert env["tunewright"] == tunewright.__version__ and isinstance(env["cores"], int)
     assert {"cpu", "python", "numpy", "onnx", "date"} <= env.keys()

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
-from tunewright import Core
+from tunewright import Core, Preprocess
 from tunewright.errors import InputError
 from tunewright.settings import Settings
 from tunewright.tools import benchmark_chart, benchmark_measure, benchmark_run, benchmark_sweep
@@ -153,6 +153,13 @@ def test_the_batch_dimension_is_found_or_missed_clearly(tmp_path, model):
     with pytest.raises(InputError, match="has no batch dimension: with 3 examples"):
         check_batch({"y": read_model(fixed).inputs["a"]}, 3)
     check_batch({"y": with_batch(opened, 6).inputs["x"]}, 3)
+    # the height of a picture is no batch
+    picture = save(tmp_path / "p.onnx", [helper.make_node("Neg", ["x"], ["y"])], [value("x", [1, 3, 8, 8])],
+                   [value("y", None)])  # fmt: skip
+    one, many = (read_model(picture).preprocess(Preprocess(layout=layout)) for layout in ("HWC", "NHWC"))
+    assert batch_size(one) is None and batch_size(many) == 1
+    with pytest.raises(InputError, match="has no batch dimension"):
+        with_batch(one, 2)
 
 
 def test_a_batch_that_the_model_cannot_take(call, tmp_path, model):
@@ -385,3 +392,15 @@ def test_from_python(model):
     assert (report["inferences"], report["streams"], report["requests"], report["batch"]) == (6, 2, 2, 4)
     json.dumps(report)
     assert tunewright.benchmark(model, device="CPU.HOST", batch=2, seconds=0.01)["inputs"] == {"x": "float32[2,3]"}
+
+
+def test_advice_names_the_settings_that_kernels_depend_on(model, tmp_path, monkeypatch):
+    """A stream of several has a part of the threads: kernels that are tuned for all of them would not be used."""
+    monkeypatch.setenv("TUNEWRIGHT_USER_DB_PATH", str(tmp_path / "kb"))
+    monkeypatch.setenv("TUNEWRIGHT_SYSTEM_DB_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("TUNEWRIGHT_HEURISTIC_PATH", "")
+    given = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": 2, "EXECUTION_MODE_HINT": "ACCURACY", "PERF_COUNT": "YES"}
+    report = tunewright.benchmark(model, {"x": np.ones((1, 3), np.float32)}, config=given, count=5)
+    [untuned] = [advice["text"] for advice in report["advice"] if advice["kind"] == "untuned"]
+    options = "-d CPU -s x=1x3 -c NUM_STREAMS=2 -c EXECUTION_MODE_HINT=ACCURACY`"
+    assert f"`tunewright tune {model} {options}" in untuned

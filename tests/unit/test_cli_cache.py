@@ -109,7 +109,9 @@ def test_benchmark_tells_hits_and_misses(call, tmp_path):
     save(parser.parse_model(text), model)
     code, out, _ = call("benchmark", model, "-n", 1, "--json", tmp_path / "report.json")
     counters = json.loads((tmp_path / "report.json").read_text())["kernel_cache"]
-    assert code == 0 and f"kernel cache: {counters['hits']} hits, {counters['misses']} misses" in out
+    hits, misses = counters["hits"], counters["misses"]
+    told = f"{hits} {'hit' if hits == 1 else 'hits'}, {misses} {'miss' if misses == 1 else 'misses'}"
+    assert code == 0 and f"kernel cache: {told}" in out
     assert set(counters) == {"hits", "misses", "stores", "evictions", "rejected", "errors"}
     code, out, _ = call("benchmark", model, "-n", 1, "--config", "CACHE_DIR=", "--json", "-")
     assert code == 0 and json.loads(out)["kernel_cache"] is None

@@ -10,9 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tunewright import Core, tools
+from tunewright import Core, Preprocess, tools
+from tunewright.ir.types import DType, TensorType
 from tunewright.testing.models import resnet, transformer
 from tunewright.tools.compare import compare_layers, difference, differences, run_reference
+from tunewright.tools.compare_pictures import prepared
 
 NAN, INF = math.nan, math.inf
 
@@ -126,3 +128,52 @@ def test_weights_outside_the_file(tmp_path, capsys):
     onnx.save(resnet(18, size=32, width=8, classes=10), path, save_as_external_data=True, size_threshold=16)
     assert tools.execute(["compare", str(path), "--layers", "--against", "reference"]) == 0, capsys.readouterr()
     assert sorted(f.suffix for f in tmp_path.iterdir() if f.suffix == ".onnx") == [".onnx"]
+
+
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        ("u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4", [1, 16, 12, 3]),
+        ("u8,hwc,resize=linear,scale=255", [21, 9, 3]),
+        ("u8,nhwc,resize=cubic", [1, 40, 30, 3]),
+        ("f32,nchw,resize=nearest,mean=0.5", [1, 3, 7, 25]),
+        ("u8,chw", [3, 16, 12]),
+    ],
+)
+def test_pictures_as_they_come(how, shape, tmp_path, capsys):
+    """The other engine gets what numpy makes of them: both agree."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((4, 3, 3, 3)).astype(np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 12])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv"), helper.make_node("Relu", ["c"], ["y"], "relu")]
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), tmp_path / "m.onnx")
+    picture = rng.integers(0, 256, shape).astype(np.uint8 if how.startswith("u8") else np.float32)
+    np.save(tmp_path / "x.npy", picture)
+    command = ["compare", str(tmp_path / "m.onnx"), "-i", f"x={tmp_path / 'x.npy'}", "--preprocess", f"x={how}"]
+    assert tools.execute([*command, "--layers", "--against", "reference"]) == 0, capsys.readouterr()
+    assert "all 2 layers agree" in capsys.readouterr().out
+    if "reverse" in how:
+        same = prepared(Preprocess.parse(how), picture, TensorType(DType.FLOAT32, (1, 3, 16, 12)))
+        want = (picture[0, :, :, ::-1].transpose(2, 0, 1).astype("d") - [[[123.7]], [[116.3]], [[103.5]]]) / 57.4
+        np.testing.assert_allclose(same[0], want, rtol=1e-6)
+
+
+def test_a_resize_of_numpy_is_that_of_the_standard(tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.random((1, 2, 5, 9)).astype(np.float32)
+    for mode, attrs in (
+        ("linear", {"coordinate_transformation_mode": "half_pixel"}),
+        ("cubic", {"coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75}),
+        ("nearest", {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    ):
+        node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], mode=mode, **attrs)
+        sizes = numpy_helper.from_array(np.array([1, 2, 8, 4]), "s")
+        values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy"]
+        proto = helper.make_model(helper.make_graph([node], "g", values[:1], values[1:], [sizes]),
+                                  opset_imports=[helper.make_opsetid("", 19)])  # fmt: skip
+        [want] = run_reference(proto, tmp_path / "m.onnx", {"x": x}).values()
+        how = Preprocess(dtype="f32", layout="NCHW", resize=mode)
+        got = prepared(how, x, TensorType(DType.FLOAT32, (1, 2, 8, 4)))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -18,6 +18,21 @@ g (float[1, 8] x) => (float[1, 8] y)
 }
 """
 
+#: operations for four subgraphs
+CHAIN = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[1, 8] x) => (float[1, 8] y)
+<float[8, 8] w = {WEIGHTS}>
+{
+    [relu] a = Relu(x)
+    [matmul] b = MatMul(a, w)
+    [tanh] c = Tanh(b)
+    [add] d = Add(c, x)
+    [exp] y = Exp(d)
+}
+""".replace("WEIGHTS", ", ".join(str(float(v)) for v in np.eye(8)[::-1].ravel()))
+AFFINITY = {"relu": "CPU", "matmul": "CPU.POCL", "tanh": "CPU.HOST", "add": "CPU", "exp": "CPU"}
+
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
@@ -128,6 +143,8 @@ def test_explain_in_python(model):
 @pytest.mark.parametrize(("device", "parts"), PARTS)
 def test_tune_gives_each_its_time(device, parts, model, tmp_path, capsys):
     folder, report = tmp_path / "results", tmp_path / "report.html"
+    if device.startswith("HETERO"):
+        parts = ["CPU"]  # all of it fits there, and nothing runs elsewhere
     code = tools.execute(["tune", model, "-d", device, "-b", "4", "--result", str(folder), "--report", str(report)])
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -140,6 +157,50 @@ def test_tune_gives_each_its_time(device, parts, model, tmp_path, capsys):
     assert sorted(c["device"] for c in contents) == sorted(part.split(",")[0].partition("(")[0] for part in parts)
     budgets = sorted(c["budget"] for c in contents)  # the last has what the first left over
     assert budgets[0] == 4 / len(parts) and budgets[-1] <= 4 and "<h1" in report.read_text()
+
+
+def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
+    """What is tuned are the problems that HETERO poses, for the devices it poses them to: so it finds the answers."""
+    from tunewright import Core
+    from tunewright.solvers.base import Problem
+    from tunewright.tuning.key import WHERE_FIELDS, Where
+
+    onnx.save(parser.parse_model(CHAIN), model)
+    (tmp_path / "affinity.json").write_text(json.dumps(AFFINITY))
+    how, folder = f"HETERO_AFFINITY={tmp_path / 'affinity.json'}", tmp_path / "results"
+    hetero = f"HETERO:{','.join(dict.fromkeys(AFFINITY.values()))}"
+    command = ["tune", model, "-d", hetero, "-c", how, "-b", "2", "--result", str(folder)]
+    assert tools.execute(command) == 0
+    out, err = capsys.readouterr()
+    headings = {line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")}
+    assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.POCL", "subgraph 3 on CPU"}
+    assert "subgraph 2 on CPU.HOST: nothing can be chosen there" in err and "otherwise" not in err
+    files = {c["model"]: c for c in (json.loads(file.read_text()) for file in folder.iterdir())}
+    assert set(files) == {f"{model}, subgraph {n} of 4" for n in (0, 1, 3)}
+    compiled = Core({"HETERO_AFFINITY": str(tmp_path / "affinity.json")}).compile_model(model, hetero)
+    for number in (0, 1, 3):
+        part, file = compiled.subgraphs[number], files[f"{model}, subgraph {number} of 4"]
+        posed = {Problem.of(step.node).key() for plan in part.model.program.plans for step in plan.steps if step.choice}
+        assert posed and {layer["problem"] for layer in file["layers"]} == posed
+        where = Where.of(part.model.env.device.target)
+        assert file["where"] == {name: getattr(where, name) for name in WHERE_FIELDS}
+
+
+def test_subgraphs_one_by_one_give_what_the_whole_gives(model):
+    from tunewright import Core
+
+    onnx.save(parser.parse_model(CHAIN), model)
+    core, x = Core(), {"x": np.linspace(-1, 1, 8, dtype=np.float32)[None]}
+    loaded = core.read_model(model)
+    loaded.affinity = dict(AFFINITY)
+    found = core.apart("HETERO:CPU,CPU.POCL,CPU.HOST", model=loaded, inputs=x)
+    assert [one.device for one in found] == ["CPU", "CPU.POCL", "CPU.HOST", "CPU"]
+    values = dict(x)
+    for one in found:
+        assert all(np.array_equal(value, values[name]) for name, value in one.inputs(x).items())
+        values |= core.compile_model(one.model(loaded), one.device, one.config)(one.inputs(x))
+    want = np.exp(np.tanh(np.maximum(x["x"].astype("d"), 0) @ np.eye(8)[::-1]) + x["x"])
+    np.testing.assert_allclose(values["y"], want, rtol=1e-5)
 
 
 def test_lock_locks_all_and_frozen_runs_them(model, tmp_path, capsys):
@@ -198,3 +259,30 @@ def test_python_tunes_one_device_at_a_time(model):
 
     with pytest.raises(DeviceError, match=r"tuned by itself \(it is CPU, CPU.HOST; `Core.apart` has them\)"):
         Core().tune(model, {"x": np.ones((1, 8), np.float32)}, "MULTI:CPU,CPU.HOST", 1.0)
+
+
+def test_counters_tell_subgraphs_and_devices(model, tmp_path, capsys):
+    from tunewright.runtime.counters import Row, Status
+    from tunewright.tools.benchmark_measure import Result, accumulate
+    from tunewright.tools.benchmark_report import show_counters
+
+    (tmp_path / "affinity.json").write_text('{"relu": "CPU.HOST", "add": "CPU"}')
+    how = ["-d", "HETERO:CPU,CPU.HOST", "-c", f"HETERO_AFFINITY={tmp_path / 'affinity.json'}", "-n", "5", "--pc"]
+    assert tools.execute(["benchmark", model, *how, "--report", str(tmp_path / "r.json")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(line[:5] == ["relu", "Relu", "0", "on", "CPU.HOST"] for line in lines)
+    at = lines.index(["subgraph", "device", "nodes", "ms", "share"]) + 2
+    assert [line[:3] for line in lines[at : at + 2]] == [["0", "CPU.HOST", "1"], ["1", "CPU", "1"]]
+    counters = json.loads((tmp_path / "r.json").read_text())["counters"]
+    assert {(row["name"], row["device"], row["subgraph"]) for row in counters} == {
+        ("relu", "CPU.HOST", 0), ("add", "CPU", 1)
+    }  # fmt: skip
+    result = Result()  # of MULTI: the same nodes, on whichever device was free
+    for device, seconds in (("CPU", 1e-3), ("CPU.HOST", 5e-3), ("CPU", 3e-3)):
+        accumulate(result, [Row("add", "Add", Status.EXECUTED, "k", device_seconds=seconds, calls=1, device=device)])
+    assert [(row.device, row.device_seconds) for row in result.rows] == [("CPU", 4e-3), ("CPU.HOST", 5e-3)]
+    show_counters(result)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("add")]
+    assert [line[2] for line in shown] == ["CPU.HOST", "CPU"] and [line[-1] for line in shown] == ["55.6%", "44.4%"]
+    assert tools.execute(["benchmark", model, "-n", "5", "--pc"]) == 0
+    assert " subgraph" not in capsys.readouterr().out

@@ -264,6 +264,17 @@ def test_the_first_device_that_has_a_kernel(core: Core) -> None:
     assert compiled(core, proto).affinity == {"a": "CPU", "n": "CPU.HOST", "y": "CPU"}
 
 
+def test_what_passes_take_away_cuts_nothing(core: Core) -> None:
+    """A device has no kernel for Dropout, and needs none: it is gone, or part of another node, before anything runs."""
+    nodes = [node("Relu", "x", "a"), node("Dropout", "a", "b"), node("Tanh", "b", "c"), node("Det", "c", "y")]
+    proto = model(nodes, [value("x", [2, 3, 3])], [value("y", [2])])
+    assert core.query_model(proto, "CPU")["b"].on_host
+    placed = compiled(core, proto)
+    assert [(s.device, s.nodes) for s in placed.subgraphs] == [("CPU", ("a", "b", "c")), ("CPU.HOST", ("y",))]
+    x = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
+    agree(placed({"x": x}), {"y": np.linalg.det(np.tanh(np.maximum(x.astype("d"), 0))).astype(np.float32)})
+
+
 def test_what_nobody_runs(core: Core) -> None:
     proto = model([node("NonZero", "x", "n")], [value("x", [4])], [value("n", [1, None], INT)])
     pair, config = "HETERO:CPU,CPU.POCL", {"HOST_FALLBACK": "NO"}
@@ -533,6 +544,10 @@ def test_requests_of_a_model_run_one_after_the_other(core: Core) -> None:
     assert one.streams is other.streams and one.streams.count == 1
     assert one.get_property("EXCLUSIVE_ASYNC_REQUESTS") is True
     assert halves(core, NUM_STREAMS=2).streams.count == 2
+    side_by_side = halves(core, PERFORMANCE_HINT="THROUGHPUT")
+    assert side_by_side.streams.count == side_by_side.optimal_requests == core.compile_model(
+        branches(), "CPU", {"PERFORMANCE_HINT": "THROUGHPUT"}
+    ).streams.count
     assert halves(core, NUM_STREAMS=2, EXCLUSIVE_ASYNC_REQUESTS="YES").streams is one.streams
     expected = core.compile_model(branches(), "CPU")
     results: dict[int, Any] = {}

@@ -404,7 +404,7 @@ def test_a_buffer_is_not_copied_where_memory_is_shared():
     request = mine.create_infer_request()
     seen = []
     run = request.executor.run
-    request.executor.run = lambda program, values, stay: (
+    request.executor.run = lambda program, values, stay, plan=None: (
         seen.append([*values, *stay.storages(program.plan_for(values), values).values()]), run(program, values, stay)
     )[1]  # fmt: skip
     for b in buffers:

@@ -18,7 +18,7 @@ from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
-from tunewright.tuning.isolated import Isolated
+from tunewright.tuning.isolated import Isolated, measurer_for
 from tunewright.tuning.key import Where
 
 pytestmark = [
@@ -174,6 +174,11 @@ def test_what_is_tuned_is_tuned_with_as_many_threads():
     wrong = Isolated(device.name, 20.0, settings=settings, target=device.target)
     with wrong, pytest.raises(DeviceError, match="its device is another"):
         wrong.pose(softmax)
+    # one of several streams: its share of the threads, whatever the settings give the whole device
+    shared = measurer_for(device, settings)
+    assert isinstance(shared, Isolated) and shared.pose(softmax) is None
+    assert measurer_for(device, settings) is shared
+    shared.close()
 
 
 @pytest.mark.parametrize("wrong", ["-1", "some", "1.5"])

@@ -13,8 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, DeviceError, InputError
+from tunewright.devices.host import cpu_count
 from tunewright.ir.types import DType
 from tunewright.ops.tolerance import TOLERANCES
+from tunewright.plugins import streams
 from tunewright.plugins import tune as whole
 from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.search.space import Config
@@ -419,3 +421,23 @@ def test_what_is_no_budget(core, budget, tmp_path):
         with pytest.raises(InputError, match="is not a number of seconds above 0"):
             call(*given, "CPU", budget, config={"TUNE_RESULT_PATH": str(tmp_path)})
     assert not list(tmp_path.glob("tune_result*")), "nothing is written for nothing"
+
+
+@pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+def test_kernels_are_tuned_for_the_threads_of_the_streams_that_a_load_has(core):
+    """As many streams as are asked for, or as were measured to be best; they share the threads."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+    loaded, every = core.read_model(helper.make_model(graph, ir_version=8)), open_device("CPU")
+    core.set_property({"TUNE_RESULT_PATH": "", "PERFORMANCE_HINT": "THROUGHPUT"})
+
+    def units(**config):
+        x = {"x": np.ones(4, np.float32)}
+        found = core.tune(loaded, x, budget=1.0, config=config, stop=lambda: True).written["where"]["units"]
+        made = core.compile_model(loaded, "CPU", config)
+        assert found == made.env.device.target.units
+        return found
+
+    assert units() == units(NUM_STREAMS=every.target.units) == 1
+    streams.keep(loaded, every, core.settings, streams.Point(1, 1), {})
+    assert units() == units(PERFORMANCE_HINT="LATENCY") == every.target.units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
@@ -21,6 +22,21 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     raw = np.empty(nbytes + 64, np.uint8)
     offset = -address(raw) % 64
     return raw[offset : offset + nbytes]
+
+
+def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, or a copy of it, that begins where a cache line does. Numpy's begin at any multiple of 16 bytes: from
+    most of those places on, every second vector or each lies across two lines, which takes longer to read."""
+    if array.dtype == object or (array.flags.c_contiguous and address(array) % 64 == 0):
+        return array
+    made = empty_on_lines(array.shape, array.dtype)
+    np.copyto(made, array)
+    return made
+
+
+def empty_on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Memory with any content that begins where a cache line does: what is packed there needs no copy."""
+    return np.ndarray(shape, dtype, aligned(math.prod(shape) * dtype.itemsize))
 
 
 def address(array: Any) -> int:
@@ -68,6 +84,8 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
+    #: what is enqueued last waits until somebody needs it (`finish`, `begin`), where a queue can do that
+    holding: bool = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -80,6 +98,17 @@ class Queue(ABC):
 
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
+
+    @property
+    def can_hold(self) -> bool:
+        """`holding` is known, and pays: launches run in the calling thread."""
+        return False
+
+    def begin(self, others: Sequence[Queue]) -> None:  # noqa: B027 (most hold nothing)
+        """Run what is held here, and what is in ``others``, as one launch where that can be."""
+
+    def drop(self) -> None:  # noqa: B027
+        """Forget what is held: nobody needs it any more."""
 
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
@@ -248,6 +277,10 @@ class Device(ABC):
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
         """An array that nobody writes to, where kernels read it."""
         return array
+
+    def convert(self, array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+        """An array of the host in another element type, in memory of its own."""
+        return array.astype(dtype.numpy, order="C")
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
         """CPU_BIND_THREADS: where its threads may run, from now on."""

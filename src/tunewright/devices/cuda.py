@@ -438,11 +438,30 @@ class CudaDevice(Device):
         return self._constants.of(array)
 
     def _copy(self, array: Array) -> CudaArray:
-        copy, queue = CudaArray(self.alloc(array.nbytes).raw, array.shape, array.dtype), self.queue()
-        queue.put(array, copy)
-        queue.finish()
-        copy.staging = None  # it is never copied again
-        return copy
+        made = CudaArray(self.alloc(array.nbytes).raw, array.shape, array.dtype)
+        if array.size:
+            # It is copied once, while we wait: pinned memory on the way would take longer than the copy.
+            made.raw.copy_(_over(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        return made
+
+    def convert(self, array: Array, dtype: DType) -> Array:
+        """Torch is eight times as fast as numpy in making halves, on one core; and it uses several."""
+        if not array.size or dtype not in HELD or DType.of_numpy(array.dtype) not in (DType.FLOAT32, DType.FLOAT16):
+            return super().convert(array, dtype)
+        import torch
+
+        made = _over(np.ascontiguousarray(array).reshape(-1)).to(torch_dtype(dtype.numpy), copy=True)
+        found: Array = made.view(torch.uint8).numpy().view(dtype.numpy).reshape(array.shape)
+        return found
+
+
+def _over(flat: Array) -> Any:
+    """A tensor over an array's memory that is only read: torch's own function warns where arrays are read-only."""
+    import torch
+
+    memory: Any = (ctypes.c_uint8 * flat.nbytes).from_address(address(flat))
+    memory.kept = flat
+    return torch.from_numpy(np.frombuffer(memory, flat.dtype))
 
 
 @cache

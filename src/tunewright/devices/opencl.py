@@ -92,6 +92,8 @@ class Launch:
         queue, shared = self._queue, self._shared
         if queue.orphaned:
             _refuse()
+        if queue.held is not None:
+            queue.begin([])
         if shared.owner is not self:
             shared.owner = None  # until all are set: Ctrl-C may come in between
             # One call for all numbers takes a fifth of a microsecond, `set_arg` seven for each.
@@ -148,6 +150,7 @@ class OpenCLQueue(Queue):
         self._kernels: dict[tuple[int, str], tuple[Any, _Shared]] = {}
         #: Buffers of a caller's that are mapped for now
         self._mapped: list[Any] = []
+        self.held: unlocked.Held | None = None
 
     def kernel(self, program: Any, name: str) -> _Shared:
         """The queue's own kernel object of a program."""
@@ -179,7 +182,47 @@ class OpenCLQueue(Queue):
         self.finish()
         return time.perf_counter()
 
+    @property
+    def can_hold(self) -> bool:
+        return self.alone and unlocked.possible()
+
+    def drop(self) -> None:
+        self.held = None
+
+    def hold(self, launch: unlocked.Held) -> None:
+        """Enqueue it when somebody waits for it, or something else is enqueued."""
+        if self.held is not None:
+            self.begin([])
+        self.held, self.pending = launch, True
+
+    def begin(self, others: Sequence[Queue]) -> None:
+        first = self.held
+        if first is None:
+            return
+        held: list[tuple[OpenCLQueue, unlocked.Held]] = []
+        for other in others:
+            if isinstance(other, OpenCLQueue) and other.held is not None and other.held.program is first.program:
+                held.append((other, other.held))
+        # Taken before they run: nothing is begun twice, and who finds none asks OpenCL.
+        waited, self.held = self.waited, None
+        try:
+            first.begin([launch for _, launch in held])
+        except BaseException:
+            if held:  # each by itself tells whose error it is
+                self.held = first
+            raise
+        waited = (self.waited - waited) / (1 + len(held))
+        self.waited -= len(held) * waited
+        for queue, _ in held:
+            queue.held, queue.pending = None, False
+            queue.waited += waited
+            queue.launches += 1
+            queue.waits += 1
+            queue.kept.clear()
+
     def finish(self) -> None:
+        if self.held is not None:
+            self.begin([])
         if self.pending:
             begin = time.perf_counter()
             if self.alone and unlocked.possible():

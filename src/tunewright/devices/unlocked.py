@@ -7,7 +7,8 @@ The same function through `ctypes` gives it away, and takes a third of the time.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -49,6 +50,17 @@ def finish(queue: Any) -> None:
 def possible() -> bool:
     """There is such a way here."""
     return _functions() is not None
+
+
+class Held(ABC):
+    """A launch that waits for somebody who needs it, and may be one with those of other queues."""
+
+    #: those of one program can be
+    program: Any
+
+    @abstractmethod
+    def begin(self, others: Sequence[Held] = ()) -> None:
+        """Run it, in the calling thread, and others of its program behind it."""
 
 
 _Function = Callable[..., int]

@@ -16,13 +16,14 @@ import numpy as np
 
 from ..errors import LimitError, ModelError
 from ..settings import Settings
+from . import wire
 
 #: parts of a file up to this size are copied, larger ones stay mapped
 COPY_BYTES = 1 << 20
 
 
-def read_file(path: Path, settings: Settings) -> bytes:
-    """The bytes of a model file, if it is a file of acceptable size."""
+def read_file(path: Path, settings: Settings) -> wire.Parts:
+    """A model file, if it is a file of acceptable size."""
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -32,7 +33,7 @@ def read_file(path: Path, settings: Settings) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError("is not a file", where=str(path))
             check_file_size(status.st_size, str(path), settings)
-            return file.read(status.st_size)
+            return wire.read(file, status.st_size)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from None
 

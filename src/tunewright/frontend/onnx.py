@@ -21,7 +21,7 @@ from ..ir.types import OptionalType, SequenceType, TensorType
 from ..ops.infer import MISTAKES
 from ..ops.standard import type_from_proto
 from ..settings import Settings
-from . import guard, schema, tensors
+from . import guard, schema, tensors, wire
 from .external import ExternalFiles, check_file_size, read_file
 from .guard import call_key, domain_of, function_key, kind_of
 from .model import Model
@@ -34,6 +34,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Set
     """A model from a file, from bytes, or from a ModelProto."""
     folder: Path | None = None
     where = "model"
+    large: Mapping[int, wire.Bytes] = {}
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -42,11 +43,12 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Set
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         where, folder = str(path), path.absolute().parent
-        proto = _parse(read_file(path, settings), where)
+        parts = read_file(path, settings)
+        proto, large = _parse(parts.small, where), parts.large
     else:
         raise ModelError(f"a path, bytes or a ModelProto is needed, not {type(source).__name__}", where=where)
     guard.check(proto, settings)
-    graph = _Converter(proto, ExternalFiles(folder), settings).convert()
+    graph = _Converter(proto, ExternalFiles(folder), settings, large).convert()
     return Model(
         graph,
         name=proto.graph.name,
@@ -116,8 +118,12 @@ class _Scope:
 
 
 class _Converter:
-    def __init__(self, model: onnx.ModelProto, files: ExternalFiles, settings: Settings) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, files: ExternalFiles, settings: Settings, large: Mapping[int, wire.Bytes]
+    ) -> None:
         self.model, self.files, self.settings = model, files, settings
+        #: raw_data of initializers of the main graph, by their place, that was read apart from it
+        self.large = large
         self.opsets = {domain_of(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.functions = {function_key(f): f for f in model.functions}
         self.count = 0
@@ -138,10 +144,11 @@ class _Converter:
         """Inputs, initializers, nodes and outputs of one GraphProto into ``scope.graph``."""
         graph = scope.graph
         weights: dict[str, Value] = {}
-        for tensor in proto.initializer:
+        large = self.large if scope.outer is None else {}
+        for place, tensor in enumerate(proto.initializer):
             if tensor.name in weights:
                 raise ModelError("the name is used twice", where=f"initializer {tensor.name!r}")
-            array = self.tensor(tensor, f"initializer {tensor.name!r}")
+            array = self.tensor(tensor, f"initializer {tensor.name!r}", large.get(place))
             weights[tensor.name] = graph.constant(array, tensor.name)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
@@ -294,9 +301,9 @@ class _Converter:
             return _type(a.tp, where)
         raise ModelError(f"has no usable type ({kind})", where=where)
 
-    def tensor(self, tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
+    def tensor(self, tensor: onnx.TensorProto, where: str, raw: wire.Bytes | None = None) -> np.ndarray[Any, Any]:
         """A tensor's value. What the guard counted was declared; this is what was really taken."""
-        array = tensors.to_array(tensor, self.files, self.settings, where)
+        array = tensors.to_array(tensor, self.files, self.settings, where, raw)
         self.nbytes += array.nbytes
         if self.nbytes > self.settings.max_memory_bytes:
             limit = f"the limit is MAX_MEMORY_BYTES = {self.settings.max_memory_bytes:,}"

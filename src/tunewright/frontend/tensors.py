@@ -42,8 +42,13 @@ def declared_bytes(tensor: onnx.TensorProto) -> int:
     return max(0, int(math.prod(tensor.dims))) * itemsize
 
 
-def to_array(tensor: onnx.TensorProto, files: ExternalFiles, settings: Settings, where: str) -> Array:
-    """The tensor as a read-only array. Raises a ModelError that names it when anything about it does not fit."""
+def to_array(
+    tensor: onnx.TensorProto, files: ExternalFiles, settings: Settings, where: str, raw: Array | None = None
+) -> Array:
+    """The tensor as a read-only array. Raises a ModelError that names it when anything about it does not fit.
+
+    ``raw``: its raw_data, where that was read apart from it.
+    """
     try:
         dtype = DType.of_onnx(tensor.data_type)
     except KeyError:
@@ -54,8 +59,8 @@ def to_array(tensor: onnx.TensorProto, files: ExternalFiles, settings: Settings,
         raise ModelError("is split into segments, which nothing supports", where=where)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         flat = _from_bytes(_external(tensor, _raw_bytes(dtype, count, where), files, where), dtype, count)
-    elif tensor.HasField("raw_data"):
-        data = np.frombuffer(tensor.raw_data, np.uint8)
+    elif raw is not None or tensor.HasField("raw_data"):
+        data = np.frombuffer(tensor.raw_data, np.uint8) if raw is None else raw
         _fits(data.size, _raw_bytes(dtype, count, where), "bytes of raw_data", dims, where)
         flat = _from_bytes(data, dtype, count)
     elif dtype is DType.STRING:

@@ -28,6 +28,14 @@ CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value],
 #: or the reason why not
 WorksIn: TypeAlias = Callable[[Node, Layout, Sequence[int]], str | None]
 
+#: an array in another element type: a device may know a faster way than numpy
+Convert: TypeAlias = Callable[[Array, DType], Array]
+
+
+def convert(array: Array, to: DType) -> Array:
+    """The host's way."""
+    return array.astype(to.numpy, order="C")
+
 
 def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
     """The host's answer: the reference runs any epilogue."""
@@ -129,6 +137,7 @@ class Context:
     knows: Callable[[str], bool] = field(default=lambda op: True)
     #: what networks of single-precision numbers are computed in
     precision: DType = DType.FLOAT32
+    convert: Convert = convert
     log: Log = field(default_factory=Log)
     #: constants that passes joined, by their parts' ids: plans for other shapes share them
     joined: dict[tuple[int, ...], Joined] = field(default_factory=dict)

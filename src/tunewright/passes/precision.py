@@ -6,15 +6,14 @@ once; what a narrow type cannot hold (-1e9 in a mask) becomes the largest number
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import DType, TensorType
 from ..ops import lookup
-from .base import Context
+from ..ops.base import Array
+from .base import Context, Convert, convert
 
 #: float inputs that say what to do, not what it is done to: they stay as they are
 _KEPT = {"Resize": (1, 2), "Upsample": (1,), "OneHot": (2,), "Range": (0, 1, 2), "NonMaxSuppression": (3, 4)}
@@ -53,7 +52,7 @@ class Narrow:
             if _is_given(graph, value):
                 _behind_input(graph, value, to)
             elif value.const is not None:
-                value.const = rounded(value.const, to)
+                value.const = rounded(value.const, to, context.convert)
                 value.type = value.type.with_dtype(to)
             else:
                 value.type = value.type.with_dtype(to)
@@ -90,13 +89,13 @@ def _why_not(node: Node) -> str | None:
     return None
 
 
-def rounded(array: np.ndarray[Any, Any], to: DType) -> np.ndarray[Any, Any]:
+def rounded(array: Array, to: DType, convert: Convert = convert) -> Array:
     """Constants as another type holds them, finite ones finite."""
-    if to.numpy.itemsize > array.dtype.itemsize:
-        return array.astype(to.numpy, order="C")
-    most = float(ml_dtypes.finfo(to.numpy).max)
-    bounded = np.where(np.isfinite(array), np.clip(array, -most, most), array)
-    return bounded.astype(to.numpy, order="C")  # numpy's ascontiguousarray makes rows of scalars
+    if array.size and to.itemsize <= array.dtype.itemsize:
+        most = float(ml_dtypes.finfo(to.numpy).max)
+        if not (array.min() >= -most and array.max() <= most):
+            array = np.where(np.isfinite(array), np.clip(array, -most, most), array)
+    return convert(array, to)
 
 
 def _is_given(graph: Graph, value: Value) -> bool:

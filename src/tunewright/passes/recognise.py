@@ -52,7 +52,10 @@ _SQRT2 = math.sqrt(2.0)
 _ERF = OneOf(Op("Erf", Op("Div", "x", _SQRT2)), Op("Erf", Op("Mul", "x", 1 / _SQRT2)))
 _CUBE = OneOf(Op("Pow", "x", 3.0), Op("Mul", "x", Op("Mul", "x", "x")))
 _ROOT_2_PI = math.sqrt(2.0 / math.pi)
-_CUBIC = OneOf(Op("Mul", _CUBE, 0.044715), product("x", Op("Mul", "x", "x"), 0.044715))
+_CUBIC = OneOf(
+    Op("Mul", _CUBE, 0.044715), product("x", Op("Mul", "x", "x"), 0.044715),
+    Op("Mul", "x", Op("Mul", "x", Op("Mul", "x", 0.044715))),
+)  # fmt: skip
 _INNER = OneOf(
     Op("Mul", Op("Add", "x", _CUBIC), _ROOT_2_PI),
     product("x", Op("Add", Op("Mul", Op("Mul", "x", "x"), 0.044715), 1.0), _ROOT_2_PI),

@@ -8,7 +8,9 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ir.graph import Graph, Node, Value, freeze
+from ..ir.types import DType
 from ..ops import lookup
+from ..ops.base import Array
 from ..ops.infer import propagate
 from .base import Context
 from .pattern import ORIGINS, remove_dead
@@ -17,6 +19,8 @@ from .pattern import ORIGINS, remove_dead
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "RNN", "GRU", "LSTM"})
 #: operations that have integer forms
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+#: numbers that a core's cache holds
+PART = 1 << 16
 
 
 class DeadCode:
@@ -119,12 +123,15 @@ class CommonSubexpressions:
 
 
 class FlushDenormals:
-    """Weights too small for a normal float become zero: arithmetic on them is many times slower on processors."""
+    """Weights too small for a normal float become zero: arithmetic on them is many times slower on processors.
+
+    Half precision makes zeros of them by itself.
+    """
 
     name = "flush-denormals"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if not context.settings.flush_denormals:
+        if not context.settings.flush_denormals or context.precision is DType.FLOAT16:
             return False
         changed = False
         for value in list(graph.constants()):
@@ -132,9 +139,9 @@ class FlushDenormals:
             array = value.const
             if not users or array is None or array.dtype not in (np.float32, np.float64):
                 continue
-            tiny = (np.abs(array) < np.finfo(array.dtype).tiny) & (array != 0)
-            if not tiny.any():
+            if not _has_denormals(array):
                 continue
+            tiny = (np.abs(array) < np.finfo(array.dtype).tiny) & (array != 0)
             flushed = graph.constant(np.where(tiny, array.dtype.type(0), array), value.name)
             for node, i in list(value.uses):
                 if node.op in WEIGHTED:
@@ -142,3 +149,13 @@ class FlushDenormals:
             context.log.applied(self.name, users[0])
             changed = True
         return changed
+
+
+def _has_denormals(array: Array) -> bool:
+    """In parts: what is made of a whole array would come from memory, and most have no number that small at all."""
+    flat, least = array.reshape(-1), np.finfo(array.dtype).tiny
+    for first in range(0, flat.size, PART):
+        sizes = np.abs(flat[first : first + PART])
+        if not sizes.min() >= least and ((sizes < least) & (sizes != 0)).any():
+            return True
+    return False

@@ -11,7 +11,19 @@ from functools import cache
 
 from ..errors import SettingsError
 from ..settings import Settings
-from . import attention, fuse_linear, grouping, identities, openvino, recognise, recurrent, shape_values, shuffle, views
+from . import (
+    attention,
+    fuse_linear,
+    grouping,
+    identities,
+    openvino,
+    recognise,
+    recurrent,
+    shape_values,
+    shuffle,
+    tables,
+    views,
+)
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .conv_pair import ConvPairs
@@ -37,6 +49,7 @@ CLEAN_UP = Repeat(
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
         RewritePass("identities", identities.RULES),
+        RewritePass("tables", tables.FOLDED),
         CommonSubexpressions(),
         DeadCode(),
     )
@@ -46,7 +59,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),
     DeadCode(),
     CLEAN_UP,
-    RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES)),
+    RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
     FlushDenormals(),

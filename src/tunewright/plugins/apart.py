@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,14 +12,32 @@ import numpy as np
 from ..frontend.model import Model
 from ..runtime.compiled import CompiledModel
 from ..runtime.hetero import HeteroModel
-from ..runtime.request import DeviceModel, of_one_device
+from ..runtime.request import DeviceModel, DeviceRequest, of_one_device
 from ..settings import Settings
+from ..tuning.tuner import Tuner
 from .auto import Auto
 from .batch import Batch
 from .batch_axis import batched
 from .find import find
-from .hetero import Hetero
+from .hetero import LOOKING, Hetero, bare
 from .multi import Multi
+
+#: inferences that say about how long a subgraph takes: the least of them, since others may disturb one
+TIMES = 4
+
+
+@dataclass(frozen=True)
+class Section:
+    """A subgraph of HETERO as a model of its own."""
+
+    number: int
+    model: Model
+    #: what those before made for it
+    inputs: Mapping[str, Any]
+    #: of an inference of it, more or less
+    seconds: float
+    #: its device has but one kernel for everything: the operators' references
+    is_reference: bool
 
 
 @dataclass(frozen=True)
@@ -30,41 +49,99 @@ class Apart:
     config: Mapping[str, Any] = field(default_factory=dict)
     #: examples that it runs together
     batch: int = 1
+    #: what it runs of a model that HETERO shares out; None: all of it
+    section: Section | None = None
 
     def __str__(self) -> str:
+        if self.section is not None:
+            return _title(self.section.number, self.device)
         streams = self.config.get("NUM_STREAMS")
         batch = f", {self.batch} examples at a time" if self.batch > 1 else ""
         return f"{self.device}({streams}){batch}" if streams else f"{self.device}{batch}"
 
     def model(self, model: Model) -> Model:
         """The model as it runs there."""
+        if self.section is not None:
+            return self.section.model
         return batched(model, self.batch) if self.batch > 1 else model
 
     def inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs for that: an example, so many times."""
+        if self.section is not None:
+            return dict(self.section.inputs)
         if self.batch == 1:
             return dict(inputs)
         return {name: np.repeat(np.asarray(value), self.batch, axis=0) for name, value in inputs.items()}
 
 
-def apart(device: str, settings: Settings, model: Model | None = None) -> list[Apart]:
+def apart(
+    device: str, settings: Settings, model: Model | None = None, inputs: Mapping[str, Any] | None = None
+) -> list[Apart]:
     """The devices that a string names, in its order; of a single device, that.
 
     BATCH runs two models: several examples at a time, and one, where the others did not come. ``model``: where the
-    number is left open, it is the one that was measured to be best for it.
+    number is left open, it is the one that was measured to be best for it. With ``inputs`` for it HETERO places it, and
+    there is one for each subgraph, in the order in which they run.
     """
     plugin = find(device, replace(settings, allow_auto_batching=False))
     if isinstance(plugin, Multi | Auto):
         return [Apart(part.name, part.own) for part in plugin.parts]
-    own = {"DEVICE_ID": ""}
+    own: dict[str, Any] = {"DEVICE_ID": ""}
     if isinstance(plugin, Hetero):
-        exclusive = {"EXCLUSIVE_ASYNC_REQUESTS": "YES"} if plugin.is_exclusive else {}
-        return [Apart(name, own | exclusive) for name in plugin.names]
+        own |= {"EXCLUSIVE_ASYNC_REQUESTS": "YES"} if plugin.is_exclusive else {}
+        if model is None or inputs is None:
+            return [Apart(name, own) for name in plugin.names]
+        return _sections(plugin, model, inputs, Settings.make(LOOKING, settings), own)
     if isinstance(plugin, Batch):
         choice = None if model is None or plugin.size else plugin.choice(model, settings)
         size = plugin.requests // plugin.single.streams if choice is None else choice.batch
         return [Apart(plugin.single.name, own, n) for n in dict.fromkeys((size, 1))]
     return [Apart(plugin.name, own)]
+
+
+def _sections(
+    plugin: Hetero, model: Model, inputs: Mapping[str, Any], settings: Settings, own: Mapping[str, Any]
+) -> list[Apart]:
+    """What HETERO gives each device, compiled, run to know its inputs, and again to know about how long it takes.
+
+    Nothing is tuned for that. Where one device has it all, that is the model as it is.
+    """
+    placed = plugin.place(model, settings)
+    plugin.check(placed)
+    parts = placed.parts()
+    if len(parts) == 1:
+        return [Apart(plugin.names[parts[0].device], own)]
+    tuner, values, found = Tuner(settings), dict(inputs), []
+    for number, part in enumerate(parts):
+        single = plugin.plugins[part.device]
+        name = f"{model.path or model.name}, subgraph {number} of {len(parts)}"
+        section = replace(bare(model, part.graph), name=name, path="")
+        request = single.compile(section, settings, tuner).create_infer_request()
+        feed = {name: values[name] for name in part.inputs}
+        values |= request.infer(feed)
+        spent = min(_seconds(request, feed) for _ in range(TIMES))
+        found.append(
+            Apart(single.name, own, section=Section(number, section, feed, spent, single.device.family == "host"))
+        )
+    return found
+
+
+def _seconds(request: DeviceRequest, inputs: Mapping[str, Any]) -> float:
+    begin = time.perf_counter()
+    request.infer(inputs)
+    return time.perf_counter() - begin
+
+
+def placement(device: str, settings: Settings, model: Model) -> dict[str, str]:
+    """The device of every node that HETERO would run, as it places them now."""
+    plugin = find(device, settings)
+    assert isinstance(plugin, Hetero)
+    placed = plugin.place(model, Settings.make(LOOKING, settings))
+    return {node.name: plugin.names[number] for node, number in placed.labels.items()}
+
+
+def _title(number: int, device: str) -> str:
+    return f"subgraph {number} on {device}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +182,7 @@ def _subgraphs(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Iterator[P
     values = dict(inputs)
     for number, subgraph in enumerate(compiled.subgraphs):
         feed = {name: values[name] for name in subgraph.inputs} if not compiled.is_whole else inputs
-        title = subgraph.device if compiled.is_whole else f"subgraph {number} on {subgraph.device}"
+        title = subgraph.device if compiled.is_whole else _title(number, subgraph.device)
         yield Piece(title, subgraph.model, feed)
         if number + 1 < len(compiled.subgraphs):
             values |= subgraph.model(feed)

@@ -18,7 +18,7 @@ from ..runtime.multi import Pool
 from ..runtime.multi_model import PoolModel
 from ..settings import Settings
 from .base import Plugin, Support
-from .multi import Part, parts, support
+from .multi import Part, parts, support, warn_of_references
 from .several import split
 from .single import visible
 
@@ -81,7 +81,9 @@ class Auto(Plugin):
             return only.plugin.compile(model, only.settings, consume=consume)
         together = settings.performance_hint == "CUMULATIVE_THROUGHPUT"
         pool = Pool("AUTO", [part.candidate(model) for part in self.parts], together)
-        if not together:
+        if together:
+            warn_of_references(self.parts, "AUTO")
+        else:
             _CLAIMS.add(pool, _LEVELS[settings.model_priority])
         # A processor has compiled within a second or so: nobody need wait for the others.
         try:

@@ -15,16 +15,16 @@ from ..passes.base import Context, run_passes
 from ..passes.simplify import DeadCode, Propagate, UnknownOps
 from ..passes.standard import check_disabled
 from ..runtime import hetero_dot
-from ..runtime.asynchronous import Streams
 from ..runtime.hetero import HeteroModel
 from ..runtime.hetero_split import Part, split
 from ..runtime.request import exclusive
+from ..runtime.streams import Streams
 from ..settings import Settings
 from ..tuning.tuner import Tuner, reasons
 from . import hetero_affinity, hetero_costs, hetero_place, hetero_store
 from .base import Plugin, Support
 from .find import single
-from .single import SingleDevice, streams
+from .single import SingleDevice
 from .tune import QUIET
 
 #: of compiling a whole model to see what its kernels take: nothing is tuned, dumped or locked for that
@@ -116,9 +116,7 @@ class Hetero(Plugin):
 
     def compile_placed(self, model: Model, placed: Placed, settings: Settings) -> HeteroModel:
         """A model with these devices for its nodes."""
-        for node, why in placed.unable.items():
-            where = f"node {node.name!r} ({node.op})"
-            raise UnsupportedError(f"no device of {self.name} runs it: {why}", where=where)
+        self.check(placed)
         tuner, nodes = Tuner(settings), [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         parts = placed.parts()
         if settings.hetero_dump_graph_dot:
@@ -127,12 +125,18 @@ class Hetero(Plugin):
             (part, self.plugins[part.device].compile(bare(model, part.graph), settings, tuner)) for part in parts
         ]
         told = Settings.make({"EXCLUSIVE_ASYNC_REQUESTS": self.is_exclusive}, settings)
-        return HeteroModel(self.name, placed.graph, compiled, told, nodes, self._streams(settings), placed.origin)
+        return HeteroModel(self.name, placed.graph, compiled, told, nodes, self._streams(), placed.origin)
 
-    def _streams(self, settings: Settings) -> Streams:
+    def check(self, placed: Placed) -> None:
+        """Raise where no device runs a node."""
+        for node, why in placed.unable.items():
+            where = f"node {node.name!r} ({node.op})"
+            raise UnsupportedError(f"no device of {self.name} runs it: {why}", where=where)
+
+    def _streams(self) -> Streams:
         if self.is_exclusive:
             return exclusive(self.name)
-        return Streams(max(streams(plugin.device, settings) for plugin in self.plugins))
+        return Streams(max(plugin.streams for plugin in self.plugins))
 
 
 class Task:
@@ -151,7 +155,19 @@ class Task:
     @cached_property
     def answers(self) -> list[dict[str, Support]]:
         """Of each device about each node."""
-        return [plugin.query(bare(self.model, self.graph), self.settings) for plugin in self.plugin.plugins]
+        return [self._answers(plugin) for plugin in self.plugin.plugins]
+
+    def _answers(self, plugin: SingleDevice) -> dict[str, Support]:
+        """What a device says of each node; it has a kernel also for what becomes part of other nodes there.
+
+        Else a normalisation, which convolutions take in, would cut a network behind every one of them.
+        """
+        model = bare(self.model, self.graph)
+        found = plugin.query(model, self.settings)
+        if not any(said.on_host for said in found.values()):
+            return found
+        alone = plugin.left_to_host(model, Settings.make(LOOKING, self.settings))
+        return {name: replace(said, on_host=said.on_host and name in alone) for name, said in found.items()}
 
     @cached_property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,6 +17,8 @@ from .batch import with_batches
 from .find import single
 from .several import parse, split
 from .single import SingleDevice
+
+LOG = logging.getLogger("tunewright")
 
 
 class Part:
@@ -56,6 +59,15 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
     return found
 
 
+def warn_of_references(found: Sequence[Part], kind: str) -> None:
+    """Where a GPU shares requests with references: they hold Python's lock, and its host thread waits for that."""
+    slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
+    fast = [part.name for part in found if not part.is_cpu]
+    if slow and fast:
+        LOG.warning("%s: %s computes in numpy, for which %s waits, too: more is done without it (`tunewright devices` "
+                    "says why it has no kernels)", kind, slow[0], fast[0])  # fmt: skip
+
+
 def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
     """Of the first device that runs the whole model; of the first one, if none does."""
     answers = (part.single.query(model, part.settings) for part in found)
@@ -78,6 +90,7 @@ class Multi(Plugin):
         def others(text: str) -> list[Candidate]:
             return [part.candidate(model) for part in parts(split(text), settings, "MULTI")]
 
+        warn_of_references(self.parts, "MULTI")
         pool = Pool("MULTI", [part.candidate(model) for part in self.parts], together=True)
         pool.compile_all()
         return PoolModel(self.name, pool, settings, others)

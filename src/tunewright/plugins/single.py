@@ -17,6 +17,7 @@ from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
 from ..runtime.late import LateKernel, ShapeKernel, follows_from_shapes
+from ..runtime.phases import Phases, uncollected
 from ..runtime.program import Environment
 from ..runtime.request import DeviceModel
 from ..settings import Settings
@@ -124,6 +125,16 @@ class SingleDevice(Plugin):
                 answer[node.name] = self._who(node, tuner)
         return answer
 
+    def left_to_host(self, model: Model, settings: Settings) -> set[str]:
+        """Names of nodes without a kernel of the device that still stand by themselves behind the passes.
+
+        `query` is of nodes as they are read; most that a device has no kernel for become part of another node.
+        """
+        tuner, graph = Tuner(settings), model.graph.clone()
+        prepare(graph, self._context(settings, tuner))
+        hosted = (node for node in graph.nodes if self._who(node, tuner).on_host)
+        return {name for node in hosted for name in (node.name, *node.origin)}
+
     def _who(self, node: Node, tuner: Tuner) -> Support:
         """Who would run a node."""
         if node.bodies:
@@ -155,7 +166,23 @@ class SingleDevice(Plugin):
             found = compiled_auto(self._with_streams(model, settings, consume), model, self.whole, settings)
             if found is not None:
                 return found
-        tuner = Tuner(settings) if tuner is None else tuner
+        with uncollected():
+            return self._compile(model, settings, tuner, consume)
+
+    def _compile(self, model: Model, settings: Settings, given: Tuner | None, consume: bool) -> DeviceModel:
+        phases = Phases()
+        with phases("solvers"):
+            tuner = Tuner(settings) if given is None else given
+        context = self._context(settings, tuner)
+        nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
+        graph = model.graph if consume else model.graph.clone()
+        with phases("passes"):
+            prepare(graph, context)
+        env = Environment(self.device, tuner, settings, context, phases=phases)
+        return DeviceModel(graph, env, nodes, self.streams)
+
+    def _context(self, settings: Settings, tuner: Tuner) -> Context:
+        """What passes are told of the device."""
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
             fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())
@@ -164,14 +191,13 @@ class SingleDevice(Plugin):
         def works_in(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
             return tuner.why_not_layout(Problem.of(node).in_layout(layout, inputs), self.device)
 
-        context = Context(settings, can_fuse, precision=_precision(settings, self.device))
+        context = Context(
+            settings, can_fuse, precision=_precision(settings, self.device), convert=self.device.convert
+        )  # fmt: skip
         if self.device.family != "host":
             context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in
             context.knows = lambda op: tuner.knows(op, self.device)
-        nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
-        graph = model.graph if consume else model.graph.clone()
-        prepare(graph, context)
-        return DeviceModel(graph, Environment(self.device, tuner, settings, context), nodes, self.streams)
+        return context
 
     def _with_streams(self, model: Model, settings: Settings, consume: bool) -> Callable[[int, bool], DeviceModel]:
         """What compiles the model for so many streams; ``last``: it may be taken apart."""

@@ -23,10 +23,10 @@ import numpy as np
 from ..devices.remote import RemoteContext
 from ..ir.types import DType, TensorType, Type
 from ..ops.tolerance import TOLERANCES, deviation
-from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
 from .request import DeviceModel
+from .streams import Streams
 
 LOG = logging.getLogger("tunewright")
 

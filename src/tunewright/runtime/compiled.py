@@ -14,9 +14,10 @@ from ..devices.remote import RemoteContext
 from ..errors import InputError
 from ..ir.types import DType, TensorType, Type, signature
 from ..settings import Settings
-from .asynchronous import Startable, Streams
+from .asynchronous import Startable
 from .counters import Row, Totals
 from .properties import CHANGEABLE, check_changeable, get
+from .streams import Streams
 
 
 class CompiledModel(ABC):
@@ -81,6 +82,12 @@ class CompiledModel(ABC):
 
     def memory_statistics(self) -> dict[str, int]:
         """Bytes that it and its requests hold, by purpose."""
+        return {}
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds that compiling took, plans for further shapes included, by what they were spent on; empty where
+        several devices run it."""
         return {}
 
     def get_property(self, name: str) -> Any:

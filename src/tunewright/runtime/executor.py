@@ -17,6 +17,7 @@ from ..ops import lookup
 from ..ops.infer import check_results
 from ..solvers.base import Kernel
 from . import ranges
+from .brief import Single, Switch
 from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program
@@ -26,7 +27,7 @@ from .remote import Stay
 PIECE = 16 << 10
 
 
-class _Frame:
+class Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
     def __init__(self, plan: Plan, queue: Queue, runs: Mapping[int, Run], counted: bool = False) -> None:
@@ -66,10 +67,12 @@ class _Frame:
         lasting = {i for i, value in enumerate(self.values) if value is not None} | {-1}
         #: each step with what runs it: without arguments where they never change in this frame
         self.actions: list[_Action | _Together] = []
+        self.together: list[_Together] = []
         together = {step for run in runs.values() for step in run.steps}
         for at, step in enumerate(plan.steps):
             if at in runs:
-                self.actions.append(_Together(runs[at], self.values, queue, counted))
+                self.together.append(_Together(runs[at], self.values, queue, counted))
+                self.actions.append(self.together[-1])
             if step.optimized_out or step in together:
                 continue
             action = _Action(step, [plan.slots[i].storage >= 0 for i in step.outs])
@@ -82,6 +85,9 @@ class _Frame:
             elif kernel is not None:
                 action.launch = kernel.launcher(queue)
             self.actions.append(action)
+        #: ways around all of this, where nothing is counted
+        self.single = None if counted else Single.of(plan, self)
+        self.switch = None if counted else Switch.of(plan, self)
 
 
 class _Detour(Kernel):
@@ -125,6 +131,8 @@ class _Together:
                     elif slot >= 0:
                         own.setdefault(slot, []).append((kernel, output, index))
         self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
+        #: where their addresses are written, where that is how they are set
+        self.places = {slot: self.launcher.places(uses) for slot, uses in own.items()}
 
     def __call__(self, values: Sequence[Any]) -> None:
         for slot, set in self.own:
@@ -148,24 +156,43 @@ class Executor:
         self.iterations = 0
         #: seconds that copies to and from the device took so far, where that is counted
         self.copied = 0.0
-        self._frames: weakref.WeakKeyDictionary[Plan, _Frame] = weakref.WeakKeyDictionary()
+        self._frames: weakref.WeakKeyDictionary[Plan, Frame] = weakref.WeakKeyDictionary()
+        #: the queue that holds its last launch back, while `begin` runs
+        self._holding: Queue | None = None
 
-    def frames(self) -> list[tuple[Plan, _Frame]]:
+    def frames(self) -> list[tuple[Plan, Frame]]:
         """The memory that is held for each plan that has run."""
         return list(self._frames.items())
 
-    def run(self, program: Program, inputs: Sequence[Any], stay: Stay | None = None) -> list[Any]:
-        """One pass through a program; the results are the caller's to keep.
+    def run(
+        self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None
+    ) -> list[Any]:
+        """One pass through a program, by its plan for these inputs if that is known; the results are the caller's.
 
         With ``stay`` tensors stay in the device's memory, and may still be being computed.
         """
-        plan = program.plan_for(inputs)
+        plan = plan or program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
             counted = self.counters is not None
-            frame = _Frame(plan, self._queue(plan.device), self._runs(plan, program), counted)
+            frame = Frame(plan, self._queue(plan.device), self._runs(plan, program), counted)
             self._frames[plan] = frame
         queue = frame.queue
+        if self._holding is not None and queue is not self._holding:
+            self._hold_no_more()  # nothing orders two queues but that one was waited for
+        made: Sequence[Any]
+        if stay is None and ranges.active is None:
+            if frame.single is not None:
+                results = frame.single(inputs)
+                if not queue.holding:
+                    queue.finish()
+                return results
+            if frame.switch is not None and (branch := frame.switch(inputs)) is not None:
+                try:
+                    made = self.run(*branch)
+                    return [made[i] for i in frame.switch.outputs]
+                except (ExecutionError, MemoryError):
+                    pass  # the step itself says where it was
         if self.counters is not None:
             self.counters.enter(plan)
         values = list(frame.values)
@@ -198,8 +225,10 @@ class Executor:
                     self.together(action, values, queue)
                 else:
                     self.step(action, values, queue)
-            made: Sequence[Any] = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
-            if stay is None or plan.device.shares_memory:
+            made = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
+            if queue.holding and plan.rest is None and not frame.copied:
+                pass  # `begin`: who needs them waits
+            elif stay is None or plan.device.shares_memory:
                 if self.counters is None or plan.device.shares_memory:
                     made = queue.fetch(made)
                 else:
@@ -212,6 +241,8 @@ class Executor:
         except BaseException:
             queue.finish()  # what runs still writes to memory that is given up here
             raise
+        if frame.switch is not None:
+            frame.switch.learn(inputs, values)
         rest: Sequence[Any] = ()
         if plan.rest is not None:
             rest = self.run(plan.rest, queue.fetch([values[i] for i in plan.rest_inputs]), stay and stay.rest(plan))
@@ -220,6 +251,27 @@ class Executor:
             if isinstance(outputs[at], np.ndarray):
                 outputs[at] = outputs[at].copy()
         return outputs
+
+    def can_begin(self, plan: Plan) -> bool:
+        """The last launch of a plan that has run can be held back."""
+        frame = self._frames.get(plan)
+        return frame is not None and frame.queue.can_hold and self.counters is None
+
+    def begin(self, program: Program, inputs: Sequence[Any], plan: Plan) -> tuple[list[Any], Queue]:
+        """As `run`, but results may be there only once the queue is waited for, which may hold the last launch back."""
+        self._holding = queue = self.queues[plan.device]
+        queue.holding = True
+        try:
+            return self.run(program, inputs, None, plan), queue
+        finally:
+            self._holding, queue.holding = None, False
+
+    def _hold_no_more(self) -> None:
+        """In this inference results are there when a program has run, as usual."""
+        assert self._holding is not None
+        queue, self._holding = self._holding, None
+        queue.holding = False
+        queue.finish()
 
     @property
     def launches(self) -> int:
@@ -303,6 +355,8 @@ class Executor:
         step = action.step
         ins: Sequence[Any] = [None if i < 0 else values[i] for i in step.ins]
         if step.control is not None:
+            if self._holding is not None and step.control.reads:
+                self._hold_no_more()
             made = step.control.run(self, queue.fetch(ins))
         else:
             assert action.launch is not None

@@ -21,12 +21,12 @@ from ..devices.remote import RemoteContext, RemoteTensor
 from ..ir.graph import Graph
 from ..ir.types import Type
 from ..settings import Settings
-from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Status, Totals
 from .hetero_split import Part
 from .remote import Stay
 from .request import DeviceModel, bind
+from .streams import Streams
 
 
 @dataclass(frozen=True)

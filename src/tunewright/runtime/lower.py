@@ -8,8 +8,10 @@ is planned once its shapes are known.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 from ..devices.base import Device
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
@@ -18,6 +20,7 @@ from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import MISTAKES
 from ..solvers.base import Kernel, Library, Problem
+from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
@@ -28,6 +31,8 @@ from .program import Environment, Libraries, Packed, Program
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
 MOST_NAMED = 10
+#: threads that pack weights
+PACKERS = min(4, os.cpu_count() or 1)
 
 
 def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = True) -> Plan:
@@ -158,6 +163,9 @@ class _Lowering:
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
+    packers: Executor = field(init=False)
+    #: by the key of a problem
+    choices: dict[str, Choice] = field(default_factory=dict)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
@@ -172,7 +180,11 @@ class _Lowering:
                 self.slot(v, self.output_slot(v, sharing, results))
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
-        steps = self.steps(sharing)
+        # Numpy leaves Python's lock to others: weights are packed while kernels are chosen.
+        with ThreadPoolExecutor(PACKERS) as self.packers:
+            steps = self.steps(sharing)
+            with self.env.phases("packing"):
+                self.slots = [s if s.packed is None else replace(s, const=s.packed.array) for s in self.slots]
         runs = self.runs(steps)
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
@@ -266,9 +278,20 @@ class _Lowering:
         problem = Problem.of(node)
         if self.env.tuner.is_late(problem, self.device):
             return Step(node, ins, outs, LateKernel(node, self.env, self.device))
-        choice = self.env.tuner.choose(problem, self.device)
-        kernel = self.env.compile(choice, problem, self.device)
+        with self.env.phases("choosing"):
+            choice = self.choose(problem)
+        with self.env.phases("kernels"):
+            kernel = self.env.compile(choice, problem, self.device)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
+
+    def choose(self, problem: Problem) -> Choice:
+        """Layers that are equal have one choice. What was searched for the first of them, the others only know."""
+        choice = self.choices.get(problem.key())
+        if choice is None:
+            choice = self.env.tuner.choose(problem, self.device)
+            if choice.origin is not Origin.SEARCH:
+                self.choices[problem.key()] = choice
+        return choice
 
     def runs(self, steps: list[Step]) -> dict[int, Run]:
         """Steps that are launched together, and everything compiled."""
@@ -328,11 +351,11 @@ class _Lowering:
         for i, packing in kernel.packings.items():
             value = node.inputs[i]
             assert value is not None and value.const is not None
-            packed = self.env.pack(packing, value.const)
+            packed = self.env.pack(packing, value.const, self.packers)
             if packed not in self.packed:
                 self.packed[packed] = len(self.slots)
                 name = f"{value.name}@{packing.key}"
-                self.slots.append(Slot(name, Place.CONST, value.type, packed.array, packed=packed))
+                self.slots.append(Slot(name, Place.CONST, value.type, packed=packed))
             found[i] = self.packed[packed]
         return tuple(found)
 

@@ -10,11 +10,11 @@ from typing import Any
 from ..devices.remote import RemoteContext
 from ..ir.types import Type
 from ..settings import Settings
-from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
 from .multi import Candidate, Pool, Served
 from .properties import check_changeable
+from .streams import Streams
 
 
 class _PoolStreams(Streams):

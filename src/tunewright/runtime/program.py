@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ..devices import building, kernel_cache
-from ..devices.base import Device
+from ..devices.base import Device, on_lines
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
 from ..ir.graph import Graph
@@ -23,6 +24,7 @@ from ..passes.standard import SPECIALISE
 from ..settings import Settings
 from ..solvers.base import Array, Kernel, Library, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
+from .phases import Phases
 from .plan import Plan
 
 
@@ -38,6 +40,8 @@ class Environment:
     kernels: WeakValueDictionary[tuple[str, str, str, int], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int, str], Packed] = field(default_factory=WeakValueDictionary)
+    #: what making plans took so far
+    phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(self, choice: Choice, problem: Problem, device: Device | None = None) -> Kernel:
@@ -53,7 +57,7 @@ class Environment:
 
     def prepare(self, kernel: Kernel | Library) -> None:
         """Compile what a kernel needs to run."""
-        with self._lock, self._building():
+        with self.phases("kernels"), self._lock, self._building():
             kernel.prepare()
 
     @contextmanager
@@ -61,14 +65,18 @@ class Environment:
         with building.using(self.settings), kernel_cache.using(KernelCache.of(self.settings)):
             yield
 
-    def pack(self, packing: Packing, constant: Array) -> Packed:
-        """A constant rearranged for a kernel; equal wishes share one."""
+    def pack(self, packing: Packing, constant: Array, pool: Executor) -> Packed:
+        """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one."""
         key = (id(constant), packing.key)
         with self._lock:
             packed = self._packed.get(key)
             if packed is None or packed.source is not constant:
-                packed = self._packed[key] = Packed(constant, packing.pack(constant))
+                packed = self._packed[key] = Packed(constant, pool.submit(self._arranged, packing, constant))
             return packed
+
+    def _arranged(self, packing: Packing, constant: Array) -> Array:
+        array = packing.pack(constant)
+        return on_lines(array) if self.device.shares_memory else array
 
 
 @dataclass(eq=False)
@@ -76,7 +84,11 @@ class Packed:
     """A constant as it was, kept so that its id stays its own, and as a kernel wants it."""
 
     source: Array
-    array: Array
+    _job: Future[Array]
+
+    @property
+    def array(self) -> Array:
+        return self._job.result()
 
 
 #: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
@@ -146,10 +158,12 @@ class Program:
         for value, type in zip(graph.inputs, types, strict=True):
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
-        run_passes(graph, SPECIALISE, self.env.context)
+        with self.env.phases("passes"):
+            run_passes(graph, SPECIALISE, self.env.context)
         # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
         threads = any(plan.device is self.env.device for plan in self._plans.values())
-        return lower(graph, self.env, self.libraries, inline=not threads)
+        with self.env.phases("planning"):
+            return lower(graph, self.env, self.libraries, inline=not threads)
 
 
 def type_of(value: Any) -> Type | None:

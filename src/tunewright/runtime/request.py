@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet, WeakValueDictionary
@@ -17,12 +18,13 @@ from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from . import ranges, trace
-from .asynchronous import Streams
 from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
 from .executor import Executor
+from .plan import Plan
 from .program import Environment, Looks, Program, like
 from .remote import Stay, adopt, is_lent, on_host
+from .streams import Streams
 
 
 class DeviceModel(CompiledModel):
@@ -72,6 +74,10 @@ class DeviceModel(CompiledModel):
     def context(self) -> RemoteContext:
         return RemoteContext(self.env.device)
 
+    @property
+    def phases(self) -> dict[str, float]:
+        return dict(self.env.phases.seconds)
+
 
 _EXCLUSIVE: WeakValueDictionary[str, Streams] = WeakValueDictionary()
 _LOCK = threading.Lock()
@@ -100,6 +106,13 @@ _Moment: TypeAlias = tuple[float, tuple[float, int], float]
 _IN_ORDER = 0x1 | 0x100
 
 
+_NO_MEMORY = "not enough memory for the model's plan"
+
+
+def _nothing() -> None:
+    """As the reference to what is gone."""
+
+
 class DeviceRequest(InferRequest):
     """A request on one device."""
 
@@ -114,6 +127,10 @@ class DeviceRequest(InferRequest):
         self._spent: tuple[_Moment, _Moment] = ((0.0, (0.0, 0), 0.0),) * 2
         #: names of inputs and what the last ones were like: others like them need no further check
         self._like: tuple[list[str], Looks] = [], []
+        #: the plan that they ran by, as long as there is one
+        self._plan: Callable[[], Plan | None] = _nothing
+        #: what `prepare` has done: the moment before, inputs, the results to be, and the queue that is to make them
+        self._prepared: tuple[_Moment, list[Any], list[Any], Queue] | None = None
 
     def run(
         self,
@@ -122,10 +139,15 @@ class DeviceRequest(InferRequest):
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         before = self._now()
+        if self._prepared is not None:
+            self._abandon()
         inputs, outputs = self.completed(inputs, outputs)
         values = self._same(inputs)
         if values is not None and not remote and outputs is None:
-            results = self._run(values, None)
+            plan = self._plan()
+            results = self._run(values, None, plan)
+            if plan is None:
+                self._learn_plan(values)
             self._spent = before, self._now()
             self.results = dict(zip(self.model.graph.output_names, results, strict=True))
             return self.results
@@ -147,18 +169,57 @@ class DeviceRequest(InferRequest):
             queue.release()
         self._spent = before, self._now()
         self.results = found
+        if self._like[0]:
+            self._learn_plan(values)
         return found
 
-    def _run(self, values: list[Any], stay: Stay | None) -> list[Any]:
+    def _learn_plan(self, values: Sequence[Any]) -> None:
+        """Of arrays that have run, and are like the last ones."""
+        plan = self.model.program.plan_for(values)
+        self._plan, self.can_prepare = weakref.ref(plan), self.executor.can_begin(plan)
+
+    def prepare(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> Queue | None:
+        if self._into or trace.active is not None or ranges.active is not None:
+            return None
+        if self._prepared is not None:
+            self._abandon()
+        before = self._now()
+        inputs, _ = self.completed(inputs, None)
+        values, plan = self._same(inputs), self._plan()
+        if values is None or plan is None:
+            return None
+        self.executor.iterations = 0
+        try:
+            results, queue = self.executor.begin(self.model.program, values, plan)
+        except MemoryError as error:
+            raise ExecutionError(_NO_MEMORY) from error
+        self._prepared = before, values, results, queue
+        return queue
+
+    def complete(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
+        assert self._prepared is not None
+        (before, _, results, queue), self._prepared = self._prepared, None
+        queue.finish()
+        self._spent = before, self._now()
+        self.results = dict(zip(self.model.graph.output_names, results, strict=True))
+        return self.results
+
+    def _abandon(self) -> None:
+        """What was prepared is not to be run: it would write to memory that nobody keeps."""
+        assert self._prepared is not None
+        self._prepared[3].drop()
+        self._prepared = None
+
+    def _run(self, values: list[Any], stay: Stay | None, plan: Plan | None = None) -> list[Any]:
         if self.counters is not None:
             self.counters.clear()
         self.executor.iterations = 0
         try:
             if trace.active is not None or ranges.active is not None:
                 return self._watched(values, stay)
-            return self.executor.run(self.model.program, values, stay)
+            return self.executor.run(self.model.program, values, stay, plan)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
-            raise ExecutionError("not enough memory for the model's plan") from error
+            raise ExecutionError(_NO_MEMORY) from error
 
     def _watched(self, values: list[Any], stay: Stay | None) -> list[Any]:
         """An inference that others' time lines show."""
@@ -171,7 +232,7 @@ class DeviceRequest(InferRequest):
 
     def _remember(self, values: Sequence[Any]) -> None:
         """What these inputs are like, when they are plain arrays."""
-        self._like = [], []
+        self._like, self._plan, self.can_prepare = ([], []), _nothing, False
         if all(type(v) is np.ndarray and v.dtype != object for v in values):
             self._like = [v.name for v in self.model.graph.inputs], [(v.shape, v.dtype) for v in values]
 
@@ -302,9 +363,8 @@ def _check_shape(shape: tuple[int, ...], type: TensorType, where: str, symbols: 
         raise InputError(f"takes {type}, not shape {list(shape)}", where=where)
     for got, want in zip(shape, type.shape, strict=True):
         if isinstance(want, int) and got != want:
-            raise InputError(
-                f"takes {type}, not shape {list(shape)}", where=where, hint="Model.reshape changes input shapes"
-            )
+            hint = "Model.reshape, or --shape on the command line, changes input shapes"
+            raise InputError(f"takes {type}, not shape {list(shape)}", where=where, hint=hint)
         if isinstance(want, str):
             most = want.rpartition("<=")[2]  # DYN_BATCH_ENABLED
             if want != most and most.isdigit() and got > int(most):

@@ -253,6 +253,13 @@ class Launcher(ABC):
 
         return set
 
+    def places(self, uses: Sequence[tuple[int, bool, int]]) -> tuple[Any, list[int]] | None:
+        """Where the address of an array for these arguments is written: a buffer of integers, and the places in it.
+
+        Nothing that was enqueued may be reading it then. None where arrays are not set so.
+        """
+        return None
+
     @abstractmethod
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""

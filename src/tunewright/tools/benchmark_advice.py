@@ -218,8 +218,8 @@ def kernels_of(compiled: CompiledModel, rows: Sequence[Row]) -> list[Kernel]:
         return list(planned.values())
     ran = [row for row in rows if row.calls and row.kernel != "control flow"]
     total = sum(row.device_seconds + row.host_seconds for row in ran) or 1.0
-    shares = {row.name: (row.device_seconds + row.host_seconds) / total for row in ran}
+    shares = [(row.device_seconds + row.host_seconds) / total for row in ran]
     return [
-        Kernel(r.name, r.type, r.kernel, origin_word(r.origin), r.host_seconds > 0, shares[r.name], gains.get(r.name))
-        for r in ran
+        Kernel(r.name, r.type, r.kernel, origin_word(r.origin), r.host_seconds > 0, share, gains.get(r.name))
+        for r, share in zip(ran, shares, strict=True)
     ]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..frontend.model import Model
+    from ..ir.graph import Value
     from ..ir.types import Dim, TensorType, Type
     from ..settings import Settings
 
@@ -83,10 +84,12 @@ def batch_inputs(model: Model) -> tuple[Dim, list[str]]:
     """
     from ..ir.types import TensorType
 
+    single = {value.name for value in model.graph.inputs if _is_one_example(value)}
     first: dict[str, Dim] = {
         name: type.shape[0]
         for name, type in model.inputs.items()
         if isinstance(type, TensorType) and type.shape and (len(type.shape) > 1 or not isinstance(type.shape[0], int))
+        and name not in single
     }
     opened: list[Dim] = [d for d in first.values() if not isinstance(d, int)]
     if opened:
@@ -97,6 +100,14 @@ def batch_inputs(model: Model) -> tuple[Dim, list[str]]:
         there = ", ".join(f"{name}: {type}" for name, type in model.inputs.items()) or "none"
         raise InputError("the model has no batch dimension", where="--batch", hint=f"its inputs are {there}")
     return found, [name for name, dim in first.items() if dim == found]
+
+
+def _is_one_example(value: Value) -> bool:
+    """Whoever reads it puts an axis in front first (a picture as ``--preprocess x=u8,hwc`` has it)."""
+    users = [node for node, _ in value.uses]
+    axes = [node.inputs[1] for node in users if node.op == "Unsqueeze"]
+    fronts = (axis is not None and axis.const is not None and 0 in axis.const for axis in axes)
+    return bool(users) and len(axes) == len(users) and all(fronts)
 
 
 def with_batch(model: Model, batch: int) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -89,7 +90,13 @@ def import_everything(device: str, settings: Settings) -> None:
     core = Core()
     # The user's limits are meant for the user's model.
     core.settings = replace(type(settings)(), cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes)
-    core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
+    log = logging.getLogger("tunewright")
+    level = log.level
+    log.setLevel(logging.WARNING)  # AUTO would tell twice what it does
+    try:
+        core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
+    finally:
+        log.setLevel(level)
 
 
 def measure(
@@ -264,9 +271,9 @@ def accumulate(result: Result, rows: Sequence[Row]) -> None:
     if not result.rows:
         result.rows = list(rows)
         return
-    known = {row.name: row for row in result.rows}
+    known = {(row.name, row.device): row for row in result.rows}
     for row in rows:
-        mine = known.get(row.name)
+        mine = known.get((row.name, row.device))
         if mine is None:
             result.rows.append(row)
             continue

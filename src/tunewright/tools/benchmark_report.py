@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 SCHEMA = "tunewright.benchmark/2"
 #: rows of counters that are shown; reports have all
 SHOWN = 25
+#: what became of nodes, in the order of `Status`
+TOLD = ("nodes executed", "optimized out", "not run")
 #: characters of a node's name that are shown; reports have all
 LONGEST = 48
+
+
+def _spent(row: Row) -> float:
+    return row.device_seconds + row.host_seconds
+
+
+def _is_leaf(row: Row) -> bool:
+    return row.kernel != "control flow"
 
 
 # -- for programs -----------------------------------------------------------------------------------------------------
@@ -60,14 +70,12 @@ def figures(result: Result, load: Load, batch: int | None, percentiles: Sequence
 
 def _kernel_seconds(result: Result) -> float:
     """Of one inference on the device, by the counters."""
-    leaves = (row for row in result.rows if row.kernel != "control flow")
-    return sum(row.device_seconds for row in leaves) / max(1, result.counted)
+    return sum(row.device_seconds for row in result.rows if _is_leaf(row)) / max(1, result.counted)
 
 
 def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
     """A row of counters, per inference."""
     n = max(1, counted)
-    leaf = row.kernel != "control flow"
     return {
         "name": row.name,
         "type": row.type,
@@ -75,9 +83,11 @@ def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
         "kernel": row.kernel,
         "origin": row.origin,
         "chosen": origin_word(row.origin),
+        "device": row.device,
+        "subgraph": row.subgraph,
         "device_ms": row.device_seconds * 1e3 / n,
         "host_ms": row.host_seconds * 1e3 / n,
-        "share": (row.device_seconds + row.host_seconds) / total if leaf and total else None,
+        "share": _spent(row) / total if _is_leaf(row) and total else None,
         "calls": row.calls / n,
         "launches": row.launches / n,
     }
@@ -85,9 +95,8 @@ def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
 
 def counters_of(result: Result) -> list[dict[str, Any]]:
     """All rows, those that took longest first."""
-    leaves = [row for row in result.rows if row.kernel != "control flow"]
-    total = sum(row.device_seconds + row.host_seconds for row in leaves)
-    rows = sorted(result.rows, key=lambda row: -(row.device_seconds + row.host_seconds))
+    total = sum(_spent(row) for row in result.rows if _is_leaf(row))
+    rows = sorted(result.rows, key=lambda row: -_spent(row))
     return [row_of(row, result.counted, total) for row in rows]
 
 
@@ -181,7 +190,10 @@ def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) 
         made.add_row(key.replace("_", " "), milliseconds(report[f"{key}_ms"] / 1e3))
     out.print(made)
     kernels = report["kernel_cache"]
-    out.print(f"kernel cache: {kernels['hits']} hits, {kernels['misses']} misses" if kernels else "kernel cache: off")
+    if kernels:
+        out.print(f"kernel cache: {many(kernels['hits'], 'hit')}, {many(kernels['misses'], 'miss', 'es')}")
+    else:
+        out.print("kernel cache: off")
     out.print()
     streams, requests = report["streams"], report["requests"]
     how = f"{many(requests, 'request')} on {many(streams, 'stream')}, {report['api']}"
@@ -215,9 +227,9 @@ def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) 
         out.print(f"         {report['kernel_us']:,.0f} us of kernels (mean), {copies}", markup=False)
 
 
-def many(count: int, what: str) -> str:
+def many(count: int, what: str, plural: str = "s") -> str:
     """1 stream, 2 streams."""
-    return f"{count} {what}" + ("" if count == 1 else "s")
+    return f"{count:,} {what}" + ("" if count == 1 else plural)
 
 
 def show_counters(result: Result) -> None:
@@ -226,38 +238,53 @@ def show_counters(result: Result) -> None:
 
     rows, counted = result.rows, result.counted
     n = max(1, counted)
-    spent = {row.name: (row.device_seconds + row.host_seconds) / n for row in rows}
     # A control-flow node contains the time of its body: only what the leaves took has a share.
-    leaves = {row.name: spent[row.name] for row in rows if row.kernel != "control flow"}
-    total = sum(leaves.values()) or 1.0
-    ran = sorted((row for row in rows if row.status is Status.EXECUTED), key=lambda row: -spent[row.name])
+    total = sum(_spent(row) for row in rows if _is_leaf(row)) or 1.0
+    ran = sorted((row for row in rows if row.status is Status.EXECUTED), key=lambda row: -_spent(row))
+    where = "subgraph" if any(row.subgraph for row in ran) else "device" if len({row.device for row in ran}) > 1 else ""
     # Where one of the two has all the time, the other's column would only take room from the names.
     clocks = {"device": [row.device_seconds for row in ran], "host": [row.host_seconds for row in ran]}
     clocks = {name: times for name, times in clocks.items() if any(times)}
-    made = table("node", "type", "kernel", "origin", *(f">{name} ms" for name in clocks), ">share")
+    columns = ["node", "type", *([where] if where else []), "kernel", "origin"]
+    made = table(*columns, *(f">{name} ms" for name in clocks), ">share")
     for i, row in enumerate(ran[:SHOWN]):
-        share = f"{leaves[row.name] / total:.1%}" if row.name in leaves else "-"
+        share = f"{_spent(row) / total:.1%}" if _is_leaf(row) else "-"
         times = [milliseconds(s / n) if (s := seconds[i]) else "-" for seconds in clocks.values()]
-        what = _short(row.name), row.type.removeprefix("tunewright::"), row.kernel, origin_word(row.origin) or "-"
-        made.add_row(*map(cell, what), *times, share)
+        place = [row.device if where == "device" else f"{row.subgraph} on {row.device}"] if where else []
+        what = [_short(row.name), row.type.removeprefix("tunewright::"), *place, row.kernel]
+        made.add_row(*map(cell, [*what, origin_word(row.origin) or "-"]), *times, share)
     out = console()
     out.print()
     out.print(made)
     out.print()
     rest = ran[SHOWN:]
     if rest:
-        together = sum(leaves.get(row.name, 0.0) for row in rest) / total
+        together = sum(_spent(row) for row in rest if _is_leaf(row)) / total
         out.print(f"and {len(rest)} more nodes with {together:.1%} together (--report has all)", markup=False)
-    gone = sum(row.status is Status.OPTIMIZED_OUT for row in rows)
-    idle = sum(row.status is Status.NOT_RUN for row in rows)
-    out.print(
-        f"{len(ran)} nodes executed, {gone} optimized out, {idle} not run; mean of {counted} inferences", markup=False
-    )
-    kernels = [row for row in ran if row.name in leaves]
-    launches, host = sum(row.launches for row in kernels) / n, sum(row.host_seconds for row in kernels) / n
+    counts = [len({row.name for row in rows if row.status is status}) for status in Status]
+    told = ", ".join(f"{count} {said}" for count, said in zip(counts, TOLD, strict=True))
+    out.print(f"{told}; mean of {many(counted, 'inference')}", markup=False)
+    kernels = [row for row in ran if _is_leaf(row)]
+    launches, host = sum(row.launches for row in kernels) / n, sum(row.host_seconds for row in kernels)
     if launches:
         part = f"; {host / total:.1%} of the time in operations on the host" if host else ""
         out.print(f"{many(round(launches), 'kernel')} launched{part}")
+    if where == "subgraph":
+        _show_subgraphs(kernels, n, total)
+
+
+def _show_subgraphs(ran: Sequence[Row], n: int, total: float) -> None:
+    """What the nodes of each part of HETERO took, in the order in which parts run."""
+    parts: dict[tuple[int, str], list[Row]] = {}
+    for row in ran:
+        parts.setdefault((row.subgraph or 0, row.device), []).append(row)
+    made = table(">subgraph", "device", ">nodes", ">ms", ">share")
+    for (number, device), rows in sorted(parts.items()):
+        spent = sum(map(_spent, rows))
+        made.add_row(str(number), cell(device), str(len(rows)), milliseconds(spent / n), f"{spent / total:.1%}")
+    out = console()
+    out.print()
+    out.print(made)
 
 
 def _short(name: str) -> str:

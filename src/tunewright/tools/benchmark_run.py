@@ -191,7 +191,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     with working("compiling"):
         streams = "AUTO" if lists.auto else str(lists.streams[0]) if lists.streams else None
         compiled = bench.compile(data, streams, batch)
-    compile_ = time.perf_counter() - begin
+    compile_, phases = time.perf_counter() - begin, compiled.alone.phases
     begin = time.perf_counter()
     with working("running for the first time"):
         compiled(data.feeds[0])
@@ -206,7 +206,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     if not result.latencies:
         raise KeyboardInterrupt
     slices = Slices.of(result.latencies, result.ends, result.begin)
-    advice = advise(facts_of(compiled, result, load, wish.model, slices, _options(bench, data.model)))
+    advice = advise(facts_of(compiled, result, load, wish.model, slices, _options(bench, data.model, compiled)))
     made = {
         **bench.about(data),
         "streams": compiled.streams.count,
@@ -217,6 +217,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
         **figures(result, load, data.batch, wish.percentiles),
         "load_ms": bench.load * 1e3,
         "compile_ms": compile_ * 1e3,
+        "compile_phases_ms": {name: seconds * 1e3 for name, seconds in phases.items()},
         "first_inference_ms": first * 1e3,
         "kernel_cache": None if kernels is None else kernels.as_dict(),
         "advice": [{"kind": a.kind, "text": a.text} for a in advice],
@@ -262,12 +263,22 @@ def run_once(
     return _code(run.result, comparison.slower if comparison is not None else 0.0, allowed)
 
 
-def _options(bench: Bench, run: Model) -> str:
-    """The options that make the inputs of a model as it was read those that it ran with."""
+def _options(bench: Bench, run: Model, compiled: CompiledModel) -> str:
+    """The options that make the inputs of a model as it was read those that it ran with, and the device the same: a
+    stream of several has a part of its threads, and kernels are tuned for so many."""
+    from ..runtime.request import DeviceModel
+
     changed = (name for name, type in run.inputs.items() if type != bench.model.inputs.get(name))
     shapes = {name: getattr(run.inputs[name], "shape", None) for name in changed}
     found = [f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape]
-    return "".join([*found, *(f" --preprocess {shlex.quote(text)}" for text in bench.wish.preprocess or ())])
+    found += [f" --preprocess {shlex.quote(text)}" for text in bench.wish.preprocess or ()]
+    settings = {key: value for key, value in bench.wish.settings.items() if key != "PERF_COUNT"}
+    if isinstance(compiled, DeviceModel):
+        settings.pop("PERFORMANCE_HINT", None)
+        settings["NUM_STREAMS"] = str(compiled.streams.count)
+        if compiled.streams.count == 1:
+            del settings["NUM_STREAMS"]
+    return "".join([*found, *(f" -c {shlex.quote(f'{key}={value}')}" for key, value in settings.items())])
 
 
 def _dropped(count: int) -> str:

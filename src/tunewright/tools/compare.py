@@ -18,6 +18,7 @@ from .common import (
     DeviceName,
     Inputs,
     ModelFile,
+    Preprocessing,
     Seed,
     Shapes,
     cell,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from ..core import Core
     from ..frontend.model import Model
+    from ..frontend.pictures import Preprocess
+    from ..ir.types import Type
 
 #: results of quantisation may differ by one step, on this part of the elements at most
 STEPS, STEPPED = ("int8", "uint8"), 1e-3
@@ -64,6 +67,7 @@ def compare(
     model: ModelFile,
     input: Inputs = None,
     shape: Shapes = None,
+    preprocess: Preprocessing = None,
     against: Annotated[
         Against,
         typer.Option(
@@ -88,22 +92,35 @@ def compare(
     """Compare outputs with another engine's. Exit code 1 when they differ.
 
     Example: tunewright compare model.onnx --shape x=1x3x224x224 --layers
+
+    Where inputs come as --preprocess says, the other engine gets what numpy makes of them:
+    tunewright compare model.onnx -i x=frame.npy --preprocess x=u8,hwc,reverse,resize,scale=255
     """
     from ..core import Core
+    from ..ir.types import TensorType
     from ..plugins.find import find
-    from .inputs import make_feed
+    from .compare_pictures import prepared
+    from .inputs import make_feed, preprocessing
 
     core = Core(parse_config(config))
     find(device, core.settings)  # a wrong name fails before the work
     name, oracle = choose_oracle(against)
     out = console()
     with working(f"running here and in {name}"):
-        feed = make_feed(core.read_model(model), input, shape, seed, core.settings)
+        read = core.read_model(model)
+        given = preprocessing(read, preprocess)
+        feed = make_feed(read.preprocess(given) if given else read, input, shape, seed, core.settings)
         for text in feed.notes:
             note(text)
-        proto = with_shapes(_parse(model), feed.model)
         mine = core.compile_model(feed.model, device)(feed.values)
-        theirs = oracle(proto, model, feed.values)
+        types, values = dict(feed.model.inputs), dict(feed.values)
+        for key, how in given.items():
+            wanted = read.inputs[key]
+            assert isinstance(wanted, TensorType)  # else it is not preprocessed
+            values[key] = prepared(how, values[key], wanted)
+            types[key] = TensorType.of(values[key])
+        proto = with_shapes(_parse(model), types)
+        theirs = oracle(proto, model, values)
     results = [d for key, value in mine.items() for d in differences(key, value, theirs.get(key), tolerance)]
     out.print(cell(f"{model} on {device} against {name}"), style="bold", soft_wrap=True)
     out.print()
@@ -113,7 +130,7 @@ def compare(
     out.print("[red]the outputs differ[/red]" if bad else _agree(len(results), "output"))
     if layers:
         with working("comparing layers"):
-            found = compare_layers(core, proto, model, feed.values, device, oracle, tolerance)
+            found = compare_layers(core, proto, model, values, device, oracle, tolerance, given, feed.values)
         out.print()
         show_layers(found, proto, bool(bad))
         bad = bad or [d for d in found if d.why]
@@ -175,7 +192,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(path.read_bytes())
 
 
-def with_shapes(proto: onnx.ModelProto, model: Model) -> onnx.ModelProto:
+def with_shapes(proto: onnx.ModelProto, inputs: Mapping[str, Type | None]) -> onnx.ModelProto:
     """The file with the input sizes that --shape asks for where it declares others; what is open stays open.
 
     (Closing it would let the other engine infer shapes, and trip, inside branches that never run.)
@@ -184,7 +201,7 @@ def with_shapes(proto: onnx.ModelProto, model: Model) -> onnx.ModelProto:
 
     changed = False
     for info in proto.graph.input:
-        type = model.inputs.get(info.name)
+        type = inputs.get(info.name)
         dims = info.type.tensor_type.shape.dim
         if not isinstance(type, TensorType) or type.shape is None or len(dims) != len(type.shape):
             continue
@@ -296,14 +313,17 @@ def compare_layers(
     device: str,
     oracle: Oracle,
     tolerance: float | None,
+    preprocess: Mapping[str, Preprocess] | None = None,
+    unprepared: Mapping[str, Any] | None = None,
 ) -> list[Difference]:
     """Every result of the main graph as an output on both sides, in the model's order.
 
-    A value that is an output cannot be fused away, so each layer is compared by itself.
+    A value that is an output cannot be fused away, so each layer is compared by itself. ``unprepared``: inputs as they
+    come before ``preprocess``, which is done here, too.
     """
     exposed = expose(proto)
-    folder = path.absolute().parent
-    mine = core.compile_model(_read(core, exposed, folder), device)(inputs)
+    read = _read(core, exposed, path.absolute().parent)
+    mine = core.compile_model(read, device, preprocess=preprocess or None)(unprepared if preprocess else inputs)
     theirs = oracle(exposed, path, inputs)
     order = [o for node in exposed.graph.node for o in node.output if o in mine and o in theirs]
     return [d for name in order for d in differences(name, mine[name], theirs[name], tolerance)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..core import Core
     from ..frontend.model import Model
+    from ..frontend.pictures import Preprocess
     from ..ir.types import Dim, TensorType, Type
     from ..settings import Settings
 
@@ -66,11 +67,16 @@ class Feed:
     notes: list[str] = field(default_factory=list)
 
 
-def coming(model: Model, texts: Sequence[str] | None) -> Model:
-    """A model whose inputs come as ``--preprocess`` says."""
+def preprocessing(model: Model, texts: Sequence[str] | None) -> dict[str, Preprocess]:
+    """What ``--preprocess`` says, by input."""
     from ..frontend.pictures import Preprocess
 
-    given = {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
+    return {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
+
+
+def coming(model: Model, texts: Sequence[str] | None) -> Model:
+    """A model whose inputs come as ``--preprocess`` says."""
+    given = preprocessing(model, texts)
     return model.preprocess(given) if given else model
 
 

@@ -22,10 +22,13 @@ from .common import (
     console,
     note,
     parse_config,
+    working,
 )
 from .interrupts import interruptible
 
 if TYPE_CHECKING:
+    from ..core import Core
+    from ..frontend.model import Model
     from ..plugins.apart import Apart
     from ..plugins.tune import Result
 
@@ -75,7 +78,8 @@ def tune(
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
     the same command again goes on with what is not tuned yet. Dumps of problems (ENABLE_TUNE_DUMP) are tuned without
-    their models. Of several devices (MULTI, AUTO, HETERO, BATCH) each has its part of the time.
+    their models. Several devices (MULTI, AUTO, BATCH) share the time, and so do the subgraphs of HETERO, each by what
+    it takes of an inference.
 
     Example: tunewright tune model.onnx --budget 2m --report report.html
     """
@@ -106,11 +110,13 @@ def tune(
         raise InputError("belong to a model", where="--input, --shape, --preprocess", hint="a problem has its shapes")
     if model is None:
         devices = list({one.device: one for one in devices}.values())
-        loaded, values = None, {}
+        loaded, values, every = None, {}, []
     else:
         feed = load(core, model, input, shape, preprocess, seed)
         loaded, values = concrete(feed), feed.values
-        devices = core.apart(device, model=loaded)
+        with working("compiling"):
+            every = core.apart(device, model=loaded, inputs=values)
+        devices = worthwhile(every)
 
     def tuned(one: Apart, some: float) -> Result:
         with progress() as tell:
@@ -129,22 +135,54 @@ def tune(
             if report is not None and results:
                 report.write_text(page([result.written for result in results]), encoding="utf-8")
                 note(f"the report is {report}")
+    if loaded is not None and results and is_moved(core, device, loaded, every):
+        note("what is known now places nodes otherwise: tune once more, or keep one placement (tunewright place)")
     if locks is not None and loaded is not None:
         write_lock(core, loaded, values, device, locks)
 
 
+def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
+    """Those that tuning can do something for, the dearest subgraphs first; the others are noted."""
+    from ..plugins.tune import TAIL
+
+    total = sum(one.section.seconds for one in devices if one.section is not None)
+    found = []
+    for one in devices:
+        if one.section is not None and one.section.is_reference:
+            note(f"{one}: nothing can be chosen there")
+        elif one.section is not None and one.section.seconds < TAIL * total:
+            note(f"{one}: passed over, it takes {one.section.seconds / total:.1%} of an inference")
+        else:
+            found.append(one)
+    return sorted(found, key=lambda one: 0.0 if one.section is None else -one.section.seconds)
+
+
+def is_moved(core: Core, device: str, model: Model, tuned: Sequence[Apart]) -> bool:
+    """HETERO would place nodes otherwise than in the subgraphs that were tuned: costs are known now."""
+    from ..plugins.apart import placement
+
+    parts = [(one.device, one.section.model.graph.nodes) for one in tuned if one.section is not None]
+    before = {node.name: name for name, nodes in parts for node in nodes}
+    return bool(before) and placement(device, core.settings, model) != before
+
+
 def shares(devices: Sequence[Apart], seconds: float, stop: Callable[[], bool]) -> Iterator[tuple[Apart, float]]:
-    """The devices one after the other, each with its part of the time that is left; of several each is named."""
+    """The devices one after the other, each with its part of the time that is left; of several each is named.
+
+    Subgraphs have their parts by what they take of an inference, whole models the same.
+    """
     end = time.monotonic() + seconds
+    weights = [1.0 if one.section is None else one.section.seconds for one in devices]
     for number, one in enumerate(devices):
         if number and stop():
             note(f"stopped before {', '.join(map(str, devices[number:]))}")
             return
         left = seconds if not number else max(LEAST, end - time.monotonic())
+        share = left * weights[number] / sum(weights[number:])
         if len(devices) > 1:
-            console().print("\n" * bool(number) + f"{one}, {left / (len(devices) - number):.0f} s", style="bold",
+            console().print("\n" * bool(number) + f"{one}, {share:.0f} s", style="bold",
                             markup=False, soft_wrap=True)  # fmt: skip
-        yield one, left / (len(devices) - number)
+        yield one, share
 
 
 def which_model(paths: Sequence[Path]) -> Path | None:

@@ -108,7 +108,7 @@ class Attention(CSolver):
             KEYS=f.total, SIZE=f.size, VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
             Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
         )  # fmt: skip
-        grid = _split(source, f, config["rows"], width, own, config["split"] * target.units, target.units, dtype)
+        grid = split(source, f, config["rows"], width, own, config["split"] * target.units, target.units, dtype)
         source.function(VECTORS)
         source.function(tile(config["rows"]))
         source.add(_body(source, problem, f, own))
@@ -164,10 +164,11 @@ def _where(f: Form, heads: Heads, size: int, joined: Out | Scratch | None) -> He
     return heads if joined is None else Heads(f.groups * f.total * size, f.total * size, size)
 
 
-def _split(
-    source: Source, f: Form, rows: int, width: int, own: bool, items: int, units: int, dtype: DType
+def split(
+    source: Source, f: Form, rows: int, width: int, own: bool, items: int, units: int, dtype: DType, more: int = 0
 ) -> tuple[int, int]:
-    """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own."""
+    """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own: ``more``
+    elements beside scores, results and what it packs."""
     matrices, tiles = f.batch * f.heads, -(-f.queries // rows)
     items = max(1, min(items, int(f.flops / LEAST_FLOPS), matrices * tiles))
     heads = max(1, matrices // items)
@@ -175,7 +176,7 @@ def _split(
     parts = min(tiles, 1 if matrices >= units else -(-min(items, 2 * units) // max(matrices, 1)))
     share = max(1, -(-tiles // max(parts, 1)))
     span, out = (-(-n // width) * width for n in (f.total, f.width))
-    slot = rows * (span + out + f.size) + (span * f.size + f.total * out if own else 0)
+    slot = rows * (span + out + f.size) + (span * f.size + f.total * out if own else 0) + more
     source.dims(SHARE_HEADS=heads, SHARE_ROWS=share * rows, SPAN=span, OUT_SPAN=out, SLOT=slot)
     x, y = -(-matrices // heads), -(-tiles // share)
     source.dims(ITEMS=x)

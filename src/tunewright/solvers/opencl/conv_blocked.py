@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...devices.base import Target
+from ...devices.base import Target, on_lines
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -462,7 +462,7 @@ def pack(w: Array, groups: int, slab: int, plain: bool) -> Array:
     if out % slab:
         whole = np.pad(whole, ((0, 0), (0, slabs * slab - out), (0, 0), (0, 0)))
     whole = whole.reshape(groups, slabs, slab, depth, taps)
-    return np.ascontiguousarray(whole.transpose((0, 1, 3, 4, 2) if plain else (0, 1, 4, 3, 2)))
+    return on_lines(whole.transpose((0, 1, 3, 4, 2) if plain else (0, 1, 4, 3, 2)))
 
 
 def pack_bias(b: Array, groups: int, width: int) -> Array:

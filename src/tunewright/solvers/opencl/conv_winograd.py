@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...devices.base import Target
+from ...devices.base import Target, empty_on_lines
 from ...ir.types import DType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -86,7 +86,10 @@ class Sizes:
         fused = config["form"] == FUSED
         band = min(int(config["band"]), groups)
         tasks = groups if fused else -(-groups // band) * slabs
-        items = min(int(config["items"]) * max(target.units, 1), tasks)
+        # On a processor an item of the fused form has the nearest caches for itself: if a unit took several, it would
+        # find the memory of each cold, or where another unit has written it.
+        each = 1 if fused and target.device == "cpu" else int(config["items"])
+        items = min(each * max(target.units, 1), tasks)
         band = min(band, -(-groups // items)) if fused else band
         inputs = (band if fused else groups) * blocks * ur * block + STAGGER
         return Sizes(
@@ -486,10 +489,11 @@ def pack(w: Array, tile: int, nb: int, block: int) -> Array:
     slabs = -(-out // width)
     g = weight_matrix(tile)
     both = np.kron(g, g).T
-    packed = np.zeros((slabs, positions, depth, width), np.float32)
+    packed = empty_on_lines((slabs, positions, depth, width), np.dtype(np.float32))
     for slab in range(slabs):  # one at a time: f64 takes memory
         part = w[slab * width : (slab + 1) * width].reshape(-1, depth, 9).astype(np.float64) @ both
         packed[slab, :, :, : part.shape[0]] = part.transpose(2, 1, 0)
+        packed[slab, :, :, part.shape[0] :] = 0
     return packed
 
 

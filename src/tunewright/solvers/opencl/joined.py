@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,17 @@ import numpy as np
 from ...devices.base import Queue, address
 from ...devices.host import cpu_flags
 from ...devices.opencl import OpenCLDevice, OpenCLQueue
+from ...devices.unlocked import Held
 from ...errors import ExecutionError
 from ..base import Array, Kernel, Launcher, Library
 from .base import CKernel
 from .emit import Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
-#: numbers in the table before the steps' places; before a step's arguments: which kernel, grid, chunks, how many share
+#: Numbers in the table before the steps' places (how many, and the workers; in the calling thread where the next table
+#: is); before a step's arguments: which kernel, grid, chunks, how many share.
 HEAD, STEP = 2, 6
+NEXT = 1
 #: A step's work is handed out in rounds, to each thread one chunk of each: half of it in the first, half of the rest in
 #: the next, ... Few chunks are taken quickly (a counter that cores fight for costs 0.1 us), small ones end together.
 FEW_THREADS, ROUNDS_OF_FEW, ROUNDS = 4, 5, 4
@@ -83,14 +87,14 @@ class Joined(Library):
         """The text of the kernel."""
         functions = [_function(self._calls[text], n) for text, n in self.texts.items()]
         cases = "\n".join(f"case {n}: EACH {_apply(self._calls[text], n)} break;" for text, n in self.texts.items())
-        main = _ALONE if self.workers == 1 else _SHARED
+        main = _LINKED if self.device.alone else _ALONE if self.workers == 1 else _SHARED
         return "\n".join([PRELUDE, _POSITION, *functions, _EACH, _CLOCK, main.replace("@CASES@", cases)])
 
     def table(self, calls: Sequence[Call]) -> tuple[Array, list[int]]:
         """The numbers that do not change, and where the arguments of each launch begin."""
         workers = self.workers
         rounds = ROUNDS_OF_FEW if workers <= FEW_THREADS else ROUNDS
-        begins, rows = [], [len(calls), workers, *[0] * len(calls)]
+        begins, rows = [], [len(calls), 0 if self.device.alone else workers, *[0] * len(calls)]
         for i, call in enumerate(calls):
             grid = [*call.grid, 1, 1][:3]
             rows[HEAD + i] = len(rows)
@@ -102,7 +106,7 @@ class Joined(Library):
         return np.array(rows, np.uint64), begins
 
 
-class JoinedLauncher(Launcher):
+class JoinedLauncher(Launcher, Held):
     """One request's table."""
 
     def __init__(self, joined: Joined, kernels: Sequence[CKernel], queue: OpenCLQueue) -> None:
@@ -137,6 +141,9 @@ class JoinedLauncher(Launcher):
             return
         self._launch.set(0, table)
         self._launch.set(1, self._stamps)
+        #: what another table is told of this one
+        self._link = np.array([address(table), address(self._stamps)], np.uint64)
+        self._where, self.program = address(self._link), joined.program
         if joined.workers > 1:
             counters = np.zeros(LINE * (2 * len(calls) + 1), np.int32)
             self._launch.set(2, counters)
@@ -144,9 +151,13 @@ class JoinedLauncher(Launcher):
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         self.setter([(kernel, output, index)])(array)
 
+    def places(self, uses: Sequence[tuple[int, bool, int]]) -> tuple[Any, list[int]]:
+        # A memoryview takes a number sooner than an array does.
+        return self._table.data, [at for use in uses for at in self._places.get(use, ())]
+
     def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
-        places = [at for use in uses for at in self._places.get(use, ())]
-        queue, table = self.queue, self._table.data  # a memoryview takes a number sooner than an array does
+        table, places = self.places(uses)
+        queue = self.queue
 
         def set(array: Any) -> None:
             if self._enqueued == queue.waits:
@@ -158,9 +169,24 @@ class JoinedLauncher(Launcher):
         return set
 
     def __call__(self) -> None:
-        if self._launch is not None:
+        if self._launch is None:
+            return
+        if self.queue.holding:
+            self.queue.hold(self)
+        else:
             self._launch()
-            self._enqueued = self.queue.waits
+        self._enqueued = self.queue.waits
+
+    def begin(self, others: Sequence[Held] = ()) -> None:
+        assert self._launch is not None, "it was held"
+        row = [self, *(other for other in others if isinstance(other, JoinedLauncher))]
+        try:
+            for one, next in pairwise(row):
+                one._table.data[NEXT] = next._where
+            self._launch()
+        finally:  # also of Ctrl-C: a table that led to another's would make it run again, with addresses of the past
+            for one in row:
+                one._table.data[NEXT] = 0
 
     def seconds(self) -> list[float]:
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._tick()
@@ -302,9 +328,7 @@ INLINE u64 joined_clock(void) {
 
 _STAMP = "KERNEL stamp(GLOBAL u64* stamps) { stamps[0] = joined_clock(); }"
 
-_ALONE = """
-KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps) {
-  stamps[0] = joined_clock();
+_RUN = """  stamps[0] = joined_clock();
   for (int s = 0, steps = (int)t[0]; s < steps; s++) {
     GLOBAL const u64* a = t + t[2 + s];
     int x = (int)a[1], y = (int)a[2], i = 0, end = x * y * (int)a[3];
@@ -313,7 +337,22 @@ KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps) {
     }
     stamps[s + 1] = joined_clock();
   }
-}
+"""
+
+_HEADER = "KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps) {"
+_ALONE = f"\n{_HEADER}\n{_RUN}}}\n"
+
+# In the calling thread tables of several requests may be one launch: where the next one is, and where its stamps are.
+_LINKED = f"""
+{_HEADER}
+  for (;;) {{
+{_RUN}
+    GLOBAL const u64* next = (GLOBAL const u64*)t[1];
+    if (!next) break;
+    t = (GLOBAL const u64*)next[0];
+    stamps = (GLOBAL u64*)next[1];
+  }}
+}}
 """
 
 # Volatile reads and atomics order nothing but themselves to the compiler; the fences keep data on its side. A worker

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...devices.base import empty_on_lines
 from ...ir.types import DType
 from ..base import Array, Packing
 from .emit import Call, In, Out, Scratch, Source
@@ -61,14 +62,15 @@ def packing(operand: Operand, width: int, dtype: DType) -> Packing:
     strides = (*(stride for _, stride in operand.batch), operand.matrix.row, operand.matrix.column)
 
     def pack(array: Array) -> Array:
-        flat = np.ascontiguousarray(array).reshape(-1).astype(dtype.numpy)
+        flat = np.ascontiguousarray(array, dtype.numpy).reshape(-1)
         view: Any = np.lib.stride_tricks.as_strided(flat, shape, [s * flat.itemsize for s in strides])
         panels = -(-operand.n // width)
-        out = np.zeros((operand.count, panels, operand.k, width), dtype.numpy)
+        out = empty_on_lines((operand.count, panels, operand.k, width), dtype.numpy)
         for source, target in zip(view.reshape(operand.count, operand.k, operand.n), out, strict=True):
             for p in range(panels):
                 columns = source[:, p * width : (p + 1) * width]
                 target[p, :, : columns.shape[1]] = columns
+                target[p, :, columns.shape[1] :] = 0
         return out
 
     return Packing(f"panels {width} {dtype} {shape} {strides}", pack)

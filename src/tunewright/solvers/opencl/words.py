@@ -26,7 +26,13 @@ def words(dtype: DType) -> int:
 
 
 def transposer(dtype: DType, width: int) -> str:
-    """C of ``transpose_tile``: a tile of ``width`` x ``width`` words, transposed in registers.
+    """C of ``transpose_tile`` with the vectors that it needs."""
+    vectors = f"vector_of({STORAGE[dtype]}, {width}, V); typedef V VU __attribute__((aligned({dtype.itemsize})));"
+    return f"{vectors}\n{transpose_tile(dtype, width)}"
+
+
+def transpose_tile(dtype: DType, width: int) -> str:
+    """C of ``transpose_tile``: a tile of ``width`` x ``width`` words, transposed in registers; V is such a vector.
 
     Source rows at or beyond ``rows`` are not read and count as zeros; target rows at or beyond ``columns`` are not
     written. Halves of the vectors change places until what is left to transpose lies inside 128 bits; there, rows are
@@ -65,7 +71,6 @@ def transposer(dtype: DType, width: int) -> str:
     c = STORAGE[dtype]
     return "\n".join(
         [
-            f"vector_of({c}, {width}, V); typedef V VU __attribute__((aligned({dtype.itemsize})));",
             f"INLINE void transpose_tile(GLOBAL const {c}* s, int from, int rows,",
             f"                           GLOBAL {c}* d, int to, int columns) {{",
             *loads, *lines, *stores, "}",

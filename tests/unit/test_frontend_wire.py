@@ -1,0 +1,148 @@
+"""Files whose large tensors are read apart from the rest: the same model, or the same refusal, as from their bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tunewright.errors import ModelError, TunewrightError
+from tunewright.frontend import wire
+from tunewright.frontend.onnx import load
+from tunewright.ir.text import to_text
+from tunewright.settings import Settings
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has 16 bytes is large, and read in several pieces."""
+    monkeypatch.setattr(wire, "SMALL_FILE", 0)
+    monkeypatch.setattr(wire, "SMALL", 16)
+    monkeypatch.setattr(wire, "CHUNK", 1000)
+
+
+def tensors() -> list[TensorProto]:
+    """Every way to hold elements, large and small."""
+    arrays = {
+        "w": RNG.standard_normal((8, 40)).astype(np.float32), "h": RNG.standard_normal((40, 8)).astype(np.float16),
+        "i": np.arange(40, dtype=np.int64), "b": RNG.random(100) < 0.5, "s": np.array([3.0], np.float32),
+    }  # fmt: skip
+    made = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    typed = helper.make_tensor("t", TensorProto.FLOAT, [20], range(20))
+    return [*made[:2], typed, *made[2:]]
+
+
+def model(given: list[TensorProto] | None = None) -> onnx.ModelProto:
+    given = tensors() if given is None else given
+    nodes = [helper.make_node("Identity", [t.name], [f"{t.name}_out"], t.name * 30) for t in given]
+    outputs = [helper.make_tensor_value_info(f"{t.name}_out", t.data_type, list(t.dims)) for t in given]
+    graph = helper.make_graph(nodes, "g", [], outputs, given)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+
+
+def constants(path: Path) -> dict[str, np.ndarray]:
+    return {v.name: v.const for v in load(path, Settings()).graph.constants() if v.const is not None}
+
+
+def test_tensors_are_those_of_the_file(tmp_path: Path) -> None:
+    made, path = model(), tmp_path / "m.onnx"
+    onnx.save(made, path)
+    found = constants(path)
+    assert list(found) == [t.name for t in made.graph.initializer]
+    for tensor in made.graph.initializer:
+        wanted = numpy_helper.to_array(tensor)
+        assert found[tensor.name].dtype == wanted.dtype and found[tensor.name].shape == wanted.shape
+        assert found[tensor.name].tobytes() == wanted.tobytes() and not found[tensor.name].flags.writeable
+
+
+def test_protobuf_parses_what_is_small_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path)
+    with path.open("rb") as file:
+        parts = wire.read(file, path.stat().st_size)
+    assert {k: v.nbytes for k, v in parts.large.items()} == {0: 1280, 1: 640, 3: 320, 4: 100}
+    left = onnx.ModelProto.FromString(parts.small)
+    assert [t.HasField("raw_data") for t in left.graph.initializer] == [False, False, False, False, False, True]
+    for tensor, own in zip(left.graph.initializer, model().graph.initializer, strict=True):
+        assert (tensor.name, tensor.dims, tensor.data_type) == (own.name, own.dims, own.data_type)
+    assert left.graph.node == model().graph.node and left.opset_import == model().opset_import
+
+
+def test_bodies_have_tensors_of_their_own(tmp_path: Path) -> None:
+    """An initializer of a body stands at the same place as a large one of the graph."""
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["y"])], "body", [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])],
+        [numpy_helper.from_array(np.arange(8, dtype=np.float32), "c")],
+    )  # fmt: skip
+    made = model()
+    made.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+    made.graph.input.append(helper.make_tensor_value_info("x", TensorProto.BOOL, []))
+    made.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [8]))
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path)
+    mine, other = load(path, Settings()).graph, load(made, Settings()).graph
+    assert to_text(mine) == to_text(other)
+
+
+def field(number: int, content: bytes) -> bytes:
+    return wire._whole(number, content)
+
+
+ODD = {
+    "two graphs": lambda data: data + field(7, field(5, model().graph.initializer[0].SerializeToString())),
+    "raw_data twice": lambda data: field(8, b"") + field(
+        7, field(5, field(9, bytes(64)) + model().graph.initializer[0].SerializeToString())
+    ) + model([]).SerializeToString(),
+    "a group": lambda data: data + b"\x0b\x0c",
+    "a number without end": lambda data: data + b"\xff" * 11,
+    "a field 0": lambda data: data + b"\x02\x00",
+    "a length beyond the end": lambda data: data + b"\x3a\x7f",
+    "the end inside a tensor": lambda data: data[: data.index(b"w" * 30)],
+    "an unknown field": lambda data: data + field(200, bytes(100)) + b"\xc9\x0c" + bytes(8) + b"\xcd\x0c" + bytes(4),
+}  # fmt: skip
+
+
+def outcome(source: Path | bytes) -> object:
+    try:
+        graph = load(source, Settings()).graph
+        return to_text(graph), [v.const.tobytes() for v in graph.constants() if v.const is not None]
+    except TunewrightError as error:
+        return type(error), error.what
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(ODD[name](model().SerializeToString()))
+    assert outcome(path) == outcome(path.read_bytes())
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    rng, whole, path = random.Random(7), model().SerializeToString(), tmp_path / "m.onnx"
+    kinds = set()
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 3))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data[: rng.choice((len(data), len(data), rng.randrange(1, len(data))))])
+        mine = outcome(path)
+        kinds.add(mine[0] if isinstance(mine, tuple) and isinstance(mine[0], type) else None)
+        assert mine == outcome(path.read_bytes())
+    assert {None, ModelError} <= kinds
+
+
+def test_a_file_that_became_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model(), path)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: real(fd, to, at) if at < 500 else 0)
+    with pytest.raises(ModelError, match="cannot be read: the file has become shorter"):
+        load(path, Settings())

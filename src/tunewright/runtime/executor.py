@@ -183,9 +183,13 @@ class Executor:
         made: Sequence[Any]
         if stay is None and ranges.active is None:
             if frame.single is not None:
-                results = frame.single(inputs)
-                if not queue.holding:
-                    queue.finish()
+                try:
+                    results = frame.single(inputs)
+                    if not queue.holding:
+                        queue.finish()
+                except BaseException:
+                    queue.finish()  # as below
+                    raise
                 return results
             if frame.switch is not None and (branch := frame.switch(inputs)) is not None:
                 try:

@@ -102,7 +102,7 @@ def test_the_oldest_come_first_and_the_rest_is_counted(user, capsys):
     user.add([stored("Softmax", date="2026-02-01T00:00:00Z"), stored("LogSoftmax", date="2026-01-01T00:00:00Z")])
     code = tools.execute(["kb", "verify", "--count", "1", "-c", "TUNE_SECONDS=10"])
     out = capsys.readouterr().out
-    found = "1 open" if "1 open" in out else "1 drifted"  # noise may leave it open
+    found = next(text for text in ("1 drifted", "1 open", "1 holds") if text in out)  # as noise will have it
     assert code == (found == "1 drifted") and f"{found}; 1 answer not measured this time (--all)" in out, out
     assert "LogSoftmax(" in out and "\nSoftmax(" not in out
     assert max(map(len, out.splitlines())) <= 80

@@ -80,7 +80,9 @@ def equal(one, other):
     return all(np.array_equal(one[name], other[name], equal_nan=True) for name in other)
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenet", "transformer", "recurrent"])
+@pytest.mark.parametrize(
+    "name", ["resnet", pytest.param("mobilenet", marks=pytest.mark.soak), "transformer", "recurrent"]
+)
 def test_a_network_is_one_launch_with_the_same_results(name):
     model = {
         "resnet": lambda: models.resnet(size=32), "mobilenet": lambda: models.mobilenet(size=32),

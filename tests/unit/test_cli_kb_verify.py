@@ -60,12 +60,12 @@ def decided(verify):
 
 
 def stored(op, gain=UNBELIEVABLE, **about):
-    """A measurement of the default solver with another config than its default."""
-    posed, device = problem(op, SHAPE), open_device("CPU")
+    """A measurement that numpy is faster than the default kernel, which it is on no machine."""
+    posed, device = problem(op, BIG), open_device("CPU")
     solver = Asked("CPU", {}, Settings()).solvers(posed)[0]
+    numpy = next(s for s in solvers() if s.id == "host.reference")
     default = Config(solver.default(posed, device.target))
-    config = next(c for c in solver.space(posed, device.target) if c != default)
-    return exact(posed, config, "CPU", solver=solver, gain=gain, default=(solver.id, default), **about)
+    return exact(posed, Config(), "CPU", solver=numpy, gain=gain, default=(solver.id, default), **about)
 
 
 def test_what_drifted_answers_no_more(verify, user, tmp_path):
@@ -79,7 +79,7 @@ def test_what_drifted_answers_no_more(verify, user, tmp_path):
     (record,) = user
     assert record.key == stored("Softmax").key and record.config == stored("Softmax").config
     assert not record.evidence.confirmed or record.evidence.gain.median < 49
-    assert asked.answer(problem("Softmax", SHAPE)).best is None
+    assert asked.answer(problem("Softmax", BIG)).best is None
     assert [(e.action, e.what) for e in user.events()][-1] == ("verified", "1 answer on CPU, 1 drifted")
     assert verify()[:2] == (0, {}), "it is no answer any more"
 
@@ -102,7 +102,7 @@ def test_the_oldest_come_first_and_the_rest_is_counted(user, capsys):
     user.add([stored("Softmax", date="2026-02-01T00:00:00Z"), stored("LogSoftmax", date="2026-01-01T00:00:00Z")])
     code = tools.execute(["kb", "verify", "--count", "1", "-c", "TUNE_SECONDS=10"])
     out = capsys.readouterr().out
-    found = next(text for text in ("1 drifted", "1 open", "1 holds") if text in out)  # as noise will have it
+    found = "1 open" if "1 open" in out else "1 drifted"  # noise may leave it open
     assert code == (found == "1 drifted") and f"{found}; 1 answer not measured this time (--all)" in out, out
     assert "LogSoftmax(" in out and "\nSoftmax(" not in out
     assert max(map(len, out.splitlines())) <= 80
@@ -144,5 +144,5 @@ def test_without_time_nothing_is_decided(verify, user):
 def test_filters_and_devices(verify, user):
     user.add([stored("Softmax")])
     assert verify("--op", "Conv")[:2] == (0, {})
-    assert verify("--solver", "host")[:2] == (0, {})
+    assert verify("--solver", "opencl")[:2] == (0, {})
     assert verify("--device", "CPU.HOST")[:2] == (0, {}), "it is an answer of another device"

@@ -47,8 +47,8 @@ class Startable(ABC):
         return None
 
     def complete(self, inputs: Inputs) -> dict[str, Any]:
-        """The rest of an inference that was prepared with these inputs."""
-        raise NotImplementedError
+        """The rest of an inference that was prepared with these inputs: all of it, where nothing can be."""
+        return self.run(inputs)
 
     def start_async(self, inputs: Inputs = None, userdata: Any = None) -> None:
         """Begin an inference on one of the model's streams, or as soon as one is free; see `wait`.

@@ -28,11 +28,16 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 
 
-def modules(group: str) -> Iterator[ModuleType]:
-    """The modules of a group: those of the package in sorted order, then those that entry points name."""
+def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[ModuleType]:
+    """The modules of a group: those of the package in sorted order, then those that entry points name.
+
+    ``skip`` is told the name of each module and package directly in the package, and says whether to do without.
+    """
     package = importlib.import_module(GROUPS[group][0])
-    for info in sorted(pkgutil.walk_packages(package.__path__, package.__name__ + "."), key=lambda i: i.name):
-        yield importlib.import_module(info.name)
+    prefix = package.__name__ + "."
+    for info in sorted(pkgutil.walk_packages(package.__path__, prefix), key=lambda i: i.name):
+        if skip is None or not skip(info.name.removeprefix(prefix).partition(".")[0]):
+            yield importlib.import_module(info.name)
     for entry in sorted(entry_points(group=group), key=lambda e: (e.name, e.value)):
         try:
             loaded = entry.load()
@@ -47,12 +52,12 @@ def modules(group: str) -> Iterator[ModuleType]:
         yield loaded
 
 
-def find(group: str, key: Callable[[Any], str]) -> dict[str, Any]:
-    """All extensions of a group by key, in order of discovery."""
+def find(group: str, key: Callable[[Any], str], skip: Callable[[str], bool] | None = None) -> dict[str, Any]:
+    """All extensions of a group by key, in order of discovery; see `modules`."""
     attribute = GROUPS[group][1]
     found: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for module in modules(group):
+    for module in modules(group, skip):
         for item in getattr(module, attribute, ()):
             name = key(item)
             if name in found:

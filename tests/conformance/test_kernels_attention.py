@@ -192,6 +192,19 @@ def test_encoder_extremes() -> None:
         assert not generic(Case("Attention", [q, k, v, mask]), ENCODER)
 
 
+@pytest.mark.parametrize("scores", ["near", "some far", "all far", "growing"])
+@pytest.mark.parametrize("shift", [0.0, -40.0, 30.0])
+def test_encoder_guesses(scores: str, shift: float) -> None:
+    """The highest score is guessed: it fits all rows, all but some, none (then it is no longer tried), or those behind
+    the first that it did not fit; and a mask that shifts all scores alike changes nothing."""
+    q, k, v = qkv(batch=1, heads=2, queries=61, keys=37, size=16)
+    rows = np.arange(61)[:, None]
+    far = {"some far": np.where(rows % 17 == 3, 20, 1), "all far": 1 + rows % 5 * 5, "growing": rows / 4}
+    q *= far.get(scores, 1)
+    mask = np.where(RNG.random(37) < 0.2, -np.inf, normal(37) + shift).astype(np.float32)
+    assert not generic(Case("Attention", [q, k, v * 1e20, mask]), ENCODER)
+
+
 def test_encoder_configs() -> None:
     assert not check(Case("Attention", [*qkv(size=16), normal(19)]), ENCODER, configs=1)
 

@@ -175,3 +175,60 @@ def test_refusals() -> None:
     assert solver.why_not(unknown, target) == "no activation Sine"
     assert solver.why_not(replace(problem, attrs={"direction": "bidirectional"}), target) is not None
     assert solver.why_not(replace(problem, attrs={"direction": "sideways"}), target) == "no direction sideways"
+
+
+# -- all gates of a few units at a time ------------------------------------------------------------------------------
+
+
+def usual(configs: int = 1, specialised: bool = False, **how: Any) -> None:
+    """An LSTM without peepholes, by the solver that is made for it alone."""
+    case = make("LSTM", constant=WEIGHTS, **how)
+    case = replace(case, inputs=case.inputs[:7])
+    assert not check(case, "opencl.recurrent_gates", configs=configs, specialised=specialised)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_gates_directions(direction: str) -> None:
+    usual(lengths=True, direction=direction, hidden=20, specialised=direction == "bidirectional")
+
+
+@every_other(("hidden", [1, 33, 70]), ("batch", [1, 3, 9]))
+def test_gates_sizes(hidden: int, batch: int) -> None:
+    """Tiles of sequences and blocks of units that are not full; an odd and an even number of steps."""
+    usual(steps=4 + batch % 2, batch=batch, hidden=hidden, features=hidden + 2)
+
+
+def test_gates_single_step() -> None:
+    usual(configs=0, steps=1, batch=1, features=200, hidden=150)
+    usual(configs=0, steps=1, batch=3, lengths=True, direction="reverse")
+
+
+def test_gates_variants() -> None:
+    usual(configs=0, full=False)
+    usual(configs=0, steps=7, layout=1, lengths=True, direction="bidirectional")
+    usual(configs=0, outputs=1, activations=("sigmoid", "TANH", "Tanh"))
+    usual(configs=0, steps=0)
+    usual(configs=0, batch=0)
+
+
+def test_gates_of_any_size() -> None:
+    """Where activations are flat, and where they are not numbers."""
+    case = make("LSTM", batch=2, hidden=16, constant=WEIGHTS)
+    case = replace(case, inputs=case.inputs[:7])
+    case.inputs[0][1, 0, 0] = np.nan
+    case.inputs[0][2, 1, :] = 1e30
+    case.inputs[0][3] *= 40
+    assert not check(case, "opencl.recurrent_gates", configs=0, specialised=False)
+
+
+def test_gates_refuses_what_it_does_not_compute() -> None:
+    solver, target = next(s for s in solvers() if s.id == "opencl.recurrent_gates"), open_device("CPU").target
+    peepholes = make("LSTM", constant=WEIGHTS)
+    plain = replace(peepholes, inputs=peepholes.inputs[:7])
+    assert solver.why_not(plain.problem(), target) is None
+    others = [
+        peepholes, replace(plain, attrs={**plain.attrs, "clip": 0.5}),
+        replace(plain, attrs={**plain.attrs, "input_forget": 1}), replace(plain, constant=frozenset({1, 2})),
+        replace(plain, attrs={**plain.attrs, "activations": ("Sigmoid", "Tanh", "Relu")}),
+    ]  # fmt: skip
+    assert all(solver.why_not(case.problem(), target) for case in others)

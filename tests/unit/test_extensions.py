@@ -243,6 +243,6 @@ def test_duplicate_of_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ModuleType("mine")
     mine.DEVICES = (type("Mine", (), {"family": "host"}),)  # type: ignore[attr-defined]
     inside = list(discovery.modules("tunewright.devices"))
-    monkeypatch.setattr(discovery, "modules", lambda group: [*inside, mine])
+    monkeypatch.setattr(discovery, "modules", lambda group, skip=None: [*inside, mine])
     with pytest.raises(ExtensionError, match=r"host is defined twice: in tunewright\.devices\.host and in mine"):
         discovery.find("tunewright.devices", key=lambda d: d.family)

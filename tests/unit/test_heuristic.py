@@ -15,7 +15,7 @@ from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
 from tunewright.tuning import evidence, heuristic_file, places, session, tuner
-from tunewright.tuning.heuristic import BEYOND, MARGIN, Listed
+from tunewright.tuning.heuristic import BEYOND, MARGIN, WITHIN, Listed
 from tunewright.tuning.heuristic_features import Column, features, kind, one_image
 from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Origin
@@ -196,6 +196,16 @@ def test_a_hole_in_the_data_is_far_too():
     advice = ask(conv(128, 128, 28), given=heuristic(ends))
     assert advice.abstains and "the nearest problem is" in advice.why
     assert BEYOND > 0 and not ask(conv(64, 64, 56), given=heuristic(ends)).abstains
+
+
+def test_one_number_between_others_is_far_whatever_the_radius():
+    """A radius that one odd problem of the training made large let a product of 9 rows run like one of a single row."""
+    one = near().sections[0]
+    ends = tuple(tuple(features(conv(channels, 64, 28), 2).values()) for channels in (16, 1024))
+    given = heuristic(dataclasses.replace(one, points=ends, radius=100.0))
+    assert not ask(conv(int(16 * 2**WITHIN), 64, 28), given=given).abstains
+    advice = ask(conv(128, 64, 28), given=given)
+    assert advice.abstains and "3.0 away from that of the nearest problem" in advice.why
 
 
 def test_it_abstains_on_what_it_was_not_trained_for():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, InputError
+from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from . import dlpack
 from .remote import RemoteTensor
@@ -36,7 +37,8 @@ def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def empty_on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Memory with any content that begins where a cache line does: what is packed there needs no copy."""
-    return np.ndarray(shape, dtype, aligned(math.prod(shape) * dtype.itemsize))
+    nbytes = math.prod(shape) * dtype.itemsize
+    return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else lasting(nbytes))
 
 
 def address(array: Any) -> int:
@@ -281,6 +283,9 @@ class Device(ABC):
     def convert(self, array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         """An array of the host in another element type, in memory of its own."""
         return array.astype(dtype.numpy, order="C")
+
+    def rest(self) -> None:  # noqa: B027 (most have no compiler in the process)
+        """Called when kernels are there: memory that only making them needs may go."""
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
         """CPU_BIND_THREADS: where its threads may run, from now on."""

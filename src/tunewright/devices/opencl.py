@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError, InputError
+from ..ir.memory import drop_code
 from ..ir.types import DType, TensorType
 from ..settings import Settings, export
 from . import affinity, cuda, icd, lent, pci, pocl, unlocked
 from .base import Device, Hints, Queue, Target
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
-from .opencl_names import WITHOUT_THREADS, is_cpu, names, queue_properties, runtime_of, svm_kinds
+from .opencl_names import WITHOUT_THREADS, gpu_cache, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs
 from .quiet import quietly
 from .remote import RemoteTensor
@@ -33,9 +34,10 @@ OPTIONS = "-cl-denorms-are-zero -w"
 #: for a device that lacks fp64
 WITHOUT_FP64 = " -DWITHOUT_FP64"
 
-#: processors that LLVM compiles AVX-512 for by name
-_AVX512 = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake", "tigerlake", "rocketlake",
-           "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5")  # fmt: skip
+#: processors that LLVM compiles AVX-512 for by name: Intel's, of whose vectors it would rather use half, and others
+_INTEL = ("skylake-avx512", "cascadelake", "cooperlake", "cannonlake", "icelake", "tigerlake", "rocketlake",
+          "sapphirerapids", "emeraldrapids", "graniterapids")  # fmt: skip
+_AVX512 = (*_INTEL, "znver4", "znver5")
 
 
 LOG = logging.getLogger("tunewright")
@@ -350,13 +352,14 @@ class OpenCLDevice(Device):
             _refuse()
         self.name, self.raw = name, found[0][name] if raw is None else raw
         self.context = cl.Context([self.raw]) if context is None else context
+        self.rest()  # PoCL's compiler has set itself up, which touched 20 MB
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
-        self.cache_bytes = cache_bytes() if self.target.device == "cpu" else _gpu_cache(self.raw)
+        self.cache_bytes = cache_bytes() if self.target.device == "cpu" else gpu_cache(self.raw)
         self.pci = None if self.target.device == "cpu" else pci.of_opencl(self.raw)
         self.shares_memory = _shares_memory(self.raw) if shares_memory is None else shares_memory
         self._memory = None if self.shares_memory else Memory(self.context, self.raw)
-        self._programs = Programs(name, self.context, self.raw, self.target.options)
+        self._programs = Programs(name, self.context, self.raw, self.target.options, _halves(self.raw.version))
         self._lock = threading.Lock()
         self._inline: OpenCLDevice | None = None
         #: hints that it was asked for in vain
@@ -373,6 +376,9 @@ class OpenCLDevice(Device):
 
     def constant(self, array: np.ndarray[Any, Any]) -> Any:
         return array if self._memory is None else self._memory.constant(array)
+
+    def rest(self) -> None:
+        drop_code("libpocl")
 
     def bind(self, mode: str) -> None:
         if self.target.device == "cpu" and not OpenCLQueue.orphaned:
@@ -503,13 +509,17 @@ class OpenCLDevice(Device):
 
 
 def _target(device: Any) -> Target:
-    software = (("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version))
+    software: tuple[tuple[str, str], ...] = (
+        ("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version),
+    )  # fmt: skip
     if not is_cpu(device):
         arch = device.vendor
         lacks, options = ((), OPTIONS) if device.double_fp_config else (("fp64",), OPTIONS + WITHOUT_FP64)
         # Work-items are the vectors of a GPU; one holds four floats at a time, as memory is read best.
         return Target("gpu", device.name, arch, device.max_compute_units, software, "c", options, 16, 16, lacks)
     vector, registers = _vectors(device.version)
+    if _halves(device.version):  # what was tuned while vectors were split is a guess
+        software = (*software, ("vectors", "whole"))
     return Target(
         "cpu", cpu_name(), f"{vector * 8}-bit vectors", device.max_compute_units, software, "c", OPTIONS, vector,
         registers,
@@ -532,9 +542,9 @@ def _vectors(version: str) -> tuple[int, int]:
     return (32, 16) if "avx2" in flags else (16, 16)
 
 
-def _gpu_cache(device: Any) -> int:
-    """Of the last level; some drivers tell the first one's size instead, so it is taken to be large."""
-    return max(int(device.global_mem_cache_size), 64 << 20)
+def _halves(version: str) -> bool:
+    """PoCL's compiler would use half of each vector register, if it were not told otherwise (`programs.WHOLE`)."""
+    return "PoCL" in version and any(name in version for name in _INTEL)
 
 
 def _shares_memory(device: Any) -> bool:

@@ -84,3 +84,8 @@ def svm_kinds(device: Any) -> int:
         return int(device.svm_capabilities)
     except cl.Error:  # it was made before there was any
         return 0
+
+
+def gpu_cache(device: Any) -> int:
+    """Bytes of the last level; some drivers tell the first one's size instead, so it is taken to be large."""
+    return max(int(device.global_mem_cache_size), 64 << 20)

@@ -2,17 +2,21 @@
 
 What passes here may be relied on behind the front end: ``axis`` is an int, what is required is there, an `If` has two
 branches with as many outputs as the node. Whether the values make sense is for type inference to say.
+
+What the schemas ask is in a table (``data/schemas.json``, a test compares it with onnx), since onnx makes all of them
+when it is first asked for one: 7 MB. It is asked about what came after the table, and about domains of others.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx.defs
 
 from ..errors import LimitError, ModelError
 
@@ -34,9 +38,46 @@ class _Rules:
     single: Mapping[int, str]
 
 
+#: how a schema says "any number"
+UNBOUNDED = 1 << 30
+TABLE = Path(__file__).parents[1] / "data" / "schemas.json"
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    """``versions``: of each domain the newest that it has; ``rules``: by domain and operator, the rules (or None) from
+    each version on in which they changed, the newest first."""
+    table: Mapping[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
+
+
 @lru_cache(maxsize=1 << 12)  # bounded: names and versions are whatever models say
 def _rules(op: str, domain: str, version: int) -> _Rules | None:
     """The rules for an operator; None where onnx defines no such operator."""
+    if version > _table()["versions"].get(domain, 0):
+        return rules_of_onnx(op, domain, version)
+    for since, rules in _table()["rules"][domain].get(op, ()):
+        if since <= version:
+            return None if rules is None else _from_json(*rules)
+    return None
+
+
+def _from_json(
+    kinds: Mapping[str, int], required: Sequence[str], inputs: Sequence[int], outputs: Sequence[int],
+    single: Mapping[str, str],
+) -> _Rules:  # fmt: skip
+    least = {int(i): name for i, name in single.items()}
+    return _Rules(kinds, tuple(required), _bounds(*inputs), _bounds(*outputs), least)
+
+
+def _bounds(least: int, most: int) -> tuple[int, float]:
+    return least, most if most < UNBOUNDED else float("inf")
+
+
+def rules_of_onnx(op: str, domain: str, version: int) -> _Rules | None:
+    """What onnx itself says."""
+    import onnx.defs
+
     try:
         schema = onnx.defs.get_schema(op, version, domain)
         if schema.deprecated:  # its last living form: exporters use some for a while after they are deprecated
@@ -45,13 +86,12 @@ def _rules(op: str, domain: str, version: int) -> _Rules | None:
         return None
     if schema.deprecated:
         return None
-    most = 1 << 30  # how a schema says "any number"
     option = onnx.defs.OpSchema.FormalParameterOption
     return _Rules(
         kinds={name: int(a.type.value) for name, a in schema.attributes.items()},
         required=tuple(name for name, a in schema.attributes.items() if a.required),
-        inputs=(schema.min_input, schema.max_input if schema.max_input < most else float("inf")),
-        outputs=(schema.min_output, schema.max_output if schema.max_output < most else float("inf")),
+        inputs=_bounds(schema.min_input, schema.max_input),
+        outputs=_bounds(schema.min_output, schema.max_output),
         single={i: p.name for i, p in enumerate(schema.inputs) if p.option == option.Single},
     )
 

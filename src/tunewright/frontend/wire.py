@@ -16,6 +16,8 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
+from ..ir.memory import lasting
+
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: smaller files are parsed as they are, and smaller tensors with the rest
@@ -170,7 +172,7 @@ def _number(value: int) -> bytes:
 
 def _read_all(descriptor: int, places: dict[int, tuple[int, int]]) -> dict[int, Bytes]:
     """Bytes of a file, each range in memory of its own. OSError when the file has become shorter."""
-    made = {key: np.empty(length, np.uint8) for key, (_, length) in places.items()}
+    made = {key: lasting(length) for key, (_, length) in places.items()}
     chunks = [
         (made[key][first : first + CHUNK], offset + first)
         for key, (offset, length) in places.items()

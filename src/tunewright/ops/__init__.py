@@ -10,15 +10,25 @@ from .base import OpSpec
 __all__ = ["lookup", "names"]
 
 
+#: beginnings of the names of modules with operators that few models have: com.microsoft, OpenVINO, ai.onnx.ml
+RARE = ("ms_", "ov_", "ml")
+#: a request runs them itself: all that is asked is whether they are there
+CONTROL = ("If", "Loop", "Scan")
+
+
 @cache
-def _known() -> dict[str, OpSpec]:
-    return discovery.find("tunewright.ops", key=lambda spec: spec.name)
+def _known(rare: bool) -> dict[str, OpSpec]:
+    """Ours and those of extensions; without ``rare``, modules of such operators need not be imported."""
+    skip = None if rare else lambda name: name.startswith(RARE)
+    return discovery.find("tunewright.ops", key=lambda spec: spec.name, skip=skip)
 
 
 @lru_cache(maxsize=1 << 12)  # bounded: a name is whatever a model says
 def lookup(op: str) -> OpSpec | None:
     """The definition of ``Conv`` or ``domain::Name``; None when nobody defines it."""
-    spec = _known().get(op)
+    spec = _known(False).get(op)
+    if spec is None and op not in CONTROL:
+        spec = _known(True).get(op)
     if spec is None:
         from . import standard
 
@@ -26,6 +36,7 @@ def lookup(op: str) -> OpSpec | None:
     return spec
 
 
-def names() -> list[str]:
-    """Every operation with a definition of our own (ONNX's remaining ones run through onnx.reference)."""
-    return sorted(_known())
+def names(rare: bool = True) -> list[str]:
+    """Every operation with a definition of our own (ONNX's remaining ones run through onnx.reference); without
+    ``rare`` those of other domains may be missing, whose modules are then not imported for it."""
+    return sorted(_known(rare))

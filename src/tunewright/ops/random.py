@@ -34,7 +34,7 @@ def _type(attrs: Attrs, default: DType) -> DType:
     return default if code is None else DType.of_onnx(int(code))
 
 
-Draw = Callable[[np.random.RandomState, tuple[int, ...], Attrs], Array]
+Draw = Callable[["np.random.RandomState", tuple[int, ...], Attrs], Array]
 
 
 def _of_shape(draw: Draw) -> Reference:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .base import Array, OpSpec, Sample
 
-Rng: TypeAlias = np.random.Generator
+Rng: TypeAlias = "np.random.Generator"  # as text: numpy imports it when it is first named
 Samples: TypeAlias = Callable[[Rng], Iterable[Sample]]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

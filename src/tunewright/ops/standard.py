@@ -11,6 +11,7 @@ import numpy as np
 
 from ..ir.graph import freeze
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from . import CONTROL
 from .base import Attrs, Operands, OpSpec
 
 #: constants larger than this are not shown to onnx's inference, which only reads shapes and axes
@@ -25,7 +26,7 @@ def split_name(op: str) -> tuple[str, str]:
 
 def define(op: str) -> OpSpec | None:
     """The spec of an operator that onnx defines; None when it does not."""
-    if find_schema(op) is None:
+    if op not in CONTROL and find_schema(op) is None:  # onnx would make all of its schemas: 7 MB
         return None
 
     def reference(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.memory import lasting_array
 from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Rule
@@ -109,7 +110,9 @@ def _along(vector: Array, at: int, n: int) -> Array:
 
 def _times(w: Array, factors: Array) -> Array:
     """The product in float64, rounded to the type of the weights; all weights in float64 would take much memory."""
-    return np.multiply(w, factors, out=np.empty_like(w), dtype=np.float64, casting="unsafe")
+    made = lasting_array(w.shape, w.dtype) if w.flags.c_contiguous else np.empty_like(w)
+    np.multiply(w, factors, out=made, dtype=np.float64, casting="unsafe")
+    return made
 
 
 def _scale_outputs(node: Node, w: Array, scale: Array) -> Array:

@@ -21,9 +21,12 @@ def find(device: str, settings: Settings) -> Plugin:
         raise SettingsError(f"device {device!r} is not a name", hint=f"the devices are {', '.join(visible())}")
     kind, _, names = device.partition(":")
     if not is_several(device):
+        plugin = single(device.strip(), settings)
+        if plugin.device.target.device != "gpu":  # batches pay on GPUs alone
+            return plugin
         from .batch import with_batches
 
-        return with_batches(single(device.strip(), settings), settings)
+        return with_batches(plugin, settings)
     kind = kind.strip().lower()
     made = getattr(import_module(f".{kind}", __package__), kind.title())(
         [n.strip() for n in names.split(",") if n.strip()], settings

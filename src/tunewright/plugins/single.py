@@ -21,7 +21,7 @@ from ..runtime.phases import Phases, uncollected
 from ..runtime.program import Environment
 from ..runtime.request import DeviceModel
 from ..settings import Settings
-from ..solvers.base import Problem
+from ..solvers.base import Problem, solvers
 from ..tuning.costs import LayoutCosts
 from ..tuning.tuner import Tuner
 from .base import Choice, Plugin, Support
@@ -173,13 +173,14 @@ class SingleDevice(Plugin):
         phases = Phases()
         with phases("solvers"):
             tuner = Tuner(settings) if given is None else given
+            solvers(self.device.target.language)
         context = self._context(settings, tuner)
         nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         graph = model.graph if consume else model.graph.clone()
         with phases("passes"):
             prepare(graph, context)
         env = Environment(self.device, tuner, settings, context, phases=phases)
-        return DeviceModel(graph, env, nodes, self.streams)
+        return DeviceModel(graph, env, nodes, self.streams, consume)
 
     def _context(self, settings: Settings, tuner: Tuner) -> Context:
         """What passes are told of the device."""

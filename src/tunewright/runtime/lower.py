@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..devices.base import Device
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
@@ -26,7 +28,7 @@ from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
 from .plan import Place, Plan, Run, Slot, Step
-from .program import Environment, Libraries, Packed, Program
+from .program import LARGE, Environment, Libraries, Packed, Program, like_nothing
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -35,8 +37,9 @@ MOST_NAMED = 10
 PACKERS = min(4, os.cpu_count() or 1)
 
 
-def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = True) -> Plan:
-    """A plan for a graph whose types are inferred. ``inline``: it may run without threads, if it is small."""
+def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = True, only: bool = False) -> Plan:
+    """A plan for a graph whose types are inferred. ``inline``: it may run without threads, if it is small. ``only``:
+    nobody else wants its weights."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
@@ -44,7 +47,7 @@ def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = T
         rest, boundary = extract(graph, later)
     cost = _cost(now)
     device = _device(cost, env.device) if inline else env.device
-    return _Lowering(graph, now, boundary, env, device, libraries, _together(cost, device)).run(rest)
+    return _Lowering(graph, now, boundary, env, device, libraries, _together(cost, device), only).run(rest)
 
 
 #: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
@@ -54,9 +57,9 @@ HELD = 5e-3
 #: Where a model has a part of the device's threads, inferences are to run side by side: so long where the calling one
 #: leaves Python's lock to others meanwhile, and where it does not. Threads of the device are bound to cores, it is not.
 BESIDE, HELD_BESIDE = 1e-3, 50e-6
-#: On more threads than these, steps that take longer than this are launched one by one: on 16 cores ResNet-18 takes 7.1
-#: ms as one launch and 5.4 in 22, MobileNetV2 2.6 in one and 6.4 in 55; on two cores one launch is never slower.
-FEW_THREADS, SHORT = 4, 100e-6
+#: On more threads than these, steps that take longer than this are launched one by one: what a launch costs (90 us with
+#: 16 threads of PoCL's) is little beside them.
+FEW_THREADS, SHORT = 4, 1e-3
 
 
 def _cost(nodes: Iterable[Node]) -> tuple[float, int] | None:
@@ -160,6 +163,8 @@ class _Lowering:
     libraries: Libraries
     #: kernels are to be launched together
     together: bool
+    #: weights may be freed when they are packed
+    only: bool = False
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
@@ -184,8 +189,9 @@ class _Lowering:
         with ThreadPoolExecutor(PACKERS) as self.packers:
             steps = self.steps(sharing)
             with self.env.phases("packing"):
-                self.slots = [s if s.packed is None else replace(s, const=s.packed.array) for s in self.slots]
+                self.fill()
         runs = self.runs(steps)
+        self.device.rest()
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(
@@ -243,7 +249,27 @@ class _Lowering:
 
     def constant(self, value: Value | None) -> None:
         if value is not None and value.const is not None and value not in self.index:
-            self.slot(value, Slot(value.name, Place.CONST, value.type, value.const))
+            self.slot(value, Slot(value.name, Place.CONST, value.type))
+
+    def fill(self) -> None:
+        """Constants into their slots, as they are or packed, now that nobody frees one any more."""
+        for value, at in self.index.items():
+            if value.const is not None:
+                self.slots[at] = replace(self.slots[at], const=value.const)
+        for packed, at in self.packed.items():
+            self.slots[at] = replace(self.slots[at], const=packed.array)
+
+    def is_spent(self, value: Value) -> bool:
+        """A constant that nobody reads but who packs it now."""
+        array = value.const
+        if not self.only or array is None or array.nbytes < LARGE:
+            return False
+        return len(value.uses) == 1 and not self.graph.is_output(value) and self.holders[id(array)] == 1
+
+    @cached_property
+    def holders(self) -> Counter[int]:
+        """How many constants an array is."""
+        return Counter(id(v.const) for g in self.graph.walk() for v in g.constants())
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
         """A step per node; what nobody can run is told all at once."""
@@ -351,7 +377,10 @@ class _Lowering:
         for i, packing in kernel.packings.items():
             value = node.inputs[i]
             assert value is not None and value.const is not None
-            packed = self.env.pack(packing, value.const, self.packers)
+            spent = self.is_spent(value)
+            packed = self.env.pack(packing, value.const, self.packers, keep=not spent)
+            if spent:
+                value.const = like_nothing(value.const)
             if packed not in self.packed:
                 self.packed[packed] = len(self.slots)
                 name = f"{value.name}@{packing.key}"
@@ -372,4 +401,3 @@ class _Lowering:
             dying.setdefault(step, []).append(i)
         for step, slots in dying.items():
             step.release = tuple(slots)
-

@@ -65,8 +65,13 @@ class Environment:
         with building.using(self.settings), kernel_cache.using(KernelCache.of(self.settings)):
             yield
 
-    def pack(self, packing: Packing, constant: Array, pool: Executor) -> Packed:
-        """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one."""
+    def pack(self, packing: Packing, constant: Array, pool: Executor, keep: bool = True) -> Packed:
+        """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one.
+
+        Unless it is to ``keep`` the constant, nobody else will want it.
+        """
+        if not keep:
+            return Packed(None, pool.submit(self._arranged, packing, constant))
         key = (id(constant), packing.key)
         with self._lock:
             packed = self._packed.get(key)
@@ -81,9 +86,10 @@ class Environment:
 
 @dataclass(eq=False)
 class Packed:
-    """A constant as it was, kept so that its id stays its own, and as a kernel wants it."""
+    """A constant as it was, kept so that its id stays its own (unless it was not to be kept), and as a kernel wants
+    it."""
 
-    source: Array
+    source: Array | None
     _job: Future[Array]
 
     @property
@@ -93,6 +99,15 @@ class Packed:
 
 #: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
 Libraries: TypeAlias = dict[Device, list[Library]]
+
+
+#: bytes of constants that are worth freeing as soon as they are packed
+LARGE = 1 << 16
+
+
+def like_nothing(array: Array) -> Array:
+    """What an array was like, without its memory."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 #: shapes and element types of arrays
@@ -119,6 +134,8 @@ class Program:
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
         self._lock = threading.Lock()
+        #: its weights are the only plan's
+        self._spent = False
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for these values."""
@@ -130,12 +147,17 @@ class Program:
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
 
-    def plan(self, types: tuple[Type | None, ...]) -> Plan:
-        """The plan for these input types, made on first use; the least recently used one is dropped."""
+    def plan(self, types: tuple[Type | None, ...], only: bool = False) -> Plan:
+        """The plan for these input types, made on first use; the least recently used one is dropped.
+
+        ``only``: no other types will come. Weights are freed as soon as they are packed, and what the graph keeps of
+        them is what they were like.
+        """
         with self._lock:
             plan = self._plans.get(types)
             if plan is None:
-                plan = self._plans[types] = self._make(types)
+                assert not self._spent, "weights of this graph were freed for its only plan"
+                plan = self._plans[types] = self._make(types, only)
                 while len(self._plans) > self.env.settings.plan_cache_size:
                     self._plans.popitem(last=False)
             else:
@@ -147,10 +169,15 @@ class Program:
         with self._lock:
             return list(self._plans.values())
 
-    def _make(self, types: tuple[Type | None, ...]) -> Plan:
+    def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
         from .lower import lower
 
         graph = self.graph.clone()
+        if only:
+            self._spent = True
+            for value in self.graph.constants():
+                if value.const is not None and value.const.nbytes >= LARGE:
+                    value.const = like_nothing(value.const)
         if len(types) != len(graph.inputs):
             raise ModelError(
                 f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}"
@@ -163,7 +190,7 @@ class Program:
         # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
         threads = any(plan.device is self.env.device for plan in self._plans.values())
         with self.env.phases("planning"):
-            return lower(graph, self.env, self.libraries, inline=not threads)
+            return lower(graph, self.env, self.libraries, inline=not threads, only=only)
 
 
 def type_of(value: Any) -> Type | None:

@@ -34,8 +34,14 @@ class DeviceModel(CompiledModel):
     live: ClassVar[WeakSet[DeviceModel]] = WeakSet()
 
     def __init__(
-        self, graph: Graph, env: Environment, nodes: Sequence[tuple[str, str]] = (), streams: int = 1
+        self,
+        graph: Graph,
+        env: Environment,
+        nodes: Sequence[tuple[str, str]] = (),
+        streams: int = 1,
+        consume: bool = False,
     ) -> None:
+        """``consume``: the graph's weights are nobody else's."""
         super().__init__()
         self.graph, self.env = graph, env
         self.streams = exclusive(env.device.name) if env.settings.exclusive_async_requests else Streams(streams)
@@ -46,7 +52,7 @@ class DeviceModel(CompiledModel):
         self.program = Program(graph, env)
         types = [v.type for v in graph.inputs]
         if all(isinstance(t, TensorType) and t.is_static for t in types):
-            self.program.plan(tuple(types))
+            self.program.plan(tuple(types), only=consume)
 
     @property
     def inputs(self) -> dict[str, Type | None]:

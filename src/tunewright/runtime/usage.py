@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from .executor import Executor
-from .plan import Place, Plan
+from .plan import Plan
 from .program import Program
 from .request import DeviceModel
 
@@ -23,7 +23,7 @@ def usage(models: Iterable[DeviceModel]) -> Usage:
     constants: dict[int, int] = {}
     for model in models:
         for array in _constants(model):
-            constants[id(array)] = array.nbytes
+            constants[id(array)] = array.nbytes if any(array.strides) else array.itemsize  # see `like_nothing`
         for request in _alive(model.requests):
             _add(found, request.executor)
     found["constants"] = sum(constants.values())
@@ -60,7 +60,7 @@ def _constants(model: DeviceModel) -> Iterator[Any]:
                     yield value.const
     for plan in plans(model.program):
         for slot in plan.slots:
-            if slot.place is Place.CONST:
+            if slot.const is not None:
                 yield slot.const
 
 

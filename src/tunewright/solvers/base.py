@@ -327,8 +327,14 @@ class Solver(ABC):
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel: ...
 
 
+#: of modules here whose solvers have one language, which: for a device that compiles another they are not imported
+LANGUAGES = {"opencl": "c", "cuda": "cuda", "triton": "cuda", "vendor": "cuda"}
+
+
 @cache
-def solvers() -> tuple[Solver, ...]:
-    """Every solver, ours and those of extensions, in order of rank."""
-    found = discovery.find("tunewright.solvers", key=lambda s: s.id)
+def solvers(language: str | None = None) -> tuple[Solver, ...]:
+    """Every solver, ours and those of extensions, in order of rank; of a language: at least all that devices which
+    compile it can be asked about."""
+    skip = None if language is None else lambda name: LANGUAGES.get(name, language) != language
+    found = discovery.find("tunewright.solvers", key=lambda s: s.id, skip=skip)
     return tuple(sorted(found.values(), key=lambda s: (s.rank, s.id)))

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from ..errors import SettingsError
 from ..ir.types import DType, TensorType
 from ..settings import Settings, write_dump
 from .base import Config, Kernel, Problem, Solver, tensor, why_not_type
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 LOG = logging.getLogger("tunewright")
 
@@ -61,6 +63,8 @@ class Layer:
 
 def read(files: str) -> dict[str, Layer]:
     """The layers of CONFIG_FILE by operation. SettingsError where a file cannot be used."""
+    from xml.etree import ElementTree
+
     found: dict[str, Layer] = {}
     for name in shlex.split(files):
         path = Path(name)

@@ -193,7 +193,9 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
         values = dict(zip(plan.inputs, given, strict=True))
         for i, one in enumerate(plan.slots):
             if one.const is not None:
-                values[i] = graph.constant(one.packed.source if one.packed else one.const, one.name)
+                source = one.const if one.packed is None else one.packed.source
+                assert source is not None, "the weights were freed when they were packed: compile a `Model`"
+                values[i] = graph.constant(source, one.name)
         for step in plan.steps:
             ins = [None if i < 0 else values[i] for i in step.ins]
             node = graph.add_copy(step.node, ins, [plan.slots[i].type for i in step.outs])

@@ -30,11 +30,14 @@ from .heuristic_features import Column, Floats, features, kind, one_image
 from .key import Where
 from .measure import Candidate
 
-#: What a pick must be predicted to gain over the default; and, where it is made for this shape alone and so costs a
-#: compilation, over what is not.
-MARGIN, SPECIAL = 1.03, 1.05
+#: What a pick must be predicted to gain over the default: predictions are off by more than a few per cent. And, where
+#: it is made for this shape alone and so costs a compilation, over what is not.
+MARGIN, SPECIAL = 1.08, 1.05
 #: a number of a problem may lie outside of what the training saw by so many doublings
 BEYOND = 1.5
+#: Some problem of the training is within so many doublings in every number. A radius is a mean over all numbers: alone
+#: it lets a product of 9 rows lie between those of one row and one of 20.
+WITHIN = 2.0
 #: most problems whose ratings are kept
 KEPT = 1024
 
@@ -120,6 +123,11 @@ class Section:
         away = math.sqrt(float(np.einsum("ij,ij->i", steps, steps).min()))
         if away > self.radius:
             return f"far from its data: the nearest problem is {away:.1f} away, and it answers up to {self.radius:.1f}"
+        doublings = np.abs(points - x)
+        nearest = doublings[int(doublings.max(axis=1).argmin())]
+        if nearest.max(initial=0) > WITHIN + 1e-6:  # the file has seven digits
+            i = int(nearest.argmax())
+            return f"far from its data: {self.names[i]} is {nearest[i]:.1f} away from that of the nearest problem"
         return None
 
     def rate(self, numbers: Mapping[str, float], default: Candidate) -> tuple[Floats, float]:
@@ -241,8 +249,10 @@ class Heuristic:
         usable: list[tuple[float, Solver, Config]] = []
         for i in np.argsort(-worth, kind="stable").tolist():
             rating, listed = float(ratings[i]), section.shortlist[i]
-            if len(usable) >= most or worth[i] <= own + (margin if not cost[i] else 0.0):
+            if len(usable) >= most:
                 break
+            if rating <= own + margin:
+                continue
             solver = known.get(listed.solver)
             if solver is None or solver.version != listed.version or (solver.id, listed.config) == default:
                 continue

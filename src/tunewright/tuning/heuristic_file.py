@@ -163,12 +163,6 @@ def _number(data: Json, what: str) -> float:
     return float(data)
 
 
-def _index(data: Json, end: int, what: str, begin: int = 0) -> int:
-    if type(data) is not int or not begin <= data < end:
-        raise _wrong(f"{what} is not a number from {begin} to {end - 1}")
-    return data
-
-
 def _section(data: Json) -> Section:
     names = {"kind", "place", "processors", "numbers", "scale", "points", "radius", "columns", "shortlist", "base"}
     given = _members(data, "a section", names | {"trees"})
@@ -223,17 +217,28 @@ def _tree(data: Json, width: int) -> Tree:
     rows = _list(data, "a tree", MOST_NODES, 1)
     depth: dict[int, int] = {0: 0}
     nodes = []
-    for n, row in enumerate(rows):
+    for n, row in enumerate(rows):  # tens of thousands in a file, read while somebody waits: no calls in here
         if n not in depth:
             raise _wrong("a node of a tree belongs to none before it")
-        if isinstance(row, list) and len(row) == 1:
-            nodes.append((-1, 0.0, 0, 0, _number(row[0], "a leaf")))
+        if type(row) is list and len(row) == 1:
+            (leaf,) = row
+            if type(leaf) not in _NUMBERS or not -LARGEST <= leaf <= LARGEST:
+                raise _wrong("a leaf is not a number")
+            nodes.append((-1, 0.0, 0, 0, float(leaf)))
             continue
-        feature, threshold, *children = _list(row, "a split", 4, 4)
-        for child in children:
-            at = _index(child, len(rows), "a child", n + 1)
-            if at in depth or depth[n] >= DEEPEST:
+        if type(row) is not list or len(row) != 4:
+            raise _wrong("a split is not a list of 4 elements")
+        feature, threshold, left, right = row
+        if type(feature) is not int or not 0 <= feature < width:
+            raise _wrong(f"a feature is not a number from 0 to {width - 1}")
+        if type(threshold) not in _NUMBERS or not -LARGEST <= threshold <= LARGEST:
+            raise _wrong("a threshold is not a number")
+        below = depth[n] + 1
+        for child in (left, right):
+            if type(child) is not int or not n < child < len(rows):
+                raise _wrong(f"a child is not a number from {n + 1} to {len(rows) - 1}")
+            if child in depth or below > DEEPEST:
                 raise _wrong("a node of a tree has two parents, or the tree is too deep")
-            depth[at] = depth[n] + 1
-        nodes.append((_index(feature, width, "a feature"), _number(threshold, "a threshold"), *children, 0.0))
+            depth[child] = below
+        nodes.append((feature, float(threshold), left, right, 0.0))
     return Tree(*zip(*nodes, strict=True))

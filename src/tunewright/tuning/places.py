@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..settings import Settings, own_folder
 from .database import Database
-from .heuristic import Heuristic
-from .heuristic_file import load
+
+if TYPE_CHECKING:
+    from .heuristic import Heuristic
 
 #: the heuristic's file in the folder of a knowledge base
 HEURISTIC = "heuristic.json"
@@ -67,7 +69,11 @@ def heuristic_file(settings: Settings) -> Path | None:
 def open_heuristic(settings: Settings) -> Heuristic | None:
     """The heuristic, read again when its file has changed; one that cannot be read is none, and a warning says so."""
     path = heuristic_file(settings)
-    return None if path is None else load(path)
+    if path is None:
+        return None
+    from .heuristic_file import load  # who has tuned everything needs none
+
+    return load(path)
 
 
 def open_path(path: Path) -> Database:

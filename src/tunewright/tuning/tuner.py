@@ -15,25 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..devices.base import Device
 from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
-from . import dump, places, session
+from . import places
 from .database import Database, MemoryDatabase
-from .heuristic import Advice, Heuristic
-from .isolated import measurer_for
 from .key import Kind, Match, Where
-from .lockfile import Locked
 from .lookup import Answer, Found, Layer, Lookup
-from .measure import Measurer
-from .policy import Candidates, Policy, decide
-from .progress import Progress
+from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
-from .result_file import online
-from .tuning_file import TuningFile
+
+if TYPE_CHECKING:  # what only searches need is imported when one begins: most processes run what is known
+    from .heuristic import Advice, Heuristic
+    from .lockfile import Locked
+    from .measure import Measurer
+    from .progress import Progress
+    from .session import Outcome
 
 LOG = logging.getLogger("tunewright")
 #: a search shorter than this finds nothing, and is left to the next load
@@ -89,6 +90,20 @@ class Choice:
         return self.ask()
 
 
+def _measurer(device: Device, settings: Settings) -> Measurer:
+    from .isolated import measurer_for
+
+    return measurer_for(device, settings)
+
+
+def _locked(settings: Settings) -> Locked | None:
+    if not settings.lock_file and not settings.frozen:
+        return None
+    from .lockfile import Locked
+
+    return Locked.of(settings, warn)
+
+
 def _custom(settings: Settings) -> dict[str, Solver]:
     from ..solvers.custom import CustomSolver, read  # few have any
 
@@ -104,14 +119,14 @@ class Tuner:
         candidates: Sequence[Solver] | None = None,
         user: Database | None = None,
         system: Database | None = None,
-        measurer: Callable[[Device, Settings], Measurer] = measurer_for,
+        measurer: Callable[[Device, Settings], Measurer] = _measurer,
         heuristic: Heuristic | None = None,
     ) -> None:
         self.settings = settings
         self._heuristic = heuristic
         #: by operation: kernels of CONFIG_FILE, which come before all others
         self.custom = _custom(settings) if settings.config_file else {}
-        self.candidates = (*self.custom.values(), *(solvers() if candidates is None else candidates))
+        self._given = candidates
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
         self.user = places.open_user(settings) if user is None else user
@@ -121,7 +136,7 @@ class Tuner:
         accurate = settings.execution_mode_hint == "ACCURACY"
         self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
         #: LOCK_FILE; it comes before all of them
-        self.locked = Locked.of(settings, warn)
+        self.locked = _locked(settings)
         #: what was chosen for each problem on each device, the oldest first: what `lock` writes down
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
@@ -140,10 +155,15 @@ class Tuner:
         """Read when it is first asked: who has tuned everything needs none."""
         return places.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
 
+    @cached_property
+    def candidates(self) -> tuple[Solver, ...]:
+        """Every solver, whatever device it is for, in order of rank."""
+        return (*self.custom.values(), *(solvers() if self._given is None else self._given))
+
     def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""
-        asked = [s for s in self.candidates if s.ops is None or op in s.ops]
-        return [s for s in asked if s.language in (None, language)]
+        known = (*self.custom.values(), *(solvers(language) if self._given is None else self._given))
+        return [s for s in known if (s.ops is None or op in s.ops) and s.language in (None, language)]
 
     def _untuned(self, op: str, language: str) -> list[Solver]:
         """Those that may be chosen without a measurement."""
@@ -152,6 +172,8 @@ class Tuner:
     def choose(self, problem: Problem, device: Device) -> Choice:
         """The solver to use. UnsupportedError with every solver's reason when there is none."""
         if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
+            from . import dump
+
             dump.record(problem, device, self.settings)
         choice = self._locked(problem, device) or self._choose(problem, device)
         with self._choosing:
@@ -291,6 +313,8 @@ class Tuner:
     def _wants(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
         if answer.best is not None:
             return self.policy.wanted(answer.best.match.kind)
+        if self.policy.search is not Search.MISSING:  # whatever the heuristic says
+            return self.policy.wanted(None)
         advice = self.advise(problem, device, default)
         return self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
 
@@ -322,6 +346,8 @@ class Tuner:
         answer = self.known(problem, device, default)
         if at in self._done or not self._wants(problem, device, default, answer):
             return False
+        from .result_file import online
+
         seconds, most = self.settings.tune_seconds, self.settings.tune_budget
         left = most - self._spent if most else math.inf
         if left < min(seconds, LEAST_SECONDS):
@@ -348,6 +374,8 @@ class Tuner:
         """A search that follows the one which begins now: what it attempts first may be compiled beside that one."""
         measurer = self._measurer(device, self.settings)
         if measurer.beside:
+            from . import session
+
             taking_part = self._taking_part(problem, device, default, answer)
             mine, seeds = (default.solver.id, default.config), self._seeds(problem, device, default, answer)
             measurer.foresee(problem, session.opening(problem, device.target, mine, taking_part, seeds))
@@ -373,7 +401,7 @@ class Tuner:
         stop: Callable[[], bool] | None = None,
         regime: str | None = None,
         decide: bool = True,
-    ) -> session.Outcome | None:
+    ) -> Outcome | None:
         """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose.
 
         ``seconds`` and ``regime``: unless given, as the settings say. Unless it is to ``decide``, nothing that was
@@ -393,7 +421,9 @@ class Tuner:
         stop: Callable[[], bool] | None,
         regime: str | None,
         decide: bool,
-    ) -> session.Outcome | None:
+    ) -> Outcome | None:
+        from . import session
+
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
         choices = sum(s.space(problem, device.target).combinations for s in taking_part)
@@ -428,7 +458,7 @@ class Tuner:
         found = (s for layer in self.lookup.layers for s in layer.database.surveys(problem.family()))
         return [s for s in found if s.key.problem == problem.key()]
 
-    def _store(self, problem: Problem, outcome: session.Outcome) -> None:
+    def _store(self, problem: Problem, outcome: Outcome) -> None:
         """Keep what a session found."""
         LOG.info("tuned %s: %s", problem.key(), outcome.reason)
         records: list[AnyRecord] = [*outcome.records, *outcome.faults]
@@ -444,6 +474,8 @@ class Tuner:
         """Add an answer to TUNING_FILE, where it is missing."""
         exact = found.match.kind is Kind.EXACT and found.layer != Origin.FILE.value
         if exact and found.measurement.digest not in self._filed:
+            from .tuning_file import TuningFile
+
             self._filed.add(found.measurement.digest)
             try:
                 _, skipped = TuningFile(self.settings.tuning_file).extend([found.measurement])
@@ -547,6 +579,8 @@ def _layers(settings: Settings, policy: Policy, user: Database, system: Database
     system = places.open_system(settings) if system is None else system
     found = [Layer(Origin.USER.value, user), Layer(Origin.SYSTEM.value, system)]
     if policy.use_tuning_file:
+        from .tuning_file import TuningFile
+
         path = Path(settings.tuning_file)
         database = TuningFile(path).as_database(new=policy.extend_tuning_file)
         for text in database.damage():

@@ -34,6 +34,14 @@ FEW_QUERIES = 2
 SLICE = 16384
 
 
+def vectors(f: Form, dtype: DType, target: Target) -> int:
+    """Of the default tile. Wide ones load less, but keys and values should fill them."""
+    if target.registers <= 16:
+        return 2
+    lanes = target.vector_bytes // dtype.itemsize
+    return min((4, 3, 2), key=lambda n: sum(-(-size // (n * lanes)) * n for size in (f.total, f.width)))
+
+
 class Attention(CSolver):
     """Softmax(q k' * scale + mask) v in blocks of query rows."""
 
@@ -51,8 +59,9 @@ class Attention(CSolver):
     def default(self, problem: Problem, target: Target) -> Config:
         f = form(problem)
         rows = 1 if f.queries == 1 else 2 if f.queries == 2 else 4 if f.queries <= 4 else 6
-        near = f.total * (f.size + f.width) * SUM[tensor(problem.inputs[0]).dtype].itemsize <= NEAR_BYTES
-        return {"rows": rows, "vectors": 2 if target.registers <= 16 else 4, "split": 8, "own": near}
+        dtype = SUM[tensor(problem.inputs[0]).dtype]
+        near = f.total * (f.size + f.width) * dtype.itemsize <= NEAR_BYTES
+        return {"rows": rows, "vectors": vectors(f, dtype, target), "split": 8, "own": near}
 
     def space(self, problem: Problem, target: Target) -> Space:
         def fits(config: Mapping[str, Any]) -> bool:

@@ -1,9 +1,13 @@
 """Attention in which every query of a head sees the same keys, as in encoders: what `attention` does, with less around
 the two products.
 
-Keys are packed through transposes in registers. The mask is spread over the keys once for a head; then a row of scores
-is gone through twice: with the mask for the highest one, and for powers of two. Queries and mask are scaled by log2(e)
-for that, so that exponentials need no multiplication for it.
+Keys are packed through transposes in registers. The mask is spread over the keys once for a head. Queries and mask are
+scaled by log2(e), so that exponentials need no multiplication for it.
+
+Softmax is the same whatever is subtracted from a row's scores; the highest one keeps powers in range, but is known only
+behind the last key. Here it is guessed, and a tile's scores become powers before they leave the registers. A row's sum
+of powers tells whether the guess was near enough; where it was not, the rows are done again with what is right for
+them, in two passes, and that is the next guess.
 """
 
 from __future__ import annotations
@@ -18,13 +22,18 @@ from ...search.space import Scalar, Space
 from .. import attention_form
 from ..attention_form import UNBOUNDED, Form, form
 from ..base import Config, Problem
-from .attention import FEW_QUERIES, NEAR_BYTES, split
+from .attention import FEW_QUERIES, NEAR_BYTES, split, vectors
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 from .matmul_tile import VECTORS, tile
 from .words import transpose_tile
 
 LOG2_E = math.log2(math.e)
+#: A guess is near enough where a row's powers sum up to more than 1 / FAR and less than FAR: then none was cut off at
+#: 2^126, what was taken for zero is less than a rounding error, and values of up to 10^28 stay finite.
+FAR = 2.0**32
+#: after so many wrong guesses there are no more for a head
+MOST_MISSES = 4
 
 
 class AttentionEncoder(CSolver):
@@ -34,7 +43,7 @@ class AttentionEncoder(CSolver):
     ops = attention_form.OPS
     dtypes = frozenset({DType.FLOAT32, DType.BOOL})
     rank = 45  # before the one that takes everything
-    version = "1.0"
+    version = "1.1"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.epilogue:
@@ -47,7 +56,9 @@ class AttentionEncoder(CSolver):
         return _why_not(form(problem), target.vector_bytes // 4)
 
     def default(self, problem: Problem, target: Target) -> Config:
-        return {"rows": 6, "vectors": 2 if target.registers <= 16 else 4, "split": 8}
+        # Each item has memory of its own; on one unit, which has nobody to share with, one item keeps it in the cache.
+        split = 8 if target.units > 1 else 1
+        return {"rows": 6, "vectors": vectors(form(problem), DType.FLOAT32, target), "split": split}
 
     def space(self, problem: Problem, target: Target) -> Space:
         def fits(config: Mapping[str, Any]) -> bool:
@@ -64,6 +75,7 @@ class AttentionEncoder(CSolver):
         width = int(config["vectors"]) * lanes
         source = Source("attention_encoder", self.specialise)
         source.fixed(ROWS=rows, VECTORS=config["vectors"], LANES=lanes, T=COMPUTE[dtype], MULTIPLY=f"multiply_{rows}")
+        source.fixed(FAR=FAR, MOST_MISSES=MOST_MISSES)
         for i, name in enumerate("qkv"):
             source.buffer(name, dtype, In(i))
         mask = _mask(source, problem, f)
@@ -80,7 +92,7 @@ class AttentionEncoder(CSolver):
         source.function(VECTORS)
         source.function(transpose_tile(dtype, lanes))
         source.function(tile(rows))
-        source.function(POWER)
+        source.function(POWERS)
         source.add(BODY.format(mask=mask))
         return [source.call(grid)]
 
@@ -115,16 +127,39 @@ def _mask(source: Source, problem: Problem, f: Form) -> str:
     return f"({value} ? 0 : -INFINITY)" if type.dtype is DType.BOOL else f"{value} * {LOG2_E!r}f"
 
 
-#: 2^x of scores less the highest one: never above zero, perhaps NaN or infinite. 2^f by a polynomial (off by 1.6e-7 in
-#: float32), for f from -1/2 to 1/2, times 2^n, which is zero for the least n.
-POWER = """
+#: 2^x, zero from -127 down, 2^126 from there up, NaN of NaN: 2^f by a polynomial (off by 1.6e-7 in float32), for f from
+#: -1/2 to 1/2, times 2^n, whose bits are those of t, moved. `powers`: those of a tile of scores less the guess, and
+#: their sums.
+POWERS = """
 vector_of(u32, LANES, VI);
-INLINE V falling_power(V x) {
+#define BIASED_ROUNDER (F32_ROUNDER + 127.0f)
+INLINE V power(V x) {
   V c = x < -127.0f ? (V)(-127.0f) : x;
-  V t = c + F32_ROUNDER, f = c - (t - F32_ROUNDER);
+  c = c > 126.0f ? (V)(126.0f) : c;
+  V t = c + BIASED_ROUNDER, f = c - (t - BIASED_ROUNDER);
   V p = f * 1.3264727124e-3f + 9.6715126448e-3f;
   p = p * f + 5.5507337435e-2f; p = p * f + 2.4022242085e-1f; p = p * f + 6.9314697760e-1f; p = p * f + 1.0f;
-  return p * __builtin_astype((__builtin_astype(t, VI) << 23) + (127u << 23), V);
+  return p * __builtin_astype(__builtin_astype(t, VI) << 23, V);
+}
+INLINE void powers(GLOBAL const T* query, GLOBAL const T* panel, GLOBAL const T* bias, T guess, int size,
+                   GLOBAL T* out, int out_row, V* total) {
+  V sum[ROWS][VECTORS];
+  UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] = (V)(0);
+  for (int k = 0; k < size; k++) {
+    V right[VECTORS];
+    UNROLL for (int i = 0; i < VECTORS; i++) right[i] = LOADV(panel + k * WIDTH + i * LANES);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      V left = (V)(query[r * size + k]);
+      UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] += left * right[i];
+    }
+  }
+  UNROLL for (int r = 0; r < ROWS; r++)
+    UNROLL for (int i = 0; i < VECTORS; i++) {
+      V p = power(sum[r][i] + (LOADV(bias + i * LANES) - guess));
+      STOREV(out + r * out_row + i * LANES, p);
+      total[r] += p;
+    }
 }"""
 
 #: Lanes beyond the last key are zero, and not seen. Where nothing is seen the result is zero, whatever the scores are.
@@ -155,7 +190,8 @@ for (int matrix = first_matrix; matrix < first_matrix + SHARE_HEADS && matrix < 
           for (int i = 0; i < width; i++) values[n * KEYS + t * WIDTH + i] = from[t * V_ROW + n + i];
       }}
   }}
-  int seen = 0, mask_at = batch * MASK_BATCH + head * MASK_HEAD;
+  T guess = 0;
+  int misses = 0, seen = 0, mask_at = batch * MASK_BATCH + head * MASK_HEAD;
   for (int t = 0; t < SEEN; t++) {{
     bias[t] = {mask};
     seen |= bias[t] != -INFINITY;
@@ -163,37 +199,54 @@ for (int matrix = first_matrix; matrix < first_matrix + SHARE_HEADS && matrix < 
   for (int t = SEEN; t < SPAN; t++) bias[t] = -INFINITY;
 for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
   int rows = m_end - m < ROWS ? m_end - m : ROWS;
-  for (int r = 0; r < rows; r++) {{
-    GLOBAL const T* from = q + batch * Q_BATCH + head * Q_HEAD + (m + r) * Q_ROW;
+  for (int r = 0; r < ROWS; r++) {{
+    GLOBAL const T* from = q + batch * Q_BATCH + head * Q_HEAD + (m + (r < rows ? r : rows - 1)) * Q_ROW;
     for (int i = 0; i < SIZE; i++) query[r * SIZE + i] = from[i] * SCALE;
   }}
-  for (int n = 0; n < KEYS; n += WIDTH)
-    MULTIPLY(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH, 0, 0, 0);
   T parts[ROWS];
-  for (int r = 0; r < rows; r++) {{
-    GLOBAL T* scores = score + r * SPAN;
-    V tops[VECTORS], sums[VECTORS];
-    UNROLL for (int i = 0; i < VECTORS; i++) tops[i] = (V)(-INFINITY), sums[i] = (V)(0);
-    for (int t = 0; t < SPAN; t += WIDTH)
-      UNROLL for (int i = 0; i < VECTORS; i++) {{
-        V s = LOADV(scores + t + i * LANES) + LOADV(bias + t + i * LANES);
-        STOREV(scores + t + i * LANES, s);
-        tops[i] = s > tops[i] ? s : tops[i];
-      }}
-    T top = -INFINITY, total = 0;
-    for (int i = 0; i < VECTORS; i++)
-      for (int j = 0; j < LANES; j++) top = tops[i][j] > top ? tops[i][j] : top;
-    if (!seen) for (int t = 0; t < SPAN; t++) scores[t] = -INFINITY;
-    top = seen & (top != -INFINITY) ? top : 0;
-    for (int t = 0; t < SPAN; t += WIDTH)
-      UNROLL for (int i = 0; i < VECTORS; i++) {{
-        V s = falling_power(LOADV(scores + t + i * LANES) - top);
-        STOREV(scores + t + i * LANES, s);
-        sums[i] += s;
-      }}
-    for (int i = 0; i < VECTORS; i++)
-      for (int j = 0; j < LANES; j++) total += sums[i][j];
-    parts[r] = 1 / (total == 0 ? 1 : total);
+  int near = misses < MOST_MISSES;
+  if (near) {{
+    V totals[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) totals[r] = (V)(0);
+    for (int n = 0; n < KEYS; n += WIDTH)
+      powers(query, keys + n * SIZE, bias + n, guess, SIZE, score + n, SPAN, totals);
+    UNROLL for (int r = 0; r < ROWS; r++) {{
+      T total = 0;
+      for (int j = 0; j < LANES; j++) total += totals[r][j];
+      near &= (total > 1 / FAR) & (total < FAR);
+      parts[r] = 1 / total;
+    }}
+  }}
+  if (!near) {{
+    misses++;
+    for (int n = 0; n < KEYS; n += WIDTH)
+      MULTIPLY(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH, 0, 0, 0);
+    for (int r = 0; r < rows; r++) {{
+      GLOBAL T* scores = score + r * SPAN;
+      V tops[VECTORS], sums[VECTORS];
+      UNROLL for (int i = 0; i < VECTORS; i++) tops[i] = (V)(-INFINITY), sums[i] = (V)(0);
+      for (int t = 0; t < SPAN; t += WIDTH)
+        UNROLL for (int i = 0; i < VECTORS; i++) {{
+          V s = LOADV(scores + t + i * LANES) + LOADV(bias + t + i * LANES);
+          STOREV(scores + t + i * LANES, s);
+          tops[i] = s > tops[i] ? s : tops[i];
+        }}
+      T top = -INFINITY, total = 0;
+      for (int i = 0; i < VECTORS; i++)
+        for (int j = 0; j < LANES; j++) top = tops[i][j] > top ? tops[i][j] : top;
+      if (!seen) for (int t = 0; t < SPAN; t++) scores[t] = -INFINITY;
+      top = seen & (top != -INFINITY) ? top : 0;
+      for (int t = 0; t < SPAN; t += WIDTH)
+        UNROLL for (int i = 0; i < VECTORS; i++) {{
+          V s = power(LOADV(scores + t + i * LANES) - top);
+          STOREV(scores + t + i * LANES, s);
+          sums[i] += s;
+        }}
+      for (int i = 0; i < VECTORS; i++)
+        for (int j = 0; j < LANES; j++) total += sums[i][j];
+      guess = top;
+      parts[r] = 1 / (total == 0 ? 1 : total);
+    }}
   }}
   for (int n = 0; n < VALUES; n += WIDTH)
     MULTIPLY(score, values + n * KEYS, out + n, OUT_SPAN, 0, rows, KEYS, SPAN, 1, WIDTH, 0, 0, 0);

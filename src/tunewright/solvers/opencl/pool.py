@@ -15,8 +15,9 @@ from .window import Window
 
 #: elements of a row that are folded over the window's rows before they are folded along it
 _LINE = 1024
-#: up to this many taps of a blocked tensor are folded directly
-_FEW_TAPS = 9
+#: Up to this many taps of a blocked tensor are folded directly, by bytes of a vector: for AVX-512 the compiler gathers
+#: where it folds along a line.
+_FEW_TAPS = {64: 81, 0: 9}
 #: along an axis; unrolling more would take the compiler long
 _UNROLLED_TAPS = 16
 _AXES = "DHW"
@@ -71,7 +72,8 @@ class Pool(CSolver):
         return epilogue.why_not(problem)
 
     def default(self, problem: Problem, target: Target) -> Config:
-        few = problem.is_static and Window.of(problem).taps <= _FEW_TAPS
+        most = next(taps for size, taps in _FEW_TAPS.items() if target.vector_bytes >= size)
+        few = problem.is_static and Window.of(problem).taps <= most
         return {"direct": few and layout_of(problem.inputs[0]) != PLAIN, "grain": fold.GRAIN}
 
     def space(self, problem: Problem, target: Target) -> Space:

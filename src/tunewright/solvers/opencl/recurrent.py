@@ -326,7 +326,7 @@ for (int panel = first; panel < last; panel++) {
         source.dims(FEATURES=sizes.features, TILES=sizes.tiles, BLOCKS=sizes.blocks, PARTS=parts, PER_PART=per_part)
         self._strides(source)
         source.fixed(GATES=sizes.gates)
-        lines = [_BEGIN, self._initial(source), "for (int t = 0; t < STEPS; t++) {", self._times(source)]
+        lines = [BEGIN, self._initial(source), "for (int t = 0; t < STEPS; t++) {", self._times(source)]
         if sizes.fused:
             lines.append(_FUSED)
         if self._two_products:
@@ -456,7 +456,8 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
 }}"""
 
 
-_BEGIN = """#define sequence(m) (first + (m) < BATCH ? first + (m) : BATCH - 1)
+#: which sequences, direction and hidden units are the work-item's
+BEGIN = """#define sequence(m) (first + (m) < BATCH ? first + (m) : BATCH - 1)
 int item = GID(0) * PARTS + GID(1), d = GID(0) / TILES, first = GID(0) % TILES * ROWS;
 int block = GID(1) * PER_PART, blocks_end = BLOCKS - block < PER_PART ? BLOCKS : block + PER_PART;
 int begin = block * BLOCK, end = blocks_end * BLOCK < HIDDEN ? blocks_end * BLOCK : HIDDEN;"""

@@ -1,0 +1,151 @@
+"""What a load holds: weights once, no code that only tuning or another device needs, no pages of a compiler at rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tunewright import Core
+from tunewright.devices.base import address
+from tunewright.ir import memory
+from tunewright.ir.types import TensorType
+from tunewright.ops import lookup, names
+from tunewright.solvers.base import solvers
+
+RNG = np.random.default_rng(11)
+SIZE, ROWS = 192, 24
+#: kernels one by one: other tests compile these, too
+CONFIG = {"JOIN_LAUNCHES": "NO"}
+
+
+def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS) -> onnx.ModelProto:
+    """Two products, with weights of their own or the same ones, which may be a result as well."""
+    weights = [(RNG.standard_normal((SIZE, SIZE)) / 14).astype(np.float32) for _ in range(2)]
+    names = ["w0", "w0"] if shared else ["w0", "w1"]
+    nodes = [
+        helper.make_node("MatMul", ["x", names[0]], ["g"]),
+        helper.make_node("Relu", ["g"], ["h"]),
+        helper.make_node("MatMul", ["h", names[1]], ["y"]),
+    ]
+    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [rows, SIZE]) for n in "xy"]
+    if shown:
+        nodes.append(helper.make_node("Identity", ["w1"], ["z"]))
+        made.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, weights[1].shape))
+    kept = [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights) if f"w{i}" in names]
+    return helper.make_model(helper.make_graph(nodes, "g", made[:1], made[1:], kept))
+
+
+@pytest.mark.parametrize("given", [{}, {"shared": True}, {"shown": True}], ids=["own", "shared", "shown"])
+def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
+    model = network(**given)
+    x = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
+    core = Core(CONFIG)
+    mine, kept = core.compile_model(model, "CPU"), core.compile_model(core.read_model(model), "CPU")
+    for name, want in kept({"x": x}).items():
+        np.testing.assert_array_equal(mine({"x": x})[name], want)
+    weight = 4 * SIZE * SIZE
+    less = kept.memory_statistics()["constants"] - mine.memory_statistics()["constants"]
+    assert round(less / weight) == (0 if given.get("shared") else 1 if given.get("shown") else 2)
+    assert not any(any(v.const.strides) for v in mine.graph.constants()), "the graph says what they were like"
+
+
+def test_weights_stay_while_other_shapes_may_come() -> None:
+    compiled = Core(CONFIG).compile_model(network(rows="n"), "CPU")
+    one = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
+    (first,) = compiled({"x": one}).values()
+    (both,) = compiled({"x": np.concatenate([one, one])}).values()
+    np.testing.assert_allclose(both, np.concatenate([first, first]), rtol=0, atol=1e-5)
+    assert all(any(v.const.strides) for v in compiled.graph.constants())
+
+
+def test_memory_of_its_own() -> None:
+    made = memory.lasting_array((3, memory.LARGE), np.dtype(np.float32))
+    assert address(made) % 4096 == 0 and made.flags.writeable
+    made[...] = 1.0
+    assert made.sum() == made.size
+    with pytest.raises(MemoryError):
+        memory.lasting(1 << 60)
+
+
+MAPS = """7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /lib/libx.so.1
+7f0000001000-7f0000003000 r-xp 00001000 fe:00 12 /lib/libx.so.1
+7f0000003000-7f0000004000 r--p 00003000 fe:00 12 /lib/libx.so.1
+7f0000004000-7f0000005000 r--p 00004000 fe:00 12 /lib/libx.so.1
+7f0000005000-7f0000006000 rw-p 00005000 fe:00 12 /lib/libx.so.1
+"""
+
+
+def test_only_code_is_dropped() -> None:
+    """What the loader has written to lies behind it."""
+    found = list(memory._code_ranges(MAPS.splitlines(keepends=True)))
+    assert found == [(0x7F0000000000, 0x7F0000001000), (0x7F0000001000, 0x7F0000003000)]
+
+
+def _resident(library: str) -> int:
+    """Kilobytes of a library's code in memory."""
+    found, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            counts = "r-xp" in line and library in line
+        elif counts and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells")
+def test_dropped_code_runs_again() -> None:
+    library = "_multiarray_umath"
+    x = RNG.standard_normal((20, 30))
+    want = (np.sort(x @ x.T) ** 2).sum()
+    before = _resident(library)
+    memory.drop_code(library)
+    assert _resident(library) < before
+    assert (np.sort(x @ x.T) ** 2).sum() == want
+
+
+@pytest.mark.parametrize("language", ["c", "cuda", "null", ""])
+def test_solvers_of_a_language_are_all_that_may_be_asked(language: str) -> None:
+    asked = [s for s in solvers() if s.language in (None, language)]
+    assert [s for s in solvers(language) if s.language in (None, language)] == asked
+
+
+def test_views_of_all_domains_are_known() -> None:
+    (view,) = [s for s in solvers() if s.id == "opencl.view"]
+    assert view.ops == {name for name in names() if lookup(name).view}
+
+
+UNUSED = (
+    "numpy.random", "xml", "typer", "rich", "torch", "tunewright.tools", "tunewright.solvers.triton.",
+    "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.tuning.isolated", "tunewright.tuning.bench",
+    "tunewright.tuning.tuning_file", "tunewright.ops.ms_moe", "tunewright.ops.ov_roi", "tunewright.ops.ml",
+    "tunewright.plugins.batch", "tunewright.plugins.hetero",
+)  # fmt: skip
+
+
+def test_a_process_that_runs_a_model_imports_no_more(tmp_path: Path) -> None:
+    """Each of these takes megabytes, or tens of milliseconds; onnx would make all schemas when asked for one: 7 MB."""
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[64] x) => (float[64] y) {y = Relu(x)}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    code = """if True:
+        import sys, numpy, onnx.defs
+        onnx.defs.get_schema = None
+        from tunewright import Core
+        compiled = Core().compile_model(sys.argv[1], "CPU")
+        compiled({"x": numpy.zeros(64, numpy.float32)})
+        print("\\n".join(sys.modules))
+    """
+    made = subprocess.run([sys.executable, "-c", code, tmp_path / "model.onnx"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert [name for name in made.stdout.split() if name.startswith(UNUSED)] == []
+
+
+def test_types_of_what_was_freed() -> None:
+    compiled = Core(CONFIG).compile_model(network(), "CPU")
+    for value in compiled.graph.constants():
+        assert value.const is not None and value.type == TensorType.of(value.const)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ..devices.base import Target
 from ..search.space import Config
 from ..solvers.base import Problem, Solver
-from .heuristic_features import Column, Floats, features, kind, one_image
+from .heuristic_features import TOTALS, Column, Floats, features, kind, one_image
 from .key import Where
 from .measure import Candidate
 
@@ -35,9 +35,9 @@ from .measure import Candidate
 MARGIN, SPECIAL = 1.08, 1.05
 #: a number of a problem may lie outside of what the training saw by so many doublings
 BEYOND = 1.5
-#: Some problem of the training is within so many doublings in every number. A radius is a mean over all numbers: alone
-#: it lets a product of 9 rows lie between those of one row and one of 20.
-WITHIN = 2.0
+#: Some problem of the training is within so many doublings in every number, but those that others multiply to. A radius
+#: is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
+WITHIN = 2.5
 #: most problems whose ratings are kept
 KEPT = 1024
 
@@ -123,7 +123,7 @@ class Section:
         away = math.sqrt(float(np.einsum("ij,ij->i", steps, steps).min()))
         if away > self.radius:
             return f"far from its data: the nearest problem is {away:.1f} away, and it answers up to {self.radius:.1f}"
-        doublings = np.abs(points - x)
+        doublings = np.abs(points - x) * [name not in TOTALS for name in self.names]
         nearest = doublings[int(doublings.max(axis=1).argmin())]
         if nearest.max(initial=0) > WITHIN + 1e-6:  # the file has seven digits
             i = int(nearest.argmax())

@@ -52,6 +52,10 @@ def _type_text(type: Type | None) -> str:
     return f"{type.dtype.value}{layout}"
 
 
+#: numbers that follow from others
+TOTALS = frozenset({"outputs", "inputs", "flops", "intensity", "constant bytes"})
+
+
 def features(problem: Problem, units: int) -> dict[str, float]:
     """The numbers of a static problem on a device of so many units."""
     made = _dims(problem.outputs[0] if problem.outputs else None)

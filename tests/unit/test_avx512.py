@@ -50,6 +50,9 @@ CASES = {
     "product": (Case("MatMul", [normal(13, 70), normal(70, 96)], constant=frozenset({1})), "opencl.matmul", 18),
 }  # fmt: skip
 
+#: the others take seconds each
+SHORT = ("Winograd", "product")
+
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> OpenCLDevice:
@@ -79,7 +82,7 @@ HALF = b"(?:\x62" + TABLE + TYPE + some(0x60, 0x20) + b"|\xc4" + some(0x1F, 2) +
 SPILL = b"\x62" + some(0x0F, 1) + some(0x87, 0x04) + some(0x7F, 0x48) + b"[\x11\x29]" + some(0x07, 4) + b"\x24"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.soak) for n in CASES])
 def test_whole_vectors_that_stay_in_registers(name: str, device: OpenCLDevice) -> None:
     case, solver, least = CASES[name]
     assert check(case, solver, 0, device, specialised=False) == []

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core
+from tunewright.devices import code_pages
 from tunewright.devices.base import address
 from tunewright.ir import memory
 from tunewright.ir.types import TensorType
@@ -83,7 +84,7 @@ MAPS = """7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /lib/libx.so.1
 
 def test_only_code_is_dropped() -> None:
     """What the loader has written to lies behind it."""
-    found = list(memory._code_ranges(MAPS.splitlines(keepends=True)))
+    found = list(code_pages._code_ranges(MAPS.splitlines(keepends=True)))
     assert found == [(0x7F0000000000, 0x7F0000001000), (0x7F0000001000, 0x7F0000003000)]
 
 
@@ -104,7 +105,7 @@ def test_dropped_code_runs_again() -> None:
     x = RNG.standard_normal((20, 30))
     want = (np.sort(x @ x.T) ** 2).sum()
     before = _resident(library)
-    memory.drop_code(library)
+    code_pages.drop_code(library)
     assert _resident(library) < before
     assert (np.sort(x @ x.T) ** 2).sum() == want
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceError, InputError
-from ..ir.memory import drop_code
 from ..ir.types import DType, TensorType
 from ..settings import Settings, export
 from . import affinity, cuda, icd, lent, pci, pocl, unlocked
 from .base import Device, Hints, Queue, Target
+from .code_pages import drop_code
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
 from .opencl_names import WITHOUT_THREADS, gpu_cache, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs

@@ -44,12 +44,15 @@ $(VENV)/.check: $(VENV)/.base
 demo: $(VENV)/.base
 	$(PY) bench/demo.py
 
-# Hundreds of tests start a Python: it must not compile the package anew, whatever the caller's environment says.
+# Hundreds of tests start a Python: it must not compile the package anew, whatever the caller's environment says. Each
+# worker has a stretch of the tests, and half of another's rest when it is through: neighbours use the same kernels.
+PYTEST = OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist worksteal
+
 test: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) -m 'not soak'
+	$(PYTEST) -m 'not soak'
 
 soak: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS)
+	$(PYTEST)
 
 check: $(VENV)/.check
 	$(PY) -m ruff check .

@@ -1,10 +1,15 @@
 """Tests see neither the knowledge base of the user who runs them nor what ships, and leave no files where they run.
 
-What ships changes with every tuning; tests/unit/test_shipped.py alone is about it, and asks for it.
+What ships changes with every tuning; tests/unit/test_shipped.py alone is about it, and asks for it. What they compile
+stays in pytest's cache (`--cache-clear` empties it): compiling takes most of the time of a first run, and a whole run
+makes more than the user's kernel cache holds, so that it would push out his and find nothing of its own the next time.
 """
 
+import atexit
 import gc
 import os
+import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -18,6 +23,25 @@ os.environ["TUNEWRIGHT_TUNE_RESULT_PATH"] = ""
 from tunewright.tuning import places  # settings that a test makes without the environment come here
 
 places.SHIPPED = Path(os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"])
+TEMPORARY = [Path(os.environ["XDG_DATA_HOME"]), places.SHIPPED]
+
+
+@atexit.register  # before any device is opened: it runs when they have stored what they compiled
+def remove(process: int = os.getpid()) -> None:
+    if os.getpid() == process:  # a fork of it leaves them alone
+        for folder in TEMPORARY:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; what tests start would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the process that started it has said so
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
+    kernels = (TEMPORARY[0] if cache is None else cache.mkdir("tunewright")) / "kernels"
+    os.environ.setdefault("TUNEWRIGHT_CACHE_DIR", str(kernels))
+    os.environ.setdefault("TUNEWRIGHT_CACHE_BYTES", str(4 << 30))
 
 
 @pytest.hookimpl(wrapper=True)

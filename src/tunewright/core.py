@@ -18,6 +18,7 @@ from .plugins.base import Choice, Plugin, Support
 from .plugins.find import find, is_several
 from .plugins.single import SingleDevice, measured_streams, of_device, open_device, visible
 from .runtime.compiled import CompiledModel
+from .runtime.phases import uncollected
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Core:
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
         """A model from a file, from bytes or from a ModelProto."""
-        from .frontend.onnx import load  # onnx takes long to import, and a process may only ask for devices
+        from .frontend.onnx import load  # takes long to import, and a process may only ask for devices
 
         return load(model, self.settings)
 
@@ -101,12 +102,16 @@ class Core:
         Given a path rather than a `Model`, it needs less memory: nobody else will want the weights as they were read.
         ``preprocess`` says how inputs come, where that is not what the model takes: see `Model.preprocess`.
         """
-        loaded = model if isinstance(model, Model) else self.read_model(model)
-        if preprocess is not None:
-            loaded = loaded.preprocess(preprocess)
-        settings = self._settings(loaded, config)
-        loaded = adapted(loaded, settings)
-        return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
+        with uncollected():
+            if isinstance(device, str) and not is_several(device):
+                # First, since loading PoCL takes 23 MB for a moment: not on top of a model.
+                self._plugin(device, _make(config, self.settings))
+            loaded = model if isinstance(model, Model) else self.read_model(model)
+            if preprocess is not None:
+                loaded = loaded.preprocess(preprocess)
+            settings = self._settings(loaded, config)
+            loaded = adapted(loaded, settings)
+            return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.

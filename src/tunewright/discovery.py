@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -28,17 +29,31 @@ GROUPS: dict[str, tuple[str, str]] = {
 }
 
 
+@cache
+def _names(package: str) -> tuple[str, ...]:
+    """Modules and packages in a package, sorted, by their names inside of it."""
+    prefix = f"{package}."
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, prefix)
+    return tuple(sorted(info.name.removeprefix(prefix) for info in found))
+
+
+@cache
+def _installed() -> Any:
+    """The entry points of all distributions; the class depends on Python's version, `select` does not. To read them
+    takes as long for one group as for all."""
+    return entry_points()
+
+
 def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[ModuleType]:
     """The modules of a group: those of the package in sorted order, then those that entry points name.
 
-    ``skip`` is told the name of each module and package directly in the package, and says whether to do without.
+    ``skip`` is told the name that a module or package has inside of the package, and says whether to do without.
     """
-    package = importlib.import_module(GROUPS[group][0])
-    prefix = package.__name__ + "."
-    for info in sorted(pkgutil.walk_packages(package.__path__, prefix), key=lambda i: i.name):
-        if skip is None or not skip(info.name.removeprefix(prefix).partition(".")[0]):
-            yield importlib.import_module(info.name)
-    for entry in sorted(entry_points(group=group), key=lambda e: (e.name, e.value)):
+    package = GROUPS[group][0]
+    for name in _names(package):
+        if skip is None or not skip(name):
+            yield importlib.import_module(f"{package}.{name}")
+    for entry in sorted(_installed().select(group=group), key=lambda e: (e.name, e.value)):
         try:
             loaded = entry.load()
         except Exception as error:  # third-party code: anything may happen at its import

@@ -92,9 +92,10 @@ def test_plain(name: str) -> None:
     assert not some(conv(x, w, **attrs), "conv_plain", name)
 
 
-def test_plain_in_many_configs() -> None:
+@pytest.mark.parametrize("configs", [1, pytest.param(5, marks=pytest.mark.soak)])
+def test_plain_in_many_configs(configs: int) -> None:
     x, w, attrs = GEOMETRIES["3x3 asymmetric"]
-    assert not check(conv(x, w, **attrs), "opencl.conv_plain", configs=3)
+    assert not check(conv(x, w, **attrs), "opencl.conv_plain", configs=configs)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
@@ -231,9 +232,10 @@ def test_depthwise(name: str) -> None:
     assert not some(depthwise(name), "conv_depthwise", name)
 
 
-def test_depthwise_in_many_configs() -> None:
-    assert not check(depthwise("3x3 s2", bias=False), "opencl.conv_depthwise", configs=2)
-    assert not check(depthwise("14 wide"), "opencl.conv_depthwise", configs=2)
+@pytest.mark.parametrize("configs", [1, pytest.param(5, marks=pytest.mark.soak)])
+def test_depthwise_in_many_configs(configs: int) -> None:
+    assert not check(depthwise("3x3 s2", bias=False), "opencl.conv_depthwise", configs=configs)
+    assert not check(depthwise("14 wide"), "opencl.conv_depthwise", configs=configs)
 
 
 def test_depthwise_shares_texts_but_of_small_widths() -> None:

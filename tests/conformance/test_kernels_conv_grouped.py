@@ -60,7 +60,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_against_reference(name):
     few = name in ("groups end inside blocks", "odd everything")
-    assert check(CASES[name], only="opencl.conv_grouped", configs=2 if few else 1, specialised=few) == []
+    assert check(CASES[name], only="opencl.conv_grouped", configs=2 if few else 0, specialised=few) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CASES)
+def test_in_many_configs(name):
+    assert check(CASES[name], only="opencl.conv_grouped", configs=6) == []
 
 
 def test_asks_for_the_layout_unless_groups_are_tiny():

@@ -178,17 +178,20 @@ def test_epilogue_with_residual() -> None:
     right(Case(MS + "DynamicQuantizeMatMul", [floats, b, scales(), more], {}, 1, frozenset({1}), steps, 1), MATMUL)
 
 
-@pytest.mark.parametrize("rows", [1, 14])
-def test_contrib_products(rows: int) -> None:
+@every_other(("rows", [1, 14]), ("columns", [(), (21,)]), ("constant", [frozenset(), frozenset({1})]))
+def test_contrib_products(rows: int, columns: tuple[int, ...], constant: frozenset[int]) -> None:
     a, b, bias = integers(rows, 33), integers(33, 21, dtype=np.int8), RNG.standard_normal(21).astype(np.float32)
     floats = RNG.standard_normal((rows, 33)).astype(np.float32)
-    zeros = integers(21, dtype=np.int8)
-    for columns, zero in (((), zeros[:1].reshape(())), ((21,), zeros)):
-        for constant in (frozenset[int](), frozenset({1})):
-            to_float = [a, b, scales(), scales(*columns), integers(), zero, bias]
-            right(Case(MS + "MatMulIntegerToFloat", to_float, constant=constant), MATMUL)
-            dynamic = [floats, b, scales(*columns), zero, bias]
-            right(Case(MS + "DynamicQuantizeMatMul", dynamic, constant=constant), MATMUL)
+    zero = integers(*columns, dtype=np.int8)
+    to_float = [a, b, scales(), scales(*columns), integers(), zero, bias]
+    right(Case(MS + "MatMulIntegerToFloat", to_float, constant=constant), MATMUL)
+    dynamic = [floats, b, scales(*columns), zero, bias]
+    right(Case(MS + "DynamicQuantizeMatMul", dynamic, constant=constant), MATMUL)
+
+
+@pytest.mark.parametrize("rows", [1, 14])
+def test_contrib_products_of_few_inputs(rows: int) -> None:
+    floats, b = RNG.standard_normal((rows, 33)).astype(np.float32), integers(33, 21, dtype=np.int8)
     right(Case(MS + "DynamicQuantizeMatMul", [floats, b, scales()]), MATMUL)
     shorts = [integers(rows, 33, dtype=np.int16), integers(33, 21, dtype=np.int16)]
     right(Case(MS + "MatMulInteger16", shorts), MATMUL)

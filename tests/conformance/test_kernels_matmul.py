@@ -50,10 +50,11 @@ def test_sizes(m: int, k: int, n: int, constant: frozenset[int]) -> None:
     assert not generic(Case("MatMul", [normal(m, k), normal(k, n)], constant=constant))
 
 
+@pytest.mark.parametrize("configs", [1, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("constant", [frozenset(), B])
-def test_configs(constant: frozenset[int]) -> None:
+def test_configs(constant: frozenset[int], configs: int) -> None:
     case = Case("MatMul", [normal(2, 25, 700), normal(700, 67)], constant=constant)
-    assert not check(case, "opencl.matmul", configs=3)
+    assert not check(case, "opencl.matmul", configs=configs)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 6])

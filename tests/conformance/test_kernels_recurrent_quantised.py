@@ -76,8 +76,7 @@ def test_directions(direction: str, lengths: Any) -> None:
     agrees(case)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-@pytest.mark.parametrize("per_column", [False, True])
+@every_other(("dtype", [np.int8, np.uint8]), ("per_column", [False, True]))
 def test_weights(dtype: Any, per_column: bool) -> None:
     agrees(make(dtype=dtype, per_column=per_column, direction="bidirectional"))
 
@@ -88,8 +87,7 @@ def test_nothing_optional() -> None:
     agrees(make(full=False, constant=frozenset(), outputs=2, direction="bidirectional", dtype=np.uint8))
 
 
-@pytest.mark.parametrize("configs", [1, pytest.param(2, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(("batch", "configs"), [(5, 1), *(pytest.param(b, 2, marks=pytest.mark.soak) for b in (1, 5))])
 def test_configs(batch: int, configs: int) -> None:
     """Generic and specialised, with tiles of other sizes."""
     case = make(batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")

@@ -313,7 +313,7 @@ def test_spoilt_entries_do_not_change_results(warm, tmp_path, seed):
 
 
 @pocl_only
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.soak)])
 def test_every_corruption_is_detected_and_the_results_are_identical(tmp_path, count):
     from tunewright.devices.opencl import OpenCLDevice
     from tunewright.frontend.onnx import load

@@ -1,6 +1,6 @@
 """Mutations of models: whatever comes in, only our own errors come out, soon, and the process lives.
 
-500 by default, 10,000 with the marker ``soak``; ``TUNEWRIGHT_TEST_MUTATIONS=FIRST:LAST`` runs any others. A failure
+250 by default, 10,000 with the marker ``soak``; ``TUNEWRIGHT_TEST_MUTATIONS=FIRST:LAST`` runs any others. A failure
 names its seed, and ``TUNEWRIGHT_TEST_MUTATIONS=SEED:SEED+1`` repeats it.
 """
 
@@ -52,7 +52,7 @@ def ranges(first: int, last: int) -> list[range]:
 
 
 def chosen() -> list[range]:
-    first, _, last = os.environ.get("TUNEWRIGHT_TEST_MUTATIONS", "0:500").partition(":")
+    first, _, last = os.environ.get("TUNEWRIGHT_TEST_MUTATIONS", "0:250").partition(":")
     return ranges(int(first), int(last))
 
 
@@ -64,7 +64,7 @@ def test_mutations(worker: Worker, seeds: range) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", ranges(500, 10_000), ids=str)
+@pytest.mark.parametrize("seeds", ranges(250, 10_000), ids=str)
 def test_more_mutations(worker: Worker, seeds: range) -> None:
     run(worker, seeds)
 

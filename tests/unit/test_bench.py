@@ -17,6 +17,7 @@ from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Kernel, Packing, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
+from tunewright.solvers.opencl import base as kernels
 from tunewright.tuning import bench, ring
 from tunewright.tuning.bench import Local, floor
 from tunewright.tuning.measure import Candidate
@@ -62,6 +63,36 @@ def test_the_default_of_a_real_problem_passes(name: str) -> None:
         assert local.regime().kind == "cold" and local.regime().nbytes >= 2 * device.cache_bytes
         race = local.race([default(p, device)] * 2, 3)
         assert not race.fallen and [len(s) for s in race.samples] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["conv", "softmax"])
+def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a launch takes longer than many a kernel: what is timed would be launches."""
+    device, p = open_device("CPU"), REAL[name]
+    assert isinstance(device, OpenCLDevice)
+    if not device.joins or device.workers < 2:
+        pytest.skip("needs a runtime whose launches may be one, and two threads")
+    monkeypatch.setattr(kernels, "FEW_THREADS", 1)
+    monkeypatch.setattr(bench, "TURN", 0.05)  # several executions each, also where others use the machine
+    launches: list[int] = []
+    counts: list[int] = []
+    turn = Local._turn
+
+    def counted(self: Local, binding: bench.Binding, count: int) -> float:
+        before = self._queue.launches
+        seconds = turn(self, binding, count)
+        launches.append(self._queue.launches - before)
+        counts.append(count)
+        return seconds
+
+    monkeypatch.setattr(Local, "_turn", counted)
+    with Local(device) as local:
+        assert local.pose(p) is None
+        found = local.attempt(default(p, device))
+        assert found.status is Status.OK, found.why
+        assert max(counts) > 1 and set(launches) == {1}
+        # every slot's arguments are its own: poison in one's outputs would be seen
+        assert local.race([default(p, device)] * 2, 2).fallen == {}
 
 
 def test_a_device_with_memory_of_its_own() -> None:

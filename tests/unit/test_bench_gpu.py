@@ -191,13 +191,15 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert told.startswith("bench: ") and says in told and told.count("\n") == 1
 
 
-@pytest.mark.parametrize("ours", [["ours"], pytest.param(["ours", "tuned"], marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("name", "ours"), [("bert:1", ["ours"]), pytest.param("resnet50:1", ["ours", "tuned"], marks=pytest.mark.soak)]
+)
 def test_one_small_run(
-    ours: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, ours: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_turns, "FEW", 2)  # the interpreter takes its time
     file = tmp_path / "f.json"
-    asked = ["--device", "cpu", "--tiny", "--models", "resnet50:1", "--rows", ",".join(["eager", "graph", *ours])]
+    asked = ["--device", "cpu", "--tiny", "--models", name, "--rows", ",".join(["eager", "graph", *ours])]
     asked += ["--kb", str(tmp_path / "kb"), "--seconds", "0.001", "--turn", "0.001", "--json", str(file)]
     assert gpu.main(asked) == 0
     told = capsys.readouterr()
@@ -206,10 +208,10 @@ def test_one_small_run(
     rows = {r["row"]: r for r in model["rows"]}
     assert list(rows) == ["eager", "graph", *ours] and model["exporter"] == "TorchScript"
     assert rows["graph"]["failed"] == "Refused: a CUDA graph needs a GPU" and "median_ms" not in rows["graph"]
-    for name in ("eager", *ours):
-        assert len(rows[name]["turns_ms"]) == 2 and 0 < rows[name]["error"] <= rows[name]["limit"]
+    for row in ("eager", *ours):
+        assert len(rows[row]["turns_ms"]) == 2 and 0 < rows[row]["error"] <= rows[row]["limit"]
     assert rows["ours"]["host"] == [] and rows["ours"]["steps"] == sum(rows["ours"]["solvers"].values())
-    assert "resnet50:1, graph: Refused: a CUDA graph needs a GPU" in told.out
+    assert f"{name}, graph: Refused: a CUDA graph needs a GPU" in told.out
     assert gpu.main(["--from", str(file)]) == 0
     assert capsys.readouterr().out == told.out
 

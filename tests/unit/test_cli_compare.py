@@ -124,9 +124,18 @@ def test_a_difference_is_exit_code_1(tmp_path, capsys):
 
 
 def test_weights_outside_the_file(tmp_path, capsys):
-    path = tmp_path / "m.onnx"
-    onnx.save(resnet(18, size=32, width=8, classes=10), path, save_as_external_data=True, size_threshold=16)
+    path, rng = tmp_path / "m.onnx", np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3, 3, 3), (5, 4, 1, 1))]
+    nodes = [helper.make_node("Conv", ["x", "w0"], ["c"], "one"), helper.make_node("Conv", ["c", "w1"], ["y"], "two")]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 9, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    kept = [numpy_helper.from_array(weight, f"w{i}") for i, weight in enumerate(weights)]
+    graph = helper.make_graph(nodes, "g", [x], [y], kept)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path, save_as_external_data=True, size_threshold=16)
+    assert len(list(tmp_path.iterdir())) == 2, "the weights are elsewhere"
     assert tools.execute(["compare", str(path), "--layers", "--against", "reference"]) == 0, capsys.readouterr()
+    assert "all 2 layers agree" in capsys.readouterr().out
     assert sorted(f.suffix for f in tmp_path.iterdir() if f.suffix == ".onnx") == [".onnx"]
 
 

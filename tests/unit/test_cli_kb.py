@@ -484,10 +484,11 @@ def test_hostile_files_are_clear_errors(call, user, tmp_path, name):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "system"]), "nothing else is touched"
 
 
-def test_mutated_imports(call, user, mine, tmp_path):
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.soak)])
+def test_mutated_imports(call, user, mine, tmp_path, count):
     rng = random.Random(0)
     whole = "".join(f"{to_line(r)}\n" for r in mine).encode()
-    for _ in range(60):
+    for _ in range(count):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(data))

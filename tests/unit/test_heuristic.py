@@ -240,6 +240,17 @@ def test_a_file_says_the_same():
     assert ask(conv(64, 64, 56), given=again) == ask(conv(64, 64, 56), given=given)
 
 
+def test_a_damaged_section_says_nothing_and_the_others_answer(caplog):
+    other = dataclasses.replace(near().sections[0], kind="Other")
+    text = heuristic_file.dump(dataclasses.replace(near(), sections=(*near().sections, other)))
+    first, last = text.splitlines()[1:3]
+    assert ask(conv(64, 64, 56), given=heuristic_file.parse_late(text.replace(last, last[:-9]))).picks
+    assert not caplog.text  # nobody asked
+    late = heuristic_file.parse_late(text.replace(first, first.replace('"radius":', '"radius":"x","was":')), "h.json")
+    assert ask(conv(64, 64, 56), given=late).abstains and ask(conv(96, 64, 56), given=late).abstains
+    assert caplog.text.count("a part of the heuristic is not used: h.json: ") == 1
+
+
 def test_what_is_wrong_with_a_file_is_said():
     good = json.loads(heuristic_file.dump(FOUR_IS_BEST))
 
@@ -258,7 +269,7 @@ def test_what_is_wrong_with_a_file_is_said():
     refuse("belongs to none", trees=[[[0.0], [1.0]]])
     refuse("a child", trees=[[[0, 0.5, 0, 1], [0.0]]])
     refuse("a feature", trees=[[[99, 0.5, 1, 2], [0.0], [1.0]]])
-    refuse("a leaf is not a number", trees=[[["x"]]])
+    refuse("a leaf.* is not a number", trees=[[["x"]]])
     refuse("a scale is not above 0", scale=[0.0] * len(good["sections"][0]["numbers"]))
     refuse("a point is not a list", points=[[1.0]])
     refuse("a parameter is not a scalar", shortlist=[["tiled", "1.0", {"tile": [1]}]])

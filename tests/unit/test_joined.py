@@ -98,6 +98,23 @@ def test_a_network_is_one_launch_with_the_same_results(name):
         assert equal(one.infer(inputs), apart.infer(inputs))
 
 
+@pytest.mark.parametrize("workers", [3, 20])
+def test_any_number_of_workers_does_every_item_once(workers, monkeypatch):
+    """Also more than there are threads, than items, and than parts of a step."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
+        y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
+    model = parser.parse_model(text)
+    many = property(lambda device: 1 if device.alone else workers)
+    monkeypatch.setattr(type(open_device("CPU")), "workers", many)
+    one = compiled(model)
+    for n in (1, 2, 7, 301, 4000):
+        (x,) = (inputs := feed(model, n=n)).values()
+        powers = np.exp(x.astype(np.float64)).T
+        for _ in range(3):
+            assert np.allclose(one(inputs)["z"], powers / powers.sum(0), rtol=1e-5, atol=0)
+    assert workers in {run.library.workers for plan in one.program.plans for run in plan.runs.values()}
+
+
 def test_other_shapes_compile_nothing(monkeypatch):
     model = parser.parse_model(DYNAMIC)
     one, apart = compiled(model), compiled(model, JOIN_LAUNCHES="NO")

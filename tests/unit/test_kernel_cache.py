@@ -27,6 +27,8 @@ def own(tmp_path, monkeypatch):
     """A home of its own, and nothing told yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for name in ("TUNEWRIGHT_CACHE_DIR", "TUNEWRIGHT_CACHE_BYTES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kernel_cache, "_told", False)
     monkeypatch.setattr(kernel_cache, "_caches", {})
 

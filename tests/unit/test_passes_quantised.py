@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from conformance.short_form import every_other
 from tunewright.core import Core
 
 RNG = np.random.default_rng(0)
@@ -83,8 +84,7 @@ def within_a_step(model: onnx.ModelProto, *shape: int, scale: float = 1.0) -> No
         assert len(np.unique(expected)) > 20, "a result of few values says little"
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-@pytest.mark.parametrize("channels", [True, False])
+@every_other(("dtype", [np.int8, np.uint8]), ("channels", [True, False]))
 def test_convolutions_and_a_residual(dtype: Any, channels: bool) -> None:
     net = Net(1, 5, 14, 13)
     low = int(np.iinfo(dtype).min)

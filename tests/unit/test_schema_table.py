@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import defaultdict
 from typing import Any
 
 import onnx.defs
+import pytest
 
 from tunewright.frontend import schema
 
@@ -45,3 +47,9 @@ def test_the_table_is_what_onnx_says():
                 if at <= newest:
                     assert schema._rules(op, domain, at) == schema.rules_of_onnx(op, domain, at), (op, at)
     assert schema._rules("Nothing", "", 13) is None and schema._rules("Relu", "com.example", 1) is None
+
+
+def test_onnx_is_not_imported_for_domains_of_others(monkeypatch):
+    monkeypatch.delitem(sys.modules, "onnx")
+    monkeypatch.setattr(schema, "rules_of_onnx", lambda *given: pytest.fail(f"{given}"))
+    schema.check_node("Relu", "com.example", 1, [], [], {}, "node 'a' (Relu)")

@@ -7,16 +7,20 @@ import mmap
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+#: What a process with PoCL has loaded, and does much at once: PoCL sets up its compiler, which touches 22 MB; loading
+#: OpenSSL (for hashlib) and ml_dtypes touches 4.
+SET_UP = ("libpocl", "libcrypto", "_ml_dtypes_ext")
 
-def drop_code(library: str) -> None:
-    """Give back the pages of a library's code that are in memory: whoever runs it again takes them from its file.
 
-    For a library that does much when it is loaded, and little of that ever again. Only what nobody can have written to
+def drop_code(*libraries: str) -> None:
+    """Give back the pages of libraries' code that are in memory: whoever runs it again takes them from its file.
+
+    For libraries that do much when they are loaded, and little of that ever again. Only what nobody can have written to
     goes: code, and what lies in front of it (symbols, relocations).
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            ranges = _code_ranges([line for line in maps if library in line.rpartition("/")[2]])
+            ranges = _code_ranges([line for line in maps if any(name in line.rpartition("/")[2] for name in libraries)])
         advise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):  # another system
         return

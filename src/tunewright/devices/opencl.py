@@ -20,7 +20,7 @@ from ..ir.types import DType, TensorType
 from ..settings import Settings, export
 from . import affinity, cuda, icd, lent, pci, pocl, unlocked
 from .base import Device, Hints, Queue, Target
-from .code_pages import drop_code
+from .code_pages import SET_UP, drop_code
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
 from .opencl_names import WITHOUT_THREADS, gpu_cache, is_cpu, names, queue_properties, runtime_of, svm_kinds
 from .programs import Programs
@@ -352,7 +352,7 @@ class OpenCLDevice(Device):
             _refuse()
         self.name, self.raw = name, found[0][name] if raw is None else raw
         self.context = cl.Context([self.raw]) if context is None else context
-        self.rest()  # PoCL's compiler has set itself up, which touched 20 MB
+        self.rest()
         self.target = _target(self.raw)
         self.memory_bytes = memory_bytes() if self.target.device == "cpu" else int(self.raw.global_mem_size)
         self.cache_bytes = cache_bytes() if self.target.device == "cpu" else gpu_cache(self.raw)
@@ -378,7 +378,7 @@ class OpenCLDevice(Device):
         return array if self._memory is None else self._memory.constant(array)
 
     def rest(self) -> None:
-        drop_code("libpocl")
+        drop_code(*SET_UP)
 
     def bind(self, mode: str) -> None:
         if self.target.device == "cpu" and not OpenCLQueue.orphaned:
@@ -587,6 +587,7 @@ def _found() -> tuple[dict[str, Any], dict[str, str]] | str:
             devices = {
                 (p.name, p.version, number): device for p in platforms for number, device in enumerate(p.get_devices())
             }
+            drop_code(*SET_UP)
     except cl.Error as error:
         return f"no OpenCL platform ({error})"
     if hasattr(os, "register_at_fork"):  # a runtime's threads begin when its devices are listed

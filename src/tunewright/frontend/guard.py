@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import onnx
-
 from ..errors import LimitError, ModelError
 from ..settings import Settings
+from .messages import onnx
 from .tensors import declared_bytes
 
 #: domain, name, overload

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 
 from ..errors import ModelError
 from .guard import kind_of
+from .messages import onnx
 
 Attributes: TypeAlias = Mapping[str, onnx.AttributeProto]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
 
 from ..errors import LimitError, ModelError, UnsupportedError
@@ -24,6 +23,7 @@ from ..settings import Settings
 from . import guard, schema, tensors, wire
 from .external import ExternalFiles, check_file_size, read_file
 from .guard import call_key, domain_of, function_key, kind_of
+from .messages import onnx
 from .model import Model
 from .nodes import Attributes, ordered, resolve, without
 from .upgrade import upgrade
@@ -34,7 +34,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Set
     """A model from a file, from bytes, or from a ModelProto."""
     folder: Path | None = None
     where = "model"
-    large: Mapping[int, wire.Bytes] = {}
+    parts = wire.Parts(b"", {})
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -44,11 +44,11 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Set
         path = Path(source)
         where, folder = str(path), path.absolute().parent
         parts = read_file(path, settings)
-        proto, large = _parse(parts.small, where), parts.large
+        proto = _parse(parts.small, where)
     else:
         raise ModelError(f"a path, bytes or a ModelProto is needed, not {type(source).__name__}", where=where)
     guard.check(proto, settings)
-    graph = _Converter(proto, ExternalFiles(folder), settings, large).convert()
+    graph = _Converter(proto, ExternalFiles(folder), settings, parts.tensors(proto)).convert()
     return Model(
         graph,
         name=proto.graph.name,
@@ -119,10 +119,14 @@ class _Scope:
 
 class _Converter:
     def __init__(
-        self, model: onnx.ModelProto, files: ExternalFiles, settings: Settings, large: Mapping[int, wire.Bytes]
+        self,
+        model: onnx.ModelProto,
+        files: ExternalFiles,
+        settings: Settings,
+        large: Mapping[int, tuple[onnx.TensorProto, wire.Bytes]],
     ) -> None:
         self.model, self.files, self.settings = model, files, settings
-        #: raw_data of initializers of the main graph, by their place, that was read apart from it
+        #: tensors whose raw_data was read apart from them, by identity
         self.large = large
         self.opsets = {domain_of(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.functions = {function_key(f): f for f in model.functions}
@@ -144,11 +148,10 @@ class _Converter:
         """Inputs, initializers, nodes and outputs of one GraphProto into ``scope.graph``."""
         graph = scope.graph
         weights: dict[str, Value] = {}
-        large = self.large if scope.outer is None else {}
-        for place, tensor in enumerate(proto.initializer):
+        for tensor in proto.initializer:
             if tensor.name in weights:
                 raise ModelError("the name is used twice", where=f"initializer {tensor.name!r}")
-            array = self.tensor(tensor, f"initializer {tensor.name!r}", large.get(place))
+            array = self.tensor(tensor, f"initializer {tensor.name!r}")
             weights[tensor.name] = graph.constant(array, tensor.name)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
@@ -301,8 +304,9 @@ class _Converter:
             return _type(a.tp, where)
         raise ModelError(f"has no usable type ({kind})", where=where)
 
-    def tensor(self, tensor: onnx.TensorProto, where: str, raw: wire.Bytes | None = None) -> np.ndarray[Any, Any]:
+    def tensor(self, tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
         """A tensor's value. What the guard counted was declared; this is what was really taken."""
+        _, raw = self.large.get(id(tensor), (None, None))
         array = tensors.to_array(tensor, self.files, self.settings, where, raw)
         self.nbytes += array.nbytes
         if self.nbytes > self.settings.max_memory_bytes:
@@ -345,8 +349,8 @@ class _Converter:
 
 
 def _check_opsets(opsets: Mapping[str, int], where: str = "opset_import") -> None:
-    newest = onnx.defs.onnx_opset_version()
     version = opsets.get("", 1)
+    newest = schema.newest_opset(version)
     if not 1 <= version <= newest:
         raise UnsupportedError(
             f"opset {version} is not supported",

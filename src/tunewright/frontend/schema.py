@@ -4,21 +4,22 @@ What passes here may be relied on behind the front end: ``axis`` is an int, what
 branches with as many outputs as the node. Whether the values make sense is for type inference to say.
 
 What the schemas ask is in a table (``data/schemas.json``, a test compares it with onnx), since onnx makes all of them
-when it is first asked for one: 7 MB. It is asked about what came after the table, and about domains of others.
+when it is first asked for one: 7 MB. It is asked about what came after the table; and about domains of others where
+somebody has imported it, since it knows of those only what it was told.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from ..errors import LimitError, ModelError
+from . import messages
 
 #: attributes that say how often onnx's reference goes round a loop, whatever the size of the inputs
 MOST = {
@@ -74,6 +75,16 @@ def _bounds(least: int, most: int) -> tuple[int, float]:
     return least, most if most < UNBOUNDED else float("inf")
 
 
+def newest_opset(version: int) -> int:
+    """The newest opset of ONNX's own domain; onnx is asked where the table does not go up to ``version``."""
+    newest = int(_table()["versions"][""])
+    if version <= newest:
+        return newest
+    import onnx.defs
+
+    return max(newest, int(onnx.defs.onnx_opset_version()))
+
+
 def rules_of_onnx(op: str, domain: str, version: int) -> _Rules | None:
     """What onnx itself says."""
     import onnx.defs
@@ -106,7 +117,7 @@ def check_node(
     where: str,
 ) -> None:
     """Raise a ModelError where a node does not fit its schema. ``kinds``: the type of each attribute given."""
-    rules = _rules(op, domain, version)
+    rules = _rules(op, domain, version) if domain in _table()["versions"] or "onnx" in sys.modules else None
     if rules is None:
         return
     for name, kind in kinds.items():
@@ -129,7 +140,7 @@ def check_node(
 
 def _kind(kind: int) -> str:
     try:
-        return str(onnx.AttributeProto.AttributeType.Name(kind))
+        return str(messages.onnx.AttributeProto.AttributeType.Name(kind))
     except ValueError:
         return f"of unknown type {kind}"
 

@@ -6,12 +6,12 @@ import math
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 
 from ..errors import LimitError, ModelError
 from ..ir.types import MAX_RANK, DType
 from ..settings import Settings
 from .external import ExternalFiles
+from .messages import onnx
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from ..ir.graph import Graph, Value
+from .messages import onnx
 from .upgrade_base import Call, adapter, align, emit, ints, last, one, rank, scalar
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from ..ir.graph import Graph, Value
+from .messages import onnx
 from .upgrade_base import ALWAYS, Call, adapter, ints, last, one, scalar
 
 

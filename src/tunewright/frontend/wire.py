@@ -8,7 +8,7 @@ this walk does not expect, protobuf parses as a whole: it says what is wrong wit
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,15 +17,27 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 from ..ir.memory import lasting
+from ..ir.stored import StoredBytes, StoredFile, read_into
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+#: the way to a message: names of fields, with places where there are several
+Path: TypeAlias = tuple[tuple[str, int | None], ...]
 
 #: smaller files are parsed as they are, and smaller tensors with the rest
 SMALL_FILE, SMALL = 1 << 20, 1 << 14
 #: what one thread reads at a time, and threads: memory is new, and its first touch takes longer than the copy
 CHUNK, THREADS = 16 << 20, 4
-#: numbers of fields: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
-GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
+#: Fields that are followed, by message and number: their names, what they hold, and whether there may be several.
+#: Weights are initializers, or attributes of Constant nodes.
+FOLLOWED = {
+    "model": {7: ("graph", "graph", False)},
+    "graph": {1: ("node", "node", True), 5: ("initializer", "tensor", True)},
+    "node": {5: ("attribute", "attribute", True)},
+    "attribute": {5: ("t", "tensor", False)},
+    "tensor": {9: ("raw_data", "bytes", False)},
+}
+#: fields of a node, an attribute or a tensor at most: protobuf is faster where a list has many elements
+MOST = 1000
 #: types of fields: a number, 8 bytes, anything with a length, 4 bytes
 NUMBER, EIGHT, LENGTH, FOUR = 0, 1, 2, 5
 
@@ -36,10 +48,21 @@ class _Unexpected(Exception):
 
 @dataclass
 class Parts:
-    """A model without its large tensors, and these by their place among the initializers of its graph."""
+    """A model without the raw_data of its large tensors, and that by the way to each of them."""
 
     small: bytes
-    large: dict[int, Bytes]
+    large: dict[Path, Bytes]
+
+    def tensors(self, model: Any) -> dict[int, tuple[Any, Bytes]]:
+        """Large tensors of the parsed model with their raw_data, by identity: as long as they are held, protobuf has
+        one object for each."""
+        found = {}
+        for path, raw in self.large.items():
+            message = model
+            for name, place in path:
+                message = getattr(message, name) if place is None else getattr(message, name)[place]
+            found[id(message)] = message, raw
+        return found
 
 
 @dataclass(frozen=True)
@@ -58,7 +81,7 @@ def read(file: IO[bytes], size: int) -> Parts:
     if size >= SMALL_FILE:
         walk = _Walk(file)
         try:
-            small = walk.model(size)
+            small = walk.message("model", 0, size)
         except _Unexpected:
             file.seek(0)
         else:
@@ -69,45 +92,26 @@ def read(file: IO[bytes], size: int) -> Parts:
 @dataclass
 class _Walk:
     file: IO[bytes]
-    #: by place among the initializers: where bytes lie, and how many
-    found: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: where raw_data of large tensors lies, and how many bytes
+    found: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def model(self, size: int) -> bytes:
-        made, graphs = bytearray(), 0
-        for one in self.fields(0, size):
-            if one.number != GRAPH:
-                made += self.copy(one.begin, one.end)
-                continue
-            graphs += 1
-            if one.kind != LENGTH or graphs > 1:  # protobuf would make one of several
+    def message(self, kind: str, begin: int, end: int, path: Path = ()) -> bytes:
+        """A message without the large bytes in it."""
+        made, counts = bytearray(), Counter[int]()
+        for count, one in enumerate(self.fields(begin, end)):
+            if count == MOST and kind not in ("model", "graph"):
                 raise _Unexpected
-            made += _whole(GRAPH, self.graph(one.content, one.end))
-        return bytes(made)
-
-    def graph(self, begin: int, end: int) -> bytes:
-        made, count = bytearray(), 0
-        for one in self.fields(begin, end):
-            if one.number != INITIALIZER:
-                made += self.copy(one.begin, one.end)
-                continue
-            if one.kind != LENGTH:
+            name, inner, repeated = FOLLOWED[kind].get(one.number, ("", "", False))
+            if inner and (one.kind != LENGTH or (counts[one.number] and not repeated)):  # protobuf would merge several
                 raise _Unexpected
-            if one.end - one.content < SMALL:
+            place = counts[one.number] if repeated else None
+            counts[one.number] += 1
+            if not inner or one.end - one.content < SMALL:
                 made += self.copy(one.begin, one.end)
+            elif inner == "bytes":
+                self.found[path] = one.content, one.end - one.content
             else:
-                made += _whole(INITIALIZER, self.tensor(one.content, one.end, count))
-            count += 1
-        return bytes(made)
-
-    def tensor(self, begin: int, end: int, place: int) -> bytes:
-        made = bytearray()
-        for one in self.fields(begin, end):
-            if one.number != RAW_DATA or one.kind != LENGTH or one.end - one.content < SMALL:
-                made += self.copy(one.begin, one.end)
-                continue
-            if place in self.found:  # protobuf would take the last one
-                raise _Unexpected
-            self.found[place] = one.content, one.end - one.content
+                made += _whole(one.number, self.message(inner, one.content, one.end, (*path, (name, place))))
         return bytes(made)
 
     def fields(self, begin: int, end: int) -> Iterator[_Field]:
@@ -170,8 +174,9 @@ def _number(value: int) -> bytes:
     return bytes(made)
 
 
-def _read_all(descriptor: int, places: dict[int, tuple[int, int]]) -> dict[int, Bytes]:
+def _read_all(descriptor: int, places: dict[Path, tuple[int, int]]) -> dict[Path, Bytes]:
     """Bytes of a file, each range in memory of its own. OSError when the file has become shorter."""
+    stored = StoredFile(descriptor)
     made = {key: lasting(length) for key, (_, length) in places.items()}
     chunks = [
         (made[key][first : first + CHUNK], offset + first)
@@ -180,14 +185,9 @@ def _read_all(descriptor: int, places: dict[int, tuple[int, int]]) -> dict[int, 
     ]
 
     def fill(chunk: tuple[Bytes, int]) -> None:
-        memory, offset = chunk
-        while len(memory):
-            count = os.preadv(descriptor, [memory.data], offset)
-            if not count:
-                raise OSError("the file has become shorter")
-            memory, offset = memory[count:], offset + count
+        read_into(descriptor, *chunk)
 
     with ThreadPoolExecutor(max(1, min(THREADS, len(chunks)))) as pool:
         for _ in pool.map(fill, chunks):
             pass
-    return made
+    return {key: StoredBytes(stored, *places[key]).in_memory(memory) for key, memory in made.items()}

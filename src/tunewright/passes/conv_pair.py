@@ -24,9 +24,10 @@ class ConvPairs:
     name = "conv-pair"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None or not context.knows(PAIR):  # the host does what the model says
+        found = [] if context.layouts is None else [node for node in graph.nodes if _is_depthwise(node)]
+        if not found or not context.knows(PAIR):  # the host does what the model says
             return False
-        return sum(_rewrite(graph, node, context) for node in graph.nodes if _is_depthwise(node)) > 0
+        return sum(_rewrite(graph, node, context) for node in found) > 0
 
 
 def _rewrite(graph: Graph, node: Node, context: Context) -> bool:

@@ -27,6 +27,7 @@ from . import (
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .conv_pair import ConvPairs
+from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
 from .layout import AssignLayouts
@@ -62,6 +63,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
+    EarlyStrides(),
     FlushDenormals(),
 )
 

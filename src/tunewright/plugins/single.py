@@ -173,9 +173,10 @@ class SingleDevice(Plugin):
         phases = Phases()
         with phases("solvers"):
             tuner = Tuner(settings) if given is None else given
-            solvers(self.device.target.language)
+            nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
+            for op in {op for _, op in nodes}:
+                solvers(self.device.target.language, op)
         context = self._context(settings, tuner)
-        nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         graph = model.graph if consume else model.graph.clone()
         with phases("passes"):
             prepare(graph, context)

@@ -18,6 +18,8 @@ from functools import cached_property
 from ..devices.base import Device
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.memory import LARGE
+from ..ir.stored import stored
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import MISTAKES
@@ -28,7 +30,7 @@ from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
 from .plan import Place, Plan, Run, Slot, Step
-from .program import LARGE, Environment, Libraries, Packed, Program, like_nothing
+from .program import Environment, Libraries, Packed, Program, like_nothing
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -47,7 +49,7 @@ def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = T
         rest, boundary = extract(graph, later)
     cost = _cost(now)
     device = _device(cost, env.device) if inline else env.device
-    return _Lowering(graph, now, boundary, env, device, libraries, _together(cost, device), only).run(rest)
+    return _Lowering(graph, now, boundary, env, device, libraries, only).run(rest)
 
 
 #: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
@@ -57,9 +59,6 @@ HELD = 5e-3
 #: Where a model has a part of the device's threads, inferences are to run side by side: so long where the calling one
 #: leaves Python's lock to others meanwhile, and where it does not. Threads of the device are bound to cores, it is not.
 BESIDE, HELD_BESIDE = 1e-3, 50e-6
-#: On more threads than these, steps that take longer than this are launched one by one: what a launch costs (90 us with
-#: 16 threads of PoCL's) is little beside them.
-FEW_THREADS, SHORT = 4, 1e-3
 
 
 def _cost(nodes: Iterable[Node]) -> tuple[float, int] | None:
@@ -93,14 +92,6 @@ def _device(cost: tuple[float, int] | None, device: Device) -> Device:
     if alone > (beside if device.confined else HELD):
         return device
     return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
-
-
-def _together(cost: tuple[float, int] | None, device: Device) -> bool:
-    """Whether kernels of a plan are to be launched together."""
-    units = max(1, device.target.units)
-    if device.target.device != "cpu":  # one launch is a recorded graph: the host need not keep up with the device
-        return True
-    return units <= FEW_THREADS or cost is None or cost[0] / units < SHORT * cost[1]
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -161,8 +152,6 @@ class _Lowering:
     env: Environment
     device: Device
     libraries: Libraries
-    #: kernels are to be launched together
-    together: bool
     #: weights may be freed when they are packed
     only: bool = False
     slots: list[Slot] = field(default_factory=list)
@@ -262,7 +251,7 @@ class _Lowering:
     def is_spent(self, value: Value) -> bool:
         """A constant that nobody reads but who packs it now."""
         array = value.const
-        if not self.only or array is None or array.nbytes < LARGE:
+        if array is None or array.nbytes < LARGE or not (self.only or stored(array)):
             return False
         return len(value.uses) == 1 and not self.graph.is_output(value) and self.holders[id(array)] == 1
 
@@ -341,7 +330,7 @@ class _Lowering:
     def compiled(self, steps: list[Step]) -> list[Library]:
         """The libraries of the device: made for the first plan there, later ones do with what they hold."""
         settings = self.env.settings
-        if not self.together or not settings.join_launches:
+        if not settings.join_launches:
             return []
         if self.device not in self.libraries:
             made: list[Library] = []

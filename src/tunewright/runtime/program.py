@@ -17,7 +17,9 @@ from ..devices import building, kernel_cache
 from ..devices.base import Device, on_lines
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Value
+from ..ir.memory import LARGE
+from ..ir.stored import Stored, stored
 from ..ir.types import DType, SequenceType, TensorType, Type
 from ..passes.base import Context, run_passes
 from ..passes.standard import SPECIALISE
@@ -39,7 +41,7 @@ class Environment:
     #: kernels that some plan still uses
     kernels: WeakValueDictionary[tuple[str, str, str, int], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
-    _packed: WeakValueDictionary[tuple[int, str], Packed] = field(default_factory=WeakValueDictionary)
+    _packed: WeakValueDictionary[tuple[int | Stored, str], Packed] = field(default_factory=WeakValueDictionary)
     #: what making plans took so far
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,15 +70,17 @@ class Environment:
     def pack(self, packing: Packing, constant: Array, pool: Executor, keep: bool = True) -> Packed:
         """A constant rearranged for a kernel, by one of a pool's threads; equal wishes share one.
 
-        Unless it is to ``keep`` the constant, nobody else will want it.
+        Unless it is to ``keep`` the constant, nobody else will want it before it was read again.
         """
-        if not keep:
+        origin = stored(constant)
+        if origin is None and not keep:
             return Packed(None, pool.submit(self._arranged, packing, constant))
-        key = (id(constant), packing.key)
+        key = (origin or id(constant), packing.key)
         with self._lock:
             packed = self._packed.get(key)
-            if packed is None or packed.source is not constant:
-                packed = self._packed[key] = Packed(constant, pool.submit(self._arranged, packing, constant))
+            if packed is None:
+                job = pool.submit(self._arranged, packing, constant)
+                packed = self._packed[key] = Packed(constant if origin is None else None, job)
             return packed
 
     def _arranged(self, packing: Packing, constant: Array) -> Array:
@@ -86,8 +90,7 @@ class Environment:
 
 @dataclass(eq=False)
 class Packed:
-    """A constant as it was, kept so that its id stays its own (unless it was not to be kept), and as a kernel wants
-    it."""
+    """A constant as a kernel wants it; and as it was, where its id is what it is known by, which so stays its own."""
 
     source: Array | None
     _job: Future[Array]
@@ -99,10 +102,6 @@ class Packed:
 
 #: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
 Libraries: TypeAlias = dict[Device, list[Library]]
-
-
-#: bytes of constants that are worth freeing as soon as they are packed
-LARGE = 1 << 16
 
 
 def like_nothing(array: Array) -> Array:
@@ -136,6 +135,8 @@ class Program:
         self._lock = threading.Lock()
         #: its weights are the only plan's
         self._spent = False
+        #: weights that are only in their file, from one plan to the next
+        self._stored: dict[Value, Stored] = {}
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for these values."""
@@ -150,8 +151,8 @@ class Program:
     def plan(self, types: tuple[Type | None, ...], only: bool = False) -> Plan:
         """The plan for these input types, made on first use; the least recently used one is dropped.
 
-        ``only``: no other types will come. Weights are freed as soon as they are packed, and what the graph keeps of
-        them is what they were like.
+        Weights that can be read again are freed as soon as they are packed, and what the graph keeps of them is what
+        they were like; if no other types will come (``only``), all are.
         """
         with self._lock:
             plan = self._plans.get(types)
@@ -172,11 +173,16 @@ class Program:
     def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
         from .lower import lower
 
+        for value, origin in self._stored.items():
+            value.const = origin.array()
         graph = self.graph.clone()
-        if only:
-            self._spent = True
-            for value in self.graph.constants():
-                if value.const is not None and value.const.nbytes >= LARGE:
+        self._spent = only
+        for value in self.graph.constants():
+            if value.const is not None and value.const.nbytes >= LARGE:
+                found = stored(value.const)
+                if found is not None:
+                    self._stored[value] = found
+                if only or found is not None:
                     value.const = like_nothing(value.const)
         if len(types) != len(graph.inputs):
             raise ModelError(

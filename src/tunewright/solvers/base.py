@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -331,10 +333,26 @@ class Solver(ABC):
 LANGUAGES = {"opencl": "c", "cuda": "cuda", "triton": "cuda", "vendor": "cuda"}
 
 
+#: Of modules here, the operations that their solvers may be asked about: for others they are not imported. One that is
+#: not in this table is imported in any case. A test compares it with the solvers (tests/unit/test_load_memory.py).
+TABLE = Path(__file__).parents[1] / "data" / "solvers.json"
+
+
 @cache
-def solvers(language: str | None = None) -> tuple[Solver, ...]:
-    """Every solver, ours and those of extensions, in order of rank; of a language: at least all that devices which
-    compile it can be asked about."""
-    skip = None if language is None else lambda name: LANGUAGES.get(name, language) != language
+def _served() -> Mapping[str, Sequence[str]]:
+    table: Mapping[str, Sequence[str]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
+
+
+@lru_cache(maxsize=1 << 12)  # bounded: an operation is whatever a model says
+def solvers(language: str | None = None, op: str | None = None) -> tuple[Solver, ...]:
+    """Every solver, ours and those of extensions, in order of rank. Given a language, or an operation: at least all
+    that devices which compile it can be asked about, or that can be asked about it."""
+
+    def skip(name: str) -> bool:
+        if language is not None and LANGUAGES.get(name.partition(".")[0], language) != language:
+            return True
+        return op is not None and op not in _served().get(name, (op,))
+
     found = discovery.find("tunewright.solvers", key=lambda s: s.id, skip=skip)
     return tuple(sorted(found.values(), key=lambda s: (s.rank, s.id)))

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,28 +43,21 @@ WITHIN = 2.5
 KEPT = 1024
 
 
-@dataclass(frozen=True)
+Integers: TypeAlias = tuple[int, ...] | npt.NDArray[np.int64]
+Numbers: TypeAlias = tuple[float, ...] | Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Tree:
-    """Nodes in the order of their numbers, the root first. Where ``feature`` is below 0 a node is a leaf."""
+    """Nodes in the order of their numbers, the root first: a child stands behind its parent, and has no other. Where
+    ``feature`` is below 0 a node is a leaf."""
 
-    feature: tuple[int, ...]
+    feature: Integers
     #: at or below it the left child follows
-    threshold: tuple[float, ...]
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    value: tuple[float, ...]
-
-    def paths(self) -> list[tuple[float, list[tuple[int, bool]]]]:
-        """Of every leaf: its value, and the splits on the way to it with the answer that each must have."""
-        found, open_ = [], [(0, list[tuple[int, bool]]())]
-        while open_:
-            node, path = open_.pop()
-            if self.feature[node] < 0:
-                found.append((self.value[node], path))
-            else:
-                open_.append((self.left[node], [*path, (node, True)]))
-                open_.append((self.right[node], [*path, (node, False)]))
-        return found
+    threshold: Numbers
+    left: Integers
+    right: Integers
+    value: Numbers
 
 
 @dataclass(frozen=True)
@@ -146,9 +140,8 @@ class Section:
     @cached_property
     def _splits(self) -> tuple[npt.NDArray[np.int64], Floats]:
         """Feature and threshold of every node of every tree; a leaf's are never asked."""
-        feature = [f for tree in self.trees for f in tree.feature]
-        threshold = [t for tree in self.trees for t in tree.threshold]
-        return np.array(feature, np.int64), np.array(threshold, np.float64)
+        feature = np.concatenate([[], *(tree.feature for tree in self.trees)]).astype(np.int64)
+        return feature, np.concatenate([[], *(tree.threshold for tree in self.trees)])
 
     @cached_property
     def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -156,20 +149,25 @@ class Section:
 
         An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
         """
-        total, first = len(self._splits[0]), 0
-        about: tuple[list[list[int]], list[list[int]]] = [], []
-        values = []
-        for tree in self.trees:
-            for value, path in tree.paths():
-                values.append(value)
-                for rows, wanted in zip(about, (True, False), strict=True):
-                    asked = [p for p in path if (tree.feature[p[0]] < len(self.names)) == wanted]
-                    rows.append([first + node + (0 if yes else total) for node, yes in asked])
-            first += len(tree.feature)
-        longest = max((len(row) for rows in about for row in rows), default=0)
-        padded = [np.array([row + [2 * total] * (longest - len(row)) for row in rows], np.int64) for rows in about]
-        shape = (len(values), longest)
-        return padded[0].reshape(shape), padded[1].reshape(shape), np.array(values, np.float32)
+        feature = self._splits[0]
+        total, splits = len(feature), np.flatnonzero(feature >= 0)
+        # of every node the split above it, and the answer of that which leads here; a root has none
+        above, answer = np.full(total, -1), np.full(total, 2 * total)
+        sizes = np.array([len(tree.feature) for tree in self.trees], np.int64)
+        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        for name, told in (("left", 0), ("right", total)):
+            child = np.concatenate([[], *(getattr(tree, name) for tree in self.trees)]).astype(np.int64) + first
+            above[child[splits]], answer[child[splits]] = splits, splits + told
+        leaves = node = np.flatnonzero(feature < 0)
+        about: tuple[list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64]]] = [], []
+        while (above[node] >= 0).any():
+            of_problem = feature[above[node]] < len(self.names)
+            about[0].append(np.where(of_problem, answer[node], 2 * total))
+            about[1].append(np.where(of_problem, 2 * total, answer[node]))
+            node = np.where(above[node] >= 0, above[node], node)
+        problem, candidate = (np.array(rows, np.int64).reshape(-1, len(leaves)).T for rows in about)
+        values = np.concatenate([[], *(tree.value for tree in self.trees)])[leaves]
+        return problem, candidate, values.astype(np.float32)
 
     def _holding(self, x: Floats, of_problem: bool) -> npt.NDArray[np.float32]:
         """1 for every leaf whose splits about the problem (else: about the candidate) hold, given its numbers."""
@@ -216,13 +214,20 @@ class Heuristic:
     about: Mapping[str, object]
     #: where it was read
     path: str = ""
+    #: more sections, which are read when they are asked; None: it is damaged, and whoever reads it has said so
+    unread: Mapping[tuple[str, Place], Callable[[], Section | None]] = field(default_factory=dict, repr=False)
     _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
         default_factory=dict, repr=False
     )
 
     @cached_property
-    def _by_kind(self) -> dict[tuple[str, Place], Section]:
+    def _by_kind(self) -> dict[tuple[str, Place], Section | None]:
         return {(s.kind, s.place): s for s in self.sections}
+
+    def _section(self, kind: str, place: Place) -> Section | None:
+        if (kind, place) not in self._by_kind and (kind, place) in self.unread:
+            self._by_kind[kind, place] = self.unread[kind, place]()
+        return self._by_kind.get((kind, place))
 
     def advise(
         self,
@@ -277,9 +282,9 @@ class Heuristic:
 
     def _rate(self, problem: Problem, target: Target, default: Candidate) -> tuple[Section, Floats, float] | str:
         place = Place.of(Where.of(target))
-        section = self._by_kind.get((kind(problem), place))
+        section = self._section(kind(problem), place)
         if section is None:
-            if not any(s.place == place for s in self.sections):
+            if place not in {known for _, known in (*self._by_kind, *self.unread)}:
                 return "it knows no device like this one"
             return f"it has not learned about {kind(problem)} here"
         numbers = features(problem, target.units)

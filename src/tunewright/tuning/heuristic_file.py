@@ -2,6 +2,9 @@
 
 A file may come from anywhere. Every field is checked, sizes are bounded, and the nodes of a tree must be a tree: a
 child stands behind its parent and has no other. Whatever is not as it should be raises `InputError`; `load` warns.
+
+Each section has a line of its own. A model needs a few of them, so `load` reads the rest of a file at first, and a
+section when it is asked: all nine that ship would take 40 ms and 8 MB of every process.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ import json
 import logging
 import math
 import stat
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from ..errors import InputError
 from ..search.space import Config, Scalar
@@ -28,6 +35,8 @@ SCHEMA = "tunewright.heuristic/1"
 MOST_BYTES, MOST_SECTIONS, MOST_TREES, MOST_NODES, DEEPEST = 16 << 20, 256, 400, 255, 12
 MOST_POINTS, MOST_NUMBERS, MOST_COLUMNS, MOST_LISTED, MOST_PARAMETERS = 2000, 64, 256, 256, 64
 LONGEST, LARGEST = 1000, 1e9
+#: how the first line ends and how the last one is; the name behind what a section is about
+BEGIN, END, BEHIND = '"sections":[', "]}", ',"processors":'
 #: significant digits of numbers in trees
 DIGITS = 7
 #: what json makes of numbers; there are tens of thousands
@@ -41,19 +50,20 @@ def dump(heuristic: Heuristic) -> str:
         "date": heuristic.date,
         "tool": heuristic.tool,
         "about": dict(heuristic.about),
-        "sections": [_section_json(s) for s in heuristic.sections],
+        "sections": [],
     }
-    return json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+    head, *sections = (
+        json.dumps(each, separators=(",", ":"), allow_nan=False)
+        for each in (content, *map(_section_json, heuristic.sections))
+    )
+    return "\n".join([head.removesuffix(END), ",\n".join(sections), END, ""])
 
 
 def parse(text: str, path: str = "") -> Heuristic:
     """The heuristic of a file's content; InputError names what is wrong."""
     if len(text) > MOST_BYTES:
         raise _wrong("it is too long")
-    try:
-        data = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(f"it is not JSON ({error})") from None
+    data = _json(text)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise _wrong(f"its schema is not {SCHEMA}: another version of Tunewright, or another file")
     given = _members(data, "the file", {"schema", "date", "tool", "about", "sections"})
@@ -65,7 +75,47 @@ def parse(text: str, path: str = "") -> Heuristic:
     return Heuristic(sections, _text(given["date"], "date"), _text(given["tool"], "tool"), given["about"], path)
 
 
-def read(path: Path) -> Heuristic:
+def parse_late(text: str, path: str = "") -> Heuristic:
+    """As `parse`, but a section is read when it is asked: until then nobody knows whether it is damaged. What has not
+    the lines of `dump` is read as a whole."""
+    head, *lines = text.removesuffix("\n").split("\n")
+    if len(text) > MOST_BYTES or not head.endswith(BEGIN) or not lines or lines.pop() != END:
+        return parse(text, path)
+    heads = [_head(line) for line in lines]
+    if len(heads) > MOST_SECTIONS or None in heads or len(set(heads)) < len(heads):
+        return parse(text, path)
+    found = zip(heads, lines, strict=True)
+    unread = {at: partial(_late, line.removesuffix(","), path) for at, line in found if at is not None}
+    return replace(parse(head + END, path), unread=unread)
+
+
+def _head(line: str) -> tuple[str, Place] | None:
+    """What the section of a line is about; None where the line does not say so first. A text has its quotes escaped:
+    the first name behind the place is no part of one."""
+    try:
+        data = _json(line.partition(BEHIND)[0] + "}")
+        given = _members(data, "the head of a section", {"kind", "place"})
+        return _text(given["kind"], "kind"), _place(given["place"])
+    except InputError:
+        return None
+
+
+def _late(line: str, path: str) -> Section | None:
+    try:
+        return _section(_json(line))
+    except InputError as error:
+        LOG.warning("a part of the heuristic is not used: %s: %s", path, error.what)
+        return None
+
+
+def _json(text: str) -> Json:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"it is not JSON ({error})") from None
+
+
+def read(path: Path, parse: Callable[[str, str], Heuristic] = parse) -> Heuristic:
     """The heuristic of a file; InputError when it cannot be read or is none."""
     try:
         with path.open("rb") as file:
@@ -93,7 +143,7 @@ def load(path: Path) -> Heuristic | None:
 @lru_cache(maxsize=8)
 def _load(path: Path, changed: int, size: int) -> Heuristic | None:
     try:
-        return read(path)
+        return read(path, parse_late)
     except InputError as error:
         LOG.warning("no heuristic is used: %s", error)
         return None
@@ -121,7 +171,10 @@ def _section_json(s: Section) -> dict[str, Json]:
 def _tree_json(tree: Tree) -> list[Json]:
     """Of a split: feature, threshold, left and right child; of a leaf: its value."""
     rows = zip(tree.feature, tree.threshold, tree.left, tree.right, tree.value, strict=True)
-    return [[_short(value)] if f < 0 else [f, _short(split), left, right] for f, split, left, right, value in rows]
+    return [
+        [_short(value)] if f < 0 else [int(f), _short(split), int(left), int(right)]
+        for f, split, left, right, value in rows
+    ]
 
 
 def _short(x: float) -> float:
@@ -163,24 +216,29 @@ def _number(data: Json, what: str) -> float:
     return float(data)
 
 
+def _numbers(data: Sequence[Json], what: str) -> Sequence[float]:
+    """As `_number`, of a list that is not empty; there are thousands."""
+    if not set(map(type, data)) <= _NUMBERS or not -LARGEST <= min(data) <= max(data) <= LARGEST:
+        raise _wrong(f"{what} is not a number")
+    return data
+
+
 def _section(data: Json) -> Section:
     names = {"kind", "place", "processors", "numbers", "scale", "points", "radius", "columns", "shortlist", "base"}
     given = _members(data, "a section", names | {"trees"})
-    place = _members(given["place"], "a place", {"device", "arch", "runtime", "options"})
     numbers = tuple(_text(n, "a number's name") for n in _list(given["numbers"], "numbers", MOST_NUMBERS, 1))
     width = len(numbers)
     scale = tuple(_number(x, "a scale") for x in _list(given["scale"], "scale", width, width))
     if min(scale) <= 0 or not math.isfinite(1 / min(scale)):
         raise _wrong("a scale is not above 0")
     points = tuple(
-        tuple(_number(x, "a point") for x in _list(point, "a point", width, width))
+        tuple(map(float, _numbers(_list(point, "a point", width, width), "a point")))
         for point in _list(given["points"], "points", MOST_POINTS, 1)
     )
     columns = tuple(_column(c) for c in _list(given["columns"], "columns", MOST_COLUMNS, 1))
-    trees = _list(given["trees"], "trees", MOST_TREES, 1)
     return Section(
         _text(given["kind"], "kind"),
-        Place(**{name: _text(text, name) for name, text in place.items()}),
+        _place(given["place"]),
         tuple(_text(p, "a processor") for p in _list(given["processors"], "processors", MOST_LISTED)),
         numbers,
         scale,
@@ -189,8 +247,13 @@ def _section(data: Json) -> Section:
         columns,
         tuple(_listed(c) for c in _list(given["shortlist"], "shortlist", MOST_LISTED, 1)),
         _number(given["base"], "base"),
-        tuple(_tree(tree, width + len(columns)) for tree in trees),
+        _trees(given["trees"], width + len(columns)),
     )
+
+
+def _place(data: Json) -> Place:
+    given = _members(data, "a place", {"device", "arch", "runtime", "options"})
+    return Place(**{name: _text(text, name) for name, text in given.items()})
 
 
 def _column(data: Json) -> Column:
@@ -212,33 +275,49 @@ def _listed(data: Json) -> Listed:
     return Listed(_text(solver, "a solver"), _text(version, "a version"), Config(config))
 
 
-def _tree(data: Json, width: int) -> Tree:
-    """Every node but the root is the child of one node before it, so that paths end and meet nowhere."""
-    rows = _list(data, "a tree", MOST_NODES, 1)
-    depth: dict[int, int] = {0: 0}
-    nodes = []
-    for n, row in enumerate(rows):  # tens of thousands in a file, read while somebody waits: no calls in here
-        if n not in depth:
-            raise _wrong("a node of a tree belongs to none before it")
-        if type(row) is list and len(row) == 1:
-            (leaf,) = row
-            if type(leaf) not in _NUMBERS or not -LARGEST <= leaf <= LARGEST:
-                raise _wrong("a leaf is not a number")
-            nodes.append((-1, 0.0, 0, 0, float(leaf)))
-            continue
-        if type(row) is not list or len(row) != 4:
-            raise _wrong("a split is not a list of 4 elements")
-        feature, threshold, left, right = row
-        if type(feature) is not int or not 0 <= feature < width:
-            raise _wrong(f"a feature is not a number from 0 to {width - 1}")
-        if type(threshold) not in _NUMBERS or not -LARGEST <= threshold <= LARGEST:
-            raise _wrong("a threshold is not a number")
-        below = depth[n] + 1
-        for child in (left, right):
-            if type(child) is not int or not n < child < len(rows):
-                raise _wrong(f"a child is not a number from {n + 1} to {len(rows) - 1}")
-            if child in depth or below > DEEPEST:
-                raise _wrong("a node of a tree has two parents, or the tree is too deep")
-            depth[child] = below
-        nodes.append((feature, float(threshold), left, right, 0.0))
-    return Tree(*zip(*nodes, strict=True))
+def _trees(data: Json, width: int) -> tuple[Tree, ...]:
+    """Every node but the root is the child of one node before it, so that paths end and meet nowhere.
+
+    A section has thousands of nodes and is read while somebody waits: all of them are looked at together.
+    """
+    trees = _list(data, "trees", MOST_TREES, 1)
+    sizes = np.array([len(_list(tree, "a tree", MOST_NODES, 1)) for tree in trees])
+    rows = [*chain.from_iterable(trees)]
+    if set(map(type, rows)) != {list}:
+        raise _wrong("a node of a tree is not a list")
+    lengths = np.array([*map(len, rows)])
+    splits = np.flatnonzero(lengths == 4)
+    if len(splits) + np.count_nonzero(lengths == 1) < len(rows):
+        raise _wrong("a split is not a list of 4 elements")
+    given = _numbers([*chain.from_iterable(rows)], "a leaf, or a part of a split,")
+    numbers, at = np.array(given, np.float64), np.cumsum(lengths) - lengths
+    threshold = np.zeros(len(rows))
+    threshold[splits] = numbers[at[splits] + 1]
+    whole = np.zeros((3, len(rows)), np.int64)
+    whole[0] = -1
+    whole[:, splits] = asked = numbers[at[splits] + [[0], [2], [3]]]
+    feature, left, right = whole
+    if (whole[:, splits] != asked).any() or (asked[0] < 0).any() or (asked[0] >= width).any():
+        raise _wrong(f"a feature is not a number from 0 to {width - 1}, or a child none at all")
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    own, size = np.arange(len(rows)) - first, np.repeat(sizes, sizes)
+    children = whole[1:, splits]
+    if (children <= own[splits]).any() or (children >= size[splits]).any():
+        raise _wrong("a child does not stand behind its node, in the same tree")
+    parents = np.bincount((children + first[splits]).ravel(), minlength=len(rows))
+    if (parents > 1).any():
+        raise _wrong("a node of a tree has two parents")
+    if (parents[own > 0] == 0).any():
+        raise _wrong("a node of a tree belongs to none before it")
+    above = np.full(len(rows), -1)
+    above[children + first[splits]] = splits
+    for _ in range(DEEPEST):
+        # those that have a split below them, then two of them, ... (np.unique would import numpy.ma: 1 MB)
+        found = above[splits]
+        splits = np.flatnonzero(np.bincount(found[found >= 0]))
+    if splits.size:
+        raise _wrong("a tree is too deep")
+    values = np.where(lengths == 1, numbers[at], 0.0)
+    ends = np.cumsum(sizes).tolist()
+    cuts = [slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]
+    return tuple(Tree(feature[c], threshold[c], left[c], right[c], values[c]) for c in cuts)

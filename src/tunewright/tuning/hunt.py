@@ -32,6 +32,8 @@ from .statistics import estimate, rough
 
 #: an attempt that is slower than the best by this factor is only probed
 LIMIT = 1.5
+#: compiled at the same time, so many take hardly longer than one: the first ones are compiled with the default
+MANY = 4
 #: solvers within this factor of the best get turns, the others one where those get SELDOM
 PROMISING, SELDOM = 2.0, 8
 #: a config within this factor of its solver's best is attempted by the solvers that follow it
@@ -308,9 +310,23 @@ class Hunt:
         if lane.strategy is not None and tried.candidate[1] in lane.space:
             lane.strategy.tell([Trial(tried.candidate[1], tried.status, tried.seconds, tried.why)])
 
+    @property
+    def opens_together(self) -> bool:
+        """The default is compiled with those that come next: else what it took alone would be expected of each."""
+        return self.measurer.beside or self.measurer.ahead >= MANY
+
+    def open(self, default: Candidate, waited: float) -> Tried:
+        """Attempt the default. ``waited``: seconds until it was compiled."""
+        tried = self.attempt(default)
+        if self.opens_together:
+            self.took.clear()  # it paid for what the others find there
+            if not self.measurer.beside:
+                self.waited.append(waited)
+        return tried
+
     def attempt(self, candidate: Candidate) -> Tried:
         """Attempt a candidate, compare it with the anchor, and keep what came of it."""
-        candidate, begin, is_first = plain(candidate), self.watch.elapsed, not self.tried
+        candidate, begin = plain(candidate), self.watch.elapsed
         reason = self.barred(*candidate)
         attempt = Attempt(Status.FAILED, f"barred: {reason}") if reason is not None else self._measure(candidate)
         seconds = math.inf
@@ -325,7 +341,7 @@ class Hunt:
                 self.anchor = found
         elif reason is None:
             self.faults[candidate] = attempt
-        if reason is None and not (is_first and self.measurer.beside):  # it paid for what the others find there
+        if reason is None:
             took = self.took.setdefault((candidate[0], self.in_batch), deque(maxlen=RECENT))
             took.append(self.watch.elapsed - begin)
         self.tell()

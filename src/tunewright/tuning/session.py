@@ -112,11 +112,12 @@ def tune(
     shares = (SEARCH_SHARE, RACE_SHARE) if decide else (ONLY_SEARCH_SHARE, 1.0)
     watch.enter("search")
     try:
-        if measurer.beside:  # the default is compiled with those that come next: a first attempt tells what others cost
+        begin = watch.elapsed
+        if hunt.opens_together:  # the default is compiled with those that come next
             some = [who for who in opening(problem, target, default, fit, seeds) if barred(*who) is None]
             measurer.prepare(some[: measurer.ahead])
         measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
-        first = hunt.attempt(default)
+        first = hunt.open(default, watch.elapsed - begin)
         hunt.run(solvers, pick, seed, seeds, known, session.seen(surveys), *shares)
         if not hunt.found:
             why = f"no candidate is correct; the default: {first.why}"

@@ -162,7 +162,7 @@ class Tuner:
 
     def _asked(self, op: str, language: str) -> list[Solver]:
         """The solvers that have a say, in order of rank."""
-        known = (*self.custom.values(), *(solvers(language) if self._given is None else self._given))
+        known = (*self.custom.values(), *(solvers(language, op) if self._given is None else self._given))
         return [s for s in known if (s.ops is None or op in s.ops) and s.language in (None, language)]
 
     def _untuned(self, op: str, language: str) -> list[Solver]:

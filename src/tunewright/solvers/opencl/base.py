@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ...devices.base import Device, Queue, Target
+from ...devices.base import FEW_THREADS, Device, Queue, Target
 from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
@@ -19,7 +19,7 @@ from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
 if TYPE_CHECKING:
-    from .joined import Confined
+    from .joined import SharedOut
 
 #: indices are 32 bits wide
 MOST_ELEMENTS = 2**31 - 1
@@ -116,16 +116,23 @@ class CKernel(Kernel):
         """Compiled when they are needed: kernels that are joined never need them."""
         return [self.device.build(call.text) for call in self.calls]
 
+    @property
+    def shares_out(self) -> bool:
+        """Its launches have a work-item for each thread, and share work out by themselves: where the runtime has more
+        threads than it may use, and where a launch costs so much that many are one when they are timed."""
+        device = self.device
+        return device.confined or (device.joins and device.workers > FEW_THREADS)
+
     @cached_property
-    def confined(self) -> Library:
-        """What launches it where the runtime has more threads than it may use."""
+    def shared_out(self) -> Library:
+        """What launches it then."""
         from .joined import Joined  # which needs this module
 
         return Joined([self])
 
     def prepare(self) -> None:
-        if self.device.confined:
-            self.confined.prepare()
+        if self.shares_out:
+            self.shared_out.prepare()
         else:
             _ = self.programs
 
@@ -139,11 +146,11 @@ class CKernel(Kernel):
         type = tensor(self.problem.outputs[i])
         return self.device.view(self.device.alloc(type.nbytes), 0, type)
 
-    def launcher(self, queue: Queue, lasting: bool = True) -> Bound | Confined:
-        if self.device.confined:
-            from .joined import Confined  # which needs this module
+    def launcher(self, queue: Queue, lasting: bool = True) -> Bound | SharedOut:
+        if self.shares_out:
+            from .joined import SharedOut  # which needs this module
 
-            return Confined(self, queue)
+            return SharedOut(self, queue)
         return Bound(self, queue, lasting)
 
     def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:

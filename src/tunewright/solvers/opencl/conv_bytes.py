@@ -28,6 +28,7 @@ from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
 from . import dot, epilogue
 from .base import CSolver, both
+from .byte_slabs import pack_slabs
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .integer_conv import IntegerConv, Shape
 from .integer_product import ROLES, present
@@ -332,16 +333,16 @@ class _Size:
 def pack(w: Array, slab: int, inner: int) -> Array:
     """O I spatial... -> slabs of [taps][blocks of I][quads][O of a slab][4 of I], then the sums of each output channel.
 
-    Unsigned weights become signed ones; zeros fill up what is not there, and stay zeros.
+    Zeros fill up what is not there, and stay zeros.
     """
-    moved = w.astype(np.int16) - (128 if w.dtype == np.uint8 else 0)
     out, depth, taps = w.shape[0], w.shape[1], math.prod(w.shape[2:])
-    slabs, blocks = -(-out // slab), -(-depth // inner)
-    whole = np.zeros((slabs * slab, blocks * inner, taps), np.int8)
-    whole[:out, :depth] = moved.reshape(out, depth, taps)
-    parts = whole.reshape(slabs, slab, blocks, inner // 4, 4, taps).transpose(0, 5, 2, 3, 1, 4)
-    sums = whole.astype(np.int32).sum((1, 2), dtype=np.int32)
-    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), sums.view(np.int8)])
+    blocks, by_tap = -(-depth // inner), w.reshape(out, depth, taps)
+
+    def arrange(whole: Array) -> Array:
+        return whole.reshape(slab, blocks, inner // 4, 4, taps).transpose(4, 1, 2, 0, 3)
+
+    slabs = [by_tap[first : first + slab] for first in range(0, out, slab)]
+    return pack_slabs(slabs, (slab, blocks * inner, taps), arrange, 0)
 
 
 INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))\n"

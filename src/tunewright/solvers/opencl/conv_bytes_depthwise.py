@@ -20,6 +20,7 @@ from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
 from .base import CSolver, both
+from .byte_slabs import pack_slabs
 from .conv_bytes import INSIDE, QUANTISE, lanes, pending, zero_point
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .integer_conv import IntegerConv, Shape
@@ -167,14 +168,14 @@ _PLAIN = IntegerConv()
 
 def pack(w: Array, width: int) -> Array:
     """C 1 H W -> blocks of [quads of rows][columns][channels of a block][4 rows], then the sums of each channel."""
-    moved = w.astype(np.int16) - (128 if w.dtype == np.uint8 else 0)
     channels, _, high, wide = w.shape
-    blocks, groups = -(-channels // width), -(-high // 4)
-    whole = np.zeros((blocks * width, groups * 4, wide), np.int8)
-    whole[:channels, :high] = moved[:, 0]
-    parts = whole.reshape(blocks, width, groups, 4, wide).transpose(0, 2, 4, 1, 3)
-    sums = whole.sum((1, 2), dtype=np.int32)
-    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), sums.view(np.int8)])
+    groups = -(-high // 4)
+
+    def arrange(whole: Array) -> Array:
+        return whole.reshape(width, groups, 4, wide).transpose(1, 3, 0, 2)
+
+    slabs = [w[first : first + width, 0] for first in range(0, channels, width)]
+    return pack_slabs(slabs, (width, groups * 4, wide), arrange, 0)
 
 
 def _quads(width: int) -> str:

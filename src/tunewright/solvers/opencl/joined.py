@@ -5,9 +5,11 @@ one runs next, over which grid, with which arguments; so a plan for another shap
 another order, compiles nothing.
 
 On a device with threads every work-item is a worker. Workers take chunks of a step's grid until none is left, then wait
-until those that others took are done. Nobody ever waits for a worker that has not begun: where the runtime runs workers
-one after the other, the first does everything and the others find nothing to do. There are no more of them than cores
-that the process may use: whoever waits would keep the others from working.
+until those that others took are done. Each begins with a part of the grid that is its own in every step, and then helps
+the others: much of what it reads it made itself in the step before, so it is in its core's own cache. Nobody ever waits
+for a worker that has not begun: where the runtime runs workers one after the other, the first does everything and the
+others find nothing to do. There are no more of them than cores that the process may use: whoever waits would keep the
+others from working.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.base import Queue, address
+from ...devices.base import Chained, Queue, address
 from ...devices.host import cpu_flags
 from ...devices.opencl import OpenCLDevice, OpenCLQueue
 from ...devices.unlocked import Held
@@ -33,12 +35,13 @@ from .emit import Call, In, Out, Scratch, Table
 from .prelude import PRELUDE
 
 #: Numbers in the table before the steps' places (how many, and the workers; in the calling thread where the next table
-#: is); before a step's arguments: which kernel, grid, chunks, how many share.
-HEAD, STEP = 2, 6
+#: is); before a step's arguments: which kernel, grid, parts, chunks of a part, how many workers share one.
+HEAD, STEP = 2, 7
 NEXT = 1
-#: A step's work is handed out in rounds, to each thread one chunk of each: half of it in the first, half of the rest in
-#: the next, ... Few chunks are taken quickly (a counter that cores fight for costs 0.1 us), small ones end together.
-FEW_THREADS, ROUNDS_OF_FEW, ROUNDS = 4, 5, 4
+#: A part's work is handed out in rounds, to each who shares it one chunk of each: half of it in the first, half of the
+#: rest in the next, ... Few chunks are taken quickly (a counter that cores fight for costs 0.1 us), small ones end
+#: together. So many parts at most: who is done with one looks at the counters of all others.
+ROUNDS, MOST_PARTS = 5, 16
 #: kernels in one program: the time to compile it grows faster than their number
 MOST_TEXTS = 40
 #: flags of a processor whose clock never changes its pace, and seconds over which that is measured
@@ -55,6 +58,7 @@ class Joined(Library):
         assert isinstance(first, CKernel)
         self.device = first.device
         self.workers = self.device.workers
+        self.parts = min(self.workers, MOST_PARTS)
         calls: dict[str, Call] = {}
         for kernel in kernels:
             if isinstance(kernel, CKernel) and kernel.device is self.device:
@@ -88,31 +92,34 @@ class Joined(Library):
         functions = [_function(self._calls[text], n) for text, n in self.texts.items()]
         cases = "\n".join(f"case {n}: EACH {_apply(self._calls[text], n)} break;" for text, n in self.texts.items())
         main = _LINKED if self.device.alone else _ALONE if self.workers == 1 else _SHARED
-        return "\n".join([PRELUDE, _POSITION, *functions, _EACH, _CLOCK, main.replace("@CASES@", cases)])
+        main = main.replace("@CASES@", cases).replace("@PARTS@", str(self.parts))
+        return "\n".join([PRELUDE, _POSITION, *functions, _EACH, _CLOCK, main])
 
     def table(self, calls: Sequence[Call]) -> tuple[Array, list[int]]:
         """The numbers that do not change, and where the arguments of each launch begin."""
         workers = self.workers
-        rounds = ROUNDS_OF_FEW if workers <= FEW_THREADS else ROUNDS
         begins, rows = [], [len(calls), 0 if self.device.alone else workers, *[0] * len(calls)]
         for i, call in enumerate(calls):
             grid = [*call.grid, 1, 1][:3]
             rows[HEAD + i] = len(rows)
             items = math.prod(grid)
-            shares = min(workers, items)
-            rows += [self.texts[call.text], *grid, shares * rounds if items > shares > 1 else shares, shares]
+            parts = max(1, min(self.parts, items))
+            shares = min(workers, items) // parts
+            chunks = shares * ROUNDS if items > parts * shares and workers > 1 else shares
+            rows += [self.texts[call.text], *grid, parts, chunks, shares]
             begins.append(len(rows))
             rows += [_bits(arg) if isinstance(arg, np.generic) else 0 for arg in call.args]
         return np.array(rows, np.uint64), begins
 
 
-class JoinedLauncher(Launcher, Held):
+class JoinedLauncher(Launcher, Held, Chained):
     """One request's table."""
 
     def __init__(self, joined: Joined, kernels: Sequence[CKernel], queue: OpenCLQueue) -> None:
         calls = [(k, call) for k, kernel in enumerate(kernels) for call in kernel.calls]
         table, begins = joined.table([call for _, call in calls])
         self.queue, self._table, self._count = queue, table, len(kernels)
+        self._joined, self._made_of = joined, kernels
         #: where each tensor's address stands
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = []
@@ -145,7 +152,7 @@ class JoinedLauncher(Launcher, Held):
         self._link = np.array([address(table), address(self._stamps)], np.uint64)
         self._where, self.program = address(self._link), joined.program
         if joined.workers > 1:
-            counters = np.zeros(LINE * (2 * len(calls) + 1), np.int32)
+            counters = np.zeros(LINE * ((joined.parts + 1) * len(calls) + 1), np.int32)
             self._launch.set(2, counters)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
@@ -167,6 +174,20 @@ class JoinedLauncher(Launcher, Held):
                 table[at] = where
 
         return set
+
+    def chain(self, others: Sequence[Callable[[], object]]) -> JoinedLauncher | None:
+        row = [self, *(o for o in others if isinstance(o, JoinedLauncher) and o._joined is self._joined)]
+        if len(row) <= len(others):
+            return None
+        made = JoinedLauncher(self._joined, [kernel for one in row for kernel in one._made_of], self.queue)
+        first = 0
+        for one in row:
+            for (kernel, output, index), places in one._places.items():
+                for at, to in zip(places, made._places[first + kernel, output, index], strict=True):
+                    made._table[to] = one._table[at]
+            first += one._count
+        made._kept.append(row)
+        return made
 
     def __call__(self) -> None:
         if self._launch is None:
@@ -193,14 +214,14 @@ class JoinedLauncher(Launcher, Held):
         return np.bincount(self._kernels, times, self._count).tolist() if self._kernels else [0.0] * self._count
 
 
-class Confined:
-    """A kernel's launches for one request where the runtime has more threads than it may use: one of so many workers.
+class SharedOut:
+    """A kernel's launches for one request where it shares its work out (`CKernel.shares_out`): one of so many workers.
 
     Else it is as `Bound`.
     """
 
     def __init__(self, kernel: CKernel, queue: Queue) -> None:
-        self.kernel, self.launcher = kernel, kernel.confined.launcher([kernel], queue)
+        self.kernel, self.launcher = kernel, kernel.shared_out.launcher([kernel], queue)
         counts = ((False, len(kernel.problem.inputs)), (True, len(kernel.problem.outputs)))
         self._setters = [[self.launcher.setter([(0, output, i)]) for i in range(count)] for output, count in counts]
         self.kept: Sequence[Any] = ()
@@ -357,8 +378,10 @@ _LINKED = f"""
 
 # Volatile reads and atomics order nothing but themselves to the compiler; the fences keep data on its side. A worker
 # that waits for milliseconds gives its core away (sched_yield, a system call of Linux): somebody else has the core of
-# the one that it waits for.
+# the one that it waits for. Workers number themselves as they come: where a kernel asks for get_global_id, PoCL splits
+# vectors that `devices/programs.py` keeps whole.
 _SHARED = """
+#define LINES (@PARTS@ + 1)  /* of counters for a step */
 #define FENCE { mem_fence(CLK_GLOBAL_MEM_FENCE); __asm__ volatile("" ::: "memory"); }
 #if defined(__x86_64__) && defined(__linux__)
 #define SPINS 10000
@@ -370,34 +393,42 @@ _SHARED = """
 #define YIELD
 #endif
 KERNEL joined(GLOBAL const u64* t, GLOBAL u64* stamps, GLOBAL volatile int* counters) {
-  int steps = (int)t[0], workers = (int)t[1];
-  int over = counters[16 * 2 * steps] == (int)t[t[1 + steps] + 4];  /* the last step is done */
+  int steps = (int)t[0], workers = (int)t[1], me = atomic_inc(counters + 1);
+  GLOBAL const u64* final = t + t[1 + steps];
+  int over = counters[16 * LINES * steps] == (int)(final[4] * final[5]);  /* the last step is done */
+  if (me == 0) stamps[0] = joined_clock();
   for (int s = over ? steps : 0; s < steps; s++) {
     GLOBAL const u64* a = t + t[2 + s];
-    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], chunks = (int)a[4], shares = (int)a[5], mine = 0;
-    GLOBAL volatile int *taken = counters + 16 * (2 * s + 1), *done = taken + 16;
-    while (*taken < chunks) {
-      int chunk = atomic_inc(taken);
-      if (chunk >= chunks) break;
-      mine++;
-      if (s + chunk == 0) stamps[0] = joined_clock();
-      int round = chunk / shares, rest = all >> round, part = chunk - round * shares;
-      int length = chunks - shares * round > shares ? rest - (rest >> 1) : rest;  /* of the round: all in the last */
-      int i = all - rest + (int)((i64)length * part / shares);
-      int end = all - rest + (int)((i64)length * (part + 1) / shares);
-      switch ((int)a[0]) {
+    int x = (int)a[1], y = (int)a[2], all = x * y * (int)a[3], parts = (int)a[4], chunks = (int)a[5];
+    int shares = (int)a[6], mine = 0;
+    GLOBAL volatile int *counter = counters + 16 * (LINES * s + 1), *done = counter + 16 * @PARTS@;
+    for (int k = 0; k < parts; k++) {
+      int part = (me + k) % parts, begin = (int)((i64)all * part / parts);
+      int size = (int)((i64)all * (part + 1) / parts) - begin;
+      GLOBAL volatile int* taken = counter + 16 * part;
+      while (*taken < chunks) {
+        int chunk = atomic_inc(taken);
+        if (chunk >= chunks) break;
+        mine++;
+        int round = chunk / shares, rest = size >> round, share = chunk - round * shares;
+        int length = chunks - shares * round > shares ? rest - (rest >> 1) : rest;  /* of the round: all in the last */
+        int i = begin + size - rest + (int)((i64)length * share / shares);
+        int end = begin + size - rest + (int)((i64)length * (share + 1) / shares);
+        switch ((int)a[0]) {
 @CASES@
+        }
       }
     }
     FENCE
-    if (mine && atomic_add(done, mine) + mine == chunks) stamps[s + 1] = joined_clock();
-    for (int spins = 0; *done < chunks; spins++) {
+    if (mine && atomic_add(done, mine) + mine == chunks * parts) stamps[s + 1] = joined_clock();
+    for (int spins = 0; *done < chunks * parts; spins++) {
       if (spins < SPINS) { PAUSE; } else { YIELD; }
     }
     FENCE
   }
   if (atomic_inc(counters) == workers - 1) {
-    for (int s = 0; s <= 2 * steps; s++) counters[16 * s] = 0;
+    counters[1] = 0;
+    for (int s = 0; s <= LINES * steps; s++) counters[16 * s] = 0;
   }
 }
 """

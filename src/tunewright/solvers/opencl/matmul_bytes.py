@@ -17,14 +17,13 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
-
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
 from .base import CSolver, both
+from .byte_slabs import pack_columns
 from .emit import Call, In, Scratch, Source
 from .integer_matmul import GEMM, IntegerMatMul, Shape
 from .integer_product import BYTES, LEAST_WORK, MS, ROLES, Finish, Weights, present
@@ -171,13 +170,8 @@ def _tiling(problem: Problem, target: Target) -> dot.Tiling:
 
 
 def pack(b: Array, slab: int, turned: bool) -> Array:
-    """K N -> slabs of [quads][N of a slab][4 of K] as signed bytes, then the sums of each column; zeros fill up."""
-    moved = (b.T if turned else b).astype(np.int16) - (128 if b.dtype == np.uint8 else 0)
-    depth, columns = moved.shape
-    whole = np.zeros((-(-depth // 4) * 4, -(-columns // slab) * slab), np.int8)
-    whole[:depth, :columns] = moved
-    parts = whole.reshape(-1, 4, whole.shape[1] // slab, slab).transpose(2, 0, 3, 1)
-    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), whole.sum(0, dtype=np.int32).view(np.int8)])
+    """K N, or N K if ``turned``, in slabs of columns."""
+    return pack_columns([b.T if turned else b], slab)
 
 
 # Rows beyond the last repeat it and are not stored.

@@ -106,7 +106,9 @@ class Pool(CSolver):
             source.add(_with_indices(source, how, int(problem.attrs.get("storage_order", 0))))
             return [source.call([grid])]
         steps = epilogue.Epilogue(source, problem)
-        average, include = problem.op == "AveragePool", bool(problem.attrs.get("count_include_pad", 0))
+        # of one element there is nothing to average (`passes/early_strides.py` thins out with such windows)
+        average = problem.op == "AveragePool" and (win.taps > 1 or any((*win.head, *win.tail)))
+        include = bool(problem.attrs.get("count_include_pad", 0))
         value = f"fold_finish(sum, 1, 0){' / (rows_counted * counted)' if average else ''}"
         counts = _counts(COMPUTE[main], include) if average else ("", "")
         if config["direct"]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.base import Target
+from ...devices.base import Target, empty_on_lines
 from ...ir.types import DType, TensorType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -92,11 +92,20 @@ def _real_type(problem: Problem) -> DType:
 
 def pack(weights: Array, gates: int, block: int, dtype: np.dtype[Any]) -> Array:
     """[directions, gates * hidden, depth] as panels; a last block is filled up with zeros."""
-    count, _, depth = weights.shape
-    split = weights.astype(dtype).reshape(count, gates, -1, depth)
-    filled = np.pad(split, [(0, 0), (0, 0), (0, -split.shape[2] % block), (0, 0)])
-    panels = filled.reshape(count, gates, -1, block, depth)
-    return np.ascontiguousarray(panels.swapaxes(-1, -2))
+    count, rows, depth = weights.shape
+    panels = empty_on_lines((count, gates, -(-rows // (gates * block)), depth, block), dtype)
+    fill_panels(panels, weights)
+    return panels
+
+
+def fill_panels(panels: Array, weights: Array) -> None:
+    """Weights into panels [direction][gate][block][depth][units of the block]."""
+    count, gates, blocks, depth, block = panels.shape
+    split = weights.reshape(count, gates, -1, depth)
+    for number in range(blocks):
+        units = split[:, :, number * block : (number + 1) * block].swapaxes(-1, -2)
+        panels[:, :, number, :, : units.shape[-1]] = units
+        panels[:, :, number, :, units.shape[-1] :] = 0
 
 
 class Recurrent(CSolver):

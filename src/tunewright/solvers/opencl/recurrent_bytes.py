@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from ...devices.base import Target
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
 from . import dot
 from .base import both
+from .byte_slabs import pack_columns
 from .emit import In, Scratch, Source
 from .recurrent_quantised import PARAMETERS, QuantisedLSTM, Writer
 
@@ -103,14 +102,8 @@ class BytesWriter(Writer):
 
 
 def pack(w: Array, slab: int) -> Array:
-    """[directions, K, N] -> slabs of [quads][N of a slab][4 of K] as signed bytes, then the sums of each column."""
-    moved = w.astype(np.int16) - (128 if w.dtype == np.uint8 else 0)
-    count, depth, columns = moved.shape
-    whole = np.zeros((count, depth + -depth % 4, columns + -columns % slab), np.int8)
-    whole[:, :depth, :columns] = moved
-    parts = whole.reshape(count, -1, 4, whole.shape[2] // slab, slab).transpose(0, 3, 1, 4, 2)
-    sums = whole.sum(1, dtype=np.int32)
-    return np.concatenate([np.ascontiguousarray(parts).reshape(-1), sums.reshape(-1).view(np.int8)])
+    """[directions, K, N] in slabs of columns."""
+    return pack_columns(list(w), slab)
 
 
 # Rows beyond the last repeat it and are not stored.

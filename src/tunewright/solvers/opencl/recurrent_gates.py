@@ -15,15 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from ...devices.base import Target
+from ...devices.base import Target, empty_on_lines
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
 from . import recurrent_cell as cells
 from .base import both
 from .emit import COMPUTE, Call, In, Out, Source
-from .recurrent import BEGIN, Recurrent, Sizes, Writer
-from .recurrent import pack as pack_by_gate
+from .recurrent import BEGIN, Recurrent, Sizes, Writer, fill_panels
 
 GATES = 4
 #: sequences in a tile at most
@@ -37,7 +36,10 @@ BUSY = 8
 
 def pack(weights: Array, block: int) -> Array:
     """[directions, GATES * hidden, depth] as panels; a last block is filled up with zeros."""
-    return np.ascontiguousarray(pack_by_gate(weights, GATES, block, weights.dtype).transpose(0, 2, 3, 1, 4))
+    count, rows, depth = weights.shape
+    panels = empty_on_lines((count, -(-rows // (GATES * block)), depth, GATES, block), weights.dtype)
+    fill_panels(panels.transpose(0, 3, 1, 2, 4), weights)
+    return panels
 
 
 def pack_bias(bias: Array, padded: int) -> Array:

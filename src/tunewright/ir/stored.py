@@ -1,0 +1,124 @@
+"""Weights that their file still has: whoever gives them up can have them again.
+
+A graph with open shapes is planned anew for each set of them, from weights as they are in the model's file; plans run
+with packed ones. In between nobody needs the former, and then they need not be in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelError
+from .memory import Pages, lasting
+
+Array = np.ndarray[Any, Any]
+
+
+class StoredFile:
+    """An open file, whose bytes can be read again as long as nobody changes them. Its name may be gone meanwhile."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor)
+        self._was = self._looks()
+
+    def _looks(self) -> tuple[int, int]:
+        status = os.fstat(self.descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def is_changed(self) -> bool:
+        return self._looks() != self._was
+
+
+class StoredBytes:
+    """A range of a file."""
+
+    def __init__(self, file: StoredFile, offset: int, length: int) -> None:
+        self.file, self.offset, self.length = file, offset, length
+        #: the bytes while some array is made of them
+        self._pages: weakref.ref[Pages] | None = None
+        self._lock = threading.Lock()
+
+    def in_memory(self, memory: Array) -> Array:
+        """This memory has the bytes. Arrays made of it know where they come from, if it is large enough."""
+        pages = _pages(memory)
+        if pages is not None:
+            pages.origin, self._pages = self, weakref.ref(pages)
+        return memory
+
+    def bytes(self) -> Array:
+        """The bytes: those in memory, or from the file."""
+        with self._lock:
+            pages = None if self._pages is None else self._pages()
+            return self.in_memory(self._read()) if pages is None else np.frombuffer(pages, np.uint8, self.length)
+
+    def _read(self) -> Array:
+        memory = lasting(self.length)
+        try:
+            if self.file.is_changed():
+                raise OSError("it was changed since")
+            read_into(self.file.descriptor, memory, self.offset)
+        except OSError as error:
+            raise ModelError(
+                f"weights for another shape cannot be read from the model's file again: {error}",
+                hint="load the model again; those of a model out of read_model stay in memory as long as it is held",
+            ) from None
+        return memory
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in the bytes of a file, without its memory. Equal ones have equal elements."""
+
+    origin: StoredBytes
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def array(self) -> Array:
+        """The array, which is one and the same for all as long as somebody holds it."""
+        made = _LIVING.get(self)
+        if made is None:
+            made = np.ndarray(self.shape, self.dtype, self.origin.bytes(), self.offset, self.strides)
+            made.flags.writeable = False
+            _LIVING[self] = made
+        return made
+
+
+_LIVING: weakref.WeakValueDictionary[Stored, Array] = weakref.WeakValueDictionary()
+
+
+def stored(array: Array) -> Stored | None:
+    """Where an array comes from, if its elements are as they are in a file that can be read again."""
+    pages = _pages(array)
+    if pages is None or not isinstance(pages.origin, StoredBytes):
+        return None
+    offset = array.__array_interface__["data"][0] - np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
+    found = Stored(pages.origin, offset, array.shape, array.strides, array.dtype)
+    _LIVING.setdefault(found, array)
+    return found
+
+
+def _pages(array: Array) -> Pages | None:
+    """The pages that an array is a view of."""
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    under = root.base.obj if isinstance(root.base, memoryview) else None
+    return under if isinstance(under, Pages) else None
+
+
+def read_into(descriptor: int, memory: Array, offset: int) -> None:
+    """Bytes of a file from an offset on. OSError when it has fewer."""
+    while len(memory):
+        count = os.preadv(descriptor, [memory.data], offset)
+        if not count:
+            raise OSError("the file has become shorter")
+        memory, offset = memory[count:], offset + count

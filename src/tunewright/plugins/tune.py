@@ -69,8 +69,6 @@ NETWORK_ROUNDS, WHOLE_ROUNDS = 150, 200
 CACHES = 4
 #: rounds that a contest has at least, whatever the time: fewer say nothing
 LEAST_ROUNDS = 16
-#: a network that seems slower than this, or is for certain slower, gives up changes
-SLOWER = 0.98
 #: The chance that an interval is wrong, of a layer and of the whole network. It is for each layer by itself: who is let
 #: in by chance is about as fast as the default, and the whole network has the last word.
 ALPHA = 0.02
@@ -475,7 +473,7 @@ class _Tuning(Tuning):
             warn(f"what is tuned is lost when this process ends: {error}")
 
     def whole(self) -> Result:
-        """The network with every change against the one without; changes are taken back until it is no slower."""
+        """The network with every change against the one without; changes are taken back while it seems slower."""
         begin = self.elapsed
         undone: list[Layer] = []
         gain, before, after, error = None, float("nan"), float("nan"), 0.0
@@ -493,7 +491,7 @@ class _Tuning(Tuning):
                     quiet = statistics.quiet(a, b)
                     gain = statistics.ratio(a, b, ALPHA)
                     before, after = float(np.median(quiet[0])), float(np.median(quiet[1]))
-                if right and (self.stopped or (gain is not None and gain.high >= 1 and gain.median >= SLOWER)):
+                if right and (self.stopped or (gain is not None and gain.median >= 1)):
                     break
                 # the half whose gains are least certain goes back; all, where nobody will look again
                 gain, half = None, (len(changed) + 1) // 2

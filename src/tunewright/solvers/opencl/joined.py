@@ -118,8 +118,7 @@ class JoinedLauncher(Launcher, Held, Chained):
     def __init__(self, joined: Joined, kernels: Sequence[CKernel], queue: OpenCLQueue) -> None:
         calls = [(k, call) for k, kernel in enumerate(kernels) for call in kernel.calls]
         table, begins = joined.table([call for _, call in calls])
-        self.queue, self._table, self._count = queue, table, len(kernels)
-        self._joined, self._made_of = joined, kernels
+        self.queue, self._table, self._joined, self._made_of = queue, table, joined, kernels
         #: where each tensor's address stands
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = []
@@ -185,7 +184,7 @@ class JoinedLauncher(Launcher, Held, Chained):
             for (kernel, output, index), places in one._places.items():
                 for at, to in zip(places, made._places[first + kernel, output, index], strict=True):
                     made._table[to] = one._table[at]
-            first += one._count
+            first += len(one._made_of)
         made._kept.append(row)
         return made
 
@@ -211,7 +210,8 @@ class JoinedLauncher(Launcher, Held, Chained):
 
     def seconds(self) -> list[float]:
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._tick()
-        return np.bincount(self._kernels, times, self._count).tolist() if self._kernels else [0.0] * self._count
+        count = len(self._made_of)
+        return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
 
 
 class SharedOut:

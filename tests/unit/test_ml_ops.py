@@ -16,6 +16,11 @@ ort = pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(3)
 
 
+@pytest.fixture(autouse=True)
+def _the_same_numbers_whatever_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.RNG", np.random.default_rng(3))
+
+
 def f(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 

@@ -136,7 +136,7 @@ def _svm_classifier(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any
     if len(attrs.get("prob_a", ())):
         scores = _probabilities(scores, attrs, len(counts))
     elif len(counts) == 2 and (weights >= 0).all():
-        best = np.ones_like(best)
+        best = np.ones_like(best)  # so ONNX's reference has it; ONNX Runtime goes by votes here, too
     if scores.shape[1] == 1:
         pair = np.concatenate([-scores, scores], 1)
         scores, post = (logistic(pair) if post == "LOGISTIC" else pair), "NONE"

@@ -81,7 +81,7 @@ class Core:
         if is_several(device):
             return metrics.of_several(device, name, self.settings)
         named = f"{device}.{self.settings.device_id}" if self.settings.device_id and "." not in device else device
-        return metrics.get(open_device(named, self.settings.cpu_threads_num), name, self.settings, options)
+        return metrics.get(open_device(named, self.settings), name, self.settings, options)
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
         """A model from a file, from bytes or from a ModelProto."""
@@ -121,9 +121,9 @@ class Core:
         >>> compiled = core.compile_model("model.onnx", context)
         """
         if context is None and queue is None:
-            return RemoteContext(open_device(device, self.settings.cpu_threads_num))
-        lent = open_device(device, 0).lent(context, queue)
-        return RemoteContext(lent.with_threads(self.settings.cpu_threads_num))
+            return RemoteContext(open_device(device, self.settings))
+        lent = open_device(device, self.settings).lent(context, queue)
+        return RemoteContext(lent.configured(self.settings))
 
     def lock(self, compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
         """Write the kernels that a model uses into a lockfile, beside those that are there (docs/lockfile.md).
@@ -285,7 +285,7 @@ class Core:
         problems, reasons = read(paths)
         for text in reasons:
             LOG.warning("left out: %s", text)
-        opened = open_device(device, settings.cpu_threads_num)
+        opened = open_device(device, settings)
         recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report)
         return recorder.finish(
             tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)

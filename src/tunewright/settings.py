@@ -92,6 +92,11 @@ class Settings:
     cpu_threads_num: int = _setting(
         0, "threads that an inference on the CPU may use (0: all that the process may use)", 0
     )
+    cpu_isa: str = _setting(
+        "AUTO", "instruction set that the CPU device compiles for (AUTO: the best that the processor has)",
+        values=_words("AUTO", "X86-64", "X86-64-V2", "X86-64-V3", "X86-64-V4", "ARMV8-A"),
+    )
+    cpu_compiler: str = _setting("", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)")
     performance_hint: str = _setting(
         "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
         "CUMULATIVE_THROUGHPUT: that on all devices of AUTO",
@@ -165,6 +170,9 @@ class Settings:
     disabled_passes: str = _setting("", "comma-separated names of passes or rules that are switched off")
     graph_dumps_dir: str = _setting("", "folder for drawings of the graph after each pass (.dot and .txt; empty: none)")
     sources_dumps_dir: str = _setting("", "folder for the sources of all kernels of a model (empty: none)")
+    kernel_symbols_dir: str = _setting(
+        "", "folder that keeps compiled CPU kernels as files, so that perf and gdb know their names (empty: none)"
+    )
     dump_kernels: bool = _setting(False, "write the sources of the kernels of CONFIG_FILE as they are built")
 
     execution_mode_hint: str = _setting(

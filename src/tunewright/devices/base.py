@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import DeviceError, InputError
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
+from ..settings import Settings
 from . import dlpack
 from .remote import RemoteTensor
 
@@ -63,6 +64,7 @@ class Target:
     vector_bytes: int = 16  # of a vector register
     registers: int = 16  # number of vector registers
     lacks: tuple[str, ...] = ()  # what kernels must do without: fp64
+    features: tuple[str, ...] = ()  # of a processor that kernels may use, as clang names them
 
     def __str__(self) -> str:
         software = ", ".join(f"{k} {v}" for k, v in self.software)
@@ -270,6 +272,10 @@ class Device(ABC):
         The same count gives the same device. Its target tells it from others: what is best depends on it.
         """
         return self
+
+    def configured(self, settings: Settings) -> Device:
+        """The same device as settings want it: with no more threads than CPU_THREADS_NUM, where it has some."""
+        return self.with_threads(settings.cpu_threads_num)
 
     def broken(self) -> str:
         """Why this process cannot use it any more, whoever did that; empty: it can."""

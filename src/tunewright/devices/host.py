@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import pathlib
 import platform
@@ -16,6 +15,7 @@ from .base import Device, Queue, Target
 #: taken for the last-level cache where the system does not tell its size
 CACHE_BYTES = 32 << 20
 _CONTAINER = "/sys/fs/cgroup/memory"
+_CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class HostQueue(Queue):
@@ -78,16 +78,21 @@ def free_bytes() -> int | None:
 @cache
 def cache_bytes() -> int:
     """Size of the last-level cache; of a common one where the system does not tell."""
+    return max(cache_sizes().values(), default=0) or CACHE_BYTES
+
+
+def cache_sizes(folder: pathlib.Path = _CACHES) -> dict[int, int]:
+    """Bytes of the first core's caches for data by their level, as far as the system tells."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    found = []
-    for path in glob.glob("/sys/devices/system/cpu/cpu0/cache/index*/size"):
+    found = {}
+    for index in sorted(folder.glob("index*")):
         try:
-            with open(path, encoding="ascii") as file:
-                text = file.read().strip()
-            found.append(int(text.rstrip("KMG")) * units.get(text[-1:], 1))
+            level, kind, size = ((index / name).read_text("ascii").strip() for name in ("level", "type", "size"))
+            if kind != "Instruction":
+                found[int(level)] = int(size.rstrip("KMG")) * units.get(size[-1:], 1)
         except (OSError, ValueError):
             continue
-    return max(found, default=0) or CACHE_BYTES
+    return found
 
 
 def cpu_name() -> str:

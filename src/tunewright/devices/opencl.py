@@ -20,6 +20,7 @@ from ..ir.types import DType, TensorType
 from ..settings import Settings, export
 from . import affinity, cuda, icd, lent, pci, pocl, unlocked
 from .base import Device, Hints, Queue, Target
+from .c_device import CDevice, CLaunch, CQueue
 from .code_pages import SET_UP, drop_code
 from .host import cache_bytes, cpu_count, cpu_flags, cpu_name, free_bytes, memory_bytes
 from .opencl_names import WITHOUT_THREADS, gpu_cache, is_cpu, names, queue_properties, runtime_of, svm_kinds
@@ -55,7 +56,7 @@ class _Shared:
         self.owner: Launch | None = None
 
 
-class Launch:
+class Launch(CLaunch):
     """A kernel with its arguments: calling it enqueues. It belongs to one queue and is not shared between threads."""
 
     __slots__ = (
@@ -132,7 +133,7 @@ _ONE = (1, 1, 1)
 _NOTHING = np.zeros(64, np.uint8)
 
 
-class OpenCLQueue(Queue):
+class OpenCLQueue(CQueue):
     """An in-order queue of one request."""
 
     shares_memory = True
@@ -318,7 +319,7 @@ class CopyingQueue(OpenCLQueue):
         return memory
 
 
-class OpenCLDevice(Device):
+class OpenCLDevice(CDevice):
     """One device of one runtime. On a processor its memory is the host's: kernels work on numpy's own bytes.
 
     ``shares_memory`` False treats a processor as if it were not so.
@@ -326,6 +327,7 @@ class OpenCLDevice(Device):
 
     family = "opencl"
     priority = 10
+    dialect = "opencl"
     #: the context is a caller's, and so is the queue that all requests work on, if there is one
     is_lent: bool = False
     lent_queue: Any = None

@@ -39,4 +39,4 @@ def single(device: str, settings: Settings) -> SingleDevice:
     """The plugin of one device, with its streams; DEVICE_ID says which one, where the name alone does not."""
     if settings.device_id and "." not in device:
         device = f"{device}.{settings.device_id}"
-    return of_device(open_device(device, settings.cpu_threads_num), settings)
+    return of_device(open_device(device, settings), settings)

@@ -56,8 +56,8 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
     return names, reasons
 
 
-def open_device(name: str, threads: int | None = None) -> Device:
-    """The device of that name, opened once per process, with so many threads (CPU_THREADS_NUM, if None)."""
+def open_device(name: str, settings: Settings | None = None) -> Device:
+    """The device of that name, opened once per process, as settings want it (the environment's, if None)."""
     names, reasons = available()
     key = name.upper()
     key = f"{key}.0" if key not in names and f"{key}.0" in names else key
@@ -70,7 +70,7 @@ def open_device(name: str, threads: int | None = None) -> Device:
             f"there is no device {name!r}" + (f" ({why})" if why else ""),
             hint=f"the devices are {', '.join(visible())}",
         )
-    return _opened(key).with_threads(Settings.from_environment().cpu_threads_num if threads is None else threads)
+    return _opened(key).configured(settings or Settings.from_environment())
 
 
 def _singles(device: str) -> str:

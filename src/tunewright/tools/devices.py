@@ -57,7 +57,7 @@ def devices(
     found: dict[str, dict[str, Any]] = {}
     for name in alone or visible(alternatives=True):
         try:
-            opened = open_device(name, settings.cpu_threads_num)
+            opened = open_device(name, settings)
             found[name] = opened.describe()
             if properties or model is not None:
                 found[name]["properties"] = _properties(opened, settings, model, shape or ())

@@ -162,7 +162,7 @@ def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune
 
     if tune:
         writable(settings)
-    device = open_device(device_name, settings.cpu_threads_num)
+    device = open_device(device_name, settings)
     tuner = Tuner(settings)
     code = 0
     shown: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ class Asked:
         from ..tuning.lookup import Layer, Lookup
         from ..tuning.tuner import Tuner
 
-        self.device = open_device(name, settings.cpu_threads_num)
+        self.device = open_device(name, settings)
         self.name, self.where = self.device.name, Where.of(self.device.target)
         self.layers = [Layer(layer, database) for layer, database in layers.items()]
         self._tuner, self._lookup = Tuner(settings), Lookup(self.layers)

@@ -138,7 +138,7 @@ def open_device(name: str) -> Device:
     if not found:
         why = "; ".join(f"{family}: {names}" for family, names in offered.items() if isinstance(names, str))
         raise DeviceError(f"there is no device {name!r}" + (f" ({why})" if why else ""))
-    return max(found, key=lambda d: d.priority)(name).with_threads(Settings.from_environment().cpu_threads_num)
+    return max(found, key=lambda d: d.priority)(name).configured(Settings.from_environment())
 
 
 def die_with_parent(lifeline: int) -> None:

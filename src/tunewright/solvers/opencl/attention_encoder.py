@@ -139,7 +139,7 @@ INLINE V power(V x) {
   V t = c + BIASED_ROUNDER, f = c - (t - BIASED_ROUNDER);
   V p = f * 1.3264727124e-3f + 9.6715126448e-3f;
   p = p * f + 5.5507337435e-2f; p = p * f + 2.4022242085e-1f; p = p * f + 6.9314697760e-1f; p = p * f + 1.0f;
-  return p * __builtin_astype(__builtin_astype(t, VI) << 23, V);
+  return p * CAST_BITS(CAST_BITS(t, VI) << 23, V);
 }
 INLINE void powers(GLOBAL const T* query, GLOBAL const T* panel, GLOBAL const T* bias, T guess, int size,
                    GLOBAL T* out, int out_row, V* total) {

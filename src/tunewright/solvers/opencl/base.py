@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ...devices.base import FEW_THREADS, Device, Queue, Target
-from ...devices.opencl import Launch, OpenCLDevice, OpenCLQueue
+from ...devices.base import Device, Queue, Target
+from ...devices.c_device import CDevice, CLaunch, CQueue
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, tensor, why_not_type
 from .emit import STORAGE, Call, In, Out, Scratch, Table
-from .prelude import PRELUDE
+from .prelude import MATHEMATICS
 
 if TYPE_CHECKING:
-    from .joined import SharedOut
+    from .linked import OneKernel
 
 #: indices are 32 bits wide
 MOST_ELEMENTS = 2**31 - 1
@@ -68,7 +68,7 @@ class CSolver(Solver):
             return f"{target.name} has no fp64"
         if problem.is_static:
             calls = self.calls(problem, self.default(problem, target), target)
-            if any("f64" in call.text.removeprefix(PRELUDE) for call in calls):
+            if any("f64" in call.text for call in calls):
                 return f"computes in fp64, which {target.name} does not have"
         return None
 
@@ -91,73 +91,64 @@ class CSolver(Solver):
         return {}
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
-        return "\n".join(call.text for call in self.calls(problem, config, target))
+        """What is compiled, but for the words of a dialect."""
+        return "\n".join([MATHEMATICS, *(call.text for call in self.calls(problem, config, target))])
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
-        assert isinstance(device, OpenCLDevice)
+        assert isinstance(device, CDevice)
         try:
             calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
         except MISTAKES as error:
             raise ModelError(str(error) or repr(error)) from error
-        return CKernel(self.id, problem, device, calls, self.packings(problem, config, device.target))
+        kernel = CKernel(self.id, problem, device, calls, self.packings(problem, config, device.target))
+        device.begin_build(kernel.texts)
+        return kernel
 
 
 class CKernel(Kernel):
     """Launches of compiled programs. Immutable; a request's argument lists are in what `launcher` returns."""
 
     def __init__(
-        self, name: str, problem: Problem, device: OpenCLDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
+        self, name: str, problem: Problem, device: CDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
     ) -> None:
         self.name, self.problem, self.device, self.calls = name, problem, device, calls
         self.packings = packings
 
+    @property
+    def texts(self) -> list[str]:
+        """The complete text of each launch."""
+        return [call.program(self.device.dialect) for call in self.calls]
+
     @cached_property
     def programs(self) -> list[Any]:
-        """Compiled when they are needed: kernels that are joined never need them."""
-        return [self.device.build(call.text) for call in self.calls]
-
-    @property
-    def shares_out(self) -> bool:
-        """Its launches have a work-item for each thread, and share work out by themselves: where the runtime has more
-        threads than it may use, and where a launch costs so much that many are one when they are timed."""
-        device = self.device
-        return device.confined or (device.joins and device.workers > FEW_THREADS)
-
-    @cached_property
-    def shared_out(self) -> Library:
-        """What launches it then."""
-        from .joined import Joined  # which needs this module
-
-        return Joined([self])
+        """Compiled, at the latest when they are needed."""
+        return [self.device.build(text) for text in self.texts]
 
     def prepare(self) -> None:
-        if self.shares_out:
-            self.shared_out.prepare()
-        else:
-            _ = self.programs
+        _ = self.programs
 
     def library(self, others: Sequence[Kernel]) -> Library | None:
-        from .joined import Joined  # which needs this module
+        from .linked import Linked  # which needs this module
 
-        return Joined([self, *others]) if self.device.joins else None
+        return Linked(self.device) if self.device.links else None
 
     def new(self, i: int) -> Any:
         """Memory for output i."""
         type = tensor(self.problem.outputs[i])
         return self.device.view(self.device.alloc(type.nbytes), 0, type)
 
-    def launcher(self, queue: Queue, lasting: bool = True) -> Bound | SharedOut:
-        if self.shares_out:
-            from .joined import SharedOut  # which needs this module
+    def launcher(self, queue: Queue, lasting: bool = True) -> Bound | OneKernel:
+        if self.device.links:
+            from .linked import OneKernel  # which needs this module
 
-            return SharedOut(self, queue)
+            return OneKernel(self, queue)
         return Bound(self, queue, lasting)
 
     def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         return self.launcher(queue).fix(inputs, outputs)
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        assert isinstance(queue, OpenCLQueue)
+        assert isinstance(queue, CQueue)
         bound = self.launcher(queue, lasting=False)
         queue.keep(bound)
         return bound(inputs, outputs)
@@ -168,8 +159,8 @@ class Bound:
 
     def __init__(self, kernel: CKernel, queue: Queue, lasting: bool = True) -> None:
         self.kernel, self.queue, self.lasting = kernel, queue, lasting
-        self.launches: list[Launch] = []
-        self.pointers: list[tuple[Launch, int, In | Out]] = []
+        self.launches: list[CLaunch] = []
+        self.pointers: list[tuple[CLaunch, int, In | Out]] = []
         self.scratch: dict[str, Any] = {}
         #: memory of the device for inputs that are the host's
         self.copies: dict[int, Any] = {}
@@ -189,7 +180,7 @@ class Bound:
 
     def _scratch(self, arg: Scratch) -> Any:
         if arg.name not in self.scratch:
-            assert isinstance(self.queue, OpenCLQueue)
+            assert isinstance(self.queue, CQueue)
             self.scratch[arg.name] = self.queue.borrow(self.kernel.device, len(self.scratch), arg.nbytes)
         assert self.scratch[arg.name].nbytes >= arg.nbytes, f"{arg.name} is of two sizes"
         return self.scratch[arg.name]

@@ -511,7 +511,7 @@ INLINE VY quantise(V sum, VF factor, VF low, VF high, V none, V shift) {
   V some = v == v;
   v = low > v ? low : v;
   v = high < v ? high : v;
-  V whole = __builtin_astype(v + 12582912.0f, V) - 0x4b400000 + shift;
+  V whole = CAST_BITS(v + 12582912.0f, V) - 0x4b400000 + shift;
   return __builtin_convertvector(some ? whole : none, VY);
 }
 """

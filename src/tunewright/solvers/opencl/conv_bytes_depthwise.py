@@ -185,9 +185,9 @@ def _quads(width: int) -> str:
 vector_of(u8, WIDTH, B); vector_of(u16, WIDTH, S);
 typedef B BU __attribute__((aligned(1)));
 INLINE V quads_of(B a, B b, B c, B d) {{
-  S ab = __builtin_astype(__builtin_shufflevector(a, b, {pairs}), S);
-  S cd = __builtin_astype(__builtin_shufflevector(c, d, {pairs}), S);
-  return __builtin_astype(__builtin_shufflevector(ab, cd, {pairs}), V);
+  S ab = CAST_BITS(__builtin_shufflevector(a, b, {pairs}), S);
+  S cd = CAST_BITS(__builtin_shufflevector(c, d, {pairs}), S);
+  return CAST_BITS(__builtin_shufflevector(ab, cd, {pairs}), V);
 }}
 """
 

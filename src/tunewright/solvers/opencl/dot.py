@@ -22,7 +22,7 @@ import numpy as np
 
 from ...devices.base import Target
 from ...devices.host import cpu_flags
-from ...devices.opencl import OpenCLDevice
+from ...devices.c_device import CDevice
 from ...errors import TunewrightError
 from ...ir.types import DType
 from .emit import Out, Source, Table
@@ -37,29 +37,9 @@ typedef V VU __attribute__((aligned(1)));
 #ifndef __has_builtin
 #define __has_builtin(name) 0
 #endif
-#if VNNI && defined(__AVX512VNNI__)
+#ifdef VNNI
 INLINE V dot4(V acc, V x, V w) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
-  return acc;
-}
-#elif VNNI && (WIDTH == 8 || WIDTH == 4)
-/* EVEX.66.0F38.W0 50 /r on registers 0 to 15, whose numbers are found by comparing their names */
-#if WIDTH == 8
-#define REGISTER "ymm"
-#define LENGTH "0x28"
-#else
-#define REGISTER "xmm"
-#define LENGTH "0x08"
-#endif
-INLINE V dot4(V acc, V x, V w) {
-  __asm__(".irp k,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n"
-          ".ifc %0,%%" REGISTER "\\k\n.set dot4_to,\\k\n.endif\n"
-          ".ifc %1,%%" REGISTER "\\k\n.set dot4_x,\\k\n.endif\n"
-          ".ifc %2,%%" REGISTER "\\k\n.set dot4_w,\\k\n.endif\n"
-          ".endr\n"
-          ".byte 0x62, 0x52 | (1 - (dot4_to >> 3)) << 7 | (1 - (dot4_w >> 3)) << 5, (15 - dot4_x) << 3 | 5, " LENGTH
-          ", 0x50, 0xc0 | (dot4_to & 7) << 3 | (dot4_w & 7)"
-          : "+x"(acc) : "x"(x), "x"(w));
+  __asm__(VNNI " %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w)); /* the builtin's types change from clang to clang */
   return acc;
 }
 #elif WIDTH == 8 && defined(__AVX2__) && __has_builtin(__builtin_ia32_pmaddwd256)
@@ -77,9 +57,9 @@ typedef i16 PX __attribute__((vector_size(4 * WIDTH)));
 vector_of(i16, 2 * WIDTH, P);
 INLINE V dot4(V acc, V x, V w) {
   V low = x & 0x00ff00ff, high = x >> 8 & 0x00ff00ff;
-  P odd = __builtin_astype(w, P) >> (i16)8, even = __builtin_astype(w, P) << (i16)8 >> (i16)8;
-  acc += __builtin_astype(MADD(__builtin_astype(low, PX), __builtin_astype(even, PX)), V);
-  return acc + __builtin_astype(MADD(__builtin_astype(high, PX), __builtin_astype(odd, PX)), V);
+  P odd = CAST_BITS(w, P) >> (i16)8, even = CAST_BITS(w, P) << (i16)8 >> (i16)8;
+  acc += CAST_BITS(MADD(CAST_BITS(low, PX), CAST_BITS(even, PX)), V);
+  return acc + CAST_BITS(MADD(CAST_BITS(high, PX), CAST_BITS(odd, PX)), V);
 }
 #endif
 """
@@ -140,54 +120,14 @@ class Tiling:
 
 def add(source: Source, target: Target) -> None:
     """Makes `dot4`, the type V of a vector and VU, the same unaligned, known to a kernel."""
-    source.fixed(WIDTH=target.vector_bytes // 4, VNNI=int(has_vnni(target)))
+    source.fixed(WIDTH=target.vector_bytes // 4)
+    if has_vnni(target):  # without AVX-512 it has an encoding of its own
+        source.fixed(VNNI='"vpdpbusd"' if target.vector_bytes == 64 else '"%{vex%} vpdpbusd"')
     source.function(DOT4)
 
 
-@cache
 def has_vnni(target: Target) -> bool:
-    """The processor has the instruction, and a kernel that uses it computes what it should."""
-    if target.device != "cpu" or not any("pocl" in value.lower() for _, value in target.software):
-        return False
-    if not cpu_flags() >= FLAGS or target.vector_bytes not in (16, 32, 64):
-        return False
-    names = OpenCLDevice.available()
-    if isinstance(names, str):
-        return False
-    for name in names:
-        device = OpenCLDevice(name)
-        if replace(device.target, units=target.units) == target:  # how many threads it may use does not matter
-            return _computes(device)
-    return False
-
-
-def _computes(device: OpenCLDevice) -> bool:
-    """On more vectors than there are registers, so that all are used, and with bytes at the ends of their ranges."""
-    width, count, rng = device.target.vector_bytes // 4, 40, np.random.default_rng(0)
-    x, w = rng.integers(0, 256, (count, width, 4)), rng.integers(-128, 128, (count, width, 4))
-    x[0], w[0], x[1], w[1] = 255, -128, 255, 127
-    before = rng.integers(-(2**30), 2**30, (count, width))
-    source = Source("dot4_probe", True)
-    source.buffer("x", DType.INT32, Table(x.astype(np.uint8).view(np.int32)))
-    source.buffer("w", DType.INT32, Table(w.astype(np.int8).view(np.int32)))
-    source.buffer("y", DType.INT32, Out())
-    source.fixed(WIDTH=width, VNNI=1, COUNT=count)
-    source.function(DOT4)
-    source.add("""
-V acc[COUNT], xv[COUNT];
-UNROLL for (int i = 0; i < COUNT; i++) { acc[i] = *(GLOBAL VU*)(y + i * WIDTH); xv[i] = LOADV(x + i * WIDTH); }
-UNROLL for (int i = 0; i < COUNT; i++) acc[i] = dot4(acc[i], xv[i], LOADV(w + i * WIDTH));
-UNROLL for (int i = 0; i < COUNT; i++) acc[i] = dot4(acc[i], xv[COUNT - 1 - i], LOADV(w + i * WIDTH));
-UNROLL for (int i = 0; i < COUNT; i++) STOREV(y + i * WIDTH, acc[i]);""")
-    call, y = source.call([1]), before.astype(np.int32)
-    try:
-        queue = device.queue()
-        launch = device.launch(queue, device.build(call.text), call.name, call.grid)
-        for at, arg in enumerate(call.args):
-            launch.set(at, arg.array if isinstance(arg, Table) else y)
-        launch()
-        queue.finish()
-    except TunewrightError:  # its assembler does not take it
-        return False
-    want = before + (x * w).sum(-1) + (x[::-1] * w).sum(-1)
-    return bool((y == want).all())
+    """The processor has the instruction on vectors of the target's width."""
+    if target.vector_bytes == 64:
+        return "avx512vnni" in target.features
+    return target.vector_bytes in (16, 32) and "avxvnni" in target.features

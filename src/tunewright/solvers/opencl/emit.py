@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ...ir.types import DType
-from .prelude import PRELUDE
+from .prelude import PRELUDES
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,52 @@ Arg: TypeAlias = In | Out | Scratch | Table | np.generic
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: a kernel in a text, over a grid of work-items, with its arguments in order."""
+    """One launch: a kernel, over a grid of work-items, with its arguments in order."""
 
-    text: str
     name: str
     grid: tuple[int, ...]
     args: tuple[Arg, ...]
-    #: the text in parts: what stands before the kernel (without the prelude), its parameters, its body
-    head: str = ""
-    params: tuple[str, ...] = ()
-    body: str = ""
+    #: what stands before the kernel, its parameters, its body: without the words of a dialect
+    head: str
+    params: tuple[str, ...]
+    body: str
+
+    @cached_property
+    def text(self) -> str:
+        """What tells a kernel from others, whatever its dialect."""
+        return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
+
+    def program(self, dialect: str) -> str:
+        """The complete text in a dialect."""
+        return _PROGRAMS[dialect](self)
+
+
+def _opencl(call: Call) -> str:
+    head = f"__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void {call.name}({', '.join(call.params)}) {{"
+    return "\n".join([PRELUDES["opencl"], call.head, head, call.body, "}\n"])
+
+
+def _c(call: Call) -> str:
+    """A function of a work-item, and what runs it over a range of a grid with arguments out of a table."""
+    args = []
+    for at, param in enumerate(call.params):
+        value = f"arguments[{at}]"
+        if "*" in param:
+            args.append(f"({param.rpartition('*')[0].replace('restrict', '').strip()}*){value}")
+        else:
+            args.append(f"as_f32((u32){value})" if "f32" in param else f"(int){value}")
+    item = ", ".join(["work_item % work_x", "work_item / work_x % work_y", "work_item / work_x / work_y", *args])
+    params = ", ".join(["const int g0", "const int g1", "const int g2", *call.params])
+    return "\n".join(
+        [
+            PRELUDES["c"], call.head, f"static void {call.name}_item({params}) {{", call.body, "}",
+            f"EXPORT void {call.name}(const u64* arguments, int work_item, int work_end, int work_x, int work_y) {{",
+            f"  for (; work_item < work_end; work_item++) {call.name}_item({item});", "}\n",
+        ]
+    )  # fmt: skip
+
+
+_PROGRAMS = {"c": _c, "opencl": _opencl}
 
 
 #: how an element lies in memory, and in what type it is computed
@@ -146,8 +183,7 @@ class Source:
             args.append(number)
         head = "\n".join([*(f"#define {k} {v}" for k, v in defines.items()), *self._functions])
         body = "\n".join(self._body)
-        text = "\n".join([PRELUDE, head, f"KERNEL {self.name}({', '.join(params)}) {{", body, "}\n"])
-        return Call(text, self.name, tuple(grid), tuple(args), head, tuple(params), body)
+        return Call(self.name, tuple(grid), tuple(args), head, tuple(params), body)
 
 
 def _literal(value: int | float | str) -> str:

@@ -174,10 +174,10 @@ for (int row = begin; row < end; row++) {{
         source.buffer("out", weights.dtype, b)
         tiles = -(-shape.columns // (width * blocks))
         source.fixed(TILE=width * blocks)
-        source.dims(DEPTH=shape.depth, STEPS=shape.pitch // 2, WIDTH=shape.columns)
+        source.dims(DEPTH=shape.depth, STEPS=shape.pitch // 2, WIDTH=shape.columns, TILES=tiles)
         index = "column * DEPTH + k" if problem.attrs.get("transB", 0) else "k * WIDTH + column"
         source.add(f"""
-int tile = GID(0), first = GID(1) * DEPTH * WIDTH, to = (GID(1) * (int)get_global_size(0) + tile) * STEPS * TILE * 2;
+int tile = GID(0), first = GID(1) * DEPTH * WIDTH, to = (GID(1) * TILES + tile) * STEPS * TILE * 2;
 for (int k = 0; k < 2 * STEPS; k++)
   for (int j = 0; j < TILE; j++) {{
     int column = tile * TILE + j;

@@ -36,17 +36,17 @@ typedef B BU __attribute__((aligned(1)));
 #endif
 #if WIDTH == 8 && defined(__AVX2__) && __has_builtin(__builtin_ia32_pmaddwd256)
 typedef i16 PX __attribute__((vector_size(32)));
-INLINE V dot(P a, P b) { return __builtin_astype(__builtin_ia32_pmaddwd256((PX)a, (PX)b), V); }
+INLINE V dot(P a, P b) { return CAST_BITS(__builtin_ia32_pmaddwd256((PX)a, (PX)b), V); }
 #elif WIDTH == 16 && defined(__AVX512BW__) && __has_builtin(__builtin_ia32_pmaddwd512)
 typedef i16 PX __attribute__((vector_size(64)));
-INLINE V dot(P a, P b) { return __builtin_astype(__builtin_ia32_pmaddwd512((PX)a, (PX)b), V); }
+INLINE V dot(P a, P b) { return CAST_BITS(__builtin_ia32_pmaddwd512((PX)a, (PX)b), V); }
 #else
 INLINE V dot(P a, P b) {
   return __builtin_convertvector(a.even, V) * __builtin_convertvector(b.even, V)
        + __builtin_convertvector(a.odd, V) * __builtin_convertvector(b.odd, V);
 }
 #endif
-INLINE P both_of(i32 pair) { V v = pair; return __builtin_astype(v, P); }
+INLINE P both_of(i32 pair) { V v = pair; return CAST_BITS(v, P); }
 INLINE P weights_at(GLOBAL const WEIGHT* w) { return __builtin_convertvector(*(GLOBAL const BU*)w, P); }
 """
 

@@ -8,13 +8,14 @@ like become instructions and are fine.
 
 from __future__ import annotations
 
-#: all that another dialect of C would have to replace
+#: the words of each dialect of C: nothing that follows, and no kernel, uses others
 OPENCL = """
-#define KERNEL __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 #define GLOBAL __global
 #define GID(n) ((int)get_global_id(n))
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
+#define CAST_BITS(x, T) __builtin_astype(x, T)
+#define VECTOR(V, ...) ((V)(__VA_ARGS__))
 /* sums may be taken in any order, so that they are vectorised: stands first in a block */
 #if defined(__clang_major__) && __clang_major__ >= 11
 #define REASSOCIATE _Pragma("clang fp reassociate(on)")
@@ -30,6 +31,36 @@ typedef double f64;
 INLINE f64 as_f64(u64 x) { return as_double(x); }
 INLINE u64 as_u64(f64 x) { return as_ulong(x); }
 #endif
+#define f64_of(name) name
+#define fmod_f32 fmod
+"""
+
+C = r"""
+#define GLOBAL
+#define GID(n) g##n
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline, unused))
+#define UNROLL _Pragma("unroll")
+#define CAST_BITS(x, T) __builtin_bit_cast(T, x)
+#define VECTOR(V, ...) ((V){__VA_ARGS__})
+#define REASSOCIATE _Pragma("clang fp reassociate(on)")
+typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16; typedef int i32;
+typedef unsigned int u32; typedef long long i64; typedef unsigned long long u64; typedef float f32; typedef double f64;
+typedef __SIZE_TYPE__ size_t;
+#define bool _Bool
+#define true 1
+#define false 0
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+INLINE f32 as_f32(u32 x) { return __builtin_bit_cast(f32, x); }
+INLINE u32 as_u32(f32 x) { return __builtin_bit_cast(u32, x); }
+INLINE f64 as_f64(u64 x) { return __builtin_bit_cast(f64, x); }
+INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
+#define f64_of(name) __builtin_##name
+#define fmod_f32 __builtin_fmodf
+"""
+
+VECTORS = """
 #define vector_of(T, n, V) typedef T V __attribute__((ext_vector_type(n)))
 #define LOADV(p) (*(GLOBAL const VU*)(p))
 #define STOREV(p, v) (*(GLOBAL VU*)(p) = (v))
@@ -296,37 +327,41 @@ INLINE i64 i64_pow(i64 x, i64 n) {
 
 #: double precision is rare: the library's functions will do
 DOUBLE = """
-#define f32_fmod(x, y) fmod((f32)(x), (f32)(y))
+#define f32_fmod(x, y) fmod_f32((f32)(x), (f32)(y))
 #ifndef WITHOUT_FP64
 ORDER(f64)
 #define f64_fabs __builtin_fabs
 #define f64_sqrt __builtin_sqrt
 #define f64_round __builtin_rint
-#define f64_exp exp
-#define f64_expm1 expm1
-#define f64_log log
-#define f64_log1p log1p
-#define f64_tanh tanh
-#define f64_erf erf
-#define f64_sinh sinh
-#define f64_cosh cosh
-#define f64_asinh asinh
-#define f64_acosh acosh
-#define f64_atanh atanh
-#define f64_sin sin
-#define f64_cos cos
-#define f64_tan tan
-#define f64_asin asin
-#define f64_acos acos
-#define f64_atan atan
-#define f64_fmod(x, y) fmod((f64)(x), (f64)(y))
-INLINE f64 f64_sigmoid(f64 x) { return 1.0 / (1.0 + exp(-x)); }
-INLINE f64 f64_softplus(f64 x) { return (x < 0.0 ? 0.0 : x) + log1p(exp(-f64_fabs(x))); }
-INLINE f64 f64_mish(f64 x) { return x * tanh(f64_softplus(x)); }
-INLINE f64 f64_pow(f64 x, f64 y) { return y == 2.0 ? x * x : pow(x, y); }
+#define f64_exp f64_of(exp)
+#define f64_expm1 f64_of(expm1)
+#define f64_log f64_of(log)
+#define f64_log1p f64_of(log1p)
+#define f64_tanh f64_of(tanh)
+#define f64_erf f64_of(erf)
+#define f64_sinh f64_of(sinh)
+#define f64_cosh f64_of(cosh)
+#define f64_asinh f64_of(asinh)
+#define f64_acosh f64_of(acosh)
+#define f64_atanh f64_of(atanh)
+#define f64_sin f64_of(sin)
+#define f64_cos f64_of(cos)
+#define f64_tan f64_of(tan)
+#define f64_asin f64_of(asin)
+#define f64_acos f64_of(acos)
+#define f64_atan f64_of(atan)
+#define f64_fmod(x, y) f64_of(fmod)((f64)(x), (f64)(y))
+INLINE f64 f64_sigmoid(f64 x) { return 1.0 / (1.0 + f64_exp(-x)); }
+INLINE f64 f64_softplus(f64 x) { return (x < 0.0 ? 0.0 : x) + f64_log1p(f64_exp(-f64_fabs(x))); }
+INLINE f64 f64_mish(f64 x) { return x * f64_tanh(f64_softplus(x)); }
+INLINE f64 f64_pow(f64 x, f64 y) { return y == 2.0 ? x * x : f64_of(pow)(x, y); }
 #endif
 """
 
 MATHEMATICS = ORDER + EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE
 
-PRELUDE = OPENCL + CONVERSIONS + MATHEMATICS
+#: what completes a text, by dialect
+PRELUDES = {
+    "c": C + VECTORS + CONVERSIONS + MATHEMATICS,
+    "opencl": OPENCL + VECTORS + CONVERSIONS + MATHEMATICS,
+}

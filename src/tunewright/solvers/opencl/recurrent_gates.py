@@ -227,7 +227,7 @@ _ACTIVATIONS = """INLINE V sigmoid(V x) {
   p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f; p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   V e = p * (r * r) + r + 1.0f;
-  return 1.0f / (1.0f + (e + e) * __builtin_astype((__builtin_astype(t, VI) << 23) + (126u << 23), V));
+  return 1.0f / (1.0f + (e + e) * CAST_BITS((CAST_BITS(t, VI) << 23) + (126u << 23), V));
 }
 INLINE V tangent(V x) {
   V c = x > 8.2f ? (V)(8.2f) : x; c = c < -8.2f ? (V)(-8.2f) : c;

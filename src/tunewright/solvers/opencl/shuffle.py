@@ -72,7 +72,7 @@ class ShuffleChannels(CSolver):
         store = "to[i] = p0[i];"
         if block > 1:  # written as a vector: the compiler does not see that the stores are one
             source.function(f"vector_of({c}, W, V);\ntypedef V VU __attribute__((aligned({dtype.itemsize})));")
-            store = f"STOREV(to + i * W, (V)({', '.join(f'p{k}[i * W]' for k in lanes)}));"
+            store = f"STOREV(to + i * W, VECTOR(V, {', '.join(f'p{k}[i * W]' for k in lanes)}));"
         aligned = f"__attribute__((aligned({dtype.itemsize})))"
         if each == 2 and dtype.itemsize in _PAIRS:  # as numbers of twice the width, whose halves are then sorted
             source.function(f"vector_of({_PAIRS[dtype.itemsize]}, {len(lanes)}, P);")
@@ -80,12 +80,12 @@ class ShuffleChannels(CSolver):
             pairs = ", ".join(f"*(GLOBAL const PU*)(p{k} + i * W)" for k in lanes)
             order = ", ".join(str(2 * k + j) for j in range(each) for k in lanes)
             sorted_ = f"__builtin_shufflevector(v, v, {order})"
-            store = f"{{ P p = (P)({pairs}); V v = *(V*)&p; STOREV(to + i * W, {sorted_}); }}"
+            store = f"{{ P p = VECTOR(P, {pairs}); V v = *(V*)&p; STOREV(to + i * W, {sorted_}); }}"
         elif each > 1:
             source.function(f"vector_of({c}, {each}, R);\ntypedef R RU {aligned};")
             reads = " ".join(f"R r{k} = *(GLOBAL const RU*)(p{k} + i * W);" for k in lanes)
             order = ", ".join(f"r{k}[{j}]" for j in range(each) for k in lanes)
-            store = f"{{ {reads} STOREV(to + i * W, (V)({order})); }}"
+            store = f"{{ {reads} STOREV(to + i * W, VECTOR(V, {order})); }}"
         source.add(f"""
 const int stop = (GID(0) + 1) * PLANES_EACH < PLANES ? (GID(0) + 1) * PLANES_EACH : PLANES;
 const int begin = GID(1) * PART, end = SIZE - begin < PART ? SIZE : begin + PART;

@@ -72,7 +72,7 @@ INLINE {V} exp_below({V} x) {{
   {V} p = 8.2902722061e-3f;
   p = p * r + 4.1898161173e-2f; p = p * r + 1.6667638719e-1f; p = p * r + 4.9999147654e-1f;
   p = p * r + 9.9999970198e-1f; p = p * r + 1.0f;
-  return p * __builtin_astype((__builtin_astype(t, {U}) << 23) + (127u << 23), {V});
+  return p * CAST_BITS((CAST_BITS(t, {U}) << 23) + (127u << 23), {V});
 }}
 """
 #: a sum as the element type holds it

@@ -1,0 +1,87 @@
+"""Devices that compile the C of our kernels: the processor through clang, and whatever OpenCL offers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .base import Device, Queue
+
+#: what the pointer to an empty tensor points to: nobody reads it, but it must be one
+NOTHING = np.zeros(64, np.uint8)
+
+
+class CLaunch(ABC):
+    """A kernel over a grid, with its arguments. It belongs to one queue and is not shared between threads."""
+
+    @abstractmethod
+    def set(self, at: int, value: Any) -> None:
+        """Argument ``at``: an array, whose bytes the kernel reads and writes, or a number."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Enqueue it."""
+
+
+class CQueue(Queue):
+    """An in-order queue of one request, with scratch memory that its kernels share."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.waited = 0.0
+        #: something was enqueued that nobody has waited for
+        self.pending = False
+        #: how often it was waited for
+        self.waits = 0
+        #: what must live until everything queued so far has finished
+        self.kept: list[Any] = []
+        #: scratch memory by number: kernels run one after the other, and share it while it is warm
+        self.scratch: dict[int, Any] = {}
+
+    def borrow(self, device: CDevice, number: int, nbytes: int) -> Any:
+        """Scratch memory for a kernel: those of a queue run one after the other, and share what has one number."""
+        held = self.scratch.get(number)
+        if held is None or held.nbytes < nbytes:
+            held = self.scratch[number] = device.alloc(nbytes)
+        return held
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(held.nbytes for held in self.scratch.values())
+
+    def keep(self, owner: object) -> None:
+        """Let something live until everything queued so far has finished."""
+        self.kept.append(owner)
+
+    def now(self) -> float:
+        self.finish()
+        return time.perf_counter()
+
+
+class CDevice(Device):
+    """Compiles texts of one dialect and launches their kernels."""
+
+    #: "c" or "opencl": which prelude makes a text complete
+    dialect: str
+    #: kernels are linked: any number of them is one call
+    links: bool = False
+
+    @abstractmethod
+    def queue(self) -> CQueue: ...
+
+    @abstractmethod
+    def build(self, source: str) -> Any:
+        """The program of a complete text; each is compiled once. ExecutionError says what the compiler says."""
+
+    def begin_build(self, sources: Sequence[str]) -> None:  # noqa: B027 (a device may compile when asked)
+        """These programs will be wanted: a device that compiles in other processes begins."""
+
+    @abstractmethod
+    def launch(
+        self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
+    ) -> CLaunch:  # fmt: skip
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: in groups of so many."""

@@ -1,0 +1,184 @@
+"""The processor: kernels in C through clang, run by our own thread pool. The meaning of ``CPU``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError
+from ...settings import Settings
+from ..base import Device, Queue, Target, address
+from ..c_device import NOTHING, CDevice, CLaunch, CQueue
+from ..host import cache_bytes, cpu_flags, free_bytes, memory_bytes
+from . import isa, steps
+from .compiler import FLAGS
+from .isa import Level
+from .pool import Pool, Runner
+from .processor import find_compiler, processor, why_not
+from .programs import Program, Programs
+
+#: flags of a processor whose clock never changes its pace, and seconds over which that is measured
+EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
+
+
+class NativeQueue(CQueue):
+    """Kernels run inside the call that launches them."""
+
+    def finish(self) -> None:
+        if self.pending:
+            self.pending = False
+            self.waits += 1
+            self.kept.clear()
+
+    def run(self, runner: Runner) -> None:
+        """Run a table of steps."""
+        begin = time.perf_counter()
+        self.launches += 1
+        self.pending = True
+        runner()
+        self.waited += time.perf_counter() - begin
+
+
+class NativeLaunch(CLaunch):
+    """One kernel: a table of one step."""
+
+    def __init__(self, device: NativeDevice, queue: NativeQueue, program: Program, name: str, grid: Sequence[int]):
+        self._queue, self._program, self._kept = queue, program, dict[int, Any]()
+        self._table, (self._begin,) = steps.table([(program.entry(name), grid, MOST_ARGUMENTS)], device.target.units)
+        self._runner = device.pool.runner(self._table)
+
+    def set(self, at: int, value: Any) -> None:
+        if isinstance(value, np.generic):
+            self._table[self._begin + at] = steps.number(value)
+        else:
+            self._kept[at] = value
+            self._table[self._begin + at] = address(value if value.size else NOTHING)
+
+    def __call__(self) -> None:
+        self._queue.run(self._runner)
+
+
+#: of a kernel that is launched by itself
+MOST_ARGUMENTS = 256
+
+
+class NativeDevice(CDevice):
+    """The processor. Its memory is the host's: kernels work on numpy's own bytes."""
+
+    family = "native"
+    priority = 20
+    dialect = "c"
+    links = True
+
+    @classmethod
+    def available(cls) -> list[str] | str:
+        settings = Settings.from_environment()
+        try:
+            level = processor().level(settings.cpu_isa)
+        except DeviceError as error:
+            return error.what + (f"; {error.hint}" if error.hint else "")
+        return why_not(level, settings.cpu_compiler) or ["CPU", "CPU.NATIVE"]
+
+    def __init__(self, name: str = "CPU") -> None:
+        self.name = name
+        settings = Settings.from_environment()
+        self.pool = _pool(settings.cpu_bind_threads)
+        self.memory_bytes, self.cache_bytes = memory_bytes(), cache_bytes()
+        #: itself for other instruction sets and compilers, and with fewer threads; shared by all of them
+        self._variants: dict[tuple[str, str, int], NativeDevice] = {}
+        self._lock = threading.Lock()
+        self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
+        self._variants[self.level.name, self._named, self.pool.cores] = self
+
+    def _compile_for(self, level: Level, named: str) -> None:
+        """Have another instruction set, or another compiler."""
+        why = why_not(level, named)
+        if why:
+            raise DeviceError(why)
+        compiler = find_compiler(named)
+        self.level, self._named = level, named
+        self._programs = Programs(level.flags, compiler, f"CPU {level.title}")
+        version = compiler.version if compiler is not None else "no compiler"
+        self.target = Target(
+            "cpu", processor().name, f"{level.title}, {8 * level.vector_bytes}-bit vectors", self.pool.cores,
+            (("runtime", "native"), ("compiler", version)), "c", " ".join(FLAGS), level.vector_bytes, level.registers,
+            features=(*level.features, *level.extras),
+        )  # fmt: skip
+
+    def configured(self, settings: Settings) -> Device:
+        level = processor().level(settings.cpu_isa)
+        return self._variant(level, settings.cpu_compiler, settings.cpu_threads_num)
+
+    def with_threads(self, count: int) -> Device:
+        return self._variant(self.level, self._named, count)
+
+    def _variant(self, level: Level, named: str, threads: int) -> NativeDevice:
+        units = min(threads or self.pool.cores, self.pool.cores)
+        with self._lock:
+            made = self._variants.get((level.name, named, units))
+            if made is None:
+                whole = self._variants.get((level.name, named, self.pool.cores))
+                made = copy.copy(whole or self)
+                if whole is None:
+                    made._compile_for(level, named)
+                made.target = dataclasses.replace(made.target, units=units)
+                self._variants[level.name, named, units] = made
+            return made
+
+    def bind(self, mode: str) -> None:
+        self.pool.bind(mode)
+
+    def queue(self) -> NativeQueue:
+        return NativeQueue()
+
+    def build(self, source: str) -> Program:
+        return self._programs.build(source)
+
+    def begin_build(self, sources: Sequence[str]) -> None:
+        for source in sources:
+            self._programs.begin(source)
+
+    def launch(
+        self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
+    ) -> NativeLaunch:  # fmt: skip
+        assert isinstance(queue, NativeQueue)
+        return NativeLaunch(self, queue, program, name, grid)
+
+    @cached_property
+    def tick(self) -> float:
+        """Seconds of one tick of the clock that the pool reads; 0 where it does not go evenly."""
+        if isa.machine() == "x86_64" and not cpu_flags() >= EVEN:
+            return 0.0
+
+        def point() -> tuple[float, int]:
+            found = []
+            for _ in range(10):
+                begin = time.perf_counter()
+                at = self.pool.ticks()
+                end = time.perf_counter()
+                found.append((end - begin, (begin + end) / 2, at))
+            return min(found)[1:]
+
+        first = point()
+        time.sleep(CALIBRATION)
+        last = point()
+        return (last[0] - first[0]) / (last[1] - first[1]) if last[1] > first[1] else 0.0
+
+    @property
+    def free_bytes(self) -> int | None:
+        return free_bytes()
+
+
+@cache
+def _pool(mode: str) -> Pool:
+    return Pool(processor().runtime, mode)
+
+
+DEVICES = (NativeDevice,)

@@ -1,0 +1,96 @@
+"""Instruction sets: what the processor has, and the levels that kernels are compiled for."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+#: of x86-64: feature as clang names it -> (number in what `processor_features` fills in, bit, registers it needs saved)
+_NONE, _AVX, _AVX512 = 0x0, 0x6, 0xE6
+_X86 = {
+    "sse3": (2, 0, _NONE), "ssse3": (2, 9, _NONE), "cx16": (2, 13, _NONE), "sse4.1": (2, 19, _NONE),
+    "sse4.2": (2, 20, _NONE), "movbe": (2, 22, _NONE), "popcnt": (2, 23, _NONE), "avx": (2, 28, _AVX),
+    "f16c": (2, 29, _AVX), "fma": (2, 12, _AVX), "bmi": (5, 3, _NONE), "avx2": (5, 5, _AVX), "bmi2": (5, 8, _NONE),
+    "avx512f": (5, 16, _AVX512), "avx512dq": (5, 17, _AVX512), "avx512cd": (5, 28, _AVX512),
+    "avx512bw": (5, 30, _AVX512), "avx512vl": (5, 31, _AVX512), "avx512vbmi": (6, 1, _AVX512),
+    "avx512vnni": (6, 11, _AVX512), "avxvnni": (8, 4, _AVX), "avx512bf16": (8, 5, _AVX512),
+    "avx512fp16": (7, 23, _AVX512), "lzcnt": (12, 5, _NONE), "sahf": (12, 0, _NONE),
+}  # fmt: skip
+#: of aarch64: feature -> (number, bit) in HWCAP and HWCAP2
+_ARM = {"fp16": (0, 10), "dotprod": (0, 20)}
+
+
+@dataclass(frozen=True)
+class Level:
+    """What kernels may use."""
+
+    name: str
+    #: without which a processor is not of this level
+    features: tuple[str, ...]
+    #: of a vector register, and how many there are
+    vector_bytes: int
+    registers: int
+    #: used as well where a processor has them
+    extras: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """With the extras: what a record's key says."""
+        return "+".join((self.name, *self.extras))
+
+    @property
+    def flags(self) -> list[str]:
+        """For clang: every feature by its name."""
+        if self.name.startswith("armv8"):
+            return ["-march=" + "+".join(("armv8.2-a" if "dotprod" in self.extras else "armv8-a", *self.extras))]
+        # For some processors LLVM would rather use half of each 512-bit register.
+        wide = [f"-mprefer-vector-width={8 * self.vector_bytes}"]
+        return ["-march=x86-64", *wide, *(f"-m{feature}" for feature in (*self.features, *self.extras))]
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features or feature in self.extras
+
+
+_V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+#: from the lowest to the highest
+LEVELS = {
+    "x86_64": (
+        Level("x86-64", (), 16, 16),
+        Level("x86-64-v2", _V2, 16, 16),
+        Level("x86-64-v3", _V3, 32, 16, ("avxvnni",)),
+        Level("x86-64-v4", _V4, 64, 32, ("avx512vnni", "avx512vbmi")),
+    ),
+    "aarch64": (Level("armv8-a", (), 16, 32, ("fp16", "dotprod")),),
+}
+
+
+def machine() -> str:
+    """The architecture of this process, by Linux's name."""
+    found = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
+
+
+def features(words: Sequence[int], architecture: str) -> frozenset[str]:
+    """Features of a processor from what `processor_features` filled in."""
+    if architecture != "x86_64":
+        return frozenset(name for name, (at, bit) in _ARM.items() if words[at] >> bit & 1)
+    saved = words[13]
+    found = {n for n, (at, bit, needs) in _X86.items() if words[at] >> bit & 1 and saved & needs == needs}
+    return frozenset(found)
+
+
+def family_model(signature: int) -> tuple[int, int]:
+    """Family and model of an x86-64 processor from eax of CPUID's leaf 1."""
+    family, model = signature >> 8 & 15, signature >> 4 & 15
+    if family in (6, 15):
+        model |= (signature >> 16 & 15) << 4
+    return (family + (signature >> 20 & 255) if family == 15 else family), model
+
+
+def executable(found: frozenset[str], architecture: str) -> list[Level]:
+    """The levels that a processor can execute, the lowest first, each with the extras that it has."""
+    levels = [level for level in LEVELS.get(architecture, ()) if found.issuperset(level.features)]
+    return [replace(level, extras=tuple(e for e in level.extras if e in found)) for level in levels]

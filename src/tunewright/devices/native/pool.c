@@ -1,0 +1,479 @@
+/* The thread pool: runs a table of kernel steps on the calling thread and on workers.
+
+A run lives in a slot. A step's items are split into parts, one for each participant; a part is one word,
+
+    step << 32 | items that nobody has taken yet
+
+in a cache line of its own. A participant takes items from its own part first and then helps with the others. Taking is
+one compare-and-swap, and only who holds items reads anything of the caller's: a worker that is late, asleep or
+descheduled holds nothing, and nobody waits for it. Whoever reports the last items of a step begins the next one, and
+runs steps that are too short to share by itself.
+
+The table (64-bit words):  count of steps, participants at most, then for each step where its row begins; a row is
+    entry point, x, y, items, cost (ticks for 1024 items, the least that was seen; 0: unknown), arguments...
+*/
+
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned int u32;
+typedef void (*entry_t)(const u64* arguments, int begin, int end, int x, int y);
+
+extern int pthread_create(u64*, const void*, void* (*)(void*), void*);
+extern int pthread_sigmask(int, const u64*, u64*);
+extern int sigfillset(u64*);
+extern int sched_getcpu(void);
+extern int sched_setaffinity(int, u64, const void*);
+extern int prctl(int, ...);
+extern long syscall(long, ...);
+struct timespec { i64 seconds, nanoseconds; };
+extern int clock_gettime(int, struct timespec*);
+
+#define EXPORT __attribute__((visibility("default")))
+#define LINE __attribute__((aligned(64)))
+#define LOAD(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define PEEK(p) __atomic_load_n(p, __ATOMIC_RELAXED)
+#define STORE(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#define POKE(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
+#define ADD(p, v) __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
+
+#define SLOTS 64
+#define PARTS 64
+#define WORKERS 1024
+#define MASK_WORDS 128 /* of a set of processors, 64 in each */
+
+#if defined(__x86_64__)
+#define SYS_FUTEX 202
+#define SYS_GETTID 186
+#define RELAX() __builtin_ia32_pause()
+static inline u64 ticks(void) { return __builtin_ia32_rdtsc(); }
+typedef u32 float_mode;
+/* denormals are zero, rounding to nearest, nothing traps: whatever the caller's mode is, results are the same */
+static inline float_mode enter_mode(void) { u32 old = __builtin_ia32_stmxcsr(); __builtin_ia32_ldmxcsr(0x9fc0); return old; }
+static inline void leave_mode(float_mode old) { __builtin_ia32_ldmxcsr(old); }
+#elif defined(__aarch64__)
+#define SYS_FUTEX 98
+#define SYS_GETTID 178
+#define RELAX() __asm__ volatile("yield")
+static inline u64 ticks(void) { u64 t; __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t)); return t; }
+typedef u64 float_mode;
+static inline float_mode enter_mode(void) {
+  u64 old, flush = 1u << 24;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(old));
+  __asm__ volatile("msr fpcr, %0" : : "r"(flush));
+  return old;
+}
+static inline void leave_mode(float_mode old) { __asm__ volatile("msr fpcr, %0" : : "r"(old)); }
+#else
+#error "no thread pool for this processor"
+#endif
+
+/* ---- what there is ---------------------------------------------------------------------------------------------- */
+
+enum { FREE, CLAIMED, RUNNING, FINISHED };
+enum { HEAD = 2, ENTRY = 0, GRID_X, GRID_Y, ITEMS, COST, ARGUMENTS };
+
+struct slot {
+  LINE u64 part[PARTS][8];
+  LINE i64 done;     /* items of the step that are over */
+  LINE u32 epoch;    /* counts steps that were begun: who waits for one watches it */
+  u32 caller_sleeps; /* the caller waits for the epoch in the kernel */
+  LINE u32 state;
+  u32 wanted;        /* the step may have items for somebody who comes now */
+  int joined;        /* workers */
+  /* of the run; written by the caller before it begins */
+  LINE const u64* table;
+  u64* stamps;
+  int limit, cpu;
+  u32 cancelled;
+  /* of the step; written by who begins it, read by who holds items of it */
+  LINE u32 step;
+  u64* row;
+  int items, parts, least, most;
+};
+
+struct worker {
+  struct pool* pool;
+  int number, cpu;
+  long thread; /* as the system numbers it */
+  u64 mask[MASK_WORDS];
+};
+
+struct pool {
+  LINE u32 sequence; /* counts calls for workers: idle ones watch it */
+  LINE int sleepers;
+  int to_wake;
+  LINE int busy;     /* callers and workers that run steps */
+  LINE int used;     /* slots that were ever claimed */
+  int cores, workers, pinned;
+  u64 spin;          /* ticks that an idle worker looks for work before it sleeps */
+  u64 us;            /* ticks in a microsecond */
+  struct slot slots[SLOTS];
+  struct worker worker[WORKERS];
+};
+
+/* ---- sleeping and waking ---------------------------------------------------------------------------------------- */
+
+/* in the kernel until somebody wakes those with one of these bits, or the word is another one already */
+static void sleep_while(u32* at, u32 value, u32 bits) { syscall(SYS_FUTEX, at, 128 | 9, value, 0, 0, bits); }
+
+static u64 now_ns(void) {
+  struct timespec t;
+  clock_gettime(1, &t);
+  return (u64)t.seconds * 1000000000u + (u64)t.nanoseconds;
+}
+
+/* in the kernel until the word changes, for so many nanoseconds at most */
+static void sleep_until_change(u32* at, u32 value, u64 ns) {
+  struct timespec most = {(i64)(ns / 1000000000u), (i64)(ns % 1000000000u)};
+  syscall(SYS_FUTEX, at, 128 | 0, value, &most, 0, 0);
+}
+
+static u32 bit_of(int cpu) { return 1u << (cpu & 31); }
+
+/* Two at a time: those who wake up wake the next ones. A worker that is bound to the caller's core stays asleep. */
+static void wake_some(struct pool* p, int cpu) {
+  int left = PEEK(&p->to_wake);
+  while (left > 0) {
+    int few = left < 2 ? left : 2;
+    if (!__atomic_compare_exchange_n(&p->to_wake, &left, left - few, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
+    u32 bits = p->pinned && cpu >= 0 ? ~bit_of(cpu) : ~0u;
+    syscall(SYS_FUTEX, &p->sequence, 128 | 10, few, 0, 0, bits);
+    return;
+  }
+}
+
+static void call_workers(struct pool* p, int count, int cpu) {
+  ADD(&p->sequence, 1);
+  if (__atomic_load_n(&p->sleepers, __ATOMIC_SEQ_CST) <= 0) return;
+  STORE(&p->to_wake, count);
+  wake_some(p, cpu);
+}
+
+static void announce(struct slot* s) {
+  ADD(&s->epoch, 1);
+  if (__atomic_load_n(&s->caller_sleeps, __ATOMIC_SEQ_CST)) syscall(SYS_FUTEX, &s->epoch, 128 | 1, 1, 0, 0, 0);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------ */
+
+static inline int part_begin(const struct slot* s, int part) { return (int)((i64)s->items * part / s->parts); }
+
+static inline void learn(u64* row, u64 took, int items) {
+  u64 cost = took * 1024 / (u64)items, known = PEEK(&row[COST]);
+  if (!known || cost < known) POKE(&row[COST], cost ? cost : 1);
+}
+
+static void run_items(u64* row, int begin, int end) {
+  u64 before = ticks();
+  ((entry_t)row[ENTRY])(row + ARGUMENTS, begin, end, (int)row[GRID_X], (int)row[GRID_Y]);
+  learn(row, ticks() - before, end - begin);
+}
+
+static int within(u64 wanted, int least, int most) {
+  return wanted < (u64)least ? least : wanted > (u64)most ? most : (int)wanted;
+}
+
+/* How many items somebody takes at a time: half of what is left of a part, within 1 us and 100 us of work. Who is held
+   up with some delays the others by no more than that. */
+static void pace(const struct pool* p, struct slot* s, u64 cost) {
+  POKE(&s->least, within(p->us * 1024 / cost, 1, s->items));
+  POKE(&s->most, within(p->us * 100 * 1024 / cost, 1, s->items));
+}
+
+/* Offer a step to participants: each has a part of it, if it is worth 1.5 us at least. */
+static void publish(struct pool* p, struct slot* s, u64* row) {
+  int items = (int)row[ITEMS], parts = s->limit < items ? s->limit : items;
+  u64 cost = row[COST], all = cost * (u64)items / 1024;
+  if (cost && all < p->us * 3 / 2 * (u64)parts) parts = (int)(all / (p->us * 3 / 2)) + 1;
+  if (parts > PARTS) parts = PARTS;
+  s->row = row;
+  s->items = items;
+  s->parts = parts;
+  s->least = 1;
+  s->most = within((u64)(items / parts / 16), 1, items); /* a first taste, until the cost is known */
+  if (cost) pace(p, s, cost);
+  POKE(&s->done, 0);
+  POKE(&s->wanted, parts > 1);
+  for (int k = 0; k < parts; k++) STORE(&s->part[k][0], (u64)s->step << 32 | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
+  announce(s);
+  /* who fell asleep meanwhile is worth waking for a long step only */
+  if (parts > 1 && (!cost || all > p->us * 100) && PEEK(&s->joined) < parts - 1 && PEEK(&p->sleepers) > 0)
+    call_workers(p, parts - 1 - PEEK(&s->joined), s->cpu);
+}
+
+/* The step is over: begin the next one. Short steps run here. */
+static void advance(struct pool* p, struct slot* s) {
+  const u64* t = s->table;
+  for (;;) {
+    if (s->stamps) s->stamps[s->step] = ticks();
+    if (s->step == (u32)t[0] || PEEK(&s->cancelled)) break;
+    u64* row = (u64*)t + t[HEAD + s->step];
+    s->step++;
+    u64 all = row[COST] * row[ITEMS] / 1024;
+    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3)) {
+      run_items(row, 0, (int)row[ITEMS]);
+      continue;
+    }
+    publish(p, s, row);
+    return;
+  }
+  STORE(&s->state, FINISHED);
+  announce(s);
+}
+
+/* Take items until the step has none left. Answers whether there were any. */
+static int take(struct pool* p, struct slot* s, int me, u64 deadline) {
+  int mine = 0, parts = PEEK(&s->parts);
+  if (parts < 1 || parts > PARTS) parts = PARTS;
+  for (int k = 0, at = me % parts; k < parts; k++, at = at + 1 == parts ? 0 : at + 1) {
+    u64 word = LOAD(&s->part[at][0]);
+    for (;;) {
+      int left = (int)(u32)word;
+      if (!left) break;
+      int few = left / 2, least = PEEK(&s->least), most = PEEK(&s->most);
+      if (few > most) few = most;
+      if (few < least) few = least;
+      if (few < 1) few = 1;
+      if (left - few < few / 2 || few > left) few = left;
+      if (!__atomic_compare_exchange_n(&s->part[at][0], &word, word - (u32)few, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+      /* what the slot says of the step holds until these items are reported */
+      int begin = part_begin(s, at + 1) - left;
+      u64* row = s->row;
+      u64 known = PEEK(&row[COST]);
+      run_items(row, begin, begin + few);
+      if (!known) pace(p, s, PEEK(&row[COST]));
+      mine += few;
+      if (ticks() > deadline) goto report;
+      word = LOAD(&s->part[at][0]);
+    }
+  }
+  if (mine) POKE(&s->wanted, 0);
+report:
+  if (!mine) return 0;
+  i64 all = s->items; /* read before the report: behind it the step may be another one */
+  if (ADD(&s->done, mine) == all) advance(p, s);
+  return 1;
+}
+
+/* ---- workers ---------------------------------------------------------------------------------------------------- */
+
+static int may_join(struct pool* p, struct slot* s, const struct worker* w) {
+  if (LOAD(&s->state) != RUNNING || !PEEK(&s->wanted) || PEEK(&p->busy) >= p->cores) return 0;
+  if (p->pinned && w->cpu == PEEK(&s->cpu)) return 0;
+  return PEEK(&s->joined) < s->limit - 1;
+}
+
+static void help(struct pool* p, struct slot* s, const struct worker* w) {
+  int me = ADD(&s->joined, 1);
+  if (ADD(&p->busy, 1) <= p->cores && me < s->limit) {
+    for (;;) {
+      u32 epoch = LOAD(&s->epoch);
+      if (take(p, s, me, ~0ull)) continue;
+      if (LOAD(&s->state) != RUNNING || PEEK(&p->busy) > p->cores) break;
+      u64 begin = ticks();
+      while (LOAD(&s->epoch) == epoch && ticks() - begin < p->spin) RELAX();
+      if (LOAD(&s->epoch) == epoch) break;
+    }
+  }
+  ADD(&p->busy, -1);
+  ADD(&s->joined, -1);
+  (void)w;
+}
+
+static void* work(void* argument) {
+  struct worker* w = argument;
+  struct pool* p = w->pool;
+  char name[16] = "tunewright-000";
+  for (int n = w->number, at = 13; at > 10; at--, n /= 10) name[at] = (char)('0' + n % 10);
+  prctl(15, name, 0, 0, 0);
+  sched_setaffinity(0, sizeof w->mask, w->mask);
+  STORE(&w->thread, syscall(SYS_GETTID));
+  enter_mode();
+  for (;;) {
+    u32 sequence = LOAD(&p->sequence);
+    int helped = 0;
+    for (int k = 0, used = PEEK(&p->used); k < used; k++) {
+      if (may_join(p, &p->slots[k], w)) {
+        help(p, &p->slots[k], w);
+        helped = 1;
+      }
+    }
+    if (helped) continue;
+    u64 begin = ticks();
+    while (LOAD(&p->sequence) == sequence && ticks() - begin < p->spin) RELAX();
+    if (LOAD(&p->sequence) != sequence) continue;
+    ADD(&p->sleepers, 1);
+    sleep_while(&p->sequence, sequence, p->pinned && w->cpu >= 0 ? bit_of(w->cpu) : ~0u);
+    ADD(&p->sleepers, -1);
+    int cpu = -1;
+    for (int k = 0, used = PEEK(&p->used); k < used; k++) if (LOAD(&p->slots[k].state) == RUNNING) cpu = p->slots[k].cpu;
+    wake_some(p, cpu);
+  }
+  return 0;
+}
+
+/* ---- what Python calls ------------------------------------------------------------------------------------------ */
+
+/* Ticks in a microsecond. */
+static u64 calibrate(void) {
+#if defined(__aarch64__)
+  u64 per_second;
+  __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
+  return per_second < 1000000 ? 1 : per_second / 1000000;
+#else
+  u64 begin = now_ns(), first = ticks(), end;
+  while ((end = now_ns()) - begin < 200000) RELAX();
+  u64 found = (ticks() - first) * 1000 / (end - begin);
+  return found ? found : 1;
+#endif
+}
+
+EXPORT u64 pool_bytes(void) { return sizeof(struct pool); }
+EXPORT u64 pool_ticks(void) { return ticks(); }
+EXPORT u64 pool_us(const struct pool* p) { return p->us; }
+
+/* In zeroed memory that stays for ever. */
+EXPORT void pool_make(struct pool* p, int cores) {
+  p->cores = cores;
+  p->us = calibrate();
+}
+
+/* Microseconds that idle workers look for work. */
+EXPORT void pool_spin(struct pool* p, u64 us) { p->spin = us * p->us; }
+
+/* One more worker. `mask`: the processors that it may use; `cpu`: the one that it is bound to, or -1. */
+EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
+  if (p->workers >= WORKERS) return -1;
+  struct worker* w = &p->worker[p->workers];
+  w->pool = p;
+  w->number = p->workers;
+  w->cpu = cpu;
+  for (int k = 0; k < MASK_WORDS; k++) w->mask[k] = mask[k];
+  if (cpu >= 0) p->pinned = 1;
+  u64 all[16], old[16], id; /* signals are for the threads that Python knows */
+  sigfillset(all);
+  pthread_sigmask(2, all, old);
+  int failed = pthread_create(&id, 0, work, w);
+  pthread_sigmask(2, old, 0);
+  if (!failed) p->workers++;
+  return failed;
+}
+
+/* Where a worker that is there may run from now on. */
+EXPORT void pool_bind(struct pool* p, int number, const u64* mask, int cpu) {
+  struct worker* w = &p->worker[number];
+  if (number >= p->workers) return;
+  while (!LOAD(&w->thread)) RELAX(); /* it is about to start */
+  sched_setaffinity((int)w->thread, sizeof w->mask, mask);
+  POKE(&w->cpu, cpu);
+  POKE(&p->pinned, cpu >= 0);
+}
+
+static struct slot* claim(struct pool* p) {
+  for (int k = 0; k < SLOTS; k++) {
+    u32 expected = FREE;
+    if (PEEK(&p->slots[k].state) == FREE
+        && __atomic_compare_exchange_n(&p->slots[k].state, &expected, CLAIMED, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+      int used = PEEK(&p->used);
+      while (used <= k && !__atomic_compare_exchange_n(&p->used, &used, k + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
+      return &p->slots[k];
+    }
+  }
+  return 0;
+}
+
+/* Every step in order, by the calling thread alone. */
+static void run_alone(const u64* t, u64* stamps) {
+  for (u64 step = 0; step < t[0]; step++) {
+    if (stamps) stamps[step] = ticks();
+    u64* row = (u64*)t + t[HEAD + step];
+    run_items(row, 0, (int)row[ITEMS]);
+  }
+  if (stamps) stamps[t[0]] = ticks();
+}
+
+/* Is anything of a run worth a worker? Where costs are unknown, it is. */
+static int is_worth_waking(const struct pool* p, const u64* t) {
+  u64 all = 0;
+  for (u64 step = 0; step < t[0]; step++) {
+    const u64* row = t + t[HEAD + step];
+    if (row[ITEMS] < 2) continue;
+    if (!row[COST]) return 1;
+    u64 cost = row[COST] * row[ITEMS] / 1024;
+    if (cost >= p->us * 3) all += cost;
+  }
+  return all > p->us * 60;
+}
+
+/* What a caller holds of a run that is not over. */
+struct run {
+  u64* table;
+  u64* stamps; /* or null: when each step began, and the last one ended */
+  u64 slice;   /* microseconds after which it comes back in between */
+  struct slot* slot;
+};
+
+/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`. */
+EXPORT int pool_run(struct pool* p, struct run* r) {
+  float_mode old = enter_mode();
+  struct slot* s = r->slot;
+  u64 deadline = ticks() + r->slice * p->us;
+  int over = 1;
+  ADD(&p->busy, 1);
+  if (!s && !(s = claim(p))) {
+    run_alone(r->table, r->stamps);
+    goto leave;
+  }
+  if (!r->slot) {
+    r->slot = s;
+    s->table = r->table;
+    s->stamps = r->stamps;
+    s->limit = r->table[1] < 1 ? 1 : (int)r->table[1];
+    s->cpu = p->pinned ? sched_getcpu() : -1;
+    s->cancelled = 0;
+    s->step = 0;
+    POKE(&s->wanted, 0);
+    STORE(&s->state, RUNNING);
+    if (s->limit > 1 && p->workers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table))
+      call_workers(p, s->limit - 1 < p->workers ? s->limit - 1 : p->workers, s->cpu);
+    advance(p, s);
+  }
+  for (;;) {
+    u32 epoch = LOAD(&s->epoch);
+    if (LOAD(&s->state) == FINISHED) break;
+    u64 begin = ticks();
+    if (begin > deadline) {
+      over = 0;
+      goto leave;
+    }
+    if (take(p, s, 0, deadline)) continue;
+    /* others hold what is left, for 100 us at most unless they are held up */
+    while (LOAD(&s->epoch) == epoch && ticks() - begin < p->us * 150) RELAX();
+    if (LOAD(&s->epoch) != epoch) continue;
+    __atomic_store_n(&s->caller_sleeps, 1, __ATOMIC_SEQ_CST);
+    sleep_until_change(&s->epoch, epoch, 5000000);
+    STORE(&s->caller_sleeps, 0);
+  }
+  r->slot = 0;
+  STORE(&s->state, FREE);
+leave:
+  ADD(&p->busy, -1);
+  leave_mode(old);
+  return !over;
+}
+
+/* Give up a run that is not over: what is left of it is not begun. */
+EXPORT void pool_cancel(struct pool* p, struct run* r) {
+  struct slot* s = r->slot;
+  if (!s) return;
+  STORE(&s->cancelled, 1);
+  while (LOAD(&s->state) != FINISHED) {
+    i64 dropped = 0;
+    for (int k = 0; k < PARTS; k++) dropped += (i64)(u32)__atomic_exchange_n(&s->part[k][0], 0, __ATOMIC_ACQ_REL);
+    i64 all = s->items; /* as in `take`: it holds while they are not reported */
+    if (dropped && ADD(&s->done, dropped) == all) advance(p, s);
+    RELAX();
+  }
+  r->slot = 0;
+  STORE(&s->state, FREE);
+}

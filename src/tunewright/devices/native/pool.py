@@ -1,0 +1,117 @@
+"""The thread pool of this process: workers in C (`pool.c`), started when the first run could use them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..base import address
+from . import cores
+from .objects import Loaded
+
+#: microseconds that idle workers look for work before they sleep: what it costs to wake them. Under a quota of the
+#: container's time looking is work, too.
+SPIN, SPIN_IN_QUOTA = 50, 2
+#: microseconds after which a run comes back to Python in between, so that Ctrl-C is noticed
+SLICE = 50_000
+#: 64-bit words before the rows of a table, and before a row's arguments
+HEAD, ROW = 2, 5
+_MASK_WORDS = 128
+
+
+class _Run(ctypes.Structure):
+    _fields_ = [
+        ("table", ctypes.c_void_p), ("stamps", ctypes.c_void_p), ("slice", ctypes.c_uint64), ("slot", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Pool:
+    """Threads that share the cores of the process among all runs."""
+
+    def __init__(self, loaded: Loaded, mode: str = "YES") -> None:
+        self._loaded, self._mode, self._lock = loaded, mode, threading.Lock()
+        self.cores = cores.count()
+        library = loaded.library
+        library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
+        self.ticks: Callable[[], int] = library.pool_ticks
+        self._make()
+        os.register_at_fork(after_in_child=self._make)
+
+    def _make(self) -> None:
+        """Without workers yet. A fork has none of its parent's, so it begins anew, in memory of its own."""
+        library = self._loaded.library
+        # Never freed: workers may look at it for as long as the process lives.
+        self._memory = mmap.mmap(-1, library.pool_bytes())
+        self._at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
+        self._lock = threading.Lock()
+        self._started = False
+        library.pool_make(self._at, self.cores)
+        self.ticks_per_us: int = library.pool_us(self._at)
+
+    def start(self) -> None:
+        """Make sure that there are workers."""
+        if self._started or self.cores < 2:
+            return
+        with self._lock:
+            if self._started:
+                return
+            library, share = self._loaded.library, cores.quota()
+            spin = SPIN if share is None else SPIN_IN_QUOTA
+            library.pool_spin(self._at, ctypes.c_uint64(spin))
+            # One for each core: where they are bound, the one on the caller's core stays out of its runs.
+            for core, usable in cores.places(self._mode, self.cores):
+                library.pool_add(self._at, _mask(usable), ctypes.c_int(core))
+            self._started = True
+
+    def bind(self, mode: str) -> None:
+        """Have workers run elsewhere from now on: on a core each (YES), near a node's memory (NUMA), anywhere (NO)."""
+        with self._lock:
+            if mode == self._mode:
+                return
+            self._mode = mode
+            for worker, (core, usable) in enumerate(cores.places(mode, self.cores) if self._started else ()):
+                self._loaded.library.pool_bind(self._at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
+
+    def runner(self, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None = None) -> Runner:
+        """What runs a table; both arrays must live as long as it does."""
+        if table[1] > 1:
+            self.start()
+        return Runner(self, table, stamps)
+
+
+class Runner:
+    """Runs one table in the calling thread, with help. It is not shared between threads."""
+
+    __slots__ = ("_again", "_cancel", "_kept", "_run")
+
+    def __init__(self, pool: Pool, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None) -> None:
+        library = pool._loaded.library
+        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE, None)
+        self._kept = (pool, table, stamps)
+        arguments = (pool._at, ctypes.byref(self._run))
+        #: both leave Python's lock to others
+        self._again: Callable[[], int] = partial(library.pool_run, *arguments)
+        self._cancel: Callable[[], None] = partial(library.pool_cancel, *arguments)
+
+    def __call__(self) -> None:
+        try:
+            while self._again():
+                pass
+        except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
+            self._cancel()
+            raise
+
+
+def _mask(usable: frozenset[int]) -> Any:
+    words = (ctypes.c_uint64 * _MASK_WORDS)()
+    for core in usable:
+        if core < 64 * _MASK_WORDS:
+            words[core // 64] |= 1 << core % 64
+    return words

@@ -1,6 +1,5 @@
 """The kernel cache: what it keeps, whom it trusts, how large it gets, and the programs of a device that use it."""
 
-import copy
 import errno
 import itertools
 import logging
@@ -12,7 +11,9 @@ import sys
 import numpy as np
 import pytest
 
+import fresh_device
 import opencl_runtime
+from fresh_device import fresh
 from tunewright.devices import kernel_cache, opencl_programs
 from tunewright.devices.kernel_cache import KernelCache, is_inside, pack, unpack
 from tunewright.devices.native import programs as native_programs
@@ -346,21 +347,9 @@ def test_a_build_uses_the_environments_unless_told(cache, monkeypatch):
 # The programs of a device
 
 
-@pytest.fixture(params=["CPU", pytest.param(opencl_runtime.NAME, marks=opencl_runtime.needs_opencl, id="OpenCL")])
+@pytest.fixture(params=fresh_device.NAMES)
 def name(request):
-    if open_device(request.param).family == "host":
-        pytest.skip("needs a CPU device with kernels")
     return request.param
-
-
-def fresh(name):
-    """The device as another process would find it: nothing is in memory."""
-    if name == opencl_runtime.NAME:
-        return opencl_runtime.device()
-    made = copy.copy(open_device(name))
-    old = made._programs
-    made._programs = native_programs.Programs(old._flags, old._compiler, old._title)
-    return made
 
 
 def source(device, k):

@@ -209,6 +209,7 @@ static void advance(struct pool* p, struct slot* s) {
     if (s->step == (u32)t[0] || PEEK(&s->cancelled)) break;
     u64* row = (u64*)t + t[HEAD + s->step];
     s->step++;
+    if (!row[ITEMS]) continue;
     u64 all = row[COST] * row[ITEMS] / 1024;
     if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3)) {
       run_items(row, 0, (int)row[ITEMS]);
@@ -387,7 +388,7 @@ static void run_alone(const u64* t, u64* stamps) {
   for (u64 step = 0; step < t[0]; step++) {
     if (stamps) stamps[step] = ticks();
     u64* row = (u64*)t + t[HEAD + step];
-    run_items(row, 0, (int)row[ITEMS]);
+    if (row[ITEMS]) run_items(row, 0, (int)row[ITEMS]);
   }
   if (stamps) stamps[t[0]] = ticks();
 }

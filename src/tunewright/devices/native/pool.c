@@ -442,12 +442,13 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
   for (;;) {
     u32 epoch = LOAD(&s->epoch);
     if (LOAD(&s->state) == FINISHED) break;
+    int took = take(p, s, 0, deadline);
     u64 begin = ticks();
-    if (begin > deadline) {
+    if (begin > deadline && LOAD(&s->state) != FINISHED) { /* behind `take`: each call does something */
       over = 0;
       goto leave;
     }
-    if (take(p, s, 0, deadline)) continue;
+    if (took) continue;
     /* others hold what is left, for 100 us at most unless they are held up */
     while (LOAD(&s->epoch) == epoch && ticks() - begin < p->us * 150) RELAX();
     if (LOAD(&s->epoch) != epoch) continue;

@@ -2,7 +2,7 @@
 
 A run lives in a slot. A step's items are split into parts, one for each participant; a part is one word,
 
-    step << 32 | items that nobody has taken yet
+    number of the run << 32 | items that nobody has taken yet
 
 in a cache line of its own. A participant takes items from its own part first and then helps with the others. Taking is
 one compare-and-swap, and only who holds items reads anything of the caller's: a worker that is late, asleep or
@@ -81,6 +81,7 @@ struct slot {
   u32 wanted;        /* the step may have items for somebody who comes now */
   int joined;        /* workers */
   /* of the run; written by the caller before it begins */
+  u32 run;           /* its number: who joined another one finds nothing to take */
   LINE const u64* table;
   u64* stamps;
   int limit, cpu;
@@ -194,7 +195,8 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   if (cost) pace(p, s, cost);
   POKE(&s->done, 0);
   POKE(&s->wanted, parts > 1);
-  for (int k = 0; k < parts; k++) STORE(&s->part[k][0], (u64)s->step << 32 | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
+  u64 run = (u64)PEEK(&s->run) << 32;
+  for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
   /* who fell asleep meanwhile is worth waking for a long step only */
   if (parts > 1 && (!cost || all > p->us * 100) && PEEK(&s->joined) < parts - 1 && PEEK(&p->sleepers) > 0)
@@ -223,14 +225,14 @@ static void advance(struct pool* p, struct slot* s) {
 }
 
 /* Take items until the step has none left. Answers whether there were any. */
-static int take(struct pool* p, struct slot* s, int me, u64 deadline) {
+static int take(struct pool* p, struct slot* s, u32 run, int me, u64 deadline) {
   int mine = 0, parts = PEEK(&s->parts);
   if (parts < 1 || parts > PARTS) parts = PARTS;
   for (int k = 0, at = me % parts; k < parts; k++, at = at + 1 == parts ? 0 : at + 1) {
     u64 word = LOAD(&s->part[at][0]);
     for (;;) {
       int left = (int)(u32)word;
-      if (!left) break;
+      if (!left || (u32)(word >> 32) != run) break;
       int few = left / 2, least = PEEK(&s->least), most = PEEK(&s->most);
       if (few > most) few = most;
       if (few < least) few = least;
@@ -261,16 +263,18 @@ report:
 static int may_join(struct pool* p, struct slot* s, const struct worker* w) {
   if (LOAD(&s->state) != RUNNING || !PEEK(&s->wanted) || PEEK(&p->busy) >= p->cores) return 0;
   if (p->pinned && w->cpu == PEEK(&s->cpu)) return 0;
-  return PEEK(&s->joined) < s->limit - 1;
+  return PEEK(&s->joined) < PEEK(&s->limit) - 1;
 }
 
+/* One run: the next one in the slot may have fewer participants. */
 static void help(struct pool* p, struct slot* s, const struct worker* w) {
+  u32 run = LOAD(&s->run); /* the limit is of this one or of a later one, of which nothing is taken */
   int me = ADD(&s->joined, 1);
-  if (ADD(&p->busy, 1) <= p->cores && me < s->limit) {
+  if (ADD(&p->busy, 1) <= p->cores && me < PEEK(&s->limit)) {
     for (;;) {
       u32 epoch = LOAD(&s->epoch);
-      if (take(p, s, me, ~0ull)) continue;
-      if (LOAD(&s->state) != RUNNING || PEEK(&p->busy) > p->cores) break;
+      if (take(p, s, run, me, ~0ull)) continue;
+      if (LOAD(&s->state) != RUNNING || PEEK(&s->run) != run || PEEK(&p->busy) > p->cores) break;
       u64 begin = ticks();
       while (LOAD(&s->epoch) == epoch && ticks() - begin < p->spin) RELAX();
       if (LOAD(&s->epoch) == epoch) break;
@@ -429,11 +433,12 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
     r->slot = s;
     s->table = r->table;
     s->stamps = r->stamps;
-    s->limit = r->table[1] < 1 ? 1 : (int)r->table[1];
+    POKE(&s->limit, r->table[1] < 1 ? 1 : (int)r->table[1]);
     s->cpu = p->pinned ? sched_getcpu() : -1;
     s->cancelled = 0;
     s->step = 0;
     POKE(&s->wanted, 0);
+    STORE(&s->run, PEEK(&s->run) + 1);
     STORE(&s->state, RUNNING);
     if (s->limit > 1 && p->workers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table))
       call_workers(p, s->limit - 1 < p->workers ? s->limit - 1 : p->workers, s->cpu);
@@ -442,7 +447,7 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
   for (;;) {
     u32 epoch = LOAD(&s->epoch);
     if (LOAD(&s->state) == FINISHED) break;
-    int took = take(p, s, 0, deadline);
+    int took = take(p, s, PEEK(&s->run), 0, deadline);
     u64 begin = ticks();
     if (begin > deadline && LOAD(&s->state) != FINISHED) { /* behind `take`: each call does something */
       over = 0;

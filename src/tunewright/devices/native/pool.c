@@ -164,10 +164,13 @@ static inline void learn(u64* row, u64 took, int items) {
   if (!known || cost < known) POKE(&row[COST], cost ? cost : 1);
 }
 
-static void run_items(u64* row, int begin, int end) {
+/* Answers when it ended. */
+static u64 run_items(u64* row, int begin, int end) {
   u64 before = ticks();
   ((entry_t)row[ENTRY])(row + ARGUMENTS, begin, end, (int)row[GRID_X], (int)row[GRID_Y]);
-  learn(row, ticks() - before, end - begin);
+  u64 after = ticks();
+  learn(row, after - before, end - begin);
+  return after;
 }
 
 static int within(u64 wanted, int least, int most) {
@@ -203,9 +206,10 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
     call_workers(p, parts - 1 - PEEK(&s->joined), s->cpu);
 }
 
-/* The step is over: begin the next one. Short steps run here. */
-static void advance(struct pool* p, struct slot* s) {
+/* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */
+static void advance(struct pool* p, struct slot* s, u64 deadline) {
   const u64* t = s->table;
+  u64 now = 0;
   for (;;) {
     if (s->stamps) s->stamps[s->step] = ticks();
     if (s->step == (u32)t[0] || PEEK(&s->cancelled)) break;
@@ -213,8 +217,8 @@ static void advance(struct pool* p, struct slot* s) {
     s->step++;
     if (!row[ITEMS]) continue;
     u64 all = row[COST] * row[ITEMS] / 1024;
-    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3)) {
-      run_items(row, 0, (int)row[ITEMS]);
+    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3) && now <= deadline) {
+      now = run_items(row, 0, (int)row[ITEMS]);
       continue;
     }
     publish(p, s, row);
@@ -254,7 +258,7 @@ static int take(struct pool* p, struct slot* s, u32 run, int me, u64 deadline) {
 report:
   if (!mine) return 0;
   i64 all = s->items; /* read before the report: behind it the step may be another one */
-  if (ADD(&s->done, mine) == all) advance(p, s);
+  if (ADD(&s->done, mine) == all) advance(p, s, deadline);
   return 1;
 }
 
@@ -442,7 +446,7 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
     STORE(&s->state, RUNNING);
     if (s->limit > 1 && p->workers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table))
       call_workers(p, s->limit - 1 < p->workers ? s->limit - 1 : p->workers, s->cpu);
-    advance(p, s);
+    advance(p, s, deadline);
   }
   for (;;) {
     u32 epoch = LOAD(&s->epoch);
@@ -478,7 +482,7 @@ EXPORT void pool_cancel(struct pool* p, struct run* r) {
     i64 dropped = 0;
     for (int k = 0; k < PARTS; k++) dropped += (i64)(u32)__atomic_exchange_n(&s->part[k][0], 0, __ATOMIC_ACQ_REL);
     i64 all = s->items; /* as in `take`: it holds while they are not reported */
-    if (dropped && ADD(&s->done, dropped) == all) advance(p, s);
+    if (dropped && ADD(&s->done, dropped) == all) advance(p, s, 0);
     RELAX();
   }
   r->slot = 0;

@@ -391,16 +391,6 @@ static struct slot* claim(struct pool* p) {
   return 0;
 }
 
-/* Every step in order, by the calling thread alone. */
-static void run_alone(const u64* t, u64* stamps) {
-  for (u64 step = 0; step < t[0]; step++) {
-    if (stamps) stamps[step] = ticks();
-    u64* row = (u64*)t + t[HEAD + step];
-    if (row[ITEMS]) run_items(row, 0, (int)row[ITEMS]);
-  }
-  if (stamps) stamps[t[0]] = ticks();
-}
-
 /* Is anything of a run worth a worker? Where costs are unknown, it is. */
 static int is_worth_waking(const struct pool* p, const u64* t) {
   u64 all = 0;
@@ -420,7 +410,27 @@ struct run {
   u64* stamps; /* or null: when each step began, and the last one ended */
   u64 slice;   /* microseconds after which it comes back in between */
   struct slot* slot;
+  u64 step, item; /* without a slot: where to go on */
 };
+
+/* Every step in order, by the calling thread alone: all slots are taken. Answers whether it is over. */
+static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
+  const u64* t = r->table;
+  for (; r->step < t[0]; r->step++, r->item = 0) {
+    if (r->stamps && !r->item) r->stamps[r->step] = ticks();
+    u64* row = (u64*)t + t[HEAD + r->step];
+    while (r->item < row[ITEMS]) {
+      u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
+      int few = within(cost ? p->us * 1024 * 1024 / cost : row[ITEMS] / 16, 1, (int)left);
+      u64 now = run_items(row, (int)r->item, (int)r->item + few);
+      r->item += (u64)few;
+      if (now > deadline) return 0;
+    }
+  }
+  if (r->stamps) r->stamps[t[0]] = ticks();
+  r->step = 0;
+  return 1;
+}
 
 /* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`. */
 EXPORT int pool_run(struct pool* p, struct run* r) {
@@ -429,8 +439,8 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
   u64 deadline = ticks() + r->slice * p->us;
   int over = 1;
   ADD(&p->busy, 1);
-  if (!s && !(s = claim(p))) {
-    run_alone(r->table, r->stamps);
+  if (!s && (r->step || r->item || !(s = claim(p)))) {
+    over = run_alone(p, r, deadline);
     goto leave;
   }
   if (!r->slot) {
@@ -476,6 +486,7 @@ leave:
 /* Give up a run that is not over: what is left of it is not begun. */
 EXPORT void pool_cancel(struct pool* p, struct run* r) {
   struct slot* s = r->slot;
+  r->step = r->item = 0;
   if (!s) return;
   STORE(&s->cancelled, 1);
   while (LOAD(&s->state) != FINISHED) {

@@ -29,6 +29,7 @@ _MASK_WORDS = 128
 class _Run(ctypes.Structure):
     _fields_ = [
         ("table", ctypes.c_void_p), ("stamps", ctypes.c_void_p), ("slice", ctypes.c_uint64), ("slot", ctypes.c_void_p),
+        ("step", ctypes.c_uint64), ("item", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -93,7 +94,7 @@ class Runner:
 
     def __init__(self, pool: Pool, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None) -> None:
         library = pool._loaded.library
-        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE, None)
+        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE)
         self._kept = (pool, table, stamps)
         arguments = (pool._at, ctypes.byref(self._run))
         #: both leave Python's lock to others

@@ -108,6 +108,7 @@ struct pool {
   int cores, workers, pinned;
   u64 spin;          /* ticks that an idle worker looks for work before it sleeps */
   u64 us;            /* ticks in a microsecond */
+  u64 generation;    /* forks between the process that made it and this one */
   struct slot slots[SLOTS];
   struct worker worker[WORKERS];
 };
@@ -347,6 +348,21 @@ EXPORT void pool_make(struct pool* p, int cores) {
   p->us = calibrate();
 }
 
+/* In a forked child, before anything else runs: there are no workers, and nobody runs anything. What `pool_run` was given
+   in the parent stays good. */
+EXPORT void pool_forked(struct pool* p) {
+  for (int k = 0; k < p->used; k++) {
+    struct slot* s = &p->slots[k];
+    for (int part = 0; part < PARTS; part++) s->part[part][0] = 0;
+    s->caller_sleeps = s->wanted = 0;
+    s->joined = 0;
+    s->state = FREE;
+  }
+  for (int k = 0; k < p->workers; k++) p->worker[k].thread = 0;
+  p->workers = p->sleepers = p->to_wake = p->busy = p->pinned = 0;
+  p->generation++;
+}
+
 /* Microseconds that idle workers look for work. */
 EXPORT void pool_spin(struct pool* p, u64 us) { p->spin = us * p->us; }
 
@@ -411,7 +427,17 @@ struct run {
   u64 slice;   /* microseconds after which it comes back in between */
   struct slot* slot;
   u64 step, item; /* without a slot: where to go on */
+  u64 generation; /* of the pool, when it began */
 };
+
+/* In a forked child a run that the parent had begun begins anew: whoever held items of it is not here. */
+static int is_parents(const struct pool* p, struct run* r) {
+  if (r->generation == p->generation) return 0;
+  r->generation = p->generation;
+  r->slot = 0;
+  r->step = r->item = 0;
+  return 1;
+}
 
 /* Every step in order, by the calling thread alone: all slots are taken. Answers whether it is over. */
 static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
@@ -432,8 +458,10 @@ static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
   return 1;
 }
 
-/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`. */
+/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`; 2: the process was
+   forked since the last call, so that there may be no workers: call again. */
 EXPORT int pool_run(struct pool* p, struct run* r) {
+  if (is_parents(p, r)) return 2;
   float_mode old = enter_mode();
   struct slot* s = r->slot;
   u64 deadline = ticks() + r->slice * p->us;
@@ -485,6 +513,7 @@ leave:
 
 /* Give up a run that is not over: what is left of it is not begun. */
 EXPORT void pool_cancel(struct pool* p, struct run* r) {
+  is_parents(p, r);
   struct slot* s = r->slot;
   r->step = r->item = 0;
   if (!s) return;

@@ -138,7 +138,7 @@ static void wake_some(struct pool* p, int cpu) {
   while (left > 0) {
     int few = left < 2 ? left : 2;
     if (!__atomic_compare_exchange_n(&p->to_wake, &left, left - few, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
-    u32 bits = p->pinned && cpu >= 0 ? ~bit_of(cpu) : ~0u;
+    u32 bits = PEEK(&p->pinned) && cpu >= 0 ? ~bit_of(cpu) : ~0u;
     syscall(SYS_FUTEX, &p->sequence, 128 | 10, few, 0, 0, bits);
     return;
   }
@@ -188,23 +188,24 @@ static void pace(const struct pool* p, struct slot* s, u64 cost) {
 /* Offer a step to participants: each has a part of it, if it is worth 1.5 us at least. */
 static void publish(struct pool* p, struct slot* s, u64* row) {
   int items = (int)row[ITEMS], parts = s->limit < items ? s->limit : items;
-  u64 cost = row[COST], all = cost * (u64)items / 1024;
+  u64 cost = PEEK(&row[COST]), all = cost * (u64)items / 1024;
   if (cost && all < p->us * 3 / 2 * (u64)parts) parts = (int)(all / (p->us * 3 / 2)) + 1;
   if (parts > PARTS) parts = PARTS;
   s->row = row;
   s->items = items;
-  s->parts = parts;
-  s->least = 1;
-  s->most = within((u64)(items / parts / 16), 1, items); /* a first taste, until the cost is known */
+  POKE(&s->parts, parts);
+  POKE(&s->least, 1);
+  POKE(&s->most, within((u64)(items / parts / 16), 1, items)); /* a first taste, until the cost is known */
   if (cost) pace(p, s, cost);
   POKE(&s->done, 0);
   POKE(&s->wanted, parts > 1);
   u64 run = (u64)PEEK(&s->run) << 32;
+  int cpu = PEEK(&s->cpu), joined = PEEK(&s->joined); /* behind the last part the slot may be another run's */
   for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
   /* who fell asleep meanwhile is worth waking for a long step only */
-  if (parts > 1 && (!cost || all > p->us * 100) && PEEK(&s->joined) < parts - 1 && PEEK(&p->sleepers) > 0)
-    call_workers(p, parts - 1 - PEEK(&s->joined), s->cpu);
+  if (parts > 1 && (!cost || all > p->us * 100) && joined < parts - 1 && PEEK(&p->sleepers) > 0)
+    call_workers(p, parts - 1 - joined, cpu);
 }
 
 /* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */
@@ -217,7 +218,7 @@ static void advance(struct pool* p, struct slot* s, u64 deadline) {
     u64* row = (u64*)t + t[HEAD + s->step];
     s->step++;
     if (!row[ITEMS]) continue;
-    u64 all = row[COST] * row[ITEMS] / 1024;
+    u64 all = PEEK(&row[COST]) * row[ITEMS] / 1024;
     if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3) && now <= deadline) {
       now = run_items(row, 0, (int)row[ITEMS]);
       continue;
@@ -267,7 +268,7 @@ report:
 
 static int may_join(struct pool* p, struct slot* s, const struct worker* w) {
   if (LOAD(&s->state) != RUNNING || !PEEK(&s->wanted) || PEEK(&p->busy) >= p->cores) return 0;
-  if (p->pinned && w->cpu == PEEK(&s->cpu)) return 0;
+  if (PEEK(&p->pinned) && PEEK(&w->cpu) == PEEK(&s->cpu)) return 0;
   return PEEK(&s->joined) < PEEK(&s->limit) - 1;
 }
 
@@ -281,7 +282,7 @@ static void help(struct pool* p, struct slot* s, const struct worker* w) {
       if (take(p, s, run, me, ~0ull)) continue;
       if (LOAD(&s->state) != RUNNING || PEEK(&s->run) != run || PEEK(&p->busy) > p->cores) break;
       u64 begin = ticks();
-      while (LOAD(&s->epoch) == epoch && ticks() - begin < p->spin) RELAX();
+      while (LOAD(&s->epoch) == epoch && ticks() - begin < PEEK(&p->spin)) RELAX();
       if (LOAD(&s->epoch) == epoch) break;
     }
   }
@@ -310,13 +311,14 @@ static void* work(void* argument) {
     }
     if (helped) continue;
     u64 begin = ticks();
-    while (LOAD(&p->sequence) == sequence && ticks() - begin < p->spin) RELAX();
+    while (LOAD(&p->sequence) == sequence && ticks() - begin < PEEK(&p->spin)) RELAX();
     if (LOAD(&p->sequence) != sequence) continue;
     ADD(&p->sleepers, 1);
-    sleep_while(&p->sequence, sequence, p->pinned && w->cpu >= 0 ? bit_of(w->cpu) : ~0u);
+    int mine = PEEK(&p->pinned) ? PEEK(&w->cpu) : -1;
+    sleep_while(&p->sequence, sequence, mine >= 0 ? bit_of(mine) : ~0u);
     ADD(&p->sleepers, -1);
     int cpu = -1;
-    for (int k = 0, used = PEEK(&p->used); k < used; k++) if (LOAD(&p->slots[k].state) == RUNNING) cpu = p->slots[k].cpu;
+    for (int k = 0, used = PEEK(&p->used); k < used; k++) if (LOAD(&p->slots[k].state) == RUNNING) cpu = PEEK(&p->slots[k].cpu);
     wake_some(p, cpu);
   }
   return 0;
@@ -364,7 +366,7 @@ EXPORT void pool_forked(struct pool* p) {
 }
 
 /* Microseconds that idle workers look for work. */
-EXPORT void pool_spin(struct pool* p, u64 us) { p->spin = us * p->us; }
+EXPORT void pool_spin(struct pool* p, u64 us) { POKE(&p->spin, us * p->us); }
 
 /* One more worker. `mask`: the processors that it may use; `cpu`: the one that it is bound to, or -1. */
 EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
@@ -374,13 +376,13 @@ EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
   w->number = p->workers;
   w->cpu = cpu;
   for (int k = 0; k < MASK_WORDS; k++) w->mask[k] = mask[k];
-  if (cpu >= 0) p->pinned = 1;
+  if (cpu >= 0) POKE(&p->pinned, 1);
   u64 all[16], old[16], id; /* signals are for the threads that Python knows */
   sigfillset(all);
   pthread_sigmask(2, all, old);
   int failed = pthread_create(&id, 0, work, w);
   pthread_sigmask(2, old, 0);
-  if (!failed) p->workers++;
+  if (!failed) POKE(&p->workers, p->workers + 1);
   return failed;
 }
 
@@ -413,9 +415,9 @@ static int is_worth_waking(const struct pool* p, const u64* t) {
   for (u64 step = 0; step < t[0]; step++) {
     const u64* row = t + t[HEAD + step];
     if (row[ITEMS] < 2) continue;
-    if (!row[COST]) return 1;
-    u64 cost = row[COST] * row[ITEMS] / 1024;
-    if (cost >= p->us * 3) all += cost;
+    u64 cost = PEEK(&row[COST]);
+    if (!cost) return 1;
+    if (cost * row[ITEMS] / 1024 >= p->us * 3) all += cost * row[ITEMS] / 1024;
   }
   return all > p->us * 60;
 }
@@ -476,14 +478,14 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
     s->table = r->table;
     s->stamps = r->stamps;
     POKE(&s->limit, r->table[1] < 1 ? 1 : (int)r->table[1]);
-    s->cpu = p->pinned ? sched_getcpu() : -1;
-    s->cancelled = 0;
+    POKE(&s->cpu, PEEK(&p->pinned) ? sched_getcpu() : -1);
+    POKE(&s->cancelled, 0);
     s->step = 0;
     POKE(&s->wanted, 0);
     STORE(&s->run, PEEK(&s->run) + 1);
     STORE(&s->state, RUNNING);
-    if (s->limit > 1 && p->workers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table))
-      call_workers(p, s->limit - 1 < p->workers ? s->limit - 1 : p->workers, s->cpu);
+    int helpers = within((u64)s->limit - 1, 0, PEEK(&p->workers));
+    if (helpers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table)) call_workers(p, helpers, s->cpu);
     advance(p, s, deadline);
   }
   for (;;) {
@@ -521,7 +523,7 @@ EXPORT void pool_cancel(struct pool* p, struct run* r) {
   while (LOAD(&s->state) != FINISHED) {
     i64 dropped = 0;
     for (int k = 0; k < PARTS; k++) dropped += (i64)(u32)__atomic_exchange_n(&s->part[k][0], 0, __ATOMIC_ACQ_REL);
-    i64 all = s->items; /* as in `take`: it holds while they are not reported */
+    i64 all = dropped ? s->items : 0; /* as in `take`: it holds while they are not reported */
     if (dropped && ADD(&s->done, dropped) == all) advance(p, s, 0);
     RELAX();
   }

@@ -118,12 +118,6 @@ struct pool {
 /* in the kernel until somebody wakes those with one of these bits, or the word is another one already */
 static void sleep_while(u32* at, u32 value, u32 bits) { syscall(SYS_FUTEX, at, 128 | 9, value, 0, 0, bits); }
 
-static u64 now_ns(void) {
-  struct timespec t;
-  clock_gettime(1, &t);
-  return (u64)t.seconds * 1000000000u + (u64)t.nanoseconds;
-}
-
 /* in the kernel until the word changes, for so many nanoseconds at most */
 static void sleep_until_change(u32* at, u32 value, u64 ns) {
   struct timespec most = {(i64)(ns / 1000000000u), (i64)(ns % 1000000000u)};
@@ -326,6 +320,29 @@ static void* work(void* argument) {
 
 /* ---- what Python calls ------------------------------------------------------------------------------------------ */
 
+#if !defined(__aarch64__)
+static u64 now_ns(void) {
+  struct timespec t;
+  clock_gettime(1, &t);
+  return (u64)t.seconds * 1000000000u + (u64)t.nanoseconds;
+}
+
+/* The system's clock, and the processor's at the same time: the closest of some readings, since this thread may be
+   descheduled between the two. */
+static u64 both_clocks(u64* at) {
+  u64 found = 0, closest = ~0ull;
+  for (int k = 0; k < 5; k++) {
+    u64 before = ticks(), ns = now_ns(), after = ticks();
+    if (after - before < closest) {
+      closest = after - before;
+      *at = before + closest / 2;
+      found = ns;
+    }
+  }
+  return found;
+}
+#endif
+
 /* Ticks in a microsecond. */
 static u64 calibrate(void) {
 #if defined(__aarch64__)
@@ -333,9 +350,9 @@ static u64 calibrate(void) {
   __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
   return per_second < 1000000 ? 1 : per_second / 1000000;
 #else
-  u64 begin = now_ns(), first = ticks(), end;
-  while ((end = now_ns()) - begin < 200000) RELAX();
-  u64 found = (ticks() - first) * 1000 / (end - begin);
+  u64 first, last, begin = both_clocks(&first), end = begin;
+  while (end - begin < 200000) end = both_clocks(&last);
+  u64 found = (last - first) * 1000 / (end - begin);
   return found ? found : 1;
 #endif
 }

@@ -515,8 +515,9 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
       goto leave;
     }
     if (took) continue;
-    /* others hold what is left, for 100 us at most unless they are held up */
-    while (LOAD(&s->epoch) == epoch && ticks() - begin < p->us * 150) RELAX();
+    /* others hold what is left, for 100 us at most unless they are held up; where time is rationed nobody spins */
+    u64 spin = PEEK(&p->spin), patience = spin < p->us * 10 ? spin : p->us * 150;
+    while (LOAD(&s->epoch) == epoch && ticks() - begin < patience) RELAX();
     if (LOAD(&s->epoch) != epoch) continue;
     __atomic_store_n(&s->caller_sleeps, 1, __ATOMIC_SEQ_CST);
     sleep_until_change(&s->epoch, epoch, 5000000);

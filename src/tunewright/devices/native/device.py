@@ -75,7 +75,6 @@ class NativeDevice(CDevice):
     family = "native"
     priority = 20
     dialect = "c"
-    links = True
 
     @classmethod
     def available(cls) -> list[str] | str:

@@ -211,6 +211,8 @@ class Device(ABC):
     family: str
     #: among implementations that offer the same device name, the highest wins
     priority: int = 0
+    #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
+    kinds: tuple[str, ...] | None = None
 
     name: str
     target: Target
@@ -308,9 +310,6 @@ class Device(ABC):
     def convert(self, array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         """An array of the host in another element type, in memory of its own."""
         return array.astype(dtype.numpy, order="C")
-
-    def rest(self) -> None:  # noqa: B027 (most have no compiler in the process)
-        """Called when kernels are there: memory that only making them needs may go."""
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
         """CPU_BIND_THREADS: where its threads may run, from now on."""

@@ -180,7 +180,6 @@ class _Lowering:
             with self.env.phases("packing"):
                 self.fill()
         runs = self.runs(steps)
-        self.device.rest()
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(

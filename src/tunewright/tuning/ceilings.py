@@ -155,7 +155,7 @@ class _Probe:
         self.program = device.build(source(self.lanes))
         units = max(device.target.units, 1)
         self.local = GPU_LOCAL if self.gpu else 1
-        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else 1 if device.confined else CPU_ITEMS)
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
         self.out = device.alloc(4 * self.items)
 
     def ceilings(self) -> Ceilings:

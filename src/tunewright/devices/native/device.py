@@ -74,6 +74,7 @@ class NativeDevice(CDevice):
 
     family = "native"
     priority = 20
+    kinds = ("CPU",)
     dialect = "c"
     links = True
 

@@ -197,9 +197,10 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   int cpu = PEEK(&s->cpu), joined = PEEK(&s->joined); /* behind the last part the slot may be another run's */
   for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
-  /* who fell asleep meanwhile is worth waking for a long step only */
-  if (parts > 1 && (!cost || all > p->us * 100) && joined < parts - 1 && PEEK(&p->sleepers) > 0)
-    call_workers(p, parts - 1 - joined, cpu);
+  if (parts - 1 <= joined) return;
+  /* who looks for work sees this; who fell asleep is worth waking for a long step only */
+  if (!cost || all > p->us * 100) call_workers(p, parts - 1 - joined, cpu);
+  else ADD(&p->sequence, 1);
 }
 
 /* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */

@@ -31,7 +31,7 @@ from tunewright.tools.tune_view import progress, summary
 #: fp32: the largest error that counts as the same answer, as a part of the output's scale
 TOLERANCE = 1e-4
 STATUS = """\
-Kernels are compiled for this processor by an OpenCL runtime that pip installs.
+Kernels are compiled for this processor by a clang that pip installs.
 Each was compared with its reference before its time counted.
 `tunewright tune model.onnx` does the same for a model of yours."""
 

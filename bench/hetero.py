@@ -1,7 +1,7 @@
 """HETERO measured: what branches on two devices gain, and that a measured placement loses nothing to a single device.
 
-The two devices of this machine that can work side by side are one processor twice, through two contexts (CPU and
-CPU.POCL), each confined to one thread. Everything is timed in turns in one process; ratios are of medians, with the
+The two devices of this machine that can work side by side are one processor twice (CPU and CPU.NATIVE), each confined
+to one thread. Everything is timed in turns in one process; ratios are of medians, with the
 quartiles of the ratios of turns.
 
     python bench/hetero.py                       # both parts, about a minute
@@ -30,7 +30,7 @@ from tunewright.runtime.hetero import HeteroModel
 from tunewright.testing import models
 
 #: two devices that share no thread
-DEVICES = ("CPU", "CPU.POCL")
+DEVICES = ("CPU", "CPU.NATIVE")
 BOTH = f"HETERO:{','.join(DEVICES)}"
 #: of the second part: a placement may be slower than the best single device by so much
 MOST_LOSS = 1.03

@@ -3,7 +3,7 @@
 The goal is 1.6 times the better device, or the sum of all less 15 %, for devices that share nothing. Two one-thread
 devices of one processor are such on two cores:
 
-    python bench/multi.py --devices CPU,CPU.POCL --threads 1
+    python bench/multi.py --devices CPU,CPU.NATIVE --threads 1
     python bench/multi.py --devices GPU.0,CPU --model resnet50 --seconds 40
     python bench/multi.py --devices GPU.0,CPU --model model.onnx --json figures.json
 """
@@ -32,7 +32,7 @@ GAIN, OF_SUM = 1.6, 0.85
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--devices", default="CPU,CPU.POCL", help="with commas between them, the preferred one first")
+    options.add_argument("--devices", default="CPU,CPU.NATIVE", help="with commas between them, the preferred one first")
     options.add_argument("--model", default="mobilenet", help="mobilenet, resnet50, transformer, or a file")
     options.add_argument("--threads", type=int, help="CPU_THREADS_NUM (beside a GPU: all cores but two)")
     options.add_argument("--hint", default="LATENCY", help="PERFORMANCE_HINT of each device")

@@ -51,6 +51,7 @@ OURS: dict[str, dict[str, Any]] = {
         "HEURISTIC_PATH": str(SHIPPED / HEURISTIC) if (SHIPPED / HEURISTIC).exists() else "",
     },
     "defaults": {"USER_DB_PATH": NOTHING, "SYSTEM_DB_PATH": NOTHING, "HEURISTIC_PATH": ""},
+    "avx2": {"USER_DB_PATH": NOTHING, "SYSTEM_DB_PATH": NOTHING, "HEURISTIC_PATH": "", "CPU_ISA": "X86-64-V3"},
 }  # fmt: skip
 #: of OpenVINO both are measured, and the better one counts
 PINNINGS = {"pinned": {"ENABLE_CPU_PINNING": True}, "unpinned": {"ENABLE_CPU_PINNING": False}}
@@ -78,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every model there is")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(catalogue.QUICK)}")
     parser.add_argument("--list", action="store_true", help="names of the catalogue, by set")
-    parser.add_argument("--device", default="", help="device of ours (default: each OpenCL runtime for the processor)")
+    parser.add_argument("--device", default="CPU", help="devices of ours, with commas between them (default: CPU)")
     parser.add_argument("--ours", default="", help=f"rows of ours, of {', '.join(OURS)} (default: what makes sense)")
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS", help="tune each model for so long first")
     parser.add_argument("--kb", metavar="FOLDER", help="where what is tuned is kept (default: a new, empty one)")
@@ -199,16 +200,14 @@ def rows_to_measure(options: argparse.Namespace, kb: Path) -> tuple[turns.Labels
         missing = [name for name in ("shipped", "heuristic") if not there[name]]
         if missing:
             notes.append(f"Nothing ships for: {', '.join(missing)}.")
-    devices = runtimes(options)
+    devices = [name.strip().upper() for name in options.device.split(",")]
     labels: turns.Labels = {}
     for device in devices:
-        # a second runtime is a second column: of what counts, and of what anybody gets
+        # a second device is a second column: of what counts
         for name in names if device == devices[0] else names[:1]:
             where = {"USER_DB_PATH": str(kb)} if name == "tuned" else {}
             label = f"{results.OURS}{name}" + (f", {device}" if device != devices[0] else "")
             labels[label] = "tunewright", {"device": device, **OURS[name], **where}
-    if not options.device and "CPU.INTEL" not in devices:
-        notes.append("Intel's OpenCL runtime is not installed (pip install -e '.[intel]'), and so not compared.")
     if options.no_peers:
         return labels, notes
     there = set(engines.installed())
@@ -220,22 +219,6 @@ def rows_to_measure(options: argparse.Namespace, kb: Path) -> tuple[turns.Labels
     if absent:
         notes.append(f"Not installed, and so not compared: {', '.join(absent)} (pip install -e '.[peers]').")
     return labels, notes
-
-
-def runtimes(options: argparse.Namespace) -> list[str]:
-    """Devices of ours to measure: PoCL first, then other OpenCL runtimes for the processor. They are listed by another
-    process, since a runtime's threads begin when its devices are listed."""
-    command = [sys.executable, "-m", "tunewright", "devices", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Refused(f"devices cannot be listed: {done.stderr.strip().splitlines()[-1:]}")
-    there = [d["name"] for d in json.loads(done.stdout)["devices"] if "unusable" not in d]
-    if options.device:
-        if options.device.upper() not in there:
-            raise Refused(f"there is no device {options.device}; there are {', '.join(there)}")
-        return [options.device.upper()]
-    found = sorted((n for n in there if n.startswith("CPU.") and n != "CPU.HOST"), key=lambda n: n != "CPU.POCL")
-    return found if len(found) > 1 else ["CPU"]
 
 
 def go_on(report: results.Report, file: Path | None) -> None:

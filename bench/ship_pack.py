@@ -57,7 +57,7 @@ class Elsewhere:
 
     @staticmethod
     def of(target: Target) -> Elsewhere:
-        return Elsewhere(target, target.device.upper(), "cuda" if target.language == "cuda" else "opencl")
+        return Elsewhere(target, target.device.upper(), "cuda" if target.language == "cuda" else "native")
 
 
 @dataclass
@@ -202,7 +202,7 @@ def default_of(tuner: Tuner, problem: Problem, target: Target) -> tuple[str, Any
 def exact_target(where: Where) -> Target:
     """The target that a record was measured on, with its software."""
     names = [part.partition(" ")[::2] for part in where.software.split("; ") if part]
-    return replace(target_of(where), software=(("opencl", where.runtime), *names))
+    return replace(target_of(where), software=(("runtime", where.runtime), *names))
 
 
 def thinned(m: Measurement) -> Measurement:

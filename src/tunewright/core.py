@@ -104,7 +104,7 @@ class Core:
         """
         with uncollected():
             if isinstance(device, str) and not is_several(device):
-                # First, since loading PoCL takes 23 MB for a moment: not on top of a model.
+                # First: a device that is not there is told before a large file is read.
                 self._plugin(device, _make(config, self.settings))
             loaded = model if isinstance(model, Model) else self.read_model(model)
             if preprocess is not None:

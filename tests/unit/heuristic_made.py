@@ -15,7 +15,7 @@ def section(
     problem: Problem, target: Target, listed: list[Listed], trees: list[Tree], points: int = 1, radius: float = 2.0
 ) -> Section:
     """About problems like one, which is its only point, or one of several that are doublings apart in every number."""
-    numbers = features(problem, target.units)
+    numbers = features(problem, target)
     return Section(
         kind(problem), Place.of(Where.of(target)), (target.name,), tuple(numbers), (1.0,) * len(numbers),
         tuple(tuple(x + n for x in numbers.values()) for n in range(points)), radius,

@@ -96,7 +96,7 @@ def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.
 
 
 def test_a_device_with_memory_of_its_own() -> None:
-    device, p = OpenCLDevice("CPU", shares_memory=False), REAL["matmul"]
+    device, p = opencl_runtime.device(shares_memory=False), REAL["matmul"]
     with Local(device) as local:
         assert local.pose(p) is None
         assert local.attempt(default(p, device)).status is Status.OK

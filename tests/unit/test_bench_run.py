@@ -247,7 +247,6 @@ def small(folder: Path) -> Path:
 def test_what_cannot_be_done_is_told_in_a_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "runtimes", lambda options: ["CPU"])
     assert run.main(arguments) == 2
     told = capsys.readouterr().err
     assert told.startswith("bench: ") and says in told and told.count("\n") == 1
@@ -277,7 +276,6 @@ def test_one_small_run_of_everything(
     assert cold["compile"] + cold["first"] > 0 and cold["peak_mb"] > 10
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG" and "| small |" in (tmp_path / "t.md").read_text()
     # again: it is there already
-    monkeypatch.setattr(run, "runtimes", lambda options: ["CPU"])
     before = file.read_text()
     capsys.readouterr()
     assert run.main([*asked, "--continue"]) == 0

@@ -237,9 +237,7 @@ def test_microseconds_are_the_same_nanoseconds_again(first):
 
 @needs_opencl
 def test_copies_are_told_apart(model):
-    from tunewright.devices.opencl import OpenCLDevice
-
-    device = OpenCLDevice("CPU", shares_memory=False)
+    device = opencl_runtime.device(shares_memory=False)
     read = tunewright.Core().read_model(model)
     compiled = SingleDevice(device).compile(read, Settings.make({"PERF_COUNT": "YES"}))
     request = compiled.create_infer_request()

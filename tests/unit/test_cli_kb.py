@@ -336,7 +336,7 @@ SOFTMAX = problem("Softmax", (8, 1000))
 
 def configs():
     """Some configs that a kernel of this machine has for SOFTMAX."""
-    device = open_device("CPU.POCL")
+    device = open_device("CPU.NATIVE")
     solver = next(s for s in solvers() if s.id == "opencl.softmax")
     return list(solver.space(SOFTMAX, device.target))
 
@@ -349,7 +349,7 @@ def mine():
         exact(SOFTMAX, fast),
         exact(SOFTMAX, slow, gain=(1.1, 1.05, 1.2)),
         exact(problem(), {}, "CPU.HOST"),
-        fault(where=here("CPU.POCL"), solver="opencl.softmax", config=bad),
+        fault(where=here("CPU.NATIVE"), solver="opencl.softmax", config=bad),
     ]
 
 

@@ -15,8 +15,9 @@ from tunewright.search.base import Status
 from tunewright.search.space import Config, Space
 from tunewright.settings import Settings
 from tunewright.tuning import evidence, heuristic_file, places, session, tuner
-from tunewright.tuning.heuristic import BEYOND, MARGIN, WITHIN, Listed
+from tunewright.tuning.heuristic import BEYOND, MARGIN, WITHIN, Listed, Place
 from tunewright.tuning.heuristic_features import Column, features, kind, one_image
+from tunewright.tuning.key import Where
 from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Origin
 from unit.heuristic_data import SOLVER, TARGET, conv
@@ -65,7 +66,7 @@ def test_ratings_are_what_the_trees_say(seed):
     listed = [Listed("abc"[n % 3], "1.0", Config(nb=n % 4, ur=n, form="de"[n % 2])) for n in range(20)]
     one = random_section(seed, conv(64, 64, 56), TARGET, listed, 30, 5)
     for size in (7, 14, 30, 112):
-        numbers = features(conv(16, 96, size, 1 + 2 * (seed % 3)), 2)
+        numbers = features(conv(16, 96, size, 1 + 2 * (seed % 3)), TARGET)
         default = ("d", Config(ur=7))
         ratings, own = one.rate(numbers, default)
         expected = [walk(one, numbers, (c.solver, c.config)) for c in one.shortlist]
@@ -76,7 +77,7 @@ def test_ratings_are_what_the_trees_say(seed):
 def test_a_problem_takes_less_than_a_millisecond():
     configs = [Config(nb=n % 2 + 1, ur=n % 7 + 1, run=2 ** (n % 7)) for n in range(48)]
     one = random_section(0, conv(64, 64, 56), TARGET, [Listed(SOLVER.id, SOLVER.version, c) for c in configs], 150, 4)
-    points = [tuple(features(conv(64 + 8 * n, 64, 50), 2).values()) for n in range(400)]
+    points = [tuple(features(conv(64 + 8 * n, 64, 50), TARGET).values()) for n in range(400)]
     given = heuristic(dataclasses.replace(one, points=tuple(points), radius=100.0))
     taken = []
     picked = 0
@@ -141,7 +142,7 @@ def near(target=TARGET):
     listed = [Listed(SOLVER.id, SOLVER.version, Config(nb=2, ur=7, run=4))]
     bare = section(conv(64, 64, 56), target, listed, [])
     points = tuple(
-        tuple(features(conv(c, f, s), 2).values()) for c in (64, 96, 128) for f in (64, 128) for s in (14, 28, 56)
+        tuple(features(conv(c, f, s), TARGET).values()) for c in (64, 96, 128) for f in (64, 128) for s in (14, 28, 56)
     )
     tree = by_column(bare, Column("size", "run"), (math.log2(4), 0.0), (0.0, 1.0))
     return heuristic(dataclasses.replace(bare, points=points, trees=(tree,)))
@@ -191,7 +192,7 @@ def test_only_what_is_made_of_images_has_one():
 def test_a_hole_in_the_data_is_far_too():
     given = near()
     one = given.sections[0]
-    low, high = features(conv(64, 64, 56), 2), features(conv(256, 256, 14), 2)
+    low, high = features(conv(64, 64, 56), TARGET), features(conv(256, 256, 14), TARGET)
     ends = dataclasses.replace(one, points=(tuple(low.values()), tuple(high.values())), radius=0.5)
     advice = ask(conv(128, 128, 28), given=heuristic(ends))
     assert advice.abstains and "the nearest problem is" in advice.why
@@ -201,7 +202,7 @@ def test_a_hole_in_the_data_is_far_too():
 def test_one_number_between_others_is_far_whatever_the_radius():
     """A radius that one odd problem of the training made large let a product of 9 rows run like one of a single row."""
     one = near().sections[0]
-    ends = tuple(tuple(features(conv(channels, 64, 28), 2).values()) for channels in (16, 1024))
+    ends = tuple(tuple(features(conv(channels, 64, 28), TARGET).values()) for channels in (16, 1024))
     given = heuristic(dataclasses.replace(one, points=ends, radius=100.0))
     assert not ask(conv(int(16 * 2**WITHIN), 64, 28), given=given).abstains
     advice = ask(conv(128, 64, 28), given=given)
@@ -410,3 +411,18 @@ def test_the_host_has_no_say_in_it():
 
     choice = make(candidates=(HOST,), heuristic=FOUR_IS_BEST).choose(problem(), Hosted())
     assert choice.origin is Origin.DEFAULT and choice.advice is None
+
+
+def test_the_caches_of_a_processor_count_where_its_name_has_them() -> None:
+    """What was learned beside a megabyte of second cache is not used beside 256 KiB."""
+    named = dataclasses.replace(TARGET, name="EPYC, family 26 model 2, L1 48 KiB, L2 1024 KiB, L3 32768 KiB")
+    numbers = features(conv(64, 64, 56), named)
+    assert [numbers[name] for name in ("L1", "L2", "L3")] == [math.log2(48), 10.0, 15.0]
+    assert "L1" not in features(conv(64, 64, 56), TARGET)
+    gpu = dataclasses.replace(named, device="gpu")
+    assert "L1" not in features(conv(64, 64, 56), gpu), "sections for GPUs keep the numbers that they were trained on"
+
+
+def test_extras_of_an_instruction_set_do_not_part_sections() -> None:
+    plain, extra = (dataclasses.replace(TARGET, arch=arch) for arch in ("x86-64-v4", "x86-64-v4+avx512vnni"))
+    assert Place.of(Where.of(plain)) == Place.of(Where.of(extra)) != Place.of(Where.of(TARGET))

@@ -64,7 +64,10 @@ class Target:
     vector_bytes: int = 16  # of a vector register
     registers: int = 16  # number of vector registers
     lacks: tuple[str, ...] = ()  # what kernels must do without: fp64
-    features: tuple[str, ...] = ()  # of a processor that kernels may use, as clang names them
+
+    def has(self, feature: str) -> bool:
+        """Kernels may use what not every processor of the architecture has: ``x86-64-v4+avx512vnni``."""
+        return feature in self.arch.split("+")[1:]
 
     def __str__(self) -> str:
         software = ", ".join(f"{k} {v}" for k, v in self.software)
@@ -191,6 +194,8 @@ class Device(ABC):
     family: str
     #: among implementations that offer the same device name, the highest wins
     priority: int = 0
+    #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
+    kinds: tuple[str, ...] | None = None
 
     name: str
     target: Target

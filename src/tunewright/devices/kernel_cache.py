@@ -450,17 +450,3 @@ def current() -> KernelCache | None:
         return KernelCache.of(Settings.from_environment())
     assert cache is None or isinstance(cache, KernelCache)
     return cache
-
-
-_waiting: list[Callable[[], None]] = []
-
-
-def on_flush(store: Callable[[], None]) -> None:
-    """Have something called by `flush`: what is stored some time after the build."""
-    _waiting.append(store)
-
-
-def flush() -> None:
-    """Store now what has been built and was not stored yet."""
-    for store in _waiting:
-        store()

@@ -71,7 +71,9 @@ class Place:
 
     @staticmethod
     def of(where: Where) -> Place:
-        return Place(where.device, where.arch, where.runtime, where.options)
+        # Instructions for bytes decide nothing about the rest, and kinds of problems are told apart by their types.
+        level, _, registers = where.arch.partition(";")
+        return Place(where.device, f"{level.partition('+')[0]};{registers}", where.runtime, where.options)
 
 
 @dataclass(frozen=True)
@@ -287,11 +289,11 @@ class Heuristic:
             if place not in {known for _, known in (*self._by_kind, *self.unread)}:
                 return "it knows no device like this one"
             return f"it has not learned about {kind(problem)} here"
-        numbers = features(problem, target.units)
+        numbers = features(problem, target)
         far = section.why_far(numbers)
         # training is on single images, and a processor takes several one by one
         alone = one_image(problem) if far is not None and target.device == "cpu" else None
         if alone is not None:
-            numbers = features(alone, target.units)
+            numbers = features(alone, target)
             far = section.why_far(numbers)
         return far if far is not None else (section, *section.rate(numbers, default))

@@ -7,12 +7,14 @@ so that a distance of one is a doubling, whatever the size.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ..devices.base import Target
 from ..ir.types import TensorType, Type
 from ..ops.base import Work
 from ..search.space import Scalar
@@ -27,6 +29,8 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft::FusedMatMul", "com.micr
 _WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3}
 #: fused steps that take as long as many simple ones
 _DEAR = frozenset({"Exp", "Log", "Pow", "Tanh", "Sigmoid", "Erf", "Gelu", "Softplus", "Swish", "Mish", "Selu", "Elu"})
+#: a cache in the name of a processor
+_CACHE = re.compile(r"\bL(\d) (\d+) KiB")
 #: batches up to this are a few images
 FEW_IMAGES = 16
 #: the value of a parameter that a candidate does not have
@@ -56,8 +60,8 @@ def _type_text(type: Type | None) -> str:
 TOTALS = frozenset({"outputs", "inputs", "flops", "intensity", "constant bytes"})
 
 
-def features(problem: Problem, units: int) -> dict[str, float]:
-    """The numbers of a static problem on a device of so many units."""
+def features(problem: Problem, target: Target) -> dict[str, float]:
+    """The numbers of a static problem on a device."""
     made = _dims(problem.outputs[0] if problem.outputs else None)
     given = _dims(problem.inputs[0] if problem.inputs else None)
     work = work_of(problem)
@@ -66,7 +70,8 @@ def features(problem: Problem, units: int) -> dict[str, float]:
     constant = [t for t, c in zip(problem.inputs, problem.constant, strict=True) if c]
     operands = problem.inputs[len(problem.inputs) - problem.operands :] if problem.operands else ()
     return {
-        "units": _log(units),
+        "units": _log(target.units),
+        **_caches(target),
         "outputs": _log(math.prod(made)),
         "inputs": _log(math.prod(given)),
         "row": _log(_at(made, -1)),
@@ -78,6 +83,11 @@ def features(problem: Problem, units: int) -> dict[str, float]:
         "fused tensors": float(sum(math.prod(_dims(t)) > 1 for t in operands)),
         **_shape(problem, given, made),
     }
+
+
+def _caches(target: Target) -> dict[str, float]:
+    """Of a processor: KiB of each cache, where its name says so (see `devices.native.processor`)."""
+    return {f"L{level}": _log(int(size)) for level, size in _CACHE.findall(target.name) if target.device == "cpu"}
 
 
 def one_image(problem: Problem) -> Problem | None:

@@ -66,7 +66,7 @@ class Example:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        return features(self.problem, self.target.units)
+        return features(self.problem, self.target)
 
     @cached_property
     def best(self) -> float:
@@ -132,7 +132,7 @@ def examples(records: Iterable[AnyRecord], solvers: Iterable[Solver]) -> tuple[l
 def _posed(record: Measurement | Survey) -> _Gathered | str:
     try:
         problem, target = serial.from_json(dict(record.problem)), target_of(record.key.where)
-        features(problem, target.units)
+        features(problem, target)
     except InputError as error:
         return error.what
     except (*MISTAKES, AssertionError):  # a file may say that a convolution has no weights
@@ -173,7 +173,7 @@ def target_of(where: Where) -> Target:
         raise InputError("its architecture is not in the form that this version writes")
     arch, registers, nbytes, language, lacks = found.groups()
     return Target(
-        where.device, where.processor, arch, where.units, (("opencl", where.runtime),), language, where.options,
+        where.device, where.processor, arch, where.units, (("runtime", where.runtime),), language, where.options,
         int(nbytes), int(registers), tuple(lacks.split("; no ")[1:]),
     )  # fmt: skip
 

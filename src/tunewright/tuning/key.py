@@ -35,7 +35,7 @@ class Where:
     @staticmethod
     def of(target: Target) -> Where:
         names = dict(target.software)
-        runtime = names.pop("opencl", "") or ",".join(sorted(names))
+        runtime = names.pop("runtime", "") or names.pop("opencl", "") or ",".join(sorted(names))
         arch = [target.arch, f"{target.registers} registers of {target.vector_bytes} bytes", target.language]
         return Where(
             target.device,

@@ -262,7 +262,7 @@ def _target(where: Where) -> Target | None:
         return None
     arch, registers, vector_bytes, language, lacks = found.groups()
     names = [text.partition(" ")[::2] for text in where.software.split("; ") if text]
-    for software in (names, [*names, ("opencl", where.runtime)]):
+    for software in (names, [*names, ("runtime", where.runtime)]):
         target = Target(
             where.device, where.processor, arch, where.units, tuple(software), language, where.options,
             int(vector_bytes), int(registers), tuple(lacks.split("; no ")[1:]),

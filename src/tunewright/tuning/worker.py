@@ -133,12 +133,15 @@ def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
 def open_device(name: str) -> Device:
     """The device of exactly that name, by the implementation that the parent uses for it."""
     families: dict[str, type[Device]] = discovery.find("tunewright.devices", key=lambda d: d.family)
-    offered = {family: device.available() for family, device in families.items()}
-    found = [families[family] for family, names in offered.items() if not isinstance(names, str) and name in names]
-    if not found:
-        why = "; ".join(f"{family}: {names}" for family, names in offered.items() if isinstance(names, str))
-        raise DeviceError(f"there is no device {name!r}" + (f" ({why})" if why else ""))
-    return max(found, key=lambda d: d.priority)(name).configured(Settings.from_environment())
+    reasons = list[str]()
+    for family, device in sorted(families.items(), key=lambda item: -item[1].priority):
+        if device.kinds is not None and name.partition(".")[0] not in device.kinds:
+            continue
+        names = device.available()
+        if not isinstance(names, str) and name in names:
+            return device(name).configured(Settings.from_environment())
+        reasons += [f"{family}: {names}"] if isinstance(names, str) else []
+    raise DeviceError(f"there is no device {name!r}" + (f" ({'; '.join(reasons)})" if reasons else ""))
 
 
 def die_with_parent(lifeline: int) -> None:

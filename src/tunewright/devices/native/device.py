@@ -74,6 +74,7 @@ class NativeDevice(CDevice):
 
     family = "native"
     priority = 20
+    kinds = ("CPU",)
     dialect = "c"
 
     @classmethod
@@ -106,9 +107,8 @@ class NativeDevice(CDevice):
         self._programs = Programs(level.flags, compiler, f"CPU {level.title}")
         version = compiler.version if compiler is not None else "no compiler"
         self.target = Target(
-            "cpu", processor().name, f"{level.title}, {8 * level.vector_bytes}-bit vectors", self.pool.cores,
-            (("runtime", "native"), ("compiler", version)), "c", " ".join(FLAGS), level.vector_bytes, level.registers,
-            features=(*level.features, *level.extras),
+            "cpu", processor().name, level.title, self.pool.cores, (("runtime", "native"), ("compiler", version)), "c",
+            " ".join(FLAGS), level.vector_bytes, level.registers,
         )  # fmt: skip
 
     def configured(self, settings: Settings) -> Device:

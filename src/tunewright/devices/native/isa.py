@@ -13,7 +13,7 @@ _X86 = {
     "sse4.2": (2, 20, _NONE), "movbe": (2, 22, _NONE), "popcnt": (2, 23, _NONE), "avx": (2, 28, _AVX),
     "f16c": (2, 29, _AVX), "fma": (2, 12, _AVX), "bmi": (5, 3, _NONE), "avx2": (5, 5, _AVX), "bmi2": (5, 8, _NONE),
     "avx512f": (5, 16, _AVX512), "avx512dq": (5, 17, _AVX512), "avx512cd": (5, 28, _AVX512),
-    "avx512bw": (5, 30, _AVX512), "avx512vl": (5, 31, _AVX512), "avx512vbmi": (6, 1, _AVX512),
+    "avx512bw": (5, 30, _AVX512), "avx512vl": (5, 31, _AVX512),
     "avx512vnni": (6, 11, _AVX512), "avxvnni": (8, 4, _AVX), "avx512bf16": (8, 5, _AVX512),
     "avx512fp16": (7, 23, _AVX512), "lzcnt": (12, 5, _NONE), "sahf": (12, 0, _NONE),
 }  # fmt: skip
@@ -48,9 +48,6 @@ class Level:
         wide = [f"-mprefer-vector-width={8 * self.vector_bytes}"]
         return ["-march=x86-64", *wide, *(f"-m{feature}" for feature in (*self.features, *self.extras))]
 
-    def has(self, feature: str) -> bool:
-        return feature in self.features or feature in self.extras
-
 
 _V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")
 _V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
@@ -61,7 +58,7 @@ LEVELS = {
         Level("x86-64", (), 16, 16),
         Level("x86-64-v2", _V2, 16, 16),
         Level("x86-64-v3", _V3, 32, 16, ("avxvnni",)),
-        Level("x86-64-v4", _V4, 64, 32, ("avx512vnni", "avx512vbmi")),
+        Level("x86-64-v4", _V4, 64, 32, ("avx512vnni",)),
     ),
     "aarch64": (Level("armv8-a", (), 16, 32, ("fp16", "dotprod")),),
 }

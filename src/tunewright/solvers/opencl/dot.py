@@ -129,5 +129,5 @@ def add(source: Source, target: Target) -> None:
 def has_vnni(target: Target) -> bool:
     """The processor has the instruction on vectors of the target's width."""
     if target.vector_bytes == 64:
-        return "avx512vnni" in target.features
-    return target.vector_bytes in (16, 32) and "avxvnni" in target.features
+        return target.has("avx512vnni")
+    return target.vector_bytes in (16, 32) and target.has("avxvnni")

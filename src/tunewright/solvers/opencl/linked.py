@@ -45,6 +45,8 @@ class LinkedLauncher(Launcher, Chained):
         rows = [(program.entry(call.name), call.grid, len(call.args)) for _, call, program in calls]
         table, begins = steps.table(rows, device.target.units)
         self.queue, self._table, self._device, self._made_of = queue, table, device, kernels
+        #: arrays that live as long as it does
+        self.fixed: Sequence[Any] = ()
         #: where each tensor's address stands
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = [program for _, _, program in calls]
@@ -126,6 +128,7 @@ class OneKernel:
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         """With these arguments for good."""
         self._set(inputs, outputs)
+        self.launcher.fixed = (inputs, outputs)  # the table holds addresses alone
         return self.launcher
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:

@@ -253,7 +253,8 @@ class Device(ABC):
 
     def lent(self, context: Any, queue: Any) -> Device:
         """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
-        raise DeviceError(f"{self.name} takes no context and no queue of a caller's")
+        raise DeviceError(f"{self.name} takes no context and no queue of a caller's",
+                          hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
         """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""

@@ -71,6 +71,7 @@ def open_device(name: str, settings: Settings | None = None) -> Device:
     return _opened(found).configured(settings or Settings.from_environment())
 
 
+@cache
 def serving(name: str) -> type[Device] | None:
     """The implementation that serves exactly this name. As few are asked as possible: to find devices takes OpenCL's
     runtimes and torch time and memory."""

@@ -104,7 +104,7 @@ class Programs:
         files = wanted.get(key)
         if files is None:
             return None
-        if self._compiler is not None and files.get(COMPILER, b"").decode() != self._compiler.identity:
+        if self._compiler is not None and files.get(COMPILER) != self._compiler.identity.encode():
             return None  # another compiler's work is replaced; without any it is better than nothing
         try:
             program = Program(files[OBJECT], name_of(source))

@@ -82,10 +82,6 @@ class Hints:
     throttle: str = "MEDIUM"
 
 
-#: Handing a launch to more threads than these takes longer than many a kernel (50 to 90 us for 16 of PoCL's).
-FEW_THREADS = 4
-
-
 class Chained(ABC):
     """A launch that may be one with those that follow it."""
 
@@ -103,8 +99,6 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
-    #: what is enqueued last waits until somebody needs it (`finish`, `begin`), where a queue can do that
-    holding: bool = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -117,17 +111,6 @@ class Queue(ABC):
 
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
-
-    @property
-    def can_hold(self) -> bool:
-        """`holding` is known, and pays: launches run in the calling thread."""
-        return False
-
-    def begin(self, others: Sequence[Queue]) -> None:  # noqa: B027 (most hold nothing)
-        """Run what is held here, and what is in ``others``, as one launch where that can be."""
-
-    def drop(self) -> None:  # noqa: B027
-        """Forget what is held: nobody needs it any more."""
 
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
@@ -220,10 +203,6 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
-    #: it has more threads than it may use (`with_threads`): no launch has more work-items than those
-    confined: bool = False
-    #: while kernels run in the calling thread, other threads of Python go on
-    leaves_lock: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)
@@ -286,10 +265,6 @@ class Device(ABC):
     def broken(self) -> str:
         """Why this process cannot use it any more, whoever did that; empty: it can."""
         return ""
-
-    def inline(self) -> Device | None:
-        """The same device without threads of its own, for work that is over before others could take part; or None."""
-        return None
 
     def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""

@@ -76,7 +76,6 @@ class NativeDevice(CDevice):
     priority = 20
     kinds = ("CPU",)
     dialect = "c"
-    links = True
 
     @classmethod
     def available(cls) -> list[str] | str:

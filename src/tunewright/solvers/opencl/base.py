@@ -11,10 +11,11 @@ import numpy as np
 
 from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
+from ...devices.native.device import NativeDevice
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
-from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, tensor, why_not_type
+from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import MATHEMATICS
 
@@ -127,10 +128,13 @@ class CKernel(Kernel):
     def prepare(self) -> None:
         _ = self.programs
 
-    def library(self, others: Sequence[Kernel]) -> Library | None:
+    @property
+    def linker(self) -> Linker | None:
+        if not isinstance(self.device, NativeDevice):
+            return None
         from .linked import Linked  # which needs this module
 
-        return Linked(self.device) if self.device.links else None
+        return Linked(self.device)
 
     def new(self, i: int) -> Any:
         """Memory for output i."""
@@ -138,7 +142,7 @@ class CKernel(Kernel):
         return self.device.view(self.device.alloc(type.nbytes), 0, type)
 
     def launcher(self, queue: Queue, lasting: bool = True) -> Bound | OneKernel:
-        if self.device.links:
+        if isinstance(self.device, NativeDevice):
             from .linked import OneKernel  # which needs this module
 
             return OneKernel(self, queue)

@@ -7,6 +7,7 @@ device are one call, in any order, and a plan for another shape compiles nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,22 @@ from ...devices.base import Chained, Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
-from ..base import Kernel, Launcher, Library
+from ..base import Kernel, Launcher, Linker
 from .base import CKernel
 from .emit import In, Out, Scratch, Table
 
 
-class Linked(Library):
-    """Holds every kernel of a device."""
+@dataclass(frozen=True)
+class Linked(Linker):
+    """Links any kernels of a device."""
 
-    def __init__(self, device: NativeDevice) -> None:
-        self.device = device
+    device: NativeDevice
 
+    @property
     def timed(self) -> bool:
         return self.device.tick > 0
 
-    def prepare(self) -> None:
-        return
-
-    def holds(self, kernel: Kernel) -> bool:
-        return isinstance(kernel, CKernel) and kernel.device is self.device
-
-    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
+    def link(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
         assert isinstance(queue, NativeQueue)
         return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel)], queue)
 
@@ -49,6 +45,8 @@ class LinkedLauncher(Launcher, Chained):
         rows = [(program.entry(call.name), call.grid, len(call.args)) for _, call, program in calls]
         table, begins = steps.table(rows, device.target.units)
         self.queue, self._table, self._device, self._made_of = queue, table, device, kernels
+        #: arrays that live as long as it does
+        self.fixed: Sequence[Any] = ()
         #: where each tensor's address stands
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = [program for _, _, program in calls]
@@ -130,6 +128,7 @@ class OneKernel:
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         """With these arguments for good."""
         self._set(inputs, outputs)
+        self.launcher.fixed = (inputs, outputs)  # the table holds addresses alone
         return self.launcher
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:

@@ -165,9 +165,9 @@ INLINE f32 f32_softplus(f32 x) {
   bool far = e > 0.41421356f;
   return (x < 0.0f ? 0.0f : x) + f32_log_near(far ? 0.5f * (e - 1.0f) : e, far ? 1.0f : 0.0f);
 }
-/* odd over even; 1 from 8.2 on */
+/* odd over even; exactly 1 from the bound on, whether or not sums of products are rounded once */
 INLINE f32 f32_tanh(f32 x) {
-  f32 c = x > 8.2f ? 8.2f : x; c = c < -8.2f ? -8.2f : c;
+  f32 c = x > 8.4375f ? 8.4375f : x; c = c < -8.4375f ? -8.4375f : c;
   f32 s = c * c, p = -2.76076847742355e-16f, q = 1.19825839466702e-06f;
   p = p * s + 2.00018790482477e-13f; p = p * s - 8.60467152213735e-11f; p = p * s + 5.12229709037114e-08f;
   p = p * s + 1.48572235717979e-05f; p = p * s + 6.37261928875436e-04f; p = p * s + 4.89352455891786e-03f;
@@ -181,9 +181,9 @@ INLINE f32 f32_mish(f32 x) {
   f32 e = f32_exp(x > 20.0f ? 20.0f : x), w = e * (e + 2.0f);
   return x * (w / (w + 2.0f));
 }
-/* odd over even; 1 from 3.84 on */
+/* odd over even; exactly 1 from the bound on, as above */
 INLINE f32 f32_erf(f32 x) {
-  f32 c = x > 3.84f ? 3.84f : x; c = c < -3.84f ? -3.84f : c;
+  f32 c = x > 3.875f ? 3.875f : x; c = c < -3.875f ? -3.875f : c;
   f32 s = c * c, p = 2.11676274e-6f, q = 3.88267472e-5f;
   p = p * s + 2.85824062e-4f; p = p * s + 3.66170565e-3f; p = p * s + 5.24443388e-2f;
   p = p * s + 1.87558144e-1f; p = p * s + 1.12837911f;

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import opencl_runtime
 from tunewright import Core, Model, tools
 from tunewright.devices.host import cpu_count
 from tunewright.devices.opencl import OpenCLDevice
@@ -184,7 +185,7 @@ def test_memory_is_counted_while_it_is_held(core) -> None:
     assert core.get_property("CPU.HOST", "MEMORY_STATISTICS") == before
 
 
-@opencl
+@opencl_runtime.needs_opencl
 def test_memory_of_a_device_of_its_own_is_counted(core) -> None:
     device = opencl_runtime.device(shares_memory=False)
     made = SingleDevice(device).compile(core.read_model(product(4)), core.settings)

@@ -44,6 +44,7 @@ DOCUMENT_003 = {"CPU_THREADS_NUM", "CLDND_PLUGIN_THROTTLE", "EXCLUSIVE_ASYNC_REQ
                 "KMP_BLOCKTIME", "HETERO_DUMP_GRAPH_DOT"}  # fmt: skip
 
 opencl = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
+kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device that compiles")
 several = pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
 
 
@@ -487,7 +488,7 @@ def custom(folder: Path, layer: str = LAYER) -> str:
     return f"'{folder / 'a layer.xml'}'"
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize("config", [{}, {"CPU_THREADS_NUM": 1}, {"JOIN_LAUNCHES": "NO"}])
 def test_kernels_of_the_users_own_are_used(config, tmp_path: Path) -> None:
     given = {"CONFIG_FILE": custom(tmp_path), "PERF_COUNT": "YES", **config}
@@ -498,7 +499,7 @@ def test_kernels_of_the_users_own_are_used(config, tmp_path: Path) -> None:
     np.testing.assert_array_equal(request.infer({"x": X + 1})["y"][0], -(X[0] + 1) / 2)
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize("wanted", ["YES", "NO"])
 def test_the_users_kernels_are_written_as_they_are_built(wanted, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -523,7 +524,7 @@ WRONG_LAYERS = [
 ]
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize(("old", "new", "why"), WRONG_LAYERS)
 def test_a_file_of_kernels_that_cannot_be_used_is_told(old, new, why, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=why) as caught:
@@ -533,11 +534,11 @@ def test_a_file_of_kernels_that_cannot_be_used_is_told(old, new, why, tmp_path: 
 
 def test_a_kernel_that_does_not_take_the_tensors_leaves_them_to_others(tmp_path: Path) -> None:
     halves = LEAKY.replace("float[4, 6]", "float16[4, 6]")
-    made = compiled(halves, "CPU", CONFIG_FILE=custom(tmp_path) if open_device("CPU").family == "opencl" else "")
+    made = compiled(halves, "CPU", CONFIG_FILE=custom(tmp_path) if open_device("CPU").family != "host" else "")
     np.testing.assert_allclose(made({"x": X.astype(np.float16)})["y"], -np.where(X < 0, X / 2, 2 * X), rtol=1e-3)
 
 
-@opencl
+@kernels
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "custom-kernels.md").read_text(encoding="utf-8")
     for language, name in (("xml", "leaky.xml"), ("c", "leaky.cl")):
@@ -548,3 +549,16 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     request, x = made.create_infer_request(), np.linspace(-1, 1, 120, dtype=np.float32).reshape(2, 3, 4, 5)
     np.testing.assert_allclose(request.infer({"x": x})["y"], np.where(x < 0, x / 4, x), rtol=1e-6)
     assert [row.kernel for row in request.get_profiling_info()] == ["custom.LeakyRelu"]
+
+
+@kernels
+def test_what_a_users_kernel_may_not_use_is_told_with_its_place(tmp_path: Path) -> None:
+    file = custom(tmp_path)
+    (tmp_path / "leaky.cl").write_text(KERNEL.replace("slope", "frobnicate(slope)"))
+    with pytest.raises(SettingsError, match=r"(?s)CONFIG_FILE: .*leaky\.cl:5.*frobnicate"):
+        compiled(LEAKY, "CPU", CONFIG_FILE=file)({"x": X})
+
+
+def test_a_users_kernels_need_no_opencl() -> None:
+    text = "import sys; import tunewright.solvers.custom; sys.exit('pyopencl' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

@@ -33,8 +33,17 @@ FLAGS = (
 )  # fmt: skip
 #: warnings are errors where the compiler would otherwise make something else of a text
 STRICT = ("-w", "-Werror=unused-value", "-Werror=implicit-function-declaration")
+#: instead of C's own: for OpenCL C, whose types and functions are in the text. Kernels are given tensors that begin at
+#: any number, so vectors need not begin where vectors do.
+OPENCL_C_FLAGS = (
+    "-cl-std=CL1.2", "-cl-no-stdinc", "-Xclang", "-cl-ext=+cl_khr_fp64", "-fsigned-char", "-fmax-type-align=8", "-w",
+)  # fmt: skip
+#: how a text in OpenCL C begins, and what stands between it and the C that runs it
+OPENCL_C, OPENCL_C_LOOP = "/* OpenCL C */", "/* ---- C that runs it ---- */"
 #: seconds that one text may take
 PATIENCE = 300
+#: for the linker
+_LINKING = ("--hash-style=gnu", "--build-id=sha1")
 _TARGETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
@@ -43,20 +52,35 @@ class Compiler:
     """Two commands, and what they are."""
 
     compile: tuple[str, ...]
+    #: makes a shared object
     link: tuple[str, ...]
     #: product and version: a soft field of keys
     version: str
     #: the file that is run: where it changes, nothing that was compiled is taken for its work
     identity: str
 
-    def build(self, text: str, flags: Sequence[str], label: str = "kernel", language: str = "c") -> bytes:
-        """The shared object of a text. ExecutionError says what the compiler says."""
+    def build(self, text: str, flags: Sequence[str], label: str = "kernel") -> bytes:
+        """The shared object of a text, in C or in OpenCL C. ExecutionError says what the compiler says."""
         with tempfile.TemporaryDirectory(prefix="tunewright-") as folder:
             source, made, shared = (os.path.join(folder, name) for name in ("kernel.c", "kernel.o", "kernel.so"))
+            flags = [*flags]
+            if text.startswith(OPENCL_C):
+                bitcode = os.path.join(folder, "kernel.bc")
+                kernel, _, text = text.rpartition(OPENCL_C_LOOP)
+                self._bitcode(kernel, flags, bitcode, label)
+                flags += ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", bitcode]
             Path(source).write_text(text, encoding="utf-8")
-            self._run([*self.compile, "-x", language, *FLAGS, *flags, "-c", source, "-o", made], label)
-            self._run([*self.link, "-shared", "--hash-style=gnu", "--build-id=sha1", made, "-o", shared], label)
+            self._run([*self.compile, "-x", "c", *FLAGS, *flags, "-c", source, "-o", made], label)
+            self._run([*self.link, made, "-o", shared], label)
             return Path(shared).read_bytes()
+
+    def _bitcode(self, text: str, flags: Sequence[str], made: str, label: str) -> None:
+        """Write what clang makes of OpenCL C before it optimises anything."""
+        source = made.replace(".bc", ".cl")
+        Path(source).write_text(text, encoding="utf-8")
+        of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
+        how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
+        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, "-c", source, "-o", made], label)
 
     def _run(self, command: list[str], label: str) -> None:
         try:
@@ -111,7 +135,8 @@ def _zig(path: Path) -> Compiler:
     except importlib.metadata.PackageNotFoundError:  # a folder without its metadata
         version = _said(str(path), "version")
     target = f"--target={_TARGETS[isa.machine()]}"
-    return Compiler((str(path), "clang", target), (str(path), "ld.lld"), f"zig {version}", _identity(path))
+    link = (str(path), "ld.lld", "-shared", *_LINKING)
+    return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path))
 
 
 def _clang(path: str, where: str = "PATH") -> Compiler:
@@ -121,7 +146,8 @@ def _clang(path: str, where: str = "PATH") -> Compiler:
         raise DeviceError(f"{path} is not clang", where=where, hint=REMEDY)
     if int(found[1]) < OLDEST:
         raise DeviceError(f"{path} is {found[0]}, which is too old", where=where, hint=REMEDY)
-    return Compiler((path,), (path, "-nostdlib"), found[0].replace(" version", ""), _identity(Path(path)))
+    link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
+    return Compiler((path,), link, found[0].replace(" version", ""), _identity(Path(path)))
 
 
 def _said(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""What this processor is, and what is compiled to find out: the pool and CPUID, for any processor of the architecture."""
+"""What this processor is. The pool and CPUID are compiled to find out, for any processor of the architecture."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def why_not(level: Level, named: str) -> str:
     except ExecutionError as error:
         return error.what + (f" ({error.hint})" if error.hint else "")
     cache_ = kernel_cache.current()
-    verdict = {"probe": hashlib.sha256(program.binary).hexdigest(), "processor": cpu_name(), "kernel": platform.release()}
+    digest = hashlib.sha256(program.binary).hexdigest()
+    verdict = {"probe": digest, "processor": cpu_name(), "kernel": platform.release()}
     if cache_ is not None and cache_.peek(verdict) is not None:
         return ""
     said = _try(program.binary)
@@ -131,8 +132,10 @@ def _try(binary: bytes) -> str:
             return str(error)
     if done.returncode < 0:
         return f"it ended with {signal.Signals(-done.returncode).name}"
+    if done.returncode == 3:
+        return "its results are wrong"
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return "" if not done.returncode else "its results are wrong" if done.returncode == 3 else lines[-1] if lines else "it failed"
+    return (lines or ["it failed"])[-1] if done.returncode else ""
 
 
 def _name(signature: int, architecture: str) -> str:

@@ -14,17 +14,15 @@ from contextvars import copy_context
 from ...errors import DeviceError, ExecutionError
 from .. import building, kernel_cache
 from ..kernel_cache import KernelCache
-from . import isa
-from .compiler import FLAGS, REMEDY, STRICT, Compiler
+from . import isa, symbols
+from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, Compiler
 from .objects import Loaded
 
 #: programs in memory; those that a kernel uses live on without it
 MOST = 512
 #: files of an entry of the cache: what is loaded, and what compiled it
 OBJECT, COMPILER = "object", "compiler"
-_NAME = re.compile(r"^EXPORT void (\w+)\(", re.MULTILINE)
-#: a user's text is OpenCL C, which clang compiles as such
-OPENCL_C = "/* OpenCL C */"
+_NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
 
 
 class Program:
@@ -93,7 +91,8 @@ class Programs:
     def _key(self, source: str) -> dict[str, str]:
         return {
             "container": kernel_cache.MAGIC.decode().strip(), "machine": isa.machine(),
-            "flags": " ".join((*FLAGS, *STRICT, *self._flags)), "source": source,
+            "flags": " ".join((*FLAGS, *STRICT, *(OPENCL_C_FLAGS if is_opencl_c(source) else ()), *self._flags)),
+            "source": source,
         }  # fmt: skip
 
     def _load(self, source: str) -> Program | None:
@@ -119,8 +118,10 @@ class Programs:
             if self._compiler is None:
                 raise ExecutionError("there is no C compiler, and no compiled kernel in the cache", hint=REMEDY)
             with self._turns:
-                language = "cl" if source.startswith(OPENCL_C) else "c"
-                binary = self._compiler.build(source, [*STRICT, *self._flags], name_of(source), language)
+                binary = self._compiler.build(source, [*STRICT, *self._flags], name_of(source))
+            wanted = symbols.missing(binary) if is_opencl_c(source) else []
+            if wanted:
+                raise ExecutionError(f"{name_of(source)} uses {', '.join(wanted)}, which is defined nowhere")
             future.set_result(Program(binary, name_of(source)))
         except BaseException as error:  # it is raised where somebody waits for the program
             future.set_exception(error)
@@ -138,7 +139,12 @@ class Programs:
         wanted.put(self._key(source), files, f"{self._title}: {name_of(source)}")
 
 
+def is_opencl_c(source: str) -> bool:
+    """A text of a user's, see `opencl_c`."""
+    return source.startswith(OPENCL_C)
+
+
 def name_of(source: str) -> str:
     """The first kernel of a text."""
     found = _NAME.search(source)
-    return found[1] if found else "program"
+    return found[1] or found[2] if found else "program"

@@ -82,7 +82,7 @@ class Compiler:
         self._run([*self.link, "-shared", *begin, str(made), "-o", str(shared)], label)
         binary = shared.read_bytes() if shared.exists() else b""
         if not binary.startswith(_ELF):
-            raise ExecutionError(f"{self.version} says that it has compiled {label}, but what it made is no shared object",
+            raise ExecutionError(f"{self.version} made something of {label} that is no shared object",
                                  hint="CPU_COMPILER names another compiler")  # fmt: skip
         return binary
 

@@ -32,8 +32,8 @@ _QUICK = ("-mllvm", "-dse-memoryssa-walklimit=10")
 #: count as zero, in the pool). Kernels ask for reassociation where they sum. -O2 is slower by up to 17 %.
 FLAGS = (
     "-O3", "-std=gnu17", "-fPIC", "-ffreestanding", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math",
-    "-fdenormal-fp-math=preserve-sign", "-fvisibility=hidden", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
-    *_QUICK,
+    "-fdenormal-fp-math=preserve-sign", "-fvisibility=hidden", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", *_QUICK,
 )  # fmt: skip
 #: warnings are errors where the compiler would otherwise make something else of a text
 STRICT = ("-w", "-Werror=unused-value", "-Werror=implicit-function-declaration")
@@ -94,7 +94,7 @@ class Compiler:
         self._run([*self.link, *begin, str(made), "-o", str(shared)], label)
         binary = shared.read_bytes() if shared.exists() else b""
         if not binary.startswith(_ELF):
-            raise ExecutionError(f"{self.version} says that it has compiled {label}, but what it made is no shared object",
+            raise ExecutionError(f"{self.version} made something of {label} that is no shared object",
                                  hint="CPU_COMPILER names another compiler")  # fmt: skip
         return binary
 

@@ -278,8 +278,21 @@ _FOLDERS = {
 }
 
 
+#: the home of users who have none: nothing is there, and nothing can be made there
+_NO_HOME = Path("/nonexistent")
+
+
 def own_folder(kind: str) -> Path:
     """The user's folder for our data, cache or config. It need not exist."""
+    try:
+        found = _in_home(kind)
+    except RuntimeError:  # a container without HOME, under a number that no user has
+        found = Path("~")
+    # Older releases of platformdirs return "~/.cache" as it is.
+    return found if found.is_absolute() else _NO_HOME / _FOLDERS[kind][1] / "tunewright"
+
+
+def _in_home(kind: str) -> Path:
     try:
         import platformdirs
     except ImportError:  # where Tunewright runs from its source, with what is there

@@ -377,8 +377,8 @@ def settled(streams):
     work, end = streams._work, time.monotonic() + 60
     while time.monotonic() < end:
         with work.lock:
-            if not (work.tasks or work.running or work.looking):
-                assert not work.helping and len(work.asleep) == len(work.threads) <= work.count
+            if not (work.tasks or work.running or work.woken or work.dozing):
+                assert len(work.asleep) == len(work.threads) <= work.count
                 return
         time.sleep(1e-3)
     raise AssertionError(vars(work))
@@ -388,7 +388,6 @@ class Idle(Streams):
     """Streams whose threads never come to it."""
 
     def submit(self, task):
-        task.streams = self
         self._work.tasks.append(task)
 
 
@@ -409,7 +408,7 @@ def test_who_waits_runs_what_no_stream_has_begun(model):
     request.cancel()
     with pytest.raises(RequestCancelled):
         request.wait()
-    assert not request._streams._work.running and not request._streams._work.helping
+    assert not request._streams._work.running
 
 
 def test_never_more_at_a_time_than_streams(model, monkeypatch):
@@ -465,7 +464,7 @@ def test_who_feeds_a_queue_takes_part(model):
     for number, y in got.items():
         np.testing.assert_allclose(y, want(number), rtol=1e-5)
     where.clear()
-    model.streams._work.seconds = 1.0  # inferences that take long are left to the streams
+    model.streams._work.seconds = 1.0  # inferences that take long are left to the threads
     queue.set_callback(lambda request, number: (time.sleep(2e-3), where.append(threading.get_ident())))
     for number in range(10):
         queue.start_async(feed(number), number)
@@ -473,37 +472,37 @@ def test_who_feeds_a_queue_takes_part(model):
     assert threading.get_ident() not in where and len(where) == 10
 
 
-def test_what_is_tiny_is_run_by_one_thread(model):
-    """To have to wait for Python's lock, or for a core, makes nothing longer; other threads that run it do."""
-    streams, work = model.streams, model.streams._work
-    times = [(1e-2, 5e-5, False), (2e-4, 7e-5, False), (5e-5, 5e-5, True), (2e-4, 1e-4, True), (2e-1, 5e-5, True)]
-    for seconds, used, tiny in [*times, (1e-4, 2e-3, True), (1e-4, 7e-5, True)]:
-        streams.took(seconds, used)
-        assert work.is_tiny == tiny, "a single one that took long says nothing"
-    for seconds, used in ((1e-4, 2e-4), (2e-3, 5e-5)):
-        for _ in range(40):
-            streams.took(seconds, used)
-        assert not work.is_tiny and (work.seconds, work.used) == (seconds, used)
-        streams.took(5e-5, None)
-        assert not work.is_tiny, "nobody asked"
-        streams.took(5e-5, 5e-5)
-        assert work.is_tiny
-
-
-def test_who_is_left_to_is_looked_after(model):
-    """A stream leaves what is tiny to who feeds it, and takes it when nobody comes, however often that happens."""
-    request, work = model.create_infer_request(), model.streams._work
+def test_a_thread_is_not_woken_for_what_who_waits_runs(model):
+    """It looks by itself, and takes what nobody came for, however often that happens."""
+    request, work, where = model.create_infer_request(), model.streams._work, []
+    request.set_callback(lambda request, number: where.append(threading.get_ident()))
     request.start_async(feed(0))
-    assert request.wait(60)
+    assert request.wait(60) and where.pop() != threading.get_ident(), "nobody else runs it within a time"
+    for number in range(200):
+        request.start_async(feed(number))
+        assert request.wait()
+    assert where.count(threading.get_ident()) > 100
+    with work.lock:
+        work.helped = True
     for number in range(100):
-        with work.lock:  # as if this thread had just run one
-            work.seconds = work.used = 1e-5
-            work.is_tiny, work.helper = True, threading.get_ident()
-            work.until = time.perf_counter() + number * 1e-6
-            request.start_async(feed(number))
+        request.start_async(feed(number))
+        with work.lock:
+            work.helped = True
         assert request.wait(60)
         np.testing.assert_allclose(request.results["y"], want(number), rtol=1e-5)
     settled(model.streams)
+
+
+def test_threads_sleep_when_there_is_nothing_to_do(model):
+    """Also where somebody took part: nobody looks every so often whether there is something."""
+    request = model.create_infer_request()
+    for number in range(10):
+        request.start_async(feed(number))
+        request.wait()
+    settled(model.streams)
+    used = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - used < 0.03
 
 
 def test_a_queue_grows_while_streams_would_fall_asleep(model):
@@ -514,7 +513,7 @@ def test_a_queue_grows_while_streams_would_fall_asleep(model):
     for each in (queue, given):
         each.set_callback(lambda request, number: got.append(number))
         for number in range(200):
-            work.seconds, work.used, work.is_tiny = 2e-4, 2e-4, False
+            work.seconds = 2e-4
             each.start_async(feed(number), number)
         each.wait_all()
     assert len(queue) == len(list(queue)) == 4 and len(given) == 2 and len(got) == 400

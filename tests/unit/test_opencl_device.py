@@ -199,7 +199,7 @@ def test_without_a_kernel_cache_it_is_tried_each_time(device, monkeypatch):
     assert opencl_probe.why_not(device.raw) == opencl_probe.why_not(device.raw) == "" and len(asked) == 2
 
 
-@pytest.mark.parametrize(("status", "told"), [(-signal.SIGILL, "SIGILL"), (7, "ended with 7"), (None, "more than 60 s")])
+@pytest.mark.parametrize(("status", "told"), [(-signal.SIGILL, "SIGILL"), (7, "ended with 7"), (None, "than 60 s")])
 def test_a_process_that_ends_otherwise_is_told(device, status, told, monkeypatch):
     def ran(command, **given):
         if status is None:

@@ -122,23 +122,23 @@ class Work:
         return task
 
     def serve(self, sleep: threading.Lock) -> None:
-        """What a thread does, until nothing is left to do. It waits for ``sleep``."""
+        """What a thread does, until nothing is left to do. It sleeps on a lock of its own."""
         while True:
             with self.lock:
                 self.woken.discard(sleep)
                 task = self._take(None)
-                if task is None:
-                    self.asleep.append(sleep)
-                    if self.helped:
-                        self.dozing.add(sleep)
-                    seconds, self.helped = DOZE if self.helped else -1.0, False
+                if task is not None:
+                    self._call()
+                else:
+                    self.asleep.append(sleep)  # first: to collect garbage here may be to come to `end`
                     if self.ended and not self.tasks:
                         self.threads.remove(threading.current_thread())
                         return self.end()
-                else:
-                    self._call()
+                    dozes, self.helped = self.helped, False
+                    if dozes:
+                        self.dozing.add(sleep)
             if task is None:
-                self._sleep(sleep, seconds)
+                self._sleep(sleep, DOZE if dozes else -1.0)
                 continue
             self._run(task)
             del task  # it would keep its request, and so the model, until the next one comes
@@ -157,10 +157,11 @@ class Work:
         if not self.tasks or self.running >= self.count:
             return None
         if wanted is None:
-            wanted = self.tasks[0]
-        elif wanted not in self.tasks:  # a thread has begun it
+            wanted = self.tasks.popleft()
+        elif wanted in self.tasks:
+            self.tasks.remove(wanted)
+        else:  # a thread has begun it
             return None
-        self.tasks.remove(wanted)
         self.running += 1
         return wanted
 

@@ -1,19 +1,23 @@
-"""Plans whose kernels are one launch: the same bits, at any number of workers, for any shape, also in loops."""
+"""Plans whose kernels are one call: the same bits as kernel by kernel, for any number of threads and any shape."""
 
+import re
 import threading
 
 import numpy as np
-import onnx
 import pytest
 from onnx import parser
 
 from tunewright import Core
+from tunewright.devices.base import address
+from tunewright.devices.native import programs, steps
+from tunewright.devices.native.device import NativeDevice
+from tunewright.devices.native.pool import HEAD, ROW
+from tunewright.errors import ExecutionError
 from tunewright.plugins.single import open_device
-from tunewright.solvers.opencl import joined
-from tunewright.solvers.opencl.joined import Joined
+from tunewright.solvers.opencl.linked import Linked
 from tunewright.testing import models
 
-pytestmark = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
+pytestmark = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
 
 DYNAMIC = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -45,8 +49,6 @@ g (float[8, 8] x, float[8, 8] w) => (float[8, 8] y)
     }>
 }
 """
-
-
 RECURRENT = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[5, 1, 12] x, float[2, 32, 12] w, float[2, 32, 8] r) => (float[5, 2, 1, 8] y)
@@ -80,6 +82,52 @@ def equal(one, other):
     return all(np.array_equal(one[name], other[name], equal_nan=True) for name in other)
 
 
+def runs(compiled):
+    return [run for plan in compiled.program.plans for run in plan.runs.values()]
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_steps():
+    table, begins = steps.table([(1111, (5,), 3), (2222, (2, 3, 4), 0), (3333, (7, 2), 1)], 8)
+    assert table[:HEAD].tolist() == [3, 8]
+    rows = [int(table[HEAD + k]) for k in range(3)]
+    assert rows == [HEAD + 3, HEAD + 3 + ROW + 3, HEAD + 3 + 2 * ROW + 3] and begins == [row + ROW for row in rows]
+    assert [table[row : row + ROW].tolist() for row in rows] == [
+        [1111, 5, 1, 5, 0], [2222, 2, 3, 24, 0], [3333, 7, 2, 14, 0]]  # fmt: skip
+    assert len(table) == begins[-1] + 1
+    assert steps.table([], 1)[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [(np.int32(-1), 2**64 - 1), (np.int64(5), 5), (np.uint8(200), 200), (np.float32(1.0), 0x3F800000),
+     (np.float64(-2.0), 0xC0000000)],
+)  # fmt: skip
+def test_numbers_in_a_table(value, want):
+    assert steps.number(value) == want
+
+
+def test_addresses_are_written_where_arguments_stand():
+    model = parser.parse_model(DYNAMIC)
+    request, inputs = compiled(model).create_infer_request(), feed(model, n=9)
+    request.infer(inputs)
+    ((_, frame),) = request.executor.frames()
+    (action,) = frame.together
+    launcher, table = action.launcher, action.launcher._table
+    (slot,) = [i for i, s in enumerate(request.model.program.plans[0].slots) if s.name == "x"]
+    _, places = action.places[slot]
+    assert places and all(table[at] == address(inputs["x"]) for at in places)
+    other = inputs["x"].copy()
+    dict(action.own)[slot](other)
+    assert all(table[at] == address(other) for at in places)
+    assert launcher.places([(0, False, 99)])[1] == [], "a kernel has no such input"
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "name", ["resnet", pytest.param("mobilenet", marks=pytest.mark.soak), "transformer", "recurrent"]
 )
@@ -94,37 +142,64 @@ def test_a_network_is_one_launch_with_the_same_results(name):
     assert equal(one.infer(inputs), apart.infer(inputs))
     many, few = launches(apart, inputs), launches(one, inputs)
     assert few == 1 < many, (few, many)
-    for _ in range(20):  # counters start over, results do not depend on who was first
+    for _ in range(20):  # costs of steps are learned, and who runs what changes: results do not
         assert equal(one.infer(inputs), apart.infer(inputs))
 
 
-@pytest.mark.parametrize("workers", [3, 20])
-def test_any_number_of_workers_does_every_item_once(workers, monkeypatch):
-    """Also more than there are threads, than items, and than parts of a step."""
+@pytest.mark.parametrize("threads", [1, 3, 20])
+def test_any_number_of_threads_does_every_item_once(threads, monkeypatch):
+    """Also more than there are cores, than items, and than parts of a step."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
         y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
-    model = parser.parse_model(text)
-    many = property(lambda device: 1 if device.alone else workers)
-    monkeypatch.setattr(type(open_device("CPU")), "workers", many)
+    model, tables, real = parser.parse_model(text), [], steps.table
+
+    def table(rows, _):
+        tables.append(real(rows, threads)[0])
+        return real(rows, threads)
+
+    monkeypatch.setattr(steps, "table", table)
     one = compiled(model)
     for n in (1, 2, 7, 301, 4000):
         (x,) = (inputs := feed(model, n=n)).values()
         powers = np.exp(x.astype(np.float64)).T
         for _ in range(3):
             assert np.allclose(one(inputs)["z"], powers / powers.sum(0), rtol=1e-5, atol=0)
-    assert workers in {run.library.workers for plan in one.program.plans for run in plan.runs.values()}
+    assert len(tables) == 5 and all(made[1] == threads for made in tables)
 
 
 def test_other_shapes_compile_nothing(monkeypatch):
     model = parser.parse_model(DYNAMIC)
     one, apart = compiled(model), compiled(model, JOIN_LAUNCHES="NO")
     assert equal(one(feed(model, n=12)), apart(feed(model, n=12)))
-    built = []
-    monkeypatch.setattr(Joined, "prepare", lambda self: built.append(self))
+    monkeypatch.setattr(programs.Programs, "_compile", lambda *given: pytest.fail("a text was compiled"))
+    monkeypatch.setattr(programs.Programs, "_load", lambda *given: pytest.fail("a text was looked up"))
     for n in (13, 40, 77):
         inputs = feed(model, n=n)
         assert equal(one(inputs), apart(inputs))
-    assert not built
+    assert len(runs(one)) == 4 and len({run.linker for run in runs(one)}) == 1
+
+
+def test_a_run_ends_where_the_host_has_a_step():
+    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+g (float[8, 8] x) => (float[8, 8] y) { a = Abs(x) b = MatMul(a, x) d = Det(b) e = Mul(b, d) y = Neg(e) }""")
+    model = compiled(proto)
+    request, inputs = model.create_infer_request(), feed(proto)
+    (plan,) = model.program.plans
+    (host,) = [at for at, step in enumerate(plan.steps) if step.on_host]
+    assert [at < host for at in plan.runs] == [True, False], "one run on each side of it"
+    a = np.abs(inputs["x"].astype(np.float64)) @ inputs["x"]
+    for _ in range(3):
+        got = request.infer(inputs)["y"]
+        np.testing.assert_allclose(got, -a * np.linalg.det(a), rtol=1e-3, atol=1e-5)
+        assert request.get_totals().launches == 2
+
+
+def test_linkers_are_equal_for_kernels_of_one_device():
+    one, other = open_device("CPU"), open_device("CPU").with_threads(1)
+    assert isinstance(one, NativeDevice)
+    assert Linked(one) == Linked(one) and hash(Linked(one)) == hash(Linked(one))
+    if other is not one:
+        assert Linked(one) != Linked(other)
 
 
 def test_inputs_and_outputs_are_each_inference_s_own():
@@ -137,7 +212,7 @@ def test_inputs_and_outputs_are_each_inference_s_own():
     assert equal(one, kept) and not equal(one, two) and equal(request.infer(first), one)
 
 
-def test_a_loop_waits_before_it_changes_arguments():
+def test_a_loop_changes_arguments_between_its_turns():
     model = parser.parse_model(LOOP)
     core = Core({"ENABLE_LOOP_UNROLLING": "NO"})
     inputs = feed(model)
@@ -164,6 +239,35 @@ def test_requests_run_side_by_side():
     for thread in threads:
         thread.join(120)
     assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+# ---- loads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_compiles_and_an_inference_does_not(monkeypatch):
+    model = models.transformer(layers=1, hidden=48, heads=4, length=9)
+    made = compiled(model)
+    (plan,) = made.program.plans
+    kernels = [step.kernel for step in plan.steps if not step.optimized_out]
+    assert kernels and all("programs" in vars(kernel) for kernel in kernels)
+    monkeypatch.setattr(NativeDevice, "build", lambda *given: pytest.fail("it was compiled when it ran"))
+    monkeypatch.setattr(NativeDevice, "begin_build", lambda *given: pytest.fail("it was compiled when it ran"))
+    made(feed(model))
+
+
+def test_what_the_compiler_refuses_is_told_with_the_node(monkeypatch):
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+g (float[3, 5] x) => (float[3, 5] y) { [steep] y = Elu <alpha = 0.123> (x) }""")
+
+    def broken(programs, source):
+        raise ExecutionError("the compiler refuses it")
+
+    monkeypatch.setattr(programs.Programs, "build", broken)
+    with pytest.raises(ExecutionError, match=re.escape("node 'steep' (Elu)")):
+        compiled(model, CACHE_DIR="")
+
+
+# ---- counters -------------------------------------------------------------------------------------------------------
 
 
 def test_counters_are_of_steps_in_one_launch():
@@ -195,31 +299,13 @@ def test_counters_of_equal_layers_are_alike():
     assert len(best) == 5 and max(best.values()) < 3 * min(best.values()) and 1e8 < flops < 1e14
 
 
-def test_where_a_launch_does_not_tell_times_every_step_is_one(monkeypatch):
-    monkeypatch.setattr(joined, "tick", lambda device: 0.0)
+@pytest.mark.parametrize("perf_count", ["YES", "NO"])
+def test_where_the_clock_is_uneven_counted_steps_are_launches(monkeypatch, perf_count):
+    monkeypatch.setattr(NativeDevice, "tick", 0.0)
     model = models.transformer(layers=1, hidden=48, heads=4, length=9)
-    request = compiled(model, PERF_COUNT="YES").create_infer_request()
+    request = compiled(model, PERF_COUNT=perf_count).create_infer_request()
     inputs = feed(model)
-    assert launches(request, inputs) > 5 and len(request.get_profiling_info()) > 5
-
-
-def test_a_compiler_that_refuses_costs_nothing_but_a_warning(monkeypatch, caplog):
-    monkeypatch.setattr(Joined, "source", lambda self: "this is no C")
-    model = parser.parse_model(DYNAMIC)
-    inputs = feed(model, n=5)
-    with caplog.at_level("WARNING"):
-        got = compiled(model, CACHE_DIR="")(inputs)
-    assert "cannot be launched together" in caplog.text
-    assert equal(got, compiled(model, JOIN_LAUNCHES="NO")(inputs))
-
-
-def test_the_program_depends_on_the_set_of_kernels_alone():
-    model = onnx.load_model_from_string(models.transformer(layers=1, hidden=48, heads=4, length=9).SerializeToString())
-    deeper = models.transformer(layers=2, hidden=48, heads=4, length=9)
-    texts = []
-    for each in (model, deeper):
-        request = compiled(each).create_infer_request()
-        request.infer(feed(each))
-        (run,) = [run for plan in request.model.program.plans for run in plan.runs.values()]
-        texts.append(run.library.source())
-    assert texts[0] == texts[1]
+    count = launches(request, inputs)
+    rows = [row for row in request.get_profiling_info() if row.calls]
+    assert (count > 5 and len(rows) > 5) if perf_count == "YES" else count == 1
+    assert all(row.device_seconds > 0 for row in rows)

@@ -32,6 +32,13 @@ EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 class NativeQueue(CQueue):
     """Kernels run inside the call that launches them."""
 
+    def __init__(self, device: NativeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def rouse(self) -> None:
+        self._device.pool.rouse(self._device.target.units)
+
     def finish(self) -> None:
         if self.pending:
             self.pending = False
@@ -144,7 +151,7 @@ class NativeDevice(CDevice):
         self.pool.bind(mode)
 
     def queue(self) -> NativeQueue:
-        return NativeQueue()
+        return NativeQueue(self)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)

@@ -77,18 +77,23 @@ class Programs:
             if future is not None and future.done() and future.exception() is not None:
                 future = None  # it may have been a full disk
             if future is None:
-                future = self._kept[source] = Future()
-                found = self._load(source)
-                if found is not None:
-                    future.set_result(found)
-                else:
-                    context = copy_context()
-                    threading.Thread(target=context.run, args=(self._compile, source, future), daemon=True).start()
+                future = self._obtain(source)
+                self._kept[source] = future  # not before: who is interrupted leaves nothing that nobody will finish
                 while len(self._kept) > MOST:
                     gone, _ = self._kept.popitem(last=False)
                     self._stored.pop(gone, None)
             self._kept.move_to_end(source)
             return future
+
+    def _obtain(self, source: str) -> Future[Program]:
+        future: Future[Program] = Future()
+        found = self._load(source)
+        if found is not None:
+            future.set_result(found)
+        else:
+            context = copy_context()
+            threading.Thread(target=context.run, args=(self._compile, source, future), daemon=True).start()
+        return future
 
     def _key(self, source: str) -> dict[str, str]:
         return {

@@ -112,6 +112,9 @@ class Queue(ABC):
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
 
+    def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
+        """Have the device ready at once for what is timed next, as it is in the middle of a network."""
+
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
         first, *others = calls
@@ -232,7 +235,8 @@ class Device(ABC):
 
     def lent(self, context: Any, queue: Any) -> Device:
         """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
-        raise DeviceError(f"{self.name} takes no context and no queue of a caller's")
+        raise DeviceError(f"{self.name} takes no context and no queue of a caller's",
+                          hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
         """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""

@@ -57,6 +57,10 @@ INLINE f64 as_f64(u64 x) { return __builtin_bit_cast(f64, x); }
 INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
 #define f64_of(name) __builtin_##name
 #define fmod_f32 __builtin_fmodf
+/* conversions are instructions; elsewhere the compiler would call a function for each number */
+#if defined(__F16C__) || defined(__aarch64__)
+#define HALF _Float16
+#endif
 """
 
 VECTORS = """
@@ -65,11 +69,17 @@ VECTORS = """
 #define STOREV(p, v) (*(GLOBAL VU*)(p) = (v))
 """
 
+#: Both forms agree bit by bit, whether or not denormals count as zero: those of halves are normal numbers in f32. A
+#: NaN keeps its sign and the highest bits of its payload, and is quiet.
 CONVERSIONS = """
+#ifdef HALF
+INLINE f32 f16_load(u16 h) { return (f32)CAST_BITS(h, HALF); }
+INLINE u16 f16_store(f32 f) { return CAST_BITS((HALF)f, u16); }
+#else
 INLINE f32 f16_load(u16 h) {
   u32 e = (h >> 10) & 31, m = h & 1023, s = (u32)(h & 0x8000) << 16;
   u32 n = ((e + 112) << 23) | (m << 13);
-  n = e == 31 ? 0x7f800000u | (m << 13) : n;
+  n = e == 31 ? (m ? 0x7fc00000u : 0x7f800000u) | (m << 13) : n;
   n = e == 0 ? as_u32((f32)(i32)m * 5.9604644775390625e-8f) : n;
   return as_f32(n | s);
 }
@@ -79,9 +89,10 @@ INLINE u16 f16_store(f32 f) {
   f32 t = as_f32(u < 0x38800000u ? u : 0);
   n = u < 0x38800000u ? (u32)(i32)__builtin_rintf(t * 16777216.0f) : n;
   n = r >= 0x47800000u ? 0x7c00 : n;
-  n = u > 0x7f800000u ? 0x7e00 : n;
+  n = u > 0x7f800000u ? 0x7e00 | (u >> 13 & 0x1ff) : n;
   return (u16)(n | s);
 }
+#endif
 INLINE f32 bf16_load(u16 h) { return as_f32((u32)h << 16); }
 INLINE u16 bf16_store(f32 f) {
   u32 u = as_u32(f), n = (u + 0x7fff + ((u >> 16) & 1)) >> 16;

@@ -96,7 +96,9 @@ class Settings:
         "AUTO", "instruction set that the CPU device compiles for (AUTO: the best that the processor has)",
         values=_words("AUTO", "X86-64", "X86-64-V2", "X86-64-V3", "X86-64-V4", "ARMV8-A"),
     )
-    cpu_compiler: str = _setting("", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)")
+    cpu_compiler: str = _setting(
+        "", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)"
+    )
     performance_hint: str = _setting(
         "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
         "CUMULATIVE_THROUGHPUT: that on all devices of AUTO",

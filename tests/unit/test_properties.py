@@ -22,7 +22,7 @@ from tunewright.plugins.single import SingleDevice, open_device, streams
 from tunewright.runtime.usage import usage
 from tunewright.settings import Settings
 
-opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
+kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 COUNT = 96
 
 
@@ -96,7 +96,7 @@ def test_what_devices_of_a_kind_have_is_a_gpus_alone() -> None:
     }  # fmt: skip
 
 
-@opencl
+@kernels
 def test_capabilities_are_what_there_are_kernels_for() -> None:
     mine = metrics.capabilities(open_device("CPU"))
     assert set(mine) == {"FP32", "FP16", "BF16", "INT8", "WINOGRAD"}

@@ -353,7 +353,7 @@ class OpenCLDevice(CDevice):
 
 def _target(device: Any) -> Target:
     software = (
-        ("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version),
+        ("runtime", device.platform.name), ("driver", device.driver_version), ("version", device.version),
     )  # fmt: skip
     if not is_cpu(device):
         arch = device.vendor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -103,6 +104,14 @@ class NativeDevice(CDevice):
         self._lock = threading.Lock()
         self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
         self._variants[self.level.name, self._named, self.pool.cores] = self
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        """Whoever held the lock in the parent is not here."""
+        lock = threading.Lock()
+        for made in list(self._variants.values()):
+            made._lock = lock
 
     def _compile_for(self, level: Level, named: str) -> None:
         """Have another instruction set, or another compiler."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, InputError
+from ..errors import DeviceError, InputError, SettingsError
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -211,6 +211,9 @@ class Device(ABC):
     family: str
     #: among implementations that offer the same device name, the highest wins
     priority: int = 0
+    #: what people call its devices where there are none, and what those would be called here, as in ``GPU.*``
+    title: str = ""
+    offers: tuple[str, ...] = ()
 
     name: str
     target: Target
@@ -233,6 +236,11 @@ class Device(ABC):
     @abstractmethod
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        """The setting because of which it offers nothing: whoever asks for such a device is told, and gets no other."""
+        return None
 
     @classmethod
     def unusable(cls) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -9,17 +10,19 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError
+from ...errors import DeviceError, ExecutionError, SettingsError
 from .. import building
 from . import isa
 
 #: the oldest clang that knows everything that kernels use
 OLDEST = 15
+#: the newest that is looked for by its number
+_NEWEST = 39
 #: what to do where there is no compiler
 REMEDY = "install one: pip install ziglang (or clang 15 or newer, or name one with CPU_COMPILER)"
 #: Looking for stores that nobody reads took half of the time of a convolution, and found the same ones.
@@ -61,7 +64,7 @@ class Compiler:
 
     def build(self, text: str, flags: Sequence[str], label: str = "kernel") -> bytes:
         """The shared object of a text, in C or in OpenCL C. ExecutionError says what the compiler says."""
-        with tempfile.TemporaryDirectory(prefix="tunewright-") as folder:
+        with _folder(label) as folder:
             source, made, shared = (os.path.join(folder, name) for name in ("kernel.c", "kernel.o", "kernel.so"))
             flags = [*flags]
             if text.startswith(OPENCL_C):
@@ -102,21 +105,42 @@ class Compiler:
             raise ExecutionError(f"{self.version} cannot compile {label}: {text[:2000] or process.returncode}")
 
 
+@contextlib.contextmanager
+def _folder(label: str) -> Iterator[str]:
+    """A folder to compile in. ExecutionError where files cannot be written."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="tunewright-") as folder:
+            yield folder
+    except OSError as error:
+        raise ExecutionError(f"compiling {label} needs temporary files, which cannot be written: {error}",
+                             hint="TMPDIR may name another folder") from None  # fmt: skip
+
+
 @cache
 def find(named: str = "") -> Compiler:
-    """The compiler to use; ``named``: what CPU_COMPILER says. DeviceError when there is none."""
+    """The compiler to use; ``named``: what CPU_COMPILER says, of which a mistake is a SettingsError. DeviceError when
+    there is none."""
     if named:
         path = shutil.which(named)
         if path is None:
-            raise DeviceError(f"there is no program {named!r}", where="CPU_COMPILER", hint="name a clang, or unset it")
-        return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path, "CPU_COMPILER")
+            raise SettingsError(f"there is no program {named!r}", where="CPU_COMPILER",
+                                hint="name a clang, or unset it")  # fmt: skip
+        made = _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path)
+        if isinstance(made, str):
+            raise SettingsError(made, where="CPU_COMPILER", hint=f"name a clang {OLDEST} or newer, or unset it")
+        return made
     zig = _zig_of_wheel()
-    if zig is not None:
-        return _zig(zig)
-    path = shutil.which("clang")
-    if path is not None:
-        return _clang(path)
-    raise DeviceError("there is no C compiler", hint=REMEDY)
+    made = _zig(zig) if zig is not None else ""
+    if isinstance(made, Compiler):
+        return made
+    why = made or "there is no C compiler"
+    for name in ("clang", *(f"clang-{number}" for number in range(_NEWEST, OLDEST - 1, -1))):
+        path = shutil.which(name)
+        made = why if path is None else _clang(path)
+        if isinstance(made, Compiler):
+            return made
+        why = made
+    raise DeviceError(why, hint=REMEDY)
 
 
 def _zig_of_wheel() -> Path | None:
@@ -128,24 +152,27 @@ def _zig_of_wheel() -> Path | None:
     return None
 
 
-def _zig(path: Path) -> Compiler:
+def _zig(path: Path) -> Compiler | str:
     """Zig's binary is clang and lld as well; called so, it needs neither a home folder nor a cache."""
     try:
         version = importlib.metadata.version("ziglang") if _zig_of_wheel() == path else _said(str(path), "version")
     except importlib.metadata.PackageNotFoundError:  # a folder without its metadata
         version = _said(str(path), "version")
+    if not version[:1].isdigit():
+        return f"{path} is not zig"
     target = f"--target={_TARGETS[isa.machine()]}"
     link = (str(path), "ld.lld", "-shared", *_LINKING)
     return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path))
 
 
-def _clang(path: str, where: str = "PATH") -> Compiler:
+def _clang(path: str) -> Compiler | str:
+    """The clang at a path, or why it will not do."""
     said = _said(path, "--version")
     found = re.search(r"clang version (\d+)[\w.]*", said)
     if found is None:
-        raise DeviceError(f"{path} is not clang", where=where, hint=REMEDY)
+        return f"{path} is not clang"
     if int(found[1]) < OLDEST:
-        raise DeviceError(f"{path} is {found[0]}, which is too old", where=where, hint=REMEDY)
+        return f"{path} is {found[0]}, which is too old"
     link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
     return Compiler((path,), link, found[0].replace(" version", ""), _identity(Path(path)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError
+from ...errors import DeviceError, SettingsError
 from ...settings import Settings
 from ..base import Device, Queue, Target, address
 from ..c_device import NOTHING, CDevice, CLaunch, CQueue
@@ -76,15 +76,28 @@ class NativeDevice(CDevice):
     priority = 20
     dialect = "c"
     links = True
+    title = "CPU.NATIVE"
+    offers = ("CPU", "CPU.NATIVE")
 
     @classmethod
     def available(cls) -> list[str] | str:
         settings = Settings.from_environment()
         try:
             level = processor().level(settings.cpu_isa)
-        except DeviceError as error:
-            return error.what + (f"; {error.hint}" if error.hint else "")
-        return why_not(level, settings.cpu_compiler) or ["CPU", "CPU.NATIVE"]
+            return why_not(level, settings.cpu_compiler) or [*cls.offers]
+        except (DeviceError, SettingsError) as error:
+            return str(error)
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        settings = Settings.from_environment()
+        try:
+            processor().level(settings.cpu_isa)
+        except SettingsError as error:
+            return error
+        except DeviceError:
+            pass
+        return None
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name

@@ -21,7 +21,7 @@ from ..host import cache_sizes, cpu_name
 from . import compiler, isa
 from .compiler import Compiler
 from .isa import Level
-from .objects import Loaded, file_of
+from .objects import Loaded, file_of, private_file
 from .programs import Programs
 
 _HERE = Path(__file__).parent
@@ -90,12 +90,22 @@ def processor() -> Processor:
     try:
         runtime = Programs(["-DRUNTIME"], found, "thread pool").build(text).loaded
     except ExecutionError as error:
-        raise DeviceError(error.what, hint=error.hint) from error
+        if found is None:
+            raise _without_compiler() from None
+        raise DeviceError(error.what, hint=error.hint) from None
     words = np.zeros(_WORDS, np.uint64)
     runtime.library.processor_features(ctypes.c_void_p(words.ctypes.data))
     features = isa.features([int(word) for word in words], architecture)
     levels = isa.executable(features, architecture)
     return Processor(_name(int(words[0]), architecture), tuple(levels), runtime)
+
+
+def _without_compiler() -> DeviceError:
+    try:
+        compiler.find()
+    except DeviceError as error:
+        return DeviceError(f"{error.what}, and nothing that was compiled is in the cache", hint=error.hint)
+    return DeviceError("the C compiler is gone")
 
 
 @cache
@@ -122,14 +132,24 @@ def why_not(level: Level, named: str) -> str:
 
 def _try(binary: bytes) -> str:
     """What goes wrong when a process of its own runs the probe; empty: nothing."""
-    with file_of(binary, "probe") as (path, handles):
+    said = ""
+    for opened in (file_of, private_file):
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _RUN.format(count=_COUNT), path], pass_fds=handles,
-                capture_output=True, timeout=60, check=False,
-            )  # fmt: skip
+            with opened(binary, "probe") as (path, handles):
+                said = _ends(path, handles)
         except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+            said = str(error)
+        if "cannot open shared object" not in said and "failed to map segment" not in said and "Errno" not in said:
+            break  # else the system has no such files, or runs no code from them
+    return said
+
+
+def _ends(path: str, handles: tuple[int, ...]) -> str:
+    """What a process says that runs the probe."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _RUN.format(count=_COUNT), path], pass_fds=handles, capture_output=True,
+        timeout=60, check=False,
+    )  # fmt: skip
     if done.returncode < 0:
         return f"it ended with {signal.Signals(-done.returncode).name}"
     if done.returncode == 3:

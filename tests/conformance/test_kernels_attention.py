@@ -210,7 +210,7 @@ def test_encoder_configs() -> None:
 
 
 @pytest.mark.parametrize("more", [
-    {"attrs": {"is_causal": 1}}, {"attrs": {"softcap": 1.0}}, {"mask": (7, 19)}, {"outputs": 4}, {"size": 12},
+    {"attrs": {"is_causal": 1}}, {"attrs": {"softcap": 1.0}}, {"mask": (7, 19)}, {"outputs": 4}, {"size": 10},
     {"queries": 2}, {"keys": 9000},
 ])  # fmt: skip
 def test_what_encoders_do_not_do(more: dict[str, Any]) -> None:

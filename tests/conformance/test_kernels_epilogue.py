@@ -58,7 +58,7 @@ class Tiles(CSolver):
             channel, offset, lanes = "r % ((C + LANES - 1) / LANES) * LANES + l", "(r * W + t) * LANES + l", "LANES"
             grid = [n * -(-c // BLOCK), w]
         else:
-            channel, offset, lanes = "r % C", "r * W + t * LANES + l", "min(LANES, W - t * LANES)"
+            channel, offset, lanes = "r % C", "r * W + t * LANES + l", "(W - t * LANES < LANES ? W - t * LANES : LANES)"
             grid = [n * c, -(-w // BLOCK)]
         source.add(f"{main} tile[LANES];")
         source.add(f"for (int l = 0; l < {lanes}; l++) tile[l] = -{source.load('x', offset)};")

@@ -173,33 +173,30 @@ def test_a_request_that_was_interrupted_can_be_used_again():
 
 
 def _in_a_fork(results, compiled, made):
-    signal.alarm(20)
+    signal.alarm(60)
+    x = normal(1 << 20)  # enough to be shared among threads
     for use in (lambda: compiled, lambda: tunewright.Core().compile_model(made, "CPU")):
-        try:
-            use()({"x": normal(1 << 22)})  # few elements would run without threads, also here
-            results.put("it ran")
-        except tunewright.DeviceError as error:
-            results.put(str(error))
-    results.put(tunewright.Core().compile_model(made, "CPU.HOST")({"x": -np.ones(4, np.float32)})["y"].tolist())
+        results.put(bool(np.array_equal(use()({"x": x})["y"], np.maximum(x, 0))))
+    other = model("net (float[N] x) => (float[N] y) { y = Neg(x) }")  # a kernel that nobody has loaded
+    results.put(bool(np.array_equal(tunewright.Core().compile_model(other, "CPU")({"x": x})["y"], -x)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_is_told_and_does_not_hang():
+def test_a_fork_works_and_does_not_hang():
+    """As servers fork workers that share a model, in the midst of what other threads do."""
     made = model("net (float[N] x) => (float[N] y) { y = Relu(x) }")
     compiled = tunewright.Core().compile_model(made, "CPU")
-    compiled({"x": normal(4)})
+    compiled({"x": normal(1 << 20)})
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     child = context.Process(target=_in_a_fork, args=(results, compiled, made))
     # as if other threads compiled and stored kernels just now: nobody lets go of their locks in the fork
     with compiled.env.device._programs._lock, KernelCache.of(compiled.settings)._lock:
         child.start()
-    child.join(30)
+    child.join(60)
     assert child.exitcode == 0
-    for _ in range(2):
-        assert "was forked from one that had opened the device" in results.get()
-    assert results.get() == [0, 0, 0, 0], "the host works there"
+    assert [results.get() for _ in range(3)] == [True] * 3
     assert np.array_equal(compiled({"x": -np.ones(3, np.float32)})["y"], np.zeros(3)), "and the parent goes on"
 
 

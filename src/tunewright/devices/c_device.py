@@ -67,8 +67,6 @@ class CDevice(Device):
 
     #: "c" or "opencl": which prelude makes a text complete
     dialect: str
-    #: kernels are linked: any number of them is one call
-    links: bool = False
 
     @abstractmethod
     def queue(self) -> CQueue: ...

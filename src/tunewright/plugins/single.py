@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from .. import discovery
@@ -58,19 +58,42 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
 
 def open_device(name: str, settings: Settings | None = None) -> Device:
     """The device of that name, opened once per process, as settings want it (the environment's, if None)."""
-    names, reasons = available()
     key = name.upper()
-    key = f"{key}.0" if key not in names and f"{key}.0" in names else key
     if key.partition(":")[0] in SEVERAL:
         raise DeviceError(f"{name}: a single device is wanted here", hint=f"name one of {_singles(name)}")
-    if key not in names:
-        real = key.startswith(("CPU", "GPU"))  # else nobody would have had it
-        why = "; ".join(f"{k}: {v}" for k, v in reasons.items() if real)
-        raise DeviceError(
-            f"there is no device {name!r}" + (f" ({why})" if why else ""),
-            hint=f"the devices are {', '.join(visible())}",
-        )
-    return _opened(key).configured(settings or Settings.from_environment())
+    ways = key, f"{key}.0"
+    found = next((spelt for spelt in ways if serving(spelt)), None)
+    if found is None:  # an extension may offer any name
+        names, reasons = available()
+        found = next((spelt for spelt in ways if spelt in names), None)
+        if found is None:
+            raise _missing(name, reasons)
+    return _opened(found).configured(settings or Settings.from_environment())
+
+
+@cache
+def serving(name: str) -> type[Device] | None:
+    """The implementation that serves exactly this name. As few are asked as possible: to find devices takes OpenCL's
+    runtimes and torch time and memory."""
+    kind = name.partition(".")[0]
+    for implementation in sorted(families().values(), key=lambda family: -family.priority):
+        if implementation.kinds is None or kind in implementation.kinds:
+            found = implementation.available()
+            if not isinstance(found, str) and name in found:
+                return implementation
+    return None
+
+
+def _missing(name: str, reasons: Mapping[str, str]) -> DeviceError:
+    """There is no such device: why, and which there are."""
+    hint = f"the devices are {', '.join(visible(alternatives=True))}"
+    why = reasons.get(name.upper())
+    if why is not None:
+        return DeviceError(f"{name} cannot be used: {why}", hint=hint)
+    kind = name.upper().partition(".")[0]
+    able = {family for family, it in families().items() if it.kinds is None or kind in it.kinds}
+    said = "; ".join(f"{k}: {v}" for k, v in reasons.items() if k in able or k.startswith(kind))
+    return DeviceError(f"there is no device {name!r}" + (f" ({said})" if said else ""), hint=hint)
 
 
 def _singles(device: str) -> str:
@@ -81,7 +104,7 @@ def _singles(device: str) -> str:
 
 @cache
 def _opened(key: str) -> Device:
-    return available()[0][key](key)
+    return (serving(key) or available()[0][key])(key)
 
 
 def visible(alternatives: bool = False) -> list[str]:

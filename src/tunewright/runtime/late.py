@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..devices.base import Device, Queue
+from ..devices.base import Queue
 from ..errors import ExecutionError, LockError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
@@ -58,8 +58,8 @@ class LateKernel(Kernel):
     #: kernels kept, the least recently used one is dropped
     MOST: ClassVar[int] = 16
 
-    def __init__(self, node: Node, env: Environment, device: Device) -> None:
-        self.node, self.env, self.device = node, env, device
+    def __init__(self, node: Node, env: Environment) -> None:
+        self.node, self.env = node, env
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -67,7 +67,7 @@ class LateKernel(Kernel):
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
-            kernel = self.env.compile(self.choose(problem), problem, self.device)
+            kernel = self.env.compile(self.choose(problem), problem)
             self.env.prepare(kernel)
         self._kernels[problem.key()] = kernel
         if len(self._kernels) > self.MOST:
@@ -83,7 +83,7 @@ class LateKernel(Kernel):
     def choose(self, problem: Problem) -> Choice:
         where = f"node {self.node.name!r} ({self.node.op})"
         try:
-            return self.env.tuner.choose(problem, self.device)
+            return self.env.tuner.choose(problem, self.env.device)
         except LockError as error:
             raise LockError(error.what, where=where, hint=error.hint) from error
         except UnsupportedError as error:

@@ -24,7 +24,7 @@ from ..ir.types import DType, SequenceType, TensorType, Type
 from ..passes.base import Context, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
-from ..solvers.base import Array, Kernel, Library, Packing, Problem
+from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .phases import Phases
 from .plan import Plan
@@ -39,25 +39,24 @@ class Environment:
     settings: Settings
     context: Context
     #: kernels that some plan still uses
-    kernels: WeakValueDictionary[tuple[str, str, str, int], Kernel] = field(default_factory=WeakValueDictionary)
+    kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int | Stored, str], Packed] = field(default_factory=WeakValueDictionary)
     #: what making plans took so far
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compile(self, choice: Choice, problem: Problem, device: Device | None = None) -> Kernel:
-        """The kernel for a choice (on a plan's own device, if given); equal problems share one. See `prepare`."""
-        device = device or self.device
-        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())), id(device))
+    def compile(self, choice: Choice, problem: Problem) -> Kernel:
+        """The kernel for a choice; equal problems share one. See `prepare`."""
+        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
                 with self._building():
-                    kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
+                    kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
 
-    def prepare(self, kernel: Kernel | Library) -> None:
+    def prepare(self, kernel: Kernel) -> None:
         """Compile what a kernel needs to run."""
         with self.phases("kernels"), self._lock, self._building():
             kernel.prepare()
@@ -100,10 +99,6 @@ class Packed:
         return self._job.result()
 
 
-#: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
-Libraries: TypeAlias = dict[Device, list[Library]]
-
-
 def like_nothing(array: Array) -> Array:
     """What an array was like, without its memory."""
     return np.broadcast_to(np.zeros((), array.dtype), array.shape)
@@ -126,9 +121,8 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment, libraries: Libraries | None = None) -> None:
+    def __init__(self, graph: Graph, env: Environment) -> None:
         self.graph, self.env = graph, env
-        self.libraries: Libraries = {} if libraries is None else libraries
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -193,10 +187,8 @@ class Program:
                 value.type = type
         with self.env.phases("passes"):
             run_passes(graph, SPECIALISE, self.env.context)
-        # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
-        threads = any(plan.device is self.env.device for plan in self._plans.values())
         with self.env.phases("planning"):
-            return lower(graph, self.env, self.libraries, inline=not threads, only=only)
+            return lower(graph, self.env, only)
 
 
 def type_of(value: Any) -> Type | None:

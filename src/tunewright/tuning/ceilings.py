@@ -167,7 +167,7 @@ class _Probe:
         self.gpu, self.lanes = device.target.device == "gpu", device.target.vector_bytes // 4
         units = max(device.target.units, 1)
         self.group = GPU_LOCAL if self.gpu else 1
-        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else 1 if device.confined else CPU_ITEMS)
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
         self.out = device.alloc(4 * self.items)
 
     def ceilings(self) -> Ceilings:

@@ -6,10 +6,11 @@ import math
 import os
 from pathlib import Path
 
-from ..affinity import nodes
+from ..building import cpu_list
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_NODES = Path("/sys/devices/system/node")
 
 
 def allowed() -> list[int]:
@@ -17,6 +18,15 @@ def allowed() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def nodes(folder: Path = _NODES) -> list[set[int]]:
+    """The cores of each node of memory that this process may use; none where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    mine = os.sched_getaffinity(0)
+    found = [cpu_list(file.read_text("ascii")) & mine for file in sorted(folder.glob("node[0-9]*/cpulist"))]
+    return [cores for cores in found if cores]
 
 
 def quota(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError, SettingsError
+from ...errors import DeviceError
 from ...settings import Settings
 from ..base import Device, Queue, Target, address
 from ..c_device import NOTHING, CDevice, CLaunch, CQueue
@@ -30,6 +31,13 @@ EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 class NativeQueue(CQueue):
     """Kernels run inside the call that launches them."""
+
+    def __init__(self, device: NativeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def rouse(self) -> None:
+        self._device.pool.rouse(self._device.target.units)
 
     def finish(self) -> None:
         if self.pending:
@@ -74,30 +82,17 @@ class NativeDevice(CDevice):
 
     family = "native"
     priority = 20
+    kinds = ("CPU",)
     dialect = "c"
-    links = True
-    title = "CPU.NATIVE"
-    offers = ("CPU", "CPU.NATIVE")
 
     @classmethod
     def available(cls) -> list[str] | str:
         settings = Settings.from_environment()
         try:
             level = processor().level(settings.cpu_isa)
-            return why_not(level, settings.cpu_compiler) or [*cls.offers]
-        except (DeviceError, SettingsError) as error:
-            return str(error)
-
-    @classmethod
-    def mistake(cls) -> SettingsError | None:
-        settings = Settings.from_environment()
-        try:
-            processor().level(settings.cpu_isa)
-        except SettingsError as error:
-            return error
-        except DeviceError:
-            pass
-        return None
+        except DeviceError as error:
+            return error.what + (f"; {error.hint}" if error.hint else "")
+        return why_not(level, settings.cpu_compiler) or ["CPU", "CPU.NATIVE"]
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
@@ -109,6 +104,14 @@ class NativeDevice(CDevice):
         self._lock = threading.Lock()
         self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
         self._variants[self.level.name, self._named, self.pool.cores] = self
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        """Whoever held the lock in the parent is not here."""
+        lock = threading.Lock()
+        for made in list(self._variants.values()):
+            made._lock = lock
 
     def _compile_for(self, level: Level, named: str) -> None:
         """Have another instruction set, or another compiler."""
@@ -148,7 +151,7 @@ class NativeDevice(CDevice):
         self.pool.bind(mode)
 
     def queue(self) -> NativeQueue:
-        return NativeQueue()
+        return NativeQueue(self)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)

@@ -201,7 +201,7 @@ def _power(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> s
     assert exponent is not None
     if out.is_float:
         return f"{COMPUTE[out]}_pow({x}, ({COMPUTE[out]}){y})"
-    real = convert(f"pow((f64){x}, (f64){y})", DType.FLOAT64, out)
+    real = convert(f"f64_of(pow)((f64){x}, (f64){y})", DType.FLOAT64, out)
     if exponent.is_float:
         return real
     whole = _wrapped(f"i64_pow({x}, (i64)({COMPUTE[out]}){y})", out)
@@ -218,7 +218,7 @@ def _sign(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> st
 
 
 def _erf(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    return f"{COMPUTE[out]}_erf({a[0]})" if out.is_float else convert(f"erf((f64){a[0]})", DType.FLOAT64, out)
+    return f"{COMPUTE[out]}_erf({a[0]})" if out.is_float else convert(f"f64_erf((f64){a[0]})", DType.FLOAT64, out)
 
 
 # -- bits -------------------------------------------------------------------------------------------------------------

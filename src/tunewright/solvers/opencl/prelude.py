@@ -1,9 +1,8 @@
 """What every kernel's source begins with: the words of the dialect, element types, conversions, and mathematics.
 
 The mathematics is plain arithmetic, so that a loop over elements is vectorised; f32 functions are good to five units in
-the last place. PoCL's own library functions (exp, fmin, rint, ...) are calls, which keeps the loop scalar (15 times
-slower); on 512-bit vectors some of them even crash. The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their
-like become instructions and are fine.
+the last place. Library functions (exp, fmin, rint, ...) are calls, which keep the loop scalar (15 times slower). The
+compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like become instructions and are fine.
 """
 
 from __future__ import annotations
@@ -58,6 +57,10 @@ INLINE f64 as_f64(u64 x) { return __builtin_bit_cast(f64, x); }
 INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
 #define f64_of(name) __builtin_##name
 #define fmod_f32 __builtin_fmodf
+/* conversions are instructions; elsewhere the compiler would call a function for each number */
+#if defined(__F16C__) || defined(__aarch64__)
+#define HALF _Float16
+#endif
 """
 
 VECTORS = """
@@ -66,11 +69,17 @@ VECTORS = """
 #define STOREV(p, v) (*(GLOBAL VU*)(p) = (v))
 """
 
+#: Both forms agree bit by bit, whether or not denormals count as zero: those of halves are normal numbers in f32. A
+#: NaN keeps its sign and the highest bits of its payload, and is quiet.
 CONVERSIONS = """
+#ifdef HALF
+INLINE f32 f16_load(u16 h) { return (f32)CAST_BITS(h, HALF); }
+INLINE u16 f16_store(f32 f) { return CAST_BITS((HALF)f, u16); }
+#else
 INLINE f32 f16_load(u16 h) {
   u32 e = (h >> 10) & 31, m = h & 1023, s = (u32)(h & 0x8000) << 16;
   u32 n = ((e + 112) << 23) | (m << 13);
-  n = e == 31 ? 0x7f800000u | (m << 13) : n;
+  n = e == 31 ? (m ? 0x7fc00000u : 0x7f800000u) | (m << 13) : n;
   n = e == 0 ? as_u32((f32)(i32)m * 5.9604644775390625e-8f) : n;
   return as_f32(n | s);
 }
@@ -80,9 +89,10 @@ INLINE u16 f16_store(f32 f) {
   f32 t = as_f32(u < 0x38800000u ? u : 0);
   n = u < 0x38800000u ? (u32)(i32)__builtin_rintf(t * 16777216.0f) : n;
   n = r >= 0x47800000u ? 0x7c00 : n;
-  n = u > 0x7f800000u ? 0x7e00 : n;
+  n = u > 0x7f800000u ? 0x7e00 | (u >> 13 & 0x1ff) : n;
   return (u16)(n | s);
 }
+#endif
 INLINE f32 bf16_load(u16 h) { return as_f32((u32)h << 16); }
 INLINE u16 bf16_store(f32 f) {
   u32 u = as_u32(f), n = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -166,9 +176,9 @@ INLINE f32 f32_softplus(f32 x) {
   bool far = e > 0.41421356f;
   return (x < 0.0f ? 0.0f : x) + f32_log_near(far ? 0.5f * (e - 1.0f) : e, far ? 1.0f : 0.0f);
 }
-/* odd over even; 1 from 8.2 on */
+/* odd over even; exactly 1 from the bound on, whether or not sums of products are rounded once */
 INLINE f32 f32_tanh(f32 x) {
-  f32 c = x > 8.2f ? 8.2f : x; c = c < -8.2f ? -8.2f : c;
+  f32 c = x > 8.4375f ? 8.4375f : x; c = c < -8.4375f ? -8.4375f : c;
   f32 s = c * c, p = -2.76076847742355e-16f, q = 1.19825839466702e-06f;
   p = p * s + 2.00018790482477e-13f; p = p * s - 8.60467152213735e-11f; p = p * s + 5.12229709037114e-08f;
   p = p * s + 1.48572235717979e-05f; p = p * s + 6.37261928875436e-04f; p = p * s + 4.89352455891786e-03f;
@@ -182,9 +192,9 @@ INLINE f32 f32_mish(f32 x) {
   f32 e = f32_exp(x > 20.0f ? 20.0f : x), w = e * (e + 2.0f);
   return x * (w / (w + 2.0f));
 }
-/* odd over even; 1 from 3.84 on */
+/* odd over even; exactly 1 from the bound on, as above */
 INLINE f32 f32_erf(f32 x) {
-  f32 c = x > 3.84f ? 3.84f : x; c = c < -3.84f ? -3.84f : c;
+  f32 c = x > 3.875f ? 3.875f : x; c = c < -3.875f ? -3.875f : c;
   f32 s = c * c, p = 2.11676274e-6f, q = 3.88267472e-5f;
   p = p * s + 2.85824062e-4f; p = p * s + 3.66170565e-3f; p = p * s + 5.24443388e-2f;
   p = p * s + 1.87558144e-1f; p = p * s + 1.12837911f;

@@ -230,7 +230,7 @@ _ACTIVATIONS = """INLINE V sigmoid(V x) {
   return 1.0f / (1.0f + (e + e) * CAST_BITS((CAST_BITS(t, VI) << 23) + (126u << 23), V));
 }
 INLINE V tangent(V x) {
-  V c = x > 8.2f ? (V)(8.2f) : x; c = c < -8.2f ? (V)(-8.2f) : c;
+  V c = x > 8.4375f ? (V)(8.4375f) : x; c = c < -8.4375f ? (V)(-8.4375f) : c;
   V s = c * c, p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
   V q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
   p = p * s - 8.60467152213735e-11f; p = p * s + 5.12229709037114e-08f; p = p * s + 1.48572235717979e-05f;

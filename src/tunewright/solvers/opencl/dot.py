@@ -95,7 +95,7 @@ PREFETCH = """
 #endif
 #endif
 #ifndef PREFETCH
-#define PREFETCH(p)
+#define PREFETCH(p) ((void)(p))
 #endif
 """
 

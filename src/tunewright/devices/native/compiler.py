@@ -103,8 +103,8 @@ class Compiler:
         source, made = folder / "kernel.cl", folder / "kernel.bc"
         source.write_text(text, encoding="utf-8")
         of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
-        how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
-        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, "-c", str(source), "-o", str(made)], label)
+        how = [*of_both, *OPENCL_C_FLAGS, "-Xclang", "-disable-llvm-passes", "-emit-llvm"]
+        self._run([*self.compile, "-x", "cl", *how, "-c", str(source), "-o", str(made)], label)
         return str(made)
 
     def _run(self, command: list[str], label: str) -> None:

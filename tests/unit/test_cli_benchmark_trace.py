@@ -235,7 +235,7 @@ def test_microseconds_are_the_same_nanoseconds_again(first):
     assert any(int(n / 1000 * 1000) != n for n in numbers), "else a plain division would do"
 
 
-@needs_opencl
+@opencl_runtime.needs_opencl
 def test_copies_are_told_apart(model):
     device = opencl_runtime.device(shares_memory=False)
     read = tunewright.Core().read_model(model)

@@ -112,6 +112,9 @@ class Queue(ABC):
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
 
+    def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
+        """Have the device ready at once for what is timed next, as it is in the middle of a network."""
+
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
         first, *others = calls

@@ -61,9 +61,13 @@ def open_device(name: str, settings: Settings | None = None) -> Device:
     key = name.upper()
     if key.partition(":")[0] in SEVERAL:
         raise DeviceError(f"{name}: a single device is wanted here", hint=f"name one of {_singles(name)}")
-    found = next((spelt for spelt in (key, f"{key}.0") if serving(spelt)), None)
-    if found is None:
-        raise _missing(name, available()[1])
+    ways = key, f"{key}.0"
+    found = next((spelt for spelt in ways if serving(spelt)), None)
+    if found is None:  # an extension may offer any name
+        names, reasons = available()
+        found = next((spelt for spelt in ways if spelt in names), None)
+        if found is None:
+            raise _missing(name, reasons)
     return _opened(found).configured(settings or Settings.from_environment())
 
 
@@ -100,9 +104,7 @@ def _singles(device: str) -> str:
 
 @cache
 def _opened(key: str) -> Device:
-    implementation = serving(key)
-    assert implementation is not None, "asked before"
-    return implementation(key)
+    return (serving(key) or available()[0][key])(key)
 
 
 def visible(alternatives: bool = False) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,13 @@ EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 class NativeQueue(CQueue):
     """Kernels run inside the call that launches them."""
+
+    def __init__(self, device: NativeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def rouse(self) -> None:
+        self._device.pool.rouse(self._device.target.units)
 
     def finish(self) -> None:
         if self.pending:
@@ -96,6 +104,14 @@ class NativeDevice(CDevice):
         self._lock = threading.Lock()
         self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
         self._variants[self.level.name, self._named, self.pool.cores] = self
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        """Whoever held the lock in the parent is not here."""
+        lock = threading.Lock()
+        for made in list(self._variants.values()):
+            made._lock = lock
 
     def _compile_for(self, level: Level, named: str) -> None:
         """Have another instruction set, or another compiler."""
@@ -135,7 +151,7 @@ class NativeDevice(CDevice):
         self.pool.bind(mode)
 
     def queue(self) -> NativeQueue:
-        return NativeQueue()
+        return NativeQueue(self)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)

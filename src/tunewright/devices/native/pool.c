@@ -414,6 +414,16 @@ EXPORT void pool_bind(struct pool* p, int number, const u64* mask, int cpu) {
   POKE(&p->pinned, cpu >= 0);
 }
 
+/* Wake so many workers, and wait for them for 200 us at most: whatever runs next is helped from its beginning. */
+EXPORT void pool_rouse(struct pool* p, int count) {
+  int workers = PEEK(&p->workers);
+  if (count > workers) count = workers;
+  if (count < 1 || PEEK(&p->spin) < p->us * 10) return; /* they would not stay awake */
+  u64 begin = ticks();
+  call_workers(p, count, PEEK(&p->pinned) ? sched_getcpu() : -1);
+  while (PEEK(&p->sleepers) > workers - count && ticks() - begin < p->us * 200) RELAX();
+}
+
 static struct slot* claim(struct pool* p) {
   for (int k = 0; k < SLOTS; k++) {
     u32 expected = FREE;

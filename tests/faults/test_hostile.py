@@ -20,7 +20,7 @@ from tunewright import Core, LimitError, ModelError
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.settings import Settings
 
-#: what the interpreter, numpy, the kernel cache (whose names are digests) and the compiler may open whatever the model is
+#: what the interpreter, numpy, the kernel cache (whose names are digests) and the compiler may open for any model
 KERNELS = KernelCache.of(Settings.from_environment())
 ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", f"{tempfile.gettempdir()}/tunewright-",
              *([f"{KERNELS.folder}/"] if KERNELS else []))  # fmt: skip

@@ -77,7 +77,7 @@ def test_on_the_host(host: Isolated, how: str) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("how", cases(DEVICE, ("hang", "crash", "beyond")))
+@pytest.mark.parametrize("how", cases(DEVICE, ("hang", "crash", "beyond", "endless")))
 def test_in_c(device: Isolated, how: str) -> None:
     suffer(device, how, DEVICE[how])
 

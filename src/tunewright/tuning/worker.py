@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from .. import discovery
-from ..devices import kernel_cache
+from ..devices import building, kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
 from ..errors import DeviceError
@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))
     limit(int(memory))
+    building.stay_together()
     announced = Announced(channel)
     try:
         device = open_device(name)

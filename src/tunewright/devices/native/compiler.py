@@ -103,16 +103,16 @@ class Compiler:
         source, made = folder / "kernel.cl", folder / "kernel.bc"
         source.write_text(text, encoding="utf-8")
         of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
-        how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
-        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, "-c", str(source), "-o", str(made)], label)
+        how = [*of_both, *OPENCL_C_FLAGS, "-Xclang", "-disable-llvm-passes", "-emit-llvm"]
+        self._run([*self.compile, "-x", "cl", *how, "-c", str(source), "-o", str(made)], label)
         return str(made)
 
     def _run(self, command: list[str], label: str) -> None:
-        # Its own session: Ctrl-C is this process's to handle.
+        apart = building.is_apart()
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=apart,
             )  # fmt: skip
         except OSError as error:
             raise ExecutionError(f"the compiler {command[0]} cannot be run: {error.strerror or error}") from None
@@ -123,8 +123,11 @@ class Compiler:
             except subprocess.TimeoutExpired:
                 raise ExecutionError(f"compiling {label} took more than {PATIENCE} s", hint=REMEDY) from None
             finally:
-                if process.poll() is None:  # with whatever a wrapper has started
+                if process.poll() is None and apart:  # with whatever a wrapper has started
                     os.killpg(process.pid, signal.SIGKILL)
+                elif process.poll() is None:
+                    process.kill()
+        said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")  # reasons are kept, and the folder is not
         if process.returncode and _NO_SPACE in said:
             raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:

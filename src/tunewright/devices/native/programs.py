@@ -120,10 +120,10 @@ class Programs:
             self._stored.pop(gone, None)
 
     def _key(self, source: str) -> dict[str, str]:
+        opencl = OPENCL_C_FLAGS if is_opencl_c(source) else ()
         return {
             "container": kernel_cache.MAGIC.decode().strip(), "machine": isa.machine(),
-            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *(OPENCL_C_FLAGS if is_opencl_c(source) else ()), self._entry)),
-            "source": source,
+            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *opencl, self._entry)), "source": source,
         }  # fmt: skip
 
     def _load(self, source: str) -> Program | None:

@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ExecutionError
 from .base import Device, Queue
 
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 NOTHING = np.zeros(64, np.uint8)
+
+
+class NoCompiler(ExecutionError):
+    """A kernel is not in the cache, and nothing can be compiled here."""
 
 
 class CLaunch(ABC):

@@ -80,7 +80,7 @@ class CDevice(Device):
     def build(self, source: str) -> Any:
         """The program of a complete text; each is compiled once. ExecutionError says what the compiler says."""
 
-    def begin_build(self, sources: Sequence[str]) -> None:  # noqa: B027 (a device may compile when asked)
+    def begin_build(self, sources: Sequence[str]) -> None:
         """These programs will be wanted: a device that compiles in other processes begins."""
 
     @abstractmethod

@@ -178,7 +178,7 @@ class Programs:
                 return
             caches.append(wanted)
         files = {OBJECT: program.binary, COMPILER: self._compiler.identity.encode()}
-        wanted.put(self._key(source), files, f"{self._title}: {name_of(source)}")
+        wanted.put(self._key(source), files, self._title)
 
 
 def is_opencl_c(source: str) -> bool:

@@ -71,7 +71,7 @@ class LinkedLauncher(Launcher, Chained):
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
         for one, places in _costs(kernels, begins).items():
-            one.costs.pass_on(table, np.array(places))
+            one.costs.pass_on(table, np.array(places, np.intp))
         self._runner = device.pool.runner(table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:

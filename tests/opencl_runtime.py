@@ -1,4 +1,4 @@
-"""The OpenCL runtime that tests use: Intel's for the processor, which `make test` installs where its wheel is to be had.
+"""The OpenCL runtime that tests use: Intel's for the processor, which `make test` installs where it can get the wheel.
 
 Another one for the processor does as well. Without any, tests that need one are skipped with the reason.
 """

@@ -116,7 +116,7 @@ class Core:
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
 
-        >>> context = core.create_context("CPU", context=cl_context, queue=cl_queue)
+        >>> context = core.create_context("CPU.INTEL", context=cl_context, queue=cl_queue)
         >>> context = core.create_context("GPU.0", queue=torch.cuda.current_stream())
         >>> compiled = core.compile_model("model.onnx", context)
         """

@@ -167,8 +167,8 @@ def test_tiles() -> None:
     assert not check(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV, configs=2)
 
 
-def vnni() -> bool:
-    return dot.has_vnni(open_device("CPU").target)
+def has_dot4() -> bool:
+    return dot.has_dot4(open_device("CPU").target)
 
 
 @every_other(
@@ -178,7 +178,7 @@ def vnni() -> bool:
     ("types", [(np.uint8, np.uint8), (np.int8, np.int8), (np.uint8, np.int8)]),
 )  # fmt: skip
 def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
-    if not vnni():
+    if not has_dot4():
         pytest.skip("this processor has no such instruction: pairs serve it")
     (a_shape, b_shape), (a_type, b_type) = shapes, types
     a, b, n = integers(*a_shape, dtype=a_type), integers(*b_shape, dtype=b_type), b_shape[1]
@@ -202,11 +202,9 @@ def test_matmul(shapes: tuple[Any, Any], types: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("way", ["pairs", "shifts"])
 def test_other_processors_compute_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the instruction: pairs of 16 bits where there are such, else shifts."""
-    monkeypatch.setattr(dot, "has_vnni", lambda target: False)
+    monkeypatch.setattr(dot, "has_dot4", lambda target: False)
     if way == "shifts":
-        monkeypatch.setattr(
-            dot, "DOT4", dot.DOT4.replace("defined(__AVX2__)", "0").replace("defined(__AVX512BW__)", "0")
-        )
+        monkeypatch.setattr(dot, "MADD", "")
     for case, x_type in ((CONVS[0], np.uint8), (CONVS[2], np.int8)):
         inputs, attrs = qlinear(case, x_type, np.int8, middle=True)
         right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), CONV)
@@ -215,12 +213,11 @@ def test_other_processors_compute_the_same(way: str, monkeypatch: pytest.MonkeyP
     right(Case("QLinearConv", inputs, attrs, constant=CONSTANT, layouts=(block(), block())), DEPTHWISE)
 
 
-def test_flags_alone_do_not_decide() -> None:
-    """A device of that name which is not there cannot be asked, so it has no such instruction."""
-    target = open_device("CPU").target
-    strange = Target("cpu", "another", target.arch, 2, target.software, "c", "", target.vector_bytes, target.registers)
-    assert not dot.has_vnni(strange)
-    assert not dot.has_vnni(Target("gpu", "g", "", 1, target.software, "c"))
+@pytest.mark.parametrize(("feature", "vector_bytes"), [("avxvnni", 32), ("avx512vnni", 64), ("dotprod", 16)])
+def test_a_feature_counts_for_vectors_of_its_own_width(feature: str, vector_bytes: int) -> None:
+    for width in (8, 16, 32, 64):
+        assert dot.has_dot4(Target("cpu", "a", f"any+{feature}", 2, vector_bytes=width)) == (width == vector_bytes)
+        assert not dot.has_dot4(Target("cpu", "a", feature, 2, vector_bytes=width))
 
 
 def test_blocks_need_known_zero_points() -> None:
@@ -230,8 +227,8 @@ def test_blocks_need_known_zero_points() -> None:
     assert "in their middle" in str(solver.why_not(problem, open_device("CPU").target))
 
 
-def test_kernels_of_several_types_are_launched_together() -> None:
-    """Their texts declare names of types that differ: each keeps its own in the common program."""
+def test_kernels_of_several_types_are_one_launch() -> None:
+    """Their texts declare names of types that differ: each is a program of its own, and one table holds them all."""
     device, kernels = open_device("CPU"), []
     found = {s.id: s for s in solvers()}
     for x_type, w_type in ((np.int8, np.int8), (np.uint8, np.uint8)):
@@ -240,9 +237,15 @@ def test_kernels_of_several_types_are_launched_together() -> None:
         for name in (CONV, "opencl.integer_conv"):
             solver = found[name]
             kernels.append(solver.compile(problem, solver.default(problem, device.target), device))
-    library = kernels[0].library(kernels[1:])
-    assert library is not None and all(library.holds(kernel) for kernel in kernels)
-    library.prepare()
+    linkers = {kernel.linker for kernel in kernels}
+    assert len(linkers) == 1
+    (linker,), queue = linkers, device.queue()
+    for kernel in kernels:
+        kernel.prepare()
+    whole, parts = linker.link(kernels, queue), [linker.link([kernel], queue) for kernel in kernels]
+    assert whole._table[0] == sum(part._table[0] for part in parts) >= len(kernels)
+    entries = {int(part._table[int(part._table[2])]) for part in parts}
+    assert len(entries) == len(kernels), "no two have a kernel in common"
 
 
 def test_packed_weights_keep_every_number() -> None:

@@ -143,7 +143,7 @@ def test_refusals() -> None:
     solver, quads = (next(s for s in solvers() if s.id == name) for name in (PAIRS, QUADS))
     target = open_device("CPU").target
     assert solver.why_not(problem, target) is None
-    assert (quads.why_not(problem, target) is None) == dot.has_vnni(target)
+    assert (quads.why_not(problem, target) is None) == dot.has_dot4(target)
     assert quads.why_not(make(full=False, constant=frozenset()).problem(), target) is not None
     unknown = replace(problem, attrs={**problem.attrs, "activations": ("Sine",) * 3})
     assert solver.why_not(unknown, target) == "no activation Sine"

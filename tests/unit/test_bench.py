@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import opencl_runtime
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.host import HostDevice, cache_bytes, free_bytes
-from tunewright.devices.opencl import OpenCLDevice
 from tunewright.ir.types import DType, TensorType, blocked
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Kernel, Packing, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import base as kernels
 from tunewright.tuning import bench, ring
 from tunewright.tuning.bench import Local, floor
 from tunewright.tuning.measure import Candidate
@@ -66,13 +65,10 @@ def test_the_default_of_a_real_problem_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv", "softmax"])
-def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a launch takes longer than many a kernel: what is timed would be launches."""
+def test_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One table with a row for each execution: else what is timed would be calls from Python."""
     device, p = open_device("CPU"), REAL[name]
-    assert isinstance(device, OpenCLDevice)
-    if not device.joins or device.workers < 2:
-        pytest.skip("needs a runtime whose launches may be one, and two threads")
-    monkeypatch.setattr(kernels, "FEW_THREADS", 1)
+    assert device.family == "native"
     monkeypatch.setattr(bench, "TURN", 0.05)  # several executions each, also where others use the machine
     launches: list[int] = []
     counts: list[int] = []
@@ -95,6 +91,7 @@ def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.
         assert local.race([default(p, device)] * 2, 2).fallen == {}
 
 
+@opencl_runtime.needs_opencl
 def test_a_device_with_memory_of_its_own() -> None:
     device, p = opencl_runtime.device(shares_memory=False), REAL["matmul"]
     with Local(device) as local:

@@ -373,7 +373,7 @@ def test_what_moves_tells_programs_too(call, user, mine, tmp_path):
         found = json.loads(call(command, tmp_path / "x.jsonl", "--dry-run", "--json")[1])
         assert (found["new"], found["damaged"], found["dry_run"]) == (4, 0, True)
         assert [(row["processor"], row["device"], row["new"]) for row in found["sources"]] == [
-            (here().processor, "cpu", 4)
+            (here().processor, "cpu", 1), (here("CPU").processor, "cpu", 3)
         ]
     user.add(mine)
     found = json.loads(call("prune", "--faults", "--dry-run", "--json")[1])

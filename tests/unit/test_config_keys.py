@@ -542,3 +542,16 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     request, x = made.create_infer_request(), np.linspace(-1, 1, 120, dtype=np.float32).reshape(2, 3, 4, 5)
     np.testing.assert_allclose(request.infer({"x": x})["y"], np.where(x < 0, x / 4, x), rtol=1e-6)
     assert [row.kernel for row in request.get_profiling_info()] == ["custom.LeakyRelu"]
+
+
+@kernels
+def test_what_a_users_kernel_may_not_use_is_told_with_its_place(tmp_path: Path) -> None:
+    file = custom(tmp_path)
+    (tmp_path / "leaky.cl").write_text(KERNEL.replace("slope", "frobnicate(slope)"))
+    with pytest.raises(SettingsError, match=r"(?s)CONFIG_FILE: .*leaky\.cl:5.*frobnicate"):
+        compiled(LEAKY, "CPU", CONFIG_FILE=file)({"x": X})
+
+
+def test_a_users_kernels_need_no_opencl() -> None:
+    text = "import sys; import tunewright.solvers.custom; sys.exit('pyopencl' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

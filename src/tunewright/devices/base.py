@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, InputError
+from ..errors import DeviceError, InputError, SettingsError
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -112,6 +112,9 @@ class Queue(ABC):
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
 
+    def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
+        """Have the device ready at once for what is timed next, as it is in the middle of a network."""
+
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
         first, *others = calls
@@ -196,6 +199,8 @@ class Device(ABC):
     priority: int = 0
     #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
     kinds: tuple[str, ...] | None = None
+    #: what people call its devices where there are none
+    title: str = ""
 
     name: str
     target: Target
@@ -203,6 +208,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it can compile kernels; else it runs what is in the kernel cache
+    compiles: bool = True
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)
@@ -214,6 +221,11 @@ class Device(ABC):
     @abstractmethod
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        """The setting because of which it offers nothing: who asks for such a device is told, and gets no other one."""
+        return None
 
     @classmethod
     def unusable(cls) -> dict[str, str]:
@@ -232,7 +244,8 @@ class Device(ABC):
 
     def lent(self, context: Any, queue: Any) -> Device:
         """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
-        raise DeviceError(f"{self.name} takes no context and no queue of a caller's")
+        raise DeviceError(f"{self.name} takes no context and no queue of a caller's",
+                          hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
         """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""

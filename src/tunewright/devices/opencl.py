@@ -309,18 +309,22 @@ class OpenCLDevice(CDevice):
 
         if queue is not None and not isinstance(queue, cl.CommandQueue):
             raise DeviceError(f"{type(queue).__name__} is no CommandQueue of pyopencl")
-        context = queue.context if context is None and queue is not None else context
+        try:
+            its = None if queue is None else queue.context
+        except cl.Error:  # of a runtime whose queues do not keep it
+            raise DeviceError("the queue's context is gone", hint="keep the Context as long as the queue") from None
+        context = its if context is None else context
         if not isinstance(context, cl.Context):
             raise DeviceError(f"{type(context).__name__} is no Context of pyopencl")
         if self.raw not in context.devices:
             raise DeviceError(f"the context has no {self.raw.name}, which {self.name} is",
                               hint=f"its devices are {', '.join(d.name for d in context.devices)}")  # fmt: skip
-        if queue is not None and (queue.context != context or queue.device != self.raw):
+        if queue is not None and (its != context or queue.device != self.raw):
             raise DeviceError(f"the queue is not of that context and {self.name}")
         if queue is not None and queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
             raise DeviceError("the queue runs out of order", hint="make it without OUT_OF_ORDER_EXEC_MODE_ENABLE")
         made = OpenCLDevice(self.name, self.shares_memory, self.raw, context)
-        made.is_lent, made.lent_queue = True, queue
+        made.is_lent, made.lent_queue, made._told_threads = True, queue, self._told_threads
         return made
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
@@ -349,7 +353,7 @@ class OpenCLDevice(CDevice):
 
 def _target(device: Any) -> Target:
     software = (
-        ("opencl", device.platform.name), ("driver", device.driver_version), ("version", device.version),
+        ("runtime", device.platform.name), ("driver", device.driver_version), ("version", device.version),
     )  # fmt: skip
     if not is_cpu(device):
         arch = device.vendor

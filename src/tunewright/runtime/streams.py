@@ -21,8 +21,8 @@ Task = Callable[[], object]
 LAST_SECONDS = 10.0
 #: seconds of a task: a shorter one is worth less than waking a thread
 BRIEF = 1e-3
-#: seconds after which a thread looks for a task by itself, while those who wait take part: it is not woken for what they
-#: may run themselves, since it would fight with them for Python's lock (9 us for each inference)
+#: Seconds after which a thread looks for a task by itself while those who wait take part. It is not woken for what they
+#: may run: it would fight with them for the GIL (9 us for each inference).
 DOZE = 1e-3
 
 
@@ -90,8 +90,8 @@ class Work:
         self.seconds = float("inf")
         #: somebody who waited has run one since a thread last looked
         self.helped = False
-        #: threads that wait for a task, each for its own lock; those of them that look by themselves; and those that were
-        #: woken and have not looked yet
+        #: threads that sleep, each on its own lock; those of them that look by themselves in a while; and threads that
+        #: were woken and have not looked yet
         self.asleep: list[threading.Lock] = []
         self.dozing: set[threading.Lock] = set()
         self.woken: set[threading.Lock] = set()
@@ -122,23 +122,23 @@ class Work:
         return task
 
     def serve(self, sleep: threading.Lock) -> None:
-        """What a thread does, until nothing is left to do. It waits for ``sleep``."""
+        """What a thread does, until nothing is left to do. It sleeps on a lock of its own."""
         while True:
             with self.lock:
                 self.woken.discard(sleep)
                 task = self._take(None)
-                if task is None:
-                    self.asleep.append(sleep)
-                    if self.helped:
-                        self.dozing.add(sleep)
-                    seconds, self.helped = DOZE if self.helped else -1.0, False
+                if task is not None:
+                    self._call()
+                else:
+                    self.asleep.append(sleep)  # first: to collect garbage here may be to come to `end`
                     if self.ended and not self.tasks:
                         self.threads.remove(threading.current_thread())
                         return self.end()
-                else:
-                    self._call()
+                    dozes, self.helped = self.helped, False
+                    if dozes:
+                        self.dozing.add(sleep)
             if task is None:
-                self._sleep(sleep, seconds)
+                self._sleep(sleep, DOZE if dozes else -1.0)
                 continue
             self._run(task)
             del task  # it would keep its request, and so the model, until the next one comes
@@ -157,10 +157,11 @@ class Work:
         if not self.tasks or self.running >= self.count:
             return None
         if wanted is None:
-            wanted = self.tasks[0]
-        elif wanted not in self.tasks:  # a thread has begun it
+            wanted = self.tasks.popleft()
+        elif wanted in self.tasks:
+            self.tasks.remove(wanted)
+        else:  # a thread has begun it
             return None
-        self.tasks.remove(wanted)
         self.running += 1
         return wanted
 

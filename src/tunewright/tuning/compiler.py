@@ -10,7 +10,7 @@ import contextlib
 import socket
 import sys
 
-from ..devices import kernel_cache
+from ..devices import building, kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
 from ..solvers import serial
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))
     limit(int(memory))
+    building.stay_together()
     try:
         device = open_device(name)
     except Exception as error:  # a driver may raise anything

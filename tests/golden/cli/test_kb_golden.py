@@ -22,10 +22,9 @@ from unit.kb_records import fault, measurement, problem
 
 FOLDER = Path(__file__).parent
 CPU = Where(
-    "cpu", "Example CPU", 32, "512-bit vectors; 32 registers of 64 bytes; c", "Portable Computing Language",
-    "driver 6.0; version OpenCL 3.0 PoCL", "-cl-denorms-are-zero -w",
+    "cpu", "Example CPU", 32, "512-bit vectors; 32 registers of 64 bytes; c", "native", "compiler zig 0.17.0", "-O3",
 )  # fmt: skip
-OLDER = dataclasses.replace(CPU, software="driver 5.0; version OpenCL 3.0 PoCL")
+OLDER = dataclasses.replace(CPU, software="compiler zig 0.16.0")
 GPU = Where("gpu", "Example GPU", 132, "example; 64 registers of 4 bytes; c", "Example OpenCL", "driver 1.0", "-w")
 CASES = {
     "kb_list": ["list"],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError
+from ...errors import DeviceError, ExecutionError, SettingsError
 from .. import building
 from . import isa
 
@@ -37,11 +37,20 @@ FLAGS = (
 )  # fmt: skip
 #: warnings are errors where the compiler would otherwise make something else of a text
 STRICT = ("-w", "-Werror=unused-value", "-Werror=implicit-function-declaration")
+#: instead of C's own: for OpenCL C, whose types and functions are in the text. Kernels are given tensors that begin at
+#: any number, so vectors need not begin where vectors do.
+OPENCL_C_FLAGS = (
+    "-cl-std=CL1.2", "-cl-no-stdinc", "-Xclang", "-cl-ext=+cl_khr_fp64", "-fsigned-char", "-fmax-type-align=8", "-w",
+)  # fmt: skip
+#: how a text in OpenCL C begins, and what stands between it and the C that runs it
+OPENCL_C, OPENCL_C_LOOP = "/* OpenCL C */", "/* ---- C that runs it ---- */"
 #: seconds that one text may take
 PATIENCE = 300
 #: where temporary files can be without a disk
 _MEMORY = "/dev/shm"
 _NO_SPACE, _ELF = "No space left on device", b"\x7fELF"
+#: for the linker
+_LINKING = ("--hash-style=gnu", "--build-id=sha1")
 _TARGETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
@@ -50,16 +59,15 @@ class Compiler:
     """Two commands, and what they are."""
 
     compile: tuple[str, ...]
+    #: makes a shared object
     link: tuple[str, ...]
     #: product and version: a soft field of keys
     version: str
     #: with the file that is run: where it changes, nothing that was compiled is taken for its work
     identity: str
 
-    def build(
-        self, text: str, flags: Sequence[str], label: str = "kernel", language: str = "c", entry: str = ""
-    ) -> bytes:  # fmt: skip
-        """The shared object of a text. ExecutionError says what the compiler says.
+    def build(self, text: str, flags: Sequence[str], label: str = "kernel", entry: str = "") -> bytes:
+        """The shared object of a text, in C or in OpenCL C. ExecutionError says what the compiler says.
 
         ``entry``: the function where it begins when it is run as a program.
         """
@@ -67,31 +75,45 @@ class Compiler:
         for parent in (None, _MEMORY):
             try:
                 with tempfile.TemporaryDirectory(prefix="tunewright-", dir=parent) as folder:
-                    return self._build(Path(folder), text, flags, label, language, entry)
+                    return self._build(Path(folder), text, flags, label, entry)
             except OSError as error:  # no folder for temporary files, or a full disk
                 failed = error
         raise ExecutionError(
             f"compiling {label} needs a folder for temporary files: {failed}", hint="TMPDIR names another one"
         )
 
-    def _build(self, folder: Path, text: str, flags: Sequence[str], label: str, language: str, entry: str) -> bytes:
+    def _build(self, folder: Path, text: str, flags: Sequence[str], label: str, entry: str) -> bytes:
         source, made, shared = (folder / name for name in ("kernel.c", "kernel.o", "kernel.so"))
+        flags = [*flags]
+        if text.startswith(OPENCL_C):
+            kernel, _, text = text.rpartition(OPENCL_C_LOOP)
+            flags += ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", self._bitcode(folder, kernel, flags, label)]
         source.write_text(text, encoding="utf-8")
-        self._run([*self.compile, "-x", language, *FLAGS, *flags, "-c", str(source), "-o", str(made)], label)
+        self._run([*self.compile, "-x", "c", *FLAGS, *flags, "-c", str(source), "-o", str(made)], label)
         begin = ["-e", entry] if entry else []
-        self._run([*self.link, "-shared", *begin, str(made), "-o", str(shared)], label)
+        self._run([*self.link, *begin, str(made), "-o", str(shared)], label)
         binary = shared.read_bytes() if shared.exists() else b""
         if not binary.startswith(_ELF):
             raise ExecutionError(f"{self.version} made something of {label} that is no shared object",
                                  hint="CPU_COMPILER names another compiler")  # fmt: skip
         return binary
 
+    def _bitcode(self, folder: Path, text: str, flags: Sequence[str], label: str) -> str:
+        """The file of what clang makes of OpenCL C before it optimises anything."""
+        source, made = folder / "kernel.cl", folder / "kernel.bc"
+        source.write_text(text, encoding="utf-8")
+        of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
+        how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
+        files = ["-c", str(source), "-o", str(made)]
+        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, *files], label)
+        return str(made)
+
     def _run(self, command: list[str], label: str) -> None:
-        # Its own session: Ctrl-C is this process's to handle.
+        apart = building.is_apart()
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=apart,
             )  # fmt: skip
         except OSError as error:
             raise ExecutionError(f"the compiler {command[0]} cannot be run: {error.strerror or error}") from None
@@ -102,8 +124,11 @@ class Compiler:
             except subprocess.TimeoutExpired:
                 raise ExecutionError(f"compiling {label} took more than {PATIENCE} s", hint=REMEDY) from None
             finally:
-                if process.poll() is None:  # with whatever a wrapper has started
+                if process.poll() is None and apart:  # with whatever a wrapper has started
                     os.killpg(process.pid, signal.SIGKILL)
+                elif process.poll() is None:
+                    process.kill()
+        said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")  # reasons are kept, and the folder is not
         if process.returncode and _NO_SPACE in said:
             raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:
@@ -122,12 +147,18 @@ def ended(code: int) -> str:
 
 @cache
 def find(named: str = "") -> Compiler:
-    """The compiler to use; ``named``: what CPU_COMPILER says. DeviceError when there is none."""
+    """The compiler to use; DeviceError when there is none. ``named``: what CPU_COMPILER says; SettingsError when that
+    will not do."""
     if named:
         path = shutil.which(named)
-        if path is None:
-            raise DeviceError(f"there is no program {named!r}", where="CPU_COMPILER", hint="name a clang, or unset it")
-        return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path, "CPU_COMPILER")
+        try:
+            if path is None:
+                raise DeviceError(f"there is no program {named!r}")
+            return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path)
+        except DeviceError as error:
+            raise SettingsError(
+                error.what, where="CPU_COMPILER", hint=f"name a clang, {OLDEST} or newer, or unset it"
+            ) from None
     zig = _zig_of_wheel()
     if zig is not None:
         return _zig(zig)
@@ -156,12 +187,10 @@ def _zig(path: Path) -> Compiler:
     version = _version_of_wheel() if path == _zig_of_wheel() else ""
     version = version or _said(str(path), "version")
     if not re.match(r"\d+\.\d+", version):
-        raise DeviceError(f"{path} is not zig", where="CPU_COMPILER", hint=REMEDY)
+        raise DeviceError(f"{path} is not zig", hint=REMEDY)
     target = f"--target={_TARGETS[isa.machine()]}"
-    return Compiler(
-        (str(path), "clang", target), (str(path), "ld.lld", "--hash-style=gnu", "--build-id=sha1"), f"zig {version}",
-        _identity(path, version),
-    )  # fmt: skip
+    link = (str(path), "ld.lld", "-shared", *_LINKING)
+    return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
 
 
 def _version_of_wheel() -> str:
@@ -171,15 +200,15 @@ def _version_of_wheel() -> str:
         return ""
 
 
-def _clang(path: str, where: str = "PATH") -> Compiler:
+def _clang(path: str) -> Compiler:
     said = _said(path, "--version")
     found = re.search(r"clang version (\d+)[\w.]*", said)
     if found is None:
-        raise DeviceError(f"{path} is not clang", where=where, hint=REMEDY)
+        raise DeviceError(f"{path} is not clang", hint=REMEDY)
     if int(found[1]) < OLDEST:
-        raise DeviceError(f"{path} is {found[0]}, which is too old", where=where, hint=REMEDY)
+        raise DeviceError(f"{path} is {found[0]}, which is too old", hint=REMEDY)
     version = found[0].replace(" version", "")
-    link = (path, "-nostdlib", "-Wl,--hash-style=gnu", "-Wl,--build-id=sha1")
+    link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
     return Compiler((path,), link, version, _identity(Path(path), version))
 
 

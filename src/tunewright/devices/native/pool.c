@@ -197,9 +197,10 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   int cpu = PEEK(&s->cpu), joined = PEEK(&s->joined); /* behind the last part the slot may be another run's */
   for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
-  /* who fell asleep meanwhile is worth waking for a long step only */
-  if (parts > 1 && (!cost || all > p->us * 100) && joined < parts - 1 && PEEK(&p->sleepers) > 0)
-    call_workers(p, parts - 1 - joined, cpu);
+  if (parts - 1 <= joined) return;
+  /* who looks for work sees this; who fell asleep is worth waking for a long step only */
+  if (!cost || all > p->us * 100) call_workers(p, parts - 1 - joined, cpu);
+  else ADD(&p->sequence, 1);
 }
 
 /* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */
@@ -411,6 +412,16 @@ EXPORT void pool_bind(struct pool* p, int number, const u64* mask, int cpu) {
   sched_setaffinity((int)w->thread, sizeof w->mask, mask);
   POKE(&w->cpu, cpu);
   POKE(&p->pinned, cpu >= 0);
+}
+
+/* Wake so many workers, and wait for them for 200 us at most: whatever runs next is helped from its beginning. */
+EXPORT void pool_rouse(struct pool* p, int count) {
+  int workers = PEEK(&p->workers);
+  if (count > workers) count = workers;
+  if (count < 1 || PEEK(&p->spin) < p->us * 10) return; /* they would not stay awake */
+  u64 begin = ticks();
+  call_workers(p, count, PEEK(&p->pinned) ? sched_getcpu() : -1);
+  while (PEEK(&p->sleepers) > workers - count && ticks() - begin < p->us * 200) RELAX();
 }
 
 static struct slot* claim(struct pool* p) {

@@ -71,6 +71,12 @@ class Pool:
                 library.pool_add(self._at, _mask(usable), ctypes.c_int(core))
             self._started = True
 
+    def rouse(self, participants: int) -> None:
+        """Have workers awake for what runs within some microseconds."""
+        if participants > 1:
+            self.start()
+            self._loaded.library.pool_rouse(self._at, ctypes.c_int(participants - 1))
+
     def bind(self, mode: str) -> None:
         """Have workers run elsewhere from now on: on a core each (YES), near a node's memory (NUMA), anywhere (NO)."""
         with self._lock:

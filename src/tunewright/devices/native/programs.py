@@ -15,22 +15,17 @@ from weakref import WeakSet
 
 from ...errors import DeviceError, ExecutionError
 from .. import building, kernel_cache
+from ..c_device import NoCompiler
 from ..kernel_cache import KernelCache
-from . import cores, isa
-from .compiler import FLAGS, REMEDY, STRICT, Compiler
+from . import cores, isa, symbols
+from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, Compiler
 from .objects import Loaded
 
 #: programs in memory; those that a kernel uses live on without it
 MOST = 512
 #: files of an entry of the cache: what is loaded, and what compiled it
 OBJECT, COMPILER = "object", "compiler"
-_NAME = re.compile(r"^EXPORT void (\w+)\(", re.MULTILINE)
-#: a user's text is OpenCL C, which clang compiles as such
-OPENCL_C = "/* OpenCL C */"
-
-
-class NoCompiler(ExecutionError):
-    """There is no compiler, and the kernel cache does not have the program."""
+_NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
 
 
 class Program:
@@ -122,9 +117,11 @@ class Programs:
             self._stored.pop(gone, None)
 
     def _key(self, source: str) -> dict[str, str]:
+        opencl_c = OPENCL_C_FLAGS if is_opencl_c(source) else ()
         return {
             "container": kernel_cache.MAGIC.decode().strip(), "machine": isa.machine(),
-            "flags": " ".join((*FLAGS, *STRICT, *self._flags, self._entry)), "source": source,
+            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *opencl_c, self._entry)),
+            "source": source,
         }  # fmt: skip
 
     def _load(self, source: str) -> Program | None:
@@ -144,9 +141,10 @@ class Programs:
     def _compile(self, source: str, compiler: Compiler, future: Future[Program]) -> None:
         try:
             with self._turn():
-                language = "cl" if source.startswith(OPENCL_C) else "c"
-                flags = [*STRICT, *self._flags]
-                binary = compiler.build(source, flags, name_of(source), language, self._entry)
+                binary = compiler.build(source, [*STRICT, *self._flags], name_of(source), self._entry)
+            missing = symbols.missing(binary) if is_opencl_c(source) else []
+            if missing:
+                raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is defined nowhere")
             program = Program(binary, name_of(source))
         except BaseException as error:  # it is raised where somebody waits for the program
             future.set_exception(error)
@@ -180,7 +178,12 @@ class Programs:
                 return
             caches.append(wanted)
         files = {OBJECT: program.binary, COMPILER: self._compiler.identity.encode()}
-        wanted.put(self._key(source), files, f"{self._title}: {name_of(source)}")
+        wanted.put(self._key(source), files, self._title)
+
+
+def is_opencl_c(source: str) -> bool:
+    """A text of a user's, see `opencl_c`."""
+    return source.startswith(OPENCL_C)
 
 
 #: all of them
@@ -199,4 +202,4 @@ if hasattr(os, "register_at_fork"):
 def name_of(source: str) -> str:
     """The first kernel of a text."""
     found = _NAME.search(source)
-    return found[1] if found else "program"
+    return found[1] or found[2] if found else "program"

@@ -1,65 +1,88 @@
-"""Sums of four products of bytes: one instruction where the processor has it and the compiler lets us write it.
+"""Sums of products of integers in the lanes of vectors, by the best instructions that a processor has.
 
-`dot4(acc, x, w)` adds, in each 32-bit lane, the products of four unsigned bytes of x with four signed ones of w. All
-three ways to compute it are exact:
+`dot4(acc, x, w)` adds, in each 32-bit lane, the products of four unsigned bytes of x with four signed ones of w;
+`dot2(a, b)` is the sum of the products of two 16-bit numbers. All ways to compute them are exact:
 
-- ``vpdpbusd`` (AVX-512 VNNI). A compiler that is too old for the processor (LLVM 14 takes a Zen 4 for a Zen 3) does not
-  know the instruction and would not assemble its name. Then its bytes are written down: the assembler finds out by
-  itself which registers the compiler has chosen.
-- pairs of 16-bit numbers (``vpmaddwd``): exact, unlike ``vpmaddubsw``, whose sums of two products saturate.
+- ``vpdpbusd`` (AVX512-VNNI on 512 bits, AVX-VNNI on 256) is `dot4`.
+- ``sdot`` (aarch64) multiplies signed bytes with signed ones. So x has its highest bits turned, which takes 128 off
+  each byte, and a second sum adds 128 times each weight. Compilers compute it once for all rows.
+- ``pmaddwd`` is `dot2`, and twice that is `dot4`: exact, unlike ``pmaddubsw``, whose sums of two products saturate.
 - shifts and multiplications, for any other processor.
 
-Flags of the processor are not enough to take the first way: `has_vnni` compiles a kernel with it, runs it and looks at
-the result.
+Instructions that not every processor of a level has are written in assembly, where the target has them: the types of
+the builtins change from clang to clang.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ...devices.base import Target
-from ...devices.host import cpu_flags
-from ...devices.c_device import CDevice
-from ...errors import TunewrightError
-from ...ir.types import DType
-from .emit import Out, Source, Table
+from .emit import Source
 
-#: what the processor says of itself when it has the instruction on vectors of any width
-FLAGS = frozenset({"avx512_vnni", "avx512vl"})
+#: for vectors of so many bytes: the feature that brings `dot4`, and what defines it
+INSTRUCTIONS: Mapping[int, tuple[str, Mapping[str, int | str]]] = {
+    64: ("avx512vnni", {"VNNI": '"vpdpbusd"'}),
+    32: ("avxvnni", {"VNNI": '"%{vex%} vpdpbusd"'}),  # without AVX-512 it has an encoding of its own
+    16: ("dotprod", {"SDOT": 1}),
+}
 
-#: V: a vector of WIDTH 32-bit numbers; VNNI: 1 where the instruction may be used
-DOT4 = r"""
-vector_of(i32, WIDTH, V);
-typedef V VU __attribute__((aligned(1)));
+#: PX: what the builtin MADD takes, if there is one
+MADD = """
 #ifndef __has_builtin
 #define __has_builtin(name) 0
 #endif
-#ifdef VNNI
-INLINE V dot4(V acc, V x, V w) {
-  __asm__(VNNI " %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w)); /* the builtin's types change from clang to clang */
-  return acc;
-}
+#if WIDTH == 4 && defined(__SSE2__) && __has_builtin(__builtin_ia32_pmaddwd128)
+#define MADD __builtin_ia32_pmaddwd128
 #elif WIDTH == 8 && defined(__AVX2__) && __has_builtin(__builtin_ia32_pmaddwd256)
 #define MADD __builtin_ia32_pmaddwd256
 #elif WIDTH == 16 && defined(__AVX512BW__) && __has_builtin(__builtin_ia32_pmaddwd512)
 #define MADD __builtin_ia32_pmaddwd512
+#endif
+"""
+
+#: V: a vector of WIDTH sums; P: one of pairs
+DOT2 = """
+vector_of(i32, WIDTH, V); vector_of(i16, 2 * WIDTH, P);
+#ifdef MADD
+typedef i16 PX __attribute__((vector_size(4 * WIDTH)));
+INLINE V dot2(P a, P b) { return CAST_BITS(MADD(CAST_BITS(a, PX), CAST_BITS(b, PX)), V); }
+#else
+INLINE V dot2(P a, P b) {
+  return __builtin_convertvector(a.even, V) * __builtin_convertvector(b.even, V)
+       + __builtin_convertvector(a.odd, V) * __builtin_convertvector(b.odd, V);
+}
+#endif
+"""
+
+#: behind DOT2. VNNI, SDOT: the instruction may be used
+DOT4 = r"""
+typedef V VU __attribute__((aligned(1)));
+#if defined(VNNI)
+INLINE V dot4(V acc, V x, V w) {
+  __asm__(VNNI " %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+  return acc;
+}
+#elif defined(SDOT)
+INLINE V sdot(V acc, V x, V w) {
+  __asm__("sdot %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(x), "w"(w));
+  return acc;
+}
+INLINE V dot4(V acc, V x, V w) {
+  V highest = (V)(i32)0x80808080u;  /* as signed bytes: -128 each */
+  return sdot(acc, x ^ highest, w) - sdot((V)(0), highest, w);
+}
+#elif defined(MADD)
+INLINE V dot4(V acc, V x, V w) {
+  V low = x & 0x00ff00ff, high = x >> 8 & 0x00ff00ff;
+  P odd = CAST_BITS(w, P) >> (i16)8, even = CAST_BITS(w, P) << (i16)8 >> (i16)8;
+  return acc + dot2(CAST_BITS(low, P), even) + dot2(CAST_BITS(high, P), odd);
+}
 #else
 INLINE V dot4(V acc, V x, V w) {
   return acc + (x & 255) * (w << 24 >> 24) + (x >> 8 & 255) * (w << 16 >> 24) + (x >> 16 & 255) * (w << 8 >> 24)
        + (x >> 24 & 255) * (w >> 24);
-}
-#endif
-#ifdef MADD
-typedef i16 PX __attribute__((vector_size(4 * WIDTH)));
-vector_of(i16, 2 * WIDTH, P);
-INLINE V dot4(V acc, V x, V w) {
-  V low = x & 0x00ff00ff, high = x >> 8 & 0x00ff00ff;
-  P odd = CAST_BITS(w, P) >> (i16)8, even = CAST_BITS(w, P) << (i16)8 >> (i16)8;
-  acc += CAST_BITS(MADD(CAST_BITS(low, PX), CAST_BITS(even, PX)), V);
-  return acc + CAST_BITS(MADD(CAST_BITS(high, PX), CAST_BITS(odd, PX)), V);
 }
 #endif
 """
@@ -73,7 +96,7 @@ PREFETCH = """
 #endif
 #endif
 #ifndef PREFETCH
-#define PREFETCH(p)
+#define PREFETCH(p) ((void)(p))
 #endif
 """
 
@@ -118,16 +141,20 @@ class Tiling:
         return min(fitting, key=done)
 
 
-def add(source: Source, target: Target) -> None:
-    """Makes `dot4`, the type V of a vector and VU, the same unaligned, known to a kernel."""
+def add_pairs(source: Source, target: Target) -> None:
+    """Makes `dot2`, V and P known to a kernel."""
     source.fixed(WIDTH=target.vector_bytes // 4)
-    if has_vnni(target):  # without AVX-512 it has an encoding of its own
-        source.fixed(VNNI='"vpdpbusd"' if target.vector_bytes == 64 else '"%{vex%} vpdpbusd"')
+    source.function(MADD + DOT2)
+
+
+def add(source: Source, target: Target) -> None:
+    """Makes `dot4`, V and P known to a kernel, and VU, the same as V unaligned."""
+    add_pairs(source, target)
+    if has_dot4(target):
+        source.fixed(**INSTRUCTIONS[target.vector_bytes][1])
     source.function(DOT4)
 
 
-def has_vnni(target: Target) -> bool:
-    """The processor has the instruction on vectors of the target's width."""
-    if target.vector_bytes == 64:
-        return target.has("avx512vnni")
-    return target.vector_bytes in (16, 32) and target.has("avxvnni")
+def has_dot4(target: Target) -> bool:
+    """The processor has an instruction for `dot4` on vectors of the target's width."""
+    return target.vector_bytes in INSTRUCTIONS and target.has(INSTRUCTIONS[target.vector_bytes][0])

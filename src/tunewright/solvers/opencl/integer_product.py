@@ -16,7 +16,7 @@ from ...devices.base import Target
 from ...ir.types import DType, TensorType
 from ...search.space import Space
 from ..base import Array, Problem, tensor
-from . import epilogue
+from . import dot, epilogue
 from .emit import STORAGE, In, Out, Scratch, Source
 from .quantize import TO_INTEGER, to_integer
 
@@ -27,25 +27,10 @@ DEEPEST = (2**31 - 1) // 255**2
 #: multiplications of a work-item at least
 LEAST_WORK = 1 << 18
 
-#: V: a vector of sums; P: one of pairs; B: the bytes (or shorts) of a vector of pairs as they lie in packed weights
+#: B: the bytes (or shorts) of a vector of pairs as they lie in packed weights
 PAIRS = """
-vector_of(i32, WIDTH, V); vector_of(i16, 2 * WIDTH, P); vector_of(WEIGHT, 2 * WIDTH, B);
+vector_of(WEIGHT, 2 * WIDTH, B);
 typedef B BU __attribute__((aligned(1)));
-#ifndef __has_builtin
-#define __has_builtin(name) 0
-#endif
-#if WIDTH == 8 && defined(__AVX2__) && __has_builtin(__builtin_ia32_pmaddwd256)
-typedef i16 PX __attribute__((vector_size(32)));
-INLINE V dot(P a, P b) { return CAST_BITS(__builtin_ia32_pmaddwd256((PX)a, (PX)b), V); }
-#elif WIDTH == 16 && defined(__AVX512BW__) && __has_builtin(__builtin_ia32_pmaddwd512)
-typedef i16 PX __attribute__((vector_size(64)));
-INLINE V dot(P a, P b) { return CAST_BITS(__builtin_ia32_pmaddwd512((PX)a, (PX)b), V); }
-#else
-INLINE V dot(P a, P b) {
-  return __builtin_convertvector(a.even, V) * __builtin_convertvector(b.even, V)
-       + __builtin_convertvector(a.odd, V) * __builtin_convertvector(b.odd, V);
-}
-#endif
 INLINE P both_of(i32 pair) { V v = pair; return CAST_BITS(v, P); }
 INLINE P weights_at(GLOBAL const WEIGHT* w) { return __builtin_convertvector(*(GLOBAL const BU*)w, P); }
 """
@@ -149,7 +134,8 @@ class Sums:
 
     def __init__(self, source: Source, weights: Weights, rows: int, blocks: int, target: Target) -> None:
         width = target.vector_bytes // 4
-        source.fixed(WIDTH=width, ROWS=rows, BLOCKS=blocks, COLUMNS=width * blocks, WEIGHT=STORAGE[weights.dtype])
+        source.fixed(ROWS=rows, BLOCKS=blocks, COLUMNS=width * blocks, WEIGHT=STORAGE[weights.dtype])
+        dot.add_pairs(source, target)
         source.function(PAIRS)
 
     begin = """
@@ -165,7 +151,7 @@ P b[BLOCKS];
 UNROLL for (int v = 0; v < BLOCKS; v++) b[v] = weights_at(w + v * 2 * WIDTH);
 UNROLL for (int u = 0; u < ROWS; u++) {{
   P a = both_of({pair});
-  UNROLL for (int v = 0; v < BLOCKS; v++) acc[u][v] += dot(a, b[v]);
+  UNROLL for (int v = 0; v < BLOCKS; v++) acc[u][v] += dot2(a, b[v]);
 }}
 w += COLUMNS * 2;"""
 

@@ -51,15 +51,15 @@ class LinkedLauncher(Launcher, Chained):
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = [program for _, _, program in calls]
         held: dict[tuple[int, str], Any] = {}
+        numbers = [0] * len(kernels)
         for (kernel, call, _), begin in zip(calls, begins, strict=True):
-            numbers = len({name for k, name in held if k == kernel})
             for at, arg in enumerate(call.args, begin):
                 if isinstance(arg, In | Out):
                     self._places.setdefault((kernel, isinstance(arg, Out), arg.index), []).append(at)
                 elif isinstance(arg, Scratch):
                     if (kernel, arg.name) not in held:
-                        held[kernel, arg.name] = queue.borrow(device, numbers, arg.nbytes)
-                        numbers += 1
+                        held[kernel, arg.name] = queue.borrow(device, numbers[kernel], arg.nbytes)
+                        numbers[kernel] += 1
                     table[at] = address(held[kernel, arg.name])
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
@@ -70,6 +70,8 @@ class LinkedLauncher(Launcher, Chained):
         self._kernels = [kernel for kernel, _, _ in calls]
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
+        for one, places in _costs(kernels, begins).items():
+            one.costs.pass_on(table, np.array(places, np.intp))
         self._runner = device.pool.runner(table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
@@ -113,6 +115,15 @@ class LinkedLauncher(Launcher, Chained):
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick
         count = len(self._made_of)
         return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
+
+
+def _costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
+    """For each kernel where a table has the costs of its launches, each time that it stands there."""
+    found: dict[CKernel, list[list[int]]] = {}
+    at = iter(begins)
+    for kernel in kernels:
+        found.setdefault(kernel, []).append([next(at) - 1 for _ in kernel.calls])
+    return found
 
 
 class OneKernel:

@@ -46,7 +46,7 @@ class MatMulBytes(CSolver):
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         roles = ROLES[problem.op]
-        if not dot.has_vnni(target):
+        if not dot.has_dot4(target):
             return "without an instruction for sums of four products pairs are faster"
         reason = _PLAIN.refuse(problem, target)
         if reason is not None:

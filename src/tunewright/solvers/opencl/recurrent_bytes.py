@@ -33,7 +33,7 @@ class BytesLSTM(QuantisedLSTM):
     rank = 45
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        if not dot.has_vnni(target):
+        if not dot.has_dot4(target):
             return "without an instruction for sums of four products pairs are faster"
         if not (problem.constant[1] and problem.constant[2]):
             return "its weights are constant"

@@ -93,7 +93,7 @@ def test_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_timed_finds_threads_awake_and_its_cost_known() -> None:
-    """As in the middle of a network: neither waking threads nor finding out how long a step takes is the kernel's time."""
+    """As in the middle of a network: waking threads and finding out how long a step takes is not the kernel's time."""
     device, p = open_device("CPU"), REAL["conv"]
     seen: list[str] = []
     with Local(device, timing=seen.append) as local:

@@ -13,7 +13,7 @@ TUNEWRIGHT_TEST_KERNELS names one of `FORMS`, CPU_ISA the instruction set; in th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from conformance import guarded, qemu, strict
 from tunewright.devices.base import Device

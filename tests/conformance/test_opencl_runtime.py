@@ -1,4 +1,4 @@
-"""Kernels through an OpenCL runtime for the processor: the tests of the CPU device's kernels, with that one in its place.
+"""Kernels through an OpenCL runtime for the processor: tests of the CPU device's kernels, with that one in its place.
 
 The short form runs a quarter of them, of every family; soak all, and ONNX's node tests.
 """

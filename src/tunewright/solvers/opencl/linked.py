@@ -70,9 +70,9 @@ class LinkedLauncher(Launcher, Chained):
         self._kernels = [kernel for kernel, _, _ in calls]
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
-        self._costs = np.array(begins) - 1
+        self._costs = np.array(begins, np.intp) - 1
         for one, places in _places_of_costs(kernels, begins).items():
-            one.costs.pass_on(table, np.array(places))
+            one.costs.pass_on(table, np.array(places, np.intp))
         self._runner = device.pool.runner(table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:

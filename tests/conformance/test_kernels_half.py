@@ -17,7 +17,7 @@ from tunewright.solvers.opencl.emit import In, Out, Source
 from tunewright.solvers.opencl.prelude import CONVERSIONS
 
 #: the plain form by another name, whatever the processor has
-PLAIN = "#undef HALF\n" + re.sub(r"\b(b?)f16_", r"\1plain_", CONVERSIONS)
+PLAIN = "#undef WITH_F16\n" + re.sub(r"\b(b?)f16_", r"\1plain_", CONVERSIONS)
 TYPES = {"load": (DType.UINT16, DType.FLOAT32), "store": (DType.FLOAT32, DType.UINT16)}
 HALVES = np.arange(1 << 16, dtype=np.uint16)
 

@@ -91,3 +91,11 @@ class Table:
     def each_ran(self, times: int) -> bool:
         steps = zip(self.begins, self.written, strict=True)
         return all((array == (times if self.words[begin - 2] else 0)).all() for begin, array in steps)
+
+
+def stress_text(slots: int = 64) -> str:
+    """The pool with so many slots, and what stresses it."""
+    text = POOL.read_text("utf-8")
+    assert "#define SLOTS 64\n" in text
+    text = text.replace("#define SLOTS 64\n", f"#define SLOTS {slots}\n")
+    return text + (HERE / "pool_stress.c").read_text("utf-8")

@@ -1,22 +1,15 @@
-"""Inferences of small networks that run together: their last launches are one, and each has its own end."""
+"""Fast paths around the steps of small plans: a plan that is one launch, and an If that decides by single numbers."""
 
-import contextlib
 import threading
 
 import numpy as np
 import pytest
 from onnx import parser
 
-from tunewright import AsyncInferQueue, Core, ExecutionError, InputError, RequestCancelled
-from tunewright.devices import opencl, unlocked
+from tunewright import Core, ExecutionError
 from tunewright.plugins.single import open_device
-from tunewright.runtime.streams import MOST, Streams
 
-CPU = open_device("CPU")
-pytestmark = pytest.mark.skipif(
-    CPU.inline() is None or CPU.target.units == 1 or not unlocked.possible(),
-    reason="small networks do not run in the calling thread here",
-)
+native = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
 
 NETWORK = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -31,19 +24,8 @@ g (float[3, 8] x, float[8, 8] w) => (float[3, 8] y, float[3] z)
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 
 
-class Idle(Streams):
-    """Streams whose threads never come to it, and whose inferences are tiny."""
-
-    def submit(self, task):
-        task.streams = self
-        self._work.tasks.append(task)
-        self._work.seconds = self._work.used = 1e-5
-        self._work.is_tiny = True
-
-
-@pytest.fixture(scope="module")
-def model():
-    return Core().compile_model(parser.parse_model(NETWORK), "CPU", {"NUM_STREAMS": 2})
+def compiled(text, device="CPU", **config):
+    return Core().compile_model(parser.parse_model(text), device, config)
 
 
 def feed(number):
@@ -57,185 +39,97 @@ def check(results, number):
     np.testing.assert_allclose(results["z"], y.sum(-1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def requests(model):
-    """Some that have run once, and wait for one thread."""
-    streams, made = Idle(2), [model.create_infer_request() for _ in range(6)]
-    for number, request in enumerate(made):
-        check(request.infer(feed(number)), number)
-        assert request.can_prepare
-        request._streams = streams
-    return made
-
-
-@pytest.fixture
-def enqueued(monkeypatch):
-    """Launches that there were."""
-    found, call = [], opencl.Launch.__call__
-    monkeypatch.setattr(opencl.Launch, "__call__", lambda self: (found.append(self), call(self))[1])
+def frame(request):
+    ((_, found),) = request.executor.frames()
     return found
 
 
-def start(requests, numbers):
-    for request, number in zip(requests, numbers, strict=True):
-        request.start_async(feed(number), number)
-    return requests[0]._streams
-
-
-def test_they_are_one_launch(requests, enqueued):
-    told = []
-    for request in requests:
-        request.set_callback(lambda request, number: told.append(number))
-    for first in (10, 20):
-        streams = start(requests, range(first, first + 6))
-        assert streams.help() and not streams.help() and len(enqueued) == first // 10
-        for number, request in enumerate(requests, first):
-            assert request.wait() and request.get_totals().launches == 1
-            check(request.results, number)
-        assert told[-6:] == list(range(first, first + 6)), "in their order"
-    check(requests[3].infer(feed(7)), 7)
-    assert len(enqueued) == 3
-
-
-def test_results_are_the_callers(requests):
-    streams = start(requests, range(6))
-    assert streams.help()
-    first = [request.results for request in requests]
-    assert start(requests, range(6, 12)).help()
-    for number, results in enumerate(first):
+@native
+def test_results_are_the_callers():
+    request = compiled(NETWORK).create_infer_request()
+    kept = [request.infer(feed(number)) for number in range(6)]
+    assert frame(request).single is not None and request.get_totals().launches == 1
+    for number, results in enumerate(kept):
         check(results, number)
         for array in results.values():
             assert array.ctypes.data % 64 == 0 and array.flags.writeable and array.flags.c_contiguous
             array[:] = 9
-    for number, request in enumerate(requests, 6):
-        check(request.results, number)
+    check(request.infer(feed(7)), 7)
 
 
-def test_each_has_its_own_error_and_may_be_cancelled(requests):
-    requests[1].set_callback(lambda request, number: 1 / 0)
-    streams = start(requests[:2], range(2))
-    requests[2].start_async({"x": np.zeros((3, 7), np.float32), "w": W})
-    requests[3].start_async({"x": np.asfortranarray(feed(3)["x"]), "w": W})  # it is copied, and runs by itself
-    start(requests[4:], (4, 5))
-    requests[4].cancel()
-    assert streams.help()
-    for number, error in ((1, ZeroDivisionError), (2, InputError), (4, RequestCancelled)):
-        with pytest.raises(error):
-            requests[number].wait()
-    for number in (0, 3, 5):
-        assert requests[number].wait()
-        check(requests[number].results, number)
-    assert not streams._work.running and not streams._work.over
+@native
+def test_one_kernel_is_enough():
+    request = compiled("""<ir_version: 8, opset_import: ["" : 17]>
+g (float[4, 4] x) => (float[4, 4] y) { y = Relu(x) }""").create_infer_request()
+    for number in (-3, 3):
+        x = np.full((4, 4), number, np.float32)
+        np.testing.assert_array_equal(request.infer({"x": x})["y"], np.maximum(x, 0))
+    assert frame(request).single is not None
 
 
-def test_one_that_is_cancelled_while_it_runs_has_no_results(requests, monkeypatch):
-    begin = opencl.OpenCLQueue.begin
-
-    def late(self, others):
-        requests[2].cancel()
-        begin(self, others)
-
-    monkeypatch.setattr(opencl.OpenCLQueue, "begin", late)
-    assert start(requests, range(6)).help()
-    with pytest.raises(RequestCancelled):
-        requests[2].wait()
-    assert not requests[2].results and requests[3].wait()
-    check(requests[3].results, 3)
-
-
-def test_a_launch_that_fails_is_tried_one_by_one(requests, monkeypatch):
-    from tunewright.solvers.opencl.joined import JoinedLauncher
-
-    begin, last = JoinedLauncher.begin, requests[4].executor.frames()[0][1].together[0].launcher
-
-    def failing(self, others=()):
-        if others or self is last:
-            raise RuntimeError("no such luck")
-        begin(self)
-
-    monkeypatch.setattr(JoinedLauncher, "begin", failing)
-    assert start(requests, range(6)).help()
-    for number, request in enumerate(requests):
-        if number == 4:
-            with pytest.raises(RuntimeError, match="no such luck"):
-                request.wait()
-        else:
-            assert request.wait()
-            check(request.results, number)
-    monkeypatch.undo()
-    assert start(requests, range(6)).help()
-    check(requests[4].results, 4)
+@native
+@pytest.mark.parametrize(
+    "text",
+    ["g (float[4096, 64] x) => (float[4096, 64] y) { y = Relu(x) }",  # too large to share a piece of memory
+     "g (float[4, 4] x) => (float[4, 4] y, float[4, 4] z) { y = Relu(x) z = Identity(x) }",  # an input comes back
+     "g (float[4, 4] x) => (float[4, 4] y) { a = MatMul(x, x) d = Det(a) y = Mul(a, d) }"],  # the host has a step
+)  # fmt: skip
+def test_others_go_through_their_steps(text):
+    request = compiled('<ir_version: 8, opset_import: ["" : 17]> ' + text).create_infer_request()
+    want = compiled('<ir_version: 8, opset_import: ["" : 17]> ' + text, "CPU.HOST").create_infer_request()
+    (shape,) = [type.dims for type in request.model.inputs.values()]
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+        for name, value in want.infer({"x": x}).items():
+            np.testing.assert_allclose(request.infer({"x": x})[name], value, rtol=1e-4, atol=1e-5)
+    assert frame(request).single is None
 
 
-@pytest.mark.parametrize("when", ["prepare", "begin", "complete"])
-def test_ctrl_c_reaches_all_and_leaves_nothing_behind(requests, monkeypatch, enqueued, when):
-    """Wherever it comes: what was prepared for memory that is gone is never launched."""
-    kind = opencl.OpenCLQueue if when == "begin" else type(requests[0])
-    real, calls = getattr(kind, when), []
+@native
+def test_counted_plans_go_through_their_steps():
+    request = compiled(NETWORK, PERF_COUNT="YES").create_infer_request()
+    check(request.infer(feed(2)), 2)
+    rows = [row for row in request.get_profiling_info() if row.calls]
+    assert frame(request).single is None and rows and all(row.device_seconds > 0 for row in rows)
 
-    def interrupted(self, *given):
-        calls.append(self)
-        if len(calls) == (1 if when == "begin" else 3):
-            raise KeyboardInterrupt
-        return real(self, *given)
 
-    monkeypatch.setattr(kind, when, interrupted)
-    streams = start(requests, range(6))
+@native
+def test_a_request_that_failed_runs_again(monkeypatch):
+    request = compiled(NETWORK).create_infer_request()
+    check(request.infer(feed(1)), 1)
+    single, fails = frame(request).single, [KeyboardInterrupt, MemoryError]
+    launch = single.launcher
+
+    def failing():
+        if fails:
+            raise fails.pop()
+        launch()
+
+    monkeypatch.setattr(single, "launcher", failing)
+    with pytest.raises(ExecutionError, match="not enough memory"):
+        request.infer(feed(2))
     with pytest.raises(KeyboardInterrupt):
-        streams.help()
-    ended = 0
-    for request in requests:
-        with contextlib.suppress(KeyboardInterrupt):
-            ended += request.wait()
-    assert ended < 6 and not streams._work.running
-    monkeypatch.undo()
-    for number, request in enumerate(requests):
-        check(request.infer(feed(number)), number)
-    assert start(requests, range(6)).help()
-    for number, request in enumerate(requests):
-        check(request.results, number)
+        request.infer(feed(3))
+    check(request.infer(feed(4)), 4)
 
 
-def test_a_callback_may_wait_for_another_one(requests):
-    """Nobody else would end it."""
-    seen = []
-    requests[0].set_callback(lambda request, number: seen.append(requests[5].wait()))
-    requests[5].set_callback(lambda request, number: seen.append(number))
-    assert start(requests, range(6)).help()
-    assert seen == [5, True] and requests[0].wait()
-    check(requests[5].results, 5)
+@native
+def test_inputs_of_other_threads_do_not_mix():
+    model, wrong = compiled(NETWORK), []
 
+    def work(first):
+        request = model.create_infer_request()
+        for number in range(first, first + 200):
+            y = request.infer(feed(number))["y"]
+            if not np.allclose(y, feed(number)["x"] @ W + number, rtol=1e-4, atol=1e-3):
+                wrong.append(number)
 
-def test_a_callback_may_start_another_one(model):
-    """Though all requests are busy, as long as some of them are only to be ended."""
-    queue, got, lock = AsyncInferQueue(model, 6), [], threading.Lock()
-
-    def over(request, number):
-        with lock:
-            got.append(number)
-        check(request.results, number)
-        if number == 40:
-            queue.start_async(feed(100), 100)
-
-    queue.set_callback(over)
-    work = model.streams._work
-    for number in range(80):
-        work.seconds = work.used = 1e-5
-        queue.start_async(feed(number), number)
-    queue.wait_all()
-    assert sorted(got) == [*range(80), 100]
-
-
-def test_a_queue_has_enough_of_them(model):
-    """For each stream as many as are begun together, while they are short."""
-    queue, got = AsyncInferQueue(model), []
-    queue.set_callback(lambda request, number: got.append(number) or check(request.results, number))
-    work = model.streams._work
-    for number in range(400):
-        work.seconds = work.used = 1e-5
-        queue.start_async(feed(number), number)
-    queue.wait_all()
-    assert sorted(got) == list(range(400)) and 2 < len(queue) <= MOST * 2
+    threads = [threading.Thread(target=work, args=(1000 * k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
 
 
 SWITCH = """
@@ -260,62 +154,26 @@ g (float[4, 8] x, int64 rate, bool loud) => (float[4, 8] y, float[4] z)
 """
 
 
-def test_what_was_decided_before_is_known(enqueued):
-    compiled = Core().compile_model(parser.parse_model(SWITCH), "CPU", {"NUM_STREAMS": 2})
-    request, rng = compiled.create_infer_request(), np.random.default_rng(0)
+@native
+def test_what_was_decided_before_is_known():
+    request, rng = compiled(SWITCH).create_infer_request(), np.random.default_rng(0)
     for turn in range(3):
         for rate, loud in ((16000, True), (8000, True), (16000, False), (-1, False)):
             x = rng.standard_normal((4, 8)).astype(np.float32)
-            enqueued.clear()
             made = request.infer({"x": x, "rate": np.array(rate), "loud": np.array(loud)})
             y = np.exp(x) if rate == 16000 and loud else -x
             z = y.sum(-1) if rate == 16000 and loud else y.max(-1)
             np.testing.assert_allclose(made["y"], y, rtol=1e-5)
             np.testing.assert_allclose(made["z"], z, rtol=1e-5)
-            assert len(enqueued) == (1 if turn else 2), "the second time it is known which branch it is"
-
-
-LOOP = """
-<ir_version: 8, opset_import: ["" : 17]>
-g (float[4, 8] x) => (float[4, 8] y)
-{
-    n = Constant <value = int64 {5}> ()
-    t = Constant <value = bool {1}> ()
-    e = Abs(x)
-    y = Loop (n, t, e) <body = b (int64 i, bool on, float[4, 8] s) => (bool more, float[4, 8] z)
-    {
-        limit = Constant <value = float {40.0}> ()
-        z = Add(s, s)
-        top = ReduceMax <keepdims = 0> (z)
-        more = Less(top, limit)
-    }>
-}
-"""
-
-
-def test_a_loop_sees_what_its_body_made():
-    """It looks at the condition of each turn before it begins the next."""
-    compiled = Core().compile_model(parser.parse_model(LOOP), "CPU", {"NUM_STREAMS": 2})
-    streams, made = Idle(2), [compiled.create_infer_request() for _ in range(5)]
-    for request in made:
-        request.infer({"x": np.ones((4, 8), np.float32)})
-        assert request.can_prepare
-        request._streams = streams
-    for turn in range(3):
-        for number, request in enumerate(made):
-            request.start_async({"x": np.full((4, 8), -number - turn, np.float32)})
-        assert streams.help()
-        for number, request in enumerate(made, turn):
-            turns = next((k for k in range(1, 5) if number * 2**k >= 40), 5)
-            np.testing.assert_array_equal(request.results["y"], np.full((4, 8), number * 2**turns, np.float32))
+            launches = request.get_totals().launches
+            assert launches == (1 if turn else 2), "the second time it is known which branch it is"
 
 
 def test_more_values_than_are_remembered(monkeypatch):
     from tunewright.runtime import brief
 
     monkeypatch.setattr(brief, "MOST", 3)
-    compiled = Core().compile_model(parser.parse_model(SWITCH), "CPU", {"NUM_STREAMS": 2})
-    request, x = compiled.create_infer_request(), np.ones((4, 8), np.float32)
+    request, x = compiled(SWITCH).create_infer_request(), np.ones((4, 8), np.float32)
     for rate in [*range(15997, 16003)] * 2:
         y = request.infer({"x": x, "rate": np.array(rate), "loud": np.array(True)})["y"]
         np.testing.assert_allclose(y, np.exp(x) if rate == 16000 else -x, rtol=1e-5)
@@ -336,14 +194,14 @@ g (float[4] x, int64[1] at, bool go) => (float[1] y)
 
 
 def test_an_error_in_a_known_branch_says_where():
-    compiled = Core().compile_model(parser.parse_model(BOUNDS), "CPU.HOST", {"NUM_STREAMS": 2})
-    request, x = compiled.create_infer_request(), np.arange(4, dtype=np.float32)
+    model, x = compiled(BOUNDS, "CPU.HOST"), np.arange(4, dtype=np.float32)
+    request = model.create_infer_request()
     for go in (True, False):
         inputs = {"x": x, "at": np.array([2]), "go": np.array(go)}
         for _ in range(2):
             assert request.infer(inputs)["y"] == 2
         told = []
-        for fresh in (compiled.create_infer_request(), request):
+        for fresh in (model.create_infer_request(), request):
             with pytest.raises(ExecutionError) as error:
                 fresh.infer(inputs | {"at": np.array([9])})
             told.append(str(error.value))

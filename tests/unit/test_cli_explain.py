@@ -145,7 +145,7 @@ def test_help_has_an_example(call):
 REPORT = {"schema", "model", "device", "config", "inputs", "origins", "time", "ceilings", "next", "layers",
           "environment", "streams", "requests", "auto_batch", "streams_origin"}  # fmt: skip
 LAYER = {
-    "name", "op", "inside", "fused", "nodes", "device", "on_host", "inline", "problem", "kernel", "solver", "config",
+    "name", "op", "inside", "fused", "nodes", "device", "on_host", "problem", "kernel", "solver", "config",
     "origin", "match", "evidence", "runner_up", "solvers", "barred", "nearest", "heuristic", "candidates",
     "measured", "time", "roofline", "note",
 }  # fmt: skip

@@ -301,16 +301,3 @@ def test_time_and_roofline_fit_together():
     # on no machine is a whole network far above its roofline, nor is a share of nothing plausible
     together = sum(each.roofline.floor for each in convs) / sum(each.timing.seconds for each in convs)
     assert 1e-4 < together < 3
-
-
-@needs_opencl
-def test_a_small_plan_is_held_against_one_thread():
-    compiled = Core().compile_model(model(PRODUCT))
-    (plan,) = compiled.program.plans
-    if plan.device is compiled.env.device:
-        pytest.skip("this device has no twin without threads")
-    layer = one(explain(compiled, {"x": X, "w": W}, count=1), "MatMul")
-    big = one(explain(Core().compile_model(model(PRODUCT.replace("6,", "4096,"))), {
-        "x": np.ones((4096, 32), np.float32), "w": W}, count=1), "MatMul")  # fmt: skip
-    assert layer.inline and not big.inline
-    assert layer.roofline.ceilings is not big.roofline.ceilings

@@ -23,8 +23,6 @@ from tunewright.solvers.base import solvers
 
 RNG = np.random.default_rng(11)
 SIZE, ROWS = 192, 24
-#: kernels one by one: other tests compile these, too
-CONFIG = {"JOIN_LAUNCHES": "NO"}
 
 
 def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS) -> onnx.ModelProto:
@@ -48,7 +46,7 @@ def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS
 def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
     model = network(**given)
     x = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
-    core = Core(CONFIG)
+    core = Core()
     mine, kept = core.compile_model(model, "CPU"), core.compile_model(core.read_model(model), "CPU")
     for name, want in kept({"x": x}).items():
         np.testing.assert_array_equal(mine({"x": x})[name], want)
@@ -59,7 +57,7 @@ def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
 
 
 def test_weights_stay_while_other_shapes_may_come() -> None:
-    compiled = Core(CONFIG).compile_model(network(rows="n"), "CPU")
+    compiled = Core().compile_model(network(rows="n"), "CPU")
     one = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
     (first,) = compiled({"x": one}).values()
     (both,) = compiled({"x": np.concatenate([one, one])}).values()
@@ -134,6 +132,6 @@ def test_a_process_that_runs_a_model_imports_no_more(tmp_path: Path) -> None:
 
 
 def test_types_of_what_was_freed() -> None:
-    compiled = Core(CONFIG).compile_model(network(), "CPU")
+    compiled = Core().compile_model(network(), "CPU")
     for value in compiled.graph.constants():
         assert value.const is not None and value.type == TensorType.of(value.const)

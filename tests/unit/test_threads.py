@@ -81,7 +81,6 @@ def request(network, device="CPU", **config):
 @several
 @pytest.mark.parametrize("join", ["YES", "NO"])
 def test_one_thread_is_the_callers(network, join):
-    """The calling one."""
     device = open_device("CPU")
     one = device.with_threads(1)
     assert one.target.units == 1 and one is device.with_threads(1) is not device
@@ -92,6 +91,56 @@ def test_one_thread_is_the_callers(network, join):
     want, got = request(network).infer(network[1]), made.infer(network[1])
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+PER_MODEL = """
+import sys
+import threading
+import numpy as np
+from onnx import parser
+from tunewright.devices.native import cores
+cores.count = lambda: 4
+from tunewright import AsyncInferQueue, Core
+model, x = parser.parse_model(sys.argv[1]), np.full((256, 256), 1 / 16, np.float32)
+want, models = Core().compile_model(model, "CPU.HOST")([x, x])["y"], []
+for config, units in [
+    ({}, 4), ({"CPU_THREADS_NUM": 3}, 3), ({"CPU_THREADS_NUM": 1}, 1), ({"CPU_THREADS_NUM": 99}, 4),
+    ({"NUM_STREAMS": 2}, 2), ({"NUM_STREAMS": 3}, 1), ({"NUM_STREAMS": 2, "CPU_THREADS_NUM": 3}, 1),
+    ({"PERFORMANCE_HINT": "THROUGHPUT"}, 1),
+]:
+    compiled = Core().compile_model(model, "CPU", config)
+    request = compiled.create_infer_request()
+    for _ in range(3):
+        np.testing.assert_allclose(request.infer([x, x])["y"], want, rtol=1e-4, atol=1e-5)
+    ((plan, frame),) = request.executor.frames()
+    threads = int(frame.together[0].launcher._table[1])
+    assert compiled.env.device.target.units == threads == units, (config, threads, units)
+    assert compiled.streams.count == (4 if "PERFORMANCE_HINT" in config else config.get("NUM_STREAMS", 1))
+    models.append(compiled)
+
+wrong = []
+def work(compiled):
+    queue = AsyncInferQueue(compiled)
+    queue.set_callback(lambda request, _: np.testing.assert_allclose(request.results["y"], want, rtol=1e-4, atol=1e-5))
+    try:
+        for _ in range(20):
+            queue.start_async([x, x])
+        queue.wait_all()
+    except BaseException as error:
+        wrong.append(error)
+threads = [threading.Thread(target=work, args=(each,)) for each in models]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(120)
+assert not wrong and not any(thread.is_alive() for thread in threads), wrong
+"""
+
+
+@pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
+def test_each_model_has_its_own_number_of_threads():
+    """Of four, on however many cores; and they run side by side."""
+    _python(PER_MODEL)
 
 
 def test_the_variable_of_the_environment_limits_all_models():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, InputError
+from ..errors import DeviceError, InputError, SettingsError
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -199,6 +199,8 @@ class Device(ABC):
     priority: int = 0
     #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
     kinds: tuple[str, ...] | None = None
+    #: what people call its devices where there are none
+    title: str = ""
 
     name: str
     target: Target
@@ -206,6 +208,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it can compile kernels; else it runs what is in the kernel cache
+    compiles: bool = True
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)
@@ -217,6 +221,11 @@ class Device(ABC):
     @abstractmethod
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        """The setting because of which it offers nothing: who asks for such a device is told, and gets no other one."""
+        return None
 
     @classmethod
     def unusable(cls) -> dict[str, str]:

@@ -147,7 +147,8 @@ class Executor:
         self, device: Device, counters: Counters | None = None, max_tensor_bytes: int = 0, hints: Hints | None = None
     ) -> None:
         self.counters, self.max_tensor_bytes = counters, max_tensor_bytes
-        self.queue = device.request_queue(hints or Hints())
+        self._hints = hints or Hints()
+        self.queue = device.request_queue(self._hints)
         #: of all loops, since the inference began
         self.iterations = 0
         #: seconds that copies to and from the device took so far, where that is counted

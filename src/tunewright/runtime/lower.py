@@ -268,7 +268,7 @@ class _Lowering:
                 self.env.prepare(step.kernel)
             except ExecutionError as error:
                 where = error.where or f"node {step.node.name!r} ({step.node.op})"
-                raise ExecutionError(error.what, where=where, hint=error.hint) from error
+                raise type(error)(error.what, where=where, hint=error.hint) from error
 
     def runs(self, steps: list[Step]) -> dict[int, Run]:
         """Neighbouring steps whose kernels can be linked."""

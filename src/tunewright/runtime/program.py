@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -15,19 +17,23 @@ import numpy as np
 
 from ..devices import building, kernel_cache
 from ..devices.base import Device, on_lines
+from ..devices.c_device import NoCompiler
+from ..devices.host import HostDevice
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
 from ..ir.graph import Graph, Value
 from ..ir.memory import LARGE
 from ..ir.stored import Stored, stored
 from ..ir.types import DType, SequenceType, TensorType, Type
-from ..passes.base import Context, run_passes
+from ..passes.base import Context, any_layout, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
 from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .phases import Phases
 from .plan import Plan
+
+LOG = logging.getLogger("tunewright")
 
 
 @dataclass
@@ -42,6 +48,7 @@ class Environment:
     kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int | Stored, str], Packed] = field(default_factory=WeakValueDictionary)
+    _on_host: Environment | None = None
     #: what making plans took so far
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,6 +67,18 @@ class Environment:
         """Compile what a kernel needs to run."""
         with self.phases("kernels"), self._lock, self._building():
             kernel.prepare()
+
+    def without_compiler(self, error: NoCompiler) -> Environment:
+        """The same on the host, for what needs kernels that cannot be compiled here."""
+        if not self.settings.host_fallback:
+            raise error
+        _tell(self.device.name, str(error))
+        with self._lock:
+            if self._on_host is None:
+                context = replace(self.context, layouts=None, works_in=any_layout, knows=lambda op: True)
+                host = HostDevice(self.device.name)
+                self._on_host = Environment(host, self.tuner, self.settings, context, phases=self.phases)
+            return self._on_host
 
     @contextmanager
     def _building(self) -> Iterator[None]:
@@ -97,6 +116,11 @@ class Packed:
     @property
     def array(self) -> Array:
         return self._job.result()
+
+
+@cache
+def _tell(device: str, why: str) -> None:
+    LOG.warning("%s: models that lack a kernel compute in numpy, which takes many times as long: %s", device, why)
 
 
 def like_nothing(array: Array) -> Array:
@@ -165,8 +189,6 @@ class Program:
             return list(self._plans.values())
 
     def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
-        from .lower import lower
-
         for value, origin in self._stored.items():
             value.const = origin.array()
         graph = self.graph.clone()
@@ -185,10 +207,20 @@ class Program:
         for value, type in zip(graph.inputs, types, strict=True):
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
-        with self.env.phases("passes"):
-            run_passes(graph, SPECIALISE, self.env.context)
-        with self.env.phases("planning"):
-            return lower(graph, self.env, only)
+        if self.env.device.compiles:
+            return self._lower(graph, self.env, only)
+        try:
+            return self._lower(graph.clone(), self.env, only)
+        except NoCompiler as error:
+            return self._lower(graph, self.env.without_compiler(error), only)
+
+    def _lower(self, graph: Graph, env: Environment, only: bool) -> Plan:
+        from .lower import lower
+
+        with env.phases("passes"):
+            run_passes(graph, SPECIALISE, env.context)
+        with env.phases("planning"):
+            return lower(graph, env, only)
 
 
 def type_of(value: Any) -> Type | None:

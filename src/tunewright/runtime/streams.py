@@ -21,8 +21,8 @@ Task = Callable[[], object]
 LAST_SECONDS = 10.0
 #: seconds of a task: a shorter one is worth less than waking a thread
 BRIEF = 1e-3
-#: seconds after which a thread looks for a task by itself, while those who wait take part: it is not woken for what they
-#: may run themselves, since it would fight with them for Python's lock (9 us for each inference)
+#: Seconds after which a thread looks for a task by itself while those who wait take part. It is not woken for what they
+#: may run: it would fight with them for the GIL (9 us for each inference).
 DOZE = 1e-3
 
 
@@ -90,8 +90,8 @@ class Work:
         self.seconds = float("inf")
         #: somebody who waited has run one since a thread last looked
         self.helped = False
-        #: threads that wait for a task, each for its own lock; those of them that look by themselves; and those that were
-        #: woken and have not looked yet
+        #: threads that sleep, each on its own lock; those of them that look by themselves in a while; and threads that
+        #: were woken and have not looked yet
         self.asleep: list[threading.Lock] = []
         self.dozing: set[threading.Lock] = set()
         self.woken: set[threading.Lock] = set()

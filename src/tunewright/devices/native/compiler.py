@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError
+from ...errors import DeviceError, ExecutionError, SettingsError
 from .. import building
 from . import isa
 
@@ -104,7 +104,8 @@ class Compiler:
         source.write_text(text, encoding="utf-8")
         of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
         how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
-        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, "-c", str(source), "-o", str(made)], label)
+        files = ["-c", str(source), "-o", str(made)]
+        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, *files], label)
         return str(made)
 
     def _run(self, command: list[str], label: str) -> None:
@@ -146,12 +147,18 @@ def ended(code: int) -> str:
 
 @cache
 def find(named: str = "") -> Compiler:
-    """The compiler to use; ``named``: what CPU_COMPILER says. DeviceError when there is none."""
+    """The compiler to use; DeviceError when there is none. ``named``: what CPU_COMPILER says; SettingsError when that
+    will not do."""
     if named:
         path = shutil.which(named)
-        if path is None:
-            raise DeviceError(f"there is no program {named!r}", where="CPU_COMPILER", hint="name a clang, or unset it")
-        return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path, "CPU_COMPILER")
+        try:
+            if path is None:
+                raise DeviceError(f"there is no program {named!r}")
+            return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path)
+        except DeviceError as error:
+            raise SettingsError(
+                error.what, where="CPU_COMPILER", hint=f"name a clang, {OLDEST} or newer, or unset it"
+            ) from None
     zig = _zig_of_wheel()
     if zig is not None:
         return _zig(zig)
@@ -180,7 +187,7 @@ def _zig(path: Path) -> Compiler:
     version = _version_of_wheel() if path == _zig_of_wheel() else ""
     version = version or _said(str(path), "version")
     if not re.match(r"\d+\.\d+", version):
-        raise DeviceError(f"{path} is not zig", where="CPU_COMPILER", hint=REMEDY)
+        raise DeviceError(f"{path} is not zig", hint=REMEDY)
     target = f"--target={_TARGETS[isa.machine()]}"
     link = (str(path), "ld.lld", "-shared", *_LINKING)
     return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
@@ -193,13 +200,13 @@ def _version_of_wheel() -> str:
         return ""
 
 
-def _clang(path: str, where: str = "PATH") -> Compiler:
+def _clang(path: str) -> Compiler:
     said = _said(path, "--version")
     found = re.search(r"clang version (\d+)[\w.]*", said)
     if found is None:
-        raise DeviceError(f"{path} is not clang", where=where, hint=REMEDY)
+        raise DeviceError(f"{path} is not clang", hint=REMEDY)
     if int(found[1]) < OLDEST:
-        raise DeviceError(f"{path} is {found[0]}, which is too old", where=where, hint=REMEDY)
+        raise DeviceError(f"{path} is {found[0]}, which is too old", hint=REMEDY)
     version = found[0].replace(" version", "")
     link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
     return Compiler((path,), link, version, _identity(Path(path), version))

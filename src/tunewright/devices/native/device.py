@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError
+from ...errors import DeviceError, SettingsError
 from ...settings import Settings
 from ..base import Device, Queue, Target, address
 from ..c_device import NOTHING, CDevice, CLaunch, CQueue
@@ -83,16 +83,18 @@ class NativeDevice(CDevice):
     family = "native"
     priority = 20
     kinds = ("CPU",)
+    title = "CPU.NATIVE"
     dialect = "c"
 
     @classmethod
     def available(cls) -> list[str] | str:
-        settings = Settings.from_environment()
-        try:
-            level = processor().level(settings.cpu_isa)
-        except DeviceError as error:
-            return error.what + (f"; {error.hint}" if error.hint else "")
-        return why_not(level, settings.cpu_compiler) or ["CPU", "CPU.NATIVE"]
+        error = _refusal()
+        return ["CPU", "CPU.NATIVE"] if error is None else str(error)
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        error = _refusal()
+        return error if isinstance(error, SettingsError) else None
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
@@ -119,7 +121,7 @@ class NativeDevice(CDevice):
         if why:
             raise DeviceError(why)
         compiler = find_compiler(named)
-        self.level, self._named = level, named
+        self.level, self._named, self.compiles = level, named, compiler is not None
         self._programs = Programs(level.flags, compiler, f"CPU {level.title}")
         version = compiler.version if compiler is not None else "no compiler"
         self.target = Target(
@@ -189,6 +191,16 @@ class NativeDevice(CDevice):
     @property
     def free_bytes(self) -> int | None:
         return free_bytes()
+
+
+def _refusal() -> DeviceError | SettingsError | None:
+    """Why kernels do not run here; None: they do."""
+    settings = Settings.from_environment()
+    try:
+        why = why_not(processor().level(settings.cpu_isa), settings.cpu_compiler)
+    except (DeviceError, SettingsError) as error:
+        return error
+    return DeviceError(why) if why else None
 
 
 @cache

@@ -189,7 +189,7 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   s->items = items;
   POKE(&s->parts, parts);
   POKE(&s->least, 1);
-  POKE(&s->most, within((u64)(items / parts / 16), 1, items)); /* a first taste, until the cost is known */
+  POKE(&s->most, 1); /* a first taste: an item may take long, and nobody could come in between */
   if (cost) pace(p, s, cost);
   POKE(&s->done, 0);
   POKE(&s->wanted, parts > 1);
@@ -477,7 +477,7 @@ static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
     u64* row = (u64*)t + t[HEAD + r->step];
     while (r->item < row[ITEMS]) {
       u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
-      int few = within(cost ? p->us * 1024 * 1024 / cost : row[ITEMS] / 16, 1, (int)left);
+      int few = within(cost ? p->us * 1024 * 1024 / cost : 1, 1, (int)left);
       u64 now = run_items(row, (int)r->item, (int)r->item + few);
       r->item += (u64)few;
       if (now > deadline) return 0;

@@ -90,8 +90,6 @@ def find_compiler(named: str = "") -> Compiler | None:
     try:
         return compiler.find(named)
     except DeviceError:
-        if named:
-            raise
         return None
 
 
@@ -101,7 +99,7 @@ def processor() -> Processor:
     architecture = isa.machine()
     if sys.platform != "linux":
         raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}",
-                          hint="CPU.INTEL (pip install tunewright[opencl]) or CPU.HOST runs here")  # fmt: skip
+                          hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     found = find_compiler(Settings.from_environment().cpu_compiler)
@@ -109,12 +107,22 @@ def processor() -> Processor:
     try:
         runtime = Programs(["-DRUNTIME"], found, "thread pool").build(text).loaded
     except ExecutionError as error:
-        raise DeviceError(error.what, hint=error.hint) from error
+        if found is None:
+            raise _without_compiler() from None
+        raise DeviceError(error.what, hint=error.hint) from None
     words = np.zeros(_WORDS, np.uint64)
     runtime.library.processor_features(ctypes.c_void_p(words.ctypes.data))
     features = isa.features([int(word) for word in words], architecture)
     levels = isa.executable(features, architecture)
     return Processor(_name(int(words[0]), architecture), tuple(levels), runtime)
+
+
+def _without_compiler() -> DeviceError:
+    try:
+        compiler.find()
+    except DeviceError as error:
+        return DeviceError(f"{error.what}, and nothing that was compiled is in the cache", hint=error.hint)
+    return DeviceError("a C compiler was not there when it was looked for, and is now", hint="start again")
 
 
 @cache

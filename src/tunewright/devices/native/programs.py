@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from ...errors import DeviceError, ExecutionError
 from .. import building, kernel_cache
+from ..c_device import NoCompiler
 from ..kernel_cache import KernelCache
 from . import cores, isa, symbols
 from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, Compiler
@@ -25,10 +26,6 @@ MOST = 512
 #: files of an entry of the cache: what is loaded, and what compiled it
 OBJECT, COMPILER = "object", "compiler"
 _NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
-
-
-class NoCompiler(ExecutionError):
-    """There is no compiler, and the kernel cache does not have the program."""
 
 
 class Program:
@@ -120,9 +117,10 @@ class Programs:
             self._stored.pop(gone, None)
 
     def _key(self, source: str) -> dict[str, str]:
+        opencl_c = OPENCL_C_FLAGS if is_opencl_c(source) else ()
         return {
             "container": kernel_cache.MAGIC.decode().strip(), "machine": isa.machine(),
-            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *(OPENCL_C_FLAGS if is_opencl_c(source) else ()), self._entry)),
+            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *opencl_c, self._entry)),
             "source": source,
         }  # fmt: skip
 
@@ -180,7 +178,7 @@ class Programs:
                 return
             caches.append(wanted)
         files = {OBJECT: program.binary, COMPILER: self._compiler.identity.encode()}
-        wanted.put(self._key(source), files, f"{self._title}: {name_of(source)}")
+        wanted.put(self._key(source), files, self._title)
 
 
 def is_opencl_c(source: str) -> bool:

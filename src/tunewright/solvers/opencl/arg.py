@@ -68,20 +68,25 @@ for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
 
 def find(source: Source, last: bool) -> str:
     """Statements that find ``where`` in x[row], SIZE elements, ``rest`` stands first or last; a NaN is any NaN."""
-    value = source.load("x", "row + i")
-    same = f"({value} == rest) | (({value} != {value}) & (rest != rest))"
+    same = _same(source, "row + i")
     if last:
         return f"int where = SIZE - 1;\nfor (int i = where; i >= 0; i--) if ({same}) {{ where = i; break; }}"
-    value = source.load("x", "row + from + l")
-    hit = f"({value} == rest) | (({value} != {value}) & (rest != rest))"
     return f"""
 int from = 0, where = 0;
 for (; from + LANES <= SIZE; from += LANES) {{
   int hits = 0;
-  for (int l = 0; l < LANES; l++) hits |= {hit};
+  for (int l = 0; l < LANES; l++) hits |= {_same(source, "row + from + l")};
   if (hits) break;
 }}
 for (int i = from; i < SIZE; i++) if ({same}) {{ where = i; break; }}"""
+
+
+def _same(source: Source, at: str) -> str:
+    """The element of x is the one that is looked for, or neither is a number."""
+    value, dtype = source.load("x", at), source.dtype("x")
+    if not fold.is_float(dtype):
+        return f"{value} == rest"
+    return f"((int)({value} == rest) | ((int)({value} != {value}) & (rest != rest)))"
 
 
 def columns(source: Source, dtype: DType, largest: bool, last: bool) -> str:

@@ -262,7 +262,7 @@ PANELS = """
 
 #: keys and values are as the products want them
 THERE = """
-  GLOBAL const T* keys = (GLOBAL const T*)k + batch * K_BATCH + head / SHARING * K_HEAD;
+  GLOBAL const T* keys UNUSED = (GLOBAL const T*)k + batch * K_BATCH + head / SHARING * K_HEAD;
   GLOBAL const T* values = v + batch * V_BATCH + head / SHARING * V_HEAD;"""
 
 #: Lanes beyond the last key hold anything: their scores are not looked at, and neither are columns beyond the last one.
@@ -325,8 +325,8 @@ for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
   T parts[ROWS];
   for (int r = 0; r < rows; r++) {{
     GLOBAL T* scores = score + r * SPAN;
-    int shown_at = ((batch * HEADS + head) * QUERIES + m + r) * KEYS;
-    int mask_at = batch * MASK_BATCH + head * MASK_HEAD + (m + r) * MASK_ROW;
+    int shown_at UNUSED = ((batch * HEADS + head) * QUERIES + m + r) * KEYS;
+    int mask_at UNUSED = batch * MASK_BATCH + head * MASK_HEAD + (m + r) * MASK_ROW;
     int place = m + r + {offset}, begin = place - LEFT, end = place + RIGHT + 1;
     begin = begin > 0 ? begin : 0;
     end = end < {valid} ? end : {valid};

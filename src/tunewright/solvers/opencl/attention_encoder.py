@@ -191,7 +191,7 @@ for (int matrix = first_matrix; matrix < first_matrix + SHARE_HEADS && matrix < 
       }}
   }}
   T guess = 0;
-  int misses = 0, seen = 0, mask_at = batch * MASK_BATCH + head * MASK_HEAD;
+  int misses = 0, seen = 0, mask_at UNUSED = batch * MASK_BATCH + head * MASK_HEAD;
   for (int t = 0; t < SEEN; t++) {{
     bias[t] = {mask};
     seen |= bias[t] != -INFINITY;
@@ -235,7 +235,7 @@ for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
       for (int i = 0; i < VECTORS; i++)
         for (int j = 0; j < LANES; j++) top = tops[i][j] > top ? tops[i][j] : top;
       if (!seen) for (int t = 0; t < SPAN; t++) scores[t] = -INFINITY;
-      top = seen & (top != -INFINITY) ? top : 0;
+      top = (seen & (top != -INFINITY)) ? top : 0;
       for (int t = 0; t < SPAN; t += WIDTH)
         UNROLL for (int i = 0; i < VECTORS; i++) {{
           V s = power(LOADV(scores + t + i * LANES) - top);

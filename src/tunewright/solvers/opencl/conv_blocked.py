@@ -158,7 +158,7 @@ class ConvBlocked(CSolver):
         source.function(_HEAD + MULTIPLY + _STEPS)
         store = "STOREV(y + at, a);"
         if problem.epilogue:
-            store = "f32 t[W]; *(V*)t = a; int c = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
+            store = "f32 t[W]; *(V*)t = a; int c UNUSED = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
             store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
         source.add(_SETUP)
         source.add("V start = LOADV(bias + (slab * NB + b) * W);" if bias else "V start = 0;")
@@ -286,7 +286,7 @@ int t_end = (GID(0) + 1) * RUN, s_end = (GID(1) + 1) * STAY;
 t_end = t_end < TILES ? t_end : TILES;
 s_end = s_end < ALL ? s_end : ALL;
 for (int slab = GID(1) * STAY; slab < s_end; slab++) {
-int group = slab / SLABS, soon = AHEAD > 0 && slab + 1 < ALL ? slab + 1 : slab;
+int group = slab / SLABS, soon UNUSED = AHEAD > 0 && slab + 1 < ALL ? slab + 1 : slab;
 GLOBAL const f32* xn = x + (n * XBLOCKS + (L == 1 ? group * IC : group * (IC / W))) * (ID * IH * IW * L);
 int first_block = n * YBLOCKS + group * OBLOCKS + (slab % SLABS) * NB;
 int blocks = OBLOCKS - (slab % SLABS) * NB;

@@ -238,7 +238,7 @@ class ConvBytes(CSolver):
             factor = f"f32 f = {at(roles.a_scale, 'a_scale')} * {at(roles.b_scale, 'b_scale')}; "
             factor += f"factors[i] = f / {at(roles.y_scale, 'y_scale')};"
         return f"""
-i32 begins[NB * WIDTH], moves[NB * WIDTH]; f32 factors[NB * WIDTH];
+i32 begins[NB * WIDTH], moves[NB * WIDTH]; f32 factors[NB * WIDTH] UNUSED;
 int n = GID(2), slab = GID(1), first = slab * NB * WIDTH, blocks = YBLOCKS - slab * NB;
 blocks = blocks < NB ? blocks : NB;
 GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
@@ -246,7 +246,7 @@ GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
   GLOBAL const i32* weights = (GLOBAL const i32*)(w + SLABS * (KD * KH * KW * XBLOCKS * L * NB * WIDTH)) + first;
   u32 z = (u32)({at(roles.a_zero, "a_zero")} + MOVED);
   for (int i = 0; i < NB * WIDTH; i++) {{
-    int column = first + i < OC ? first + i : OC - 1;
+    int column UNUSED = first + i < OC ? first + i : OC - 1;
     u32 v = PENDING ? (u32)({at(roles.b_zero, "b_zero")} - WMOVED) : 0;
     begins[i] = (i32)((u32){at(roles.addend, "addend")} - z * (u32)weights[i] + DEPTH * z * v);
     moves[i] = (i32)v; {factor}

@@ -198,7 +198,7 @@ int first = GID(0) * ROWS, last = first + ROWS < OH ? first + ROWS : OH;
 GLOBAL const u8* image = x + GID(1) * (XH * XW * WIDTH);
 GLOBAL i32* quads = kept + (GID(1) * PARTS + GID(0)) * (COLUMNS * GROUPS * WIDTH);
 GLOBAL VY* to = (GLOBAL VY*)y + GID(1) * OH * OW;
-const V turned = (V)(i32)(MOVED * 0x01010101);
+const V turned = (V)(i32)(MOVED * 0x01010101u);
 V wv[GROUPS][KW];
 UNROLL for (int g = 0; g < GROUPS; g++) UNROLL for (int k = 0; k < KW; k++)
   wv[g][k] = LOADV(w + ((block * GROUPS + g) * KW + k) * (WIDTH * 4));

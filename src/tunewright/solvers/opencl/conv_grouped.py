@@ -64,7 +64,7 @@ _TAPS = """
         const int iz = z0[u] + kz * DD, iy = y0[u] + ky * DH, ix = x0[u] + kx * DW;
         xp[u] = xc + ((iz * IH + iy) * IW + ix) * W;
 #if PADDED
-        xp[u] = (u32)iz < (u32)ID & (u32)iy < (u32)IH & (u32)ix < (u32)IW ? xp[u] : zeros;
+        xp[u] = (((u32)iz < (u32)ID) & ((u32)iy < (u32)IH) & ((u32)ix < (u32)IW)) ? xp[u] : zeros;
 #endif
       }
 """
@@ -239,7 +239,7 @@ class ConvGrouped(CSolver):
         if problem.epilogue:
             channel = "c + l" if not out.dims[1] % block else "(c + l < CHANNELS ? c + l : CHANNELS - 1)"
             lines, result = steps.apply("v", channel, "at + l")
-            source.add("f32 t[W]; *(V*)t = acc[b][u]; const int c = (first_block + b) * W;")
+            source.add("f32 t[W]; *(V*)t = acc[b][u]; const int c UNUSED = (first_block + b) * W;")
             source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
         else:
             source.add("STOREV(y + at, acc[b][u]);")

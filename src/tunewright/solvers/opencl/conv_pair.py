@@ -144,13 +144,13 @@ class ConvPair(CSolver):
         source.add("V start = LOADV(bias + (slab * NB + b) * W);" if problem.inputs[2] is not None else "V start = 0;")
         source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start;\n}")
         source.add(_STEM if form.plain else _POINTWISE)
-        source.add(_KEEP.replace("STEPS;", _lanes(form.inner, steps, "int c = (slab * NB + b) * W;", within, "0")))
+        source.add(_KEEP.replace("STEPS;", _lanes(form.inner, steps, "int c UNUSED = (slab * NB + b) * W;", within, "0")))
         source.add("V start = LOADV(bias2 + block * W);" if problem.inputs[4] is not None else "V start = 0;")
         source.add(_TILES + "\n".join(f"V a{u} = start;" for u in range(tile)))
         source.add(_ROW + conv_depthwise.row_taps(window, tile, lambda at: f"line[{at}]") + "\n}")
         ends = []
         for u in range(tile):
-            done = _lanes(problem, last, "int c = block * W;", within, f"place + {u} * W + l")
+            done = _lanes(problem, last, "int c UNUSED = block * W;", within, f"place + {u} * W + l")
             ends.append(f"{{ V a = a{u};\n{done}\nSTOREV(y + place + {u} * W, a); }}")
         source.add("if (ow + TILE <= end) {\n" + "\n".join(ends) + "\n} else {")
         source.add("\n".join(f"if (ow + {u} < end) {store}" for u, store in enumerate(ends[:-1])) + "\n}")

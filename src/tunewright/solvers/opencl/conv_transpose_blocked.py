@@ -163,7 +163,7 @@ class ConvTransposeBlocked(CSolver):
             lines, result = steps.apply("v", channel, "at + l")
             store = "STOREV(y + at, a);"
             if problem.epilogue:
-                store = "f32 t[W]; *(V*)t = a; int c = (slab * NB + b) * W;\n"
+                store = "f32 t[W]; *(V*)t = a; int c UNUSED = (slab * NB + b) * W;\n"
                 store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
             source.add(_SCATTER.replace("STORE;", store))
         source.add("}\n}")

@@ -463,7 +463,7 @@ for (int g = 0; g < count; g++) for (int u = 0; u < UR; u++) {
   int row = tile / ACROSS, n = row / DOWN;
   int oy = (row - n * DOWN) * TILE, ox = (tile - row * ACROSS) * TILE;
   for (int b = 0; b < NB && slab * NB + b < YBLOCKS; b++) {
-    int c = (slab * NB + b) * W, to = ((n * YBLOCKS + slab * NB + b) * OH + oy) * OW + ox;
+    int c UNUSED = (slab * NB + b) * W, to = ((n * YBLOCKS + slab * NB + b) * OH + oy) * OW + ox;
     V q[TILE][SIDE], start = @BIAS@;
     GLOBAL const f32* mp = mi + ((g * NB + b) * UR + u) * W;
     for (int j = 0; j < SIDE; j++) {

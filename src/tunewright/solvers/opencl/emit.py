@@ -6,6 +6,7 @@ one it is an argument, so that every shape shares one text and a new shape compi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,7 +93,8 @@ def _c(call: Call) -> str:
         else:
             args.append(f"as_f32((u32){value})" if "f32" in param else f"(int){value}")
     item = ", ".join(["work_item % work_x", "work_item / work_x % work_y", "work_item / work_x / work_y", *args])
-    params = ", ".join(["const int g0", "const int g1", "const int g2", *call.params])
+    # what is named only between #if and #endif need not be used
+    params = ", ".join(f"{param} UNUSED" for param in ["const int g0", "const int g1", "const int g2", *call.params])
     return "\n".join(
         [
             PRELUDES["c"], call.head, f"static void {call.name}_item({params}) {{", call.body, "}",
@@ -114,6 +116,9 @@ STORAGE = {
 COMPUTE = STORAGE | {DType.FLOAT16: "f32", DType.BFLOAT16: "f32"}
 _LOAD = {DType.FLOAT16: "f16_load({})", DType.BFLOAT16: "bf16_load({})"}
 _STORE = {DType.FLOAT16: "f16_store({})", DType.BFLOAT16: "bf16_store({})", DType.BOOL: "({}) != 0"}
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass
@@ -163,14 +168,21 @@ class Source:
         """The statement that writes an element; the value is of the type it is computed in."""
         return f"{name}[{at}] = {_STORE.get(self._buffers[name][0], '{}').format(value)};"
 
+    def dtype(self, name: str) -> DType:
+        """The element type of a buffer."""
+        return self._buffers[name][0]
+
     def compute(self, name: str) -> str:
         """The C type in which elements of a buffer are computed."""
         return COMPUTE[self._buffers[name][0]]
 
     def call(self, grid: Sequence[int]) -> Call:
-        """The finished kernel over a grid of at most three dimensions."""
+        """The finished kernel over a grid of at most three dimensions. Arguments that its text never names are left out."""
         params, args = [], []
+        named = set(_WORD.findall("\n".join([*self._fixed.values(), *self._functions, *self._body])))
         for name, (dtype, arg) in self._buffers.items():
+            if name not in named:
+                continue
             const = "const " if isinstance(arg, In | Table) else ""
             params.append(f"GLOBAL {const}{STORAGE[dtype]}* restrict {name}")
             args.append(arg)
@@ -178,10 +190,12 @@ class Source:
         for name, value in self._dims.items():
             if self.specialise:
                 defines[name] = _literal(value)
-            else:
+            elif name in named:
                 params.append(f"const int {name}")
                 args.append(np.int32(value))
         for name, number in self._numbers.items():
+            if name not in named:
+                continue
             params.append(f"const f32 {name}")
             args.append(number)
         head = "\n".join([*(f"#define {k} {v}" for k, v in defines.items()), *self._functions])

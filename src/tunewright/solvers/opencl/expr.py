@@ -242,7 +242,7 @@ def _clip(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> st
 def _is_inf(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
     tests = [f"{a[0]} == F32_INFINITY"] if attrs.get("detect_positive", 1) else []
     tests += [f"{a[0]} == -F32_INFINITY"] if attrs.get("detect_negative", 1) else []
-    return " | ".join(f"({t})" for t in tests) or "0"
+    return " || ".join(tests) or "0"
 
 
 # -- activations ------------------------------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ class Fold:
         ``fold_finish(a, N, top)``; ``element`` is the C type of v and top."""
         t = self.type
         source.function(f"INLINE {t} fold_start(void) {{ return {self.start}; }}")
-        source.function(f"INLINE {t} fold_each({element} v, {element} top) {{ return {self.each}; }}")
+        source.function(f"INLINE {t} fold_each({element} v, {element} top UNUSED) {{ return {self.each}; }}")
         source.function(f"INLINE {t} fold_join({t} a, {t} b) {{ return {self.join}; }}")
         if result is not None:
-            source.function(f"INLINE {result} fold_finish({t} a, int N, {element} top) {{ return {self.finish}; }}")
+            source.function(f"INLINE {result} fold_finish({t} a, int N UNUSED, {element} top UNUSED) {{ return {self.finish}; }}")
 
     def finished(self, finish: str) -> Fold:
         return replace(self, finish=finish)
@@ -54,6 +54,11 @@ class Fold:
 def is_float(dtype: DType) -> bool:
     """Computed in floating point."""
     return COMPUTE[dtype] in ("f32", "f64")
+
+
+def is_nan(dtype: DType, x: str) -> str:
+    """The C expression that tells whether x, as it is computed, is no number."""
+    return f"{x} != {x}" if is_float(dtype) else "0"
 
 
 def wide(dtype: DType) -> DType:

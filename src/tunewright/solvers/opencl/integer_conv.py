@@ -249,7 +249,7 @@ int bottom = PIXELS - top < ROWS ? PIXELS - top : ROWS, base = (GID(2) * FILTERS
 {source.compute("y")} made[ROWS][COLUMNS];  /* finished with filters in lanes, stored with pixels next to each other */
 for (int u = 0; u < bottom; u++)
   for (int j = 0; j < right; j++) {{
-    int column = group * FILTERS + left + j, at = base + j * PIXELS + u;
+    int column UNUSED = group * FILTERS + left + j, at UNUSED = base + j * PIXELS + u;
     {statements}
     made[u][j] = {value};
   }}

@@ -150,7 +150,7 @@ class IntegerMatMul(CSolver):
 int begin = GID(0) * LEAST, end = begin + LEAST < HEIGHT ? begin + LEAST : HEIGHT;
 for (int row = begin; row < end; row++) {{
   GLOBAL i16* out = rows + row * PITCH;
-  i32 z = {"0" if zero is None else f"zero[{by_row}]"}, sum = 0;
+  i32 z = {"0" if zero is None else f"zero[{by_row}]"}, sum UNUSED = 0;
   for (int k = 0; k < DEPTH; k++) {{
     i32 value = a[{"k * HEIGHT + row" if turned else "row * DEPTH + k"}] - z;
     out[k] = (i16)value;
@@ -256,14 +256,14 @@ def _direct(zero: bool, sum: bool) -> str:
     """One row, whose numbers are centred and paired on the way."""
     count = "row_sum += low + high;" if sum else ""
     return f"""
-i32 z = {"*a_zero" if zero else "0"}, row_sum = 0;
+i32 z = {"*a_zero" if zero else "0"}, row_sum UNUSED = 0;
 for (int s = 0; s < DEPTH / 2; s++) {{
   i32 low = a[2 * s] - z, high = a[2 * s + 1] - z, pair = (low & 0xffff) | (i32)((u32)high << 16);
   {count}
   {Sums.step("pair")}
 }}
 if (DEPTH % 2) {{
-  i32 low = a[DEPTH - 1] - z, high = 0, pair = low & 0xffff;
+  i32 low = a[DEPTH - 1] - z, high UNUSED = 0, pair = low & 0xffff;
   {count}
   {Sums.step("pair")}
 }}"""

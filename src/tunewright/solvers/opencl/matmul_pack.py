@@ -93,7 +93,7 @@ def launch(
     element = source.load("x", f"from + k{row} + j{column}")
     source.add(f"""
 for (int unit = GID(0) * SHARE; unit < (GID(0) + 1) * SHARE && unit < UNITS; unit++) {{
-  int matrix = unit / PANELS, n = unit % PANELS * WIDTH;
+  int matrix UNUSED = unit / PANELS, n = unit % PANELS * WIDTH;
   int from = {batch_offset(source, "matrix", operand.batch, "D")} + n{column};
   int columns = N - n < WIDTH ? N - n : WIDTH;
   GLOBAL {source.compute("y")}* panel = y + unit * K * WIDTH;

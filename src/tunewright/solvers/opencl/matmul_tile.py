@@ -13,13 +13,14 @@ typedef V VU __attribute__((aligned(sizeof(T))));
 #endif
 #endif
 #ifndef PREFETCH
-#define PREFETCH(p)
+#define PREFETCH(p) ((void)(p))
 #endif
 """
 
 _TILE = """
 INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const T* panel, GLOBAL T* out, int out_row, int m, int m_end,
-                           int steps, int a_row, int a_step, int b_step, int more, GLOBAL const char* next, int ahead) {
+                           int steps, int a_row, int a_step, int b_step, int more,
+                           GLOBAL const char* next UNUSED, int ahead UNUSED) {
   GLOBAL const T* row[COUNT];
   V sum[COUNT][VECTORS];
   UNROLL for (int r = 0; r < COUNT; r++) {

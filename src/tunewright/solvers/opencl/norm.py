@@ -332,7 +332,7 @@ class Writer:
 
     # -- rows --------------------------------------------------------------------------------------------------------
     def _start(self, column: str = "0") -> str:
-        return " ".join([f"int at = base + r0 * (K1 * R1) + {column};", *self.starts])
+        return " ".join([f"int at UNUSED = base + r0 * (K1 * R1) + {column};", *self.starts])
 
     def _total(self, name: str, value: str, term: str) -> str:
         """The sum of a term in v over a row, in blocks.
@@ -358,7 +358,7 @@ for (int r0 = 0; r0 < R0; r0++) {{
 }}"""
 
     def _statistics(self) -> str:
-        mean, value = "REAL mean = 0;", "VALUE(j)"
+        mean, value = "REAL mean UNUSED = 0;", "VALUE(j)"
         if self.centred:
             first = f"REAL pivot;\n{{ int r0 = 0, j = 0; {self._start()} pivot = PIVOT(VALUE(j)); }}"
             total = self._total("sum", value, "v - pivot")

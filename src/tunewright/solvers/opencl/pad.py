@@ -97,7 +97,7 @@ class Pad(CSolver):
         source.dims(XO=sum(a.start for a in axes), ROWS=rows, ITEM=per_item, PART=part)
         source.fixed(D=f"D{rank}", B=f"B{rank}", K=f"K{rank}")
         source.function(COPY_ROW.replace("WORD", c))
-        source.function(f"INLINE int padded(int i, int n) {{ {_INDEX[mode]} }}")
+        source.function(f"INLINE int padded(int i, int n UNUSED) {{ {_INDEX[mode]} }}")
         outside = "x[at + padded(j - B, K)]"
         if mode == "constant":
             fill = problem.input(2)

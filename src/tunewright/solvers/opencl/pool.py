@@ -184,7 +184,7 @@ def _line_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str, c
         return f"fold_each({source.load('x', f'at + {row} * DIL_H * W * BLOCK + i')}, 0)"
 
     return f"""
-  const int channel = plane % CHANNEL_BLOCKS * BLOCK;
+  const int channel UNUSED = plane % CHANNEL_BLOCKS * BLOCK;
   const int reach = (KW - 1) * DIL_W + 1, most = (LINE - reach) / SW + 1;
   for (int start = 0; start < OW; start += most) {{
     const int columns = OW - start < most ? OW - start : most, span = (columns - 1) * SW + reach;
@@ -248,7 +248,7 @@ def _direct_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str,
       }}"""
 
     return f"""
-  const int channel = plane % CHANNEL_BLOCKS * BLOCK;
+  const int channel UNUSED = plane % CHANNEL_BLOCKS * BLOCK;
   for (int ow = 0; ow < OW; ow++) {{
     const int left = ow * SW - HEAD_W, out = (row * OW + ow) * BLOCK;
     {how.type} sums[BLOCK];

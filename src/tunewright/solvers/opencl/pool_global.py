@@ -95,7 +95,7 @@ def _blocked(source: Source, how: Fold, steps: epilogue.Epilogue) -> str:
     lines, result = steps.apply("v", "(channel + l < CHANNELS ? channel + l : CHANNELS - 1)", "row * BLOCK + l")
     element = f"fold_each({source.load('x', 'row * SIZE * BLOCK + i + l')}, 0)"
     return f"""
-  const int channel = row % CHANNEL_BLOCKS * BLOCK, end = SIZE * BLOCK;
+  const int channel UNUSED = row % CHANNEL_BLOCKS * BLOCK, end = SIZE * BLOCK;
   {how.type} lane[LANES];
   for (int l = 0; l < LANES; l++) lane[l] = fold_start();
   int i = 0;

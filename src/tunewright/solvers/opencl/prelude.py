@@ -15,6 +15,7 @@ OPENCL = """
 #define UNROLL _Pragma("unroll")
 #define CAST_BITS(x, T) __builtin_astype(x, T)
 #define VECTOR(V, ...) ((V)(__VA_ARGS__))
+#define UNUSED __attribute__((unused))
 /* sums may be taken in any order, so that they are vectorised: stands first in a block */
 #if defined(__clang_major__) && __clang_major__ >= 11
 #define REASSOCIATE _Pragma("clang fp reassociate(on)")
@@ -42,6 +43,7 @@ C = r"""
 #define UNROLL _Pragma("unroll")
 #define CAST_BITS(x, T) __builtin_bit_cast(T, x)
 #define VECTOR(V, ...) ((V){__VA_ARGS__})
+#define UNUSED __attribute__((unused))
 #define REASSOCIATE _Pragma("clang fp reassociate(on)")
 typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16; typedef int i32;
 typedef unsigned int u32; typedef long long i64; typedef unsigned long long u64; typedef float f32; typedef double f64;
@@ -59,7 +61,8 @@ INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
 #define fmod_f32 __builtin_fmodf
 /* conversions are instructions; elsewhere the compiler would call a function for each number */
 #if defined(__F16C__) || defined(__aarch64__)
-#define HALF _Float16
+#define WITH_F16
+typedef _Float16 f16;
 #endif
 """
 
@@ -72,9 +75,9 @@ VECTORS = """
 #: Both forms agree bit by bit, whether or not denormals count as zero: those of halves are normal numbers in f32. A
 #: NaN keeps its sign and the highest bits of its payload, and is quiet.
 CONVERSIONS = """
-#ifdef HALF
-INLINE f32 f16_load(u16 h) { return (f32)CAST_BITS(h, HALF); }
-INLINE u16 f16_store(f32 f) { return CAST_BITS((HALF)f, u16); }
+#ifdef WITH_F16
+INLINE f32 f16_load(u16 h) { return (f32)CAST_BITS(h, f16); }
+INLINE u16 f16_store(f32 f) { return CAST_BITS((f16)f, u16); }
 #else
 INLINE f32 f16_load(u16 h) {
   u32 e = (h >> 10) & 31, m = h & 1023, s = (u32)(h & 0x8000) << 16;
@@ -163,7 +166,7 @@ INLINE f32 f32_log(f32 x) {
   f32 v = f32_log_near(f32_mantissa(x, e) - 1.0f, (f32)e);
   v = x < 1.17549435e-38f ? -F32_INFINITY : v;
   v = x < 0.0f ? F32_NAN : v;
-  return (x == F32_INFINITY) | (x != x) ? x : v;
+  return ((x == F32_INFINITY) | (x != x)) ? x : v;
 }
 /* the error that 1 + x makes is in its difference from 1 */
 INLINE f32 f32_log1p(f32 x) {
@@ -322,9 +325,9 @@ INLINE f32 f32_pow(f32 x, f32 y) {
   f32 w = __builtin_truncf(y), h = 0.5f * y;
   bool whole = w == y, odd = whole & (__builtin_truncf(h) != h);
   v = (as_u32(x) >> 31) & (u32)odd ? -v : v;
-  v = (x < 0.0f) & !whole & (a != F32_INFINITY) ? F32_NAN : v;
-  v = (x != x) | (y != y) ? x + y : v;
-  return (y == 0.0f) | (x == 1.0f) | ((a == 1.0f) & (f32_fabs(y) == F32_INFINITY)) ? 1.0f : v;
+  v = ((x < 0.0f) & !whole & (a != F32_INFINITY)) ? F32_NAN : v;
+  v = ((x != x) | (y != y)) ? x + y : v;
+  return ((y == 0.0f) | (x == 1.0f) | ((a == 1.0f) & (f32_fabs(y) == F32_INFINITY))) ? 1.0f : v;
 }
 #endif
 /* wraps around */

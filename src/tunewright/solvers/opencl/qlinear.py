@@ -307,7 +307,7 @@ class QLinearPool(_Quantised):
         source.add(f"""
 int begin = GID(0) * LEAST, end = begin + LEAST < SIZE ? begin + LEAST : SIZE;
 for (int i = begin; i < end; i++) {{
-  int channel = {place[0]}, pixel = {place[1]}, image = i / (CHANNELS * MADE);
+  int channel = {place[0]}, pixel UNUSED = {place[1]}, image = i / (CHANNELS * MADE);
   {body}
   y[i] = {to_integer("v", "yz", y.dtype, True)};
 }}""")

@@ -374,7 +374,7 @@ for (int panel = first; panel < last; panel++) {
                 value = source.load(f"initial_{name}", "at + j")
             copies.append(f"{name}[(item * ROWS + m) * PADDED + j] = {value};")
         return f"""for (int m = 0; m < ROWS; m++) {{
-  int at = d * S_D + sequence(m) * S_B;
+  int at UNUSED = d * S_D + sequence(m) * S_B;
   for (int j = 0; j < HIDDEN; j++) {{ {" ".join(copies)} }}
 }}"""
 
@@ -460,7 +460,7 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
                 source.buffer(f"last_{name}", tensor(self.problem.outputs[i]).dtype, Out(i))
                 copies.append(source.store(f"last_{name}", "at + j", f"{name}[(item * ROWS + m) * PADDED + j]"))
         return f"""for (int m = 0; m < ROWS && first + m < BATCH; m++) {{
-  int at = d * S_D + sequence(m) * S_B;
+  int at UNUSED = d * S_D + sequence(m) * S_B;
   for (int j = begin; j < end; j++) {{ {" ".join(copies)} }}
 }}"""
 

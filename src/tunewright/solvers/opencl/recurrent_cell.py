@@ -104,7 +104,7 @@ def functions(problem: Problem, real: str) -> str:
         for d, text in enumerate(texts):
             lines.append(f"INLINE REAL activate{i}_{d}(REAL x) {{ {text} }}")
         value = f"activate{i}_0(x)" if len(set(texts)) == 1 else f"d ? activate{i}_1(x) : activate{i}_0(x)"
-        lines.append(f"INLINE REAL activate{i}(int d, REAL x) {{ return {value}; }}")
+        lines.append(f"INLINE REAL activate{i}(int d UNUSED, REAL x) {{ return {value}; }}")
     clip = problem.attrs.get("clip")
     if clip and clip > 0:
         bound = f"(REAL){float(clip)!r}"

@@ -189,7 +189,7 @@ class GatesWriter(Writer):
                 source.buffer(f"initial_{name}", self.real, In(i))
                 values[-1] = f"j < HIDDEN ? initial_{name}[at + j] : 0"
         return f"""for (int m = 0; m < ROWS; m++) {{
-  int at = d * S_D + sequence(m) * S_B, to = (item * ROWS + m) * PADDED;
+  int at UNUSED = d * S_D + sequence(m) * S_B, to = (item * ROWS + m) * PADDED;
   for (int j = 0; j < PADDED; j++) {{ hiddens[to + j] = {values[0]}; cells[to + j] = {values[1]}; }}
 }}"""
 

@@ -240,7 +240,7 @@ for (int row = begin; row < end; row++)
         source.dims(EACH=columns, HIGH=high)
         source.add(f"""int last = ALL_TILES - GID(0) * EACH < EACH ? ALL_TILES : (GID(0) + 1) * EACH;
 int first_row = GID(1) * HIGH, end_row = N_ROWS - first_row < HIGH ? N_ROWS : first_row + HIGH;
-f32 s = step[0], x_zero = step[1];
+f32 s = step[0], x_zero UNUSED = step[1];
 for (int at = GID(0) * EACH; at < last; at++) {{
   int d = at / TILES, tile = at % TILES;
   GLOBAL f32* to = products + d * N_ROWS * WIDE;
@@ -395,7 +395,7 @@ INLINE int longest(GLOBAL const i32* lengths, int batch, int steps) {
 _JOIN = """
 /* a range grows by another; one that is none makes it none */
 INLINE void join_range(f32 a, f32 b, f32* low, f32* high) {
-  *low = (a < *low) | (a != a) ? a : *low; *high = (b > *high) | (b != b) ? b : *high;
+  *low = ((a < *low) | (a != a)) ? a : *low; *high = ((b > *high) | (b != b)) ? b : *high;
 }
 """
 

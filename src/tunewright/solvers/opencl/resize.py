@@ -279,7 +279,7 @@ def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
         source.add("GLOBAL T* line = lines + GID(0) * W;")
     source.add("int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;")
     source.add("for (int r = begin; r < end; r++) {")
-    source.add("int h = r % OH;\ni64 from = r / OH * H * W, to = r * OW;")
+    source.add("int h UNUSED = r % OH;\ni64 from = r / OH * H * W, to = r * OW;")
     if stage.crop and stage.h is not None:
         source.add(f"if (ho[h]) {{ for (int j = 0; j < OW; j++) {text.store('to + j', 'fill[0]')} continue; }}")
     if blend is None:
@@ -353,7 +353,7 @@ def _pixels(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
 int begin = GID(0) * SHARE, end = begin + SHARE < PIXELS ? begin + SHARE : PIXELS;
 int first = GID(1) * PIECE, count = INNER - first < PIECE ? INNER - first : PIECE;
 for (int p = begin; p < end;) {
-int w = p % OW, h = p / OW % OH;
+int w = p % OW, h UNUSED = p / OW % OH;
 i64 from = p / OW / OH * H * W * INNER + first;
 int stop = p - w + OW < end ? p - w + OW : end;""")
     if stage.h is not None and not loop:

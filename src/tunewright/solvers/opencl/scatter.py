@@ -16,6 +16,7 @@ from ...ir.types import DType, TensorType
 from ...ops.deform import unpooled
 from ...ops.shapes import axis_of
 from ..base import Config, Missing, Problem, tensor
+from . import fold
 from .base import CSolver, both
 from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .indices import ONE_WORD, Axis, Shares, merged, no_indices, outside, strides, table, unfit
@@ -26,8 +27,8 @@ _COMBINE = {
     "none": "update",
     "add": "old + update",
     "mul": "old * update",
-    "max": "old > update || old != old ? old : update",
-    "min": "old < update || old != old ? old : update",
+    "max": "(old > update || {nan}) ? old : update",
+    "min": "(old < update || {nan}) ? old : update",
 }
 _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
@@ -101,7 +102,8 @@ def _update(source: Source, where: _Target, reduction: str) -> str:
     lines = [f"{kind} update = {source.load('updates', 'i')};"]
     if reduction != "none":
         lines.append(f"{kind} old = {source.load('y', 'to')};")
-    return "\n".join([*lines, source.store("y", "to", _COMBINE[reduction])])
+    text = _COMBINE[reduction].format(nan=fold.is_nan(source.dtype("y"), "old"))
+    return "\n".join([*lines, source.store("y", "to", text)])
 
 
 _ELEMENTS = """

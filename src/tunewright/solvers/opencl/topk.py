@@ -13,10 +13,10 @@ from .emit import COMPUTE, STORAGE, Call, In, Out, Scratch, Source
 #: is worse than all others: no two elements are equally good, hence the result does not depend on the algorithm.
 _HEAP = """
 INLINE int better(T a, i64 i, T b, i64 j) {
-  const int no_a = a != a, no_b = b != b;
-  return no_a | no_b ? (no_a == no_b ? i < j : no_b) : a == b ? i < j : a BEATS b;
+  const int no_a = IS_NAN(a), no_b = IS_NAN(b);
+  return (no_a | no_b) ? (no_a == no_b ? i < j : no_b) : a == b ? i < j : a BEATS b;
 }
-INLINE int enters(T v, T worst) { return (v BEATS worst) | ((worst != worst) & (v == v)); }
+INLINE int enters(T v, T worst) { return (v BEATS worst) | (IS_NAN(worst) & !IS_NAN(v)); }
 INLINE int any_enters(GLOBAL const S* from, T worst) {
   int any = 0;
   for (int l = 0; l < 16; l++) any |= enters(LOAD(from[l]), worst);
@@ -69,6 +69,7 @@ class TopK(CSolver):
         source.fixed(STRIDE=1 if inner == 1 else "INNER")
         source.fixed(T=COMPUTE[x.dtype], S=STORAGE[x.dtype], BEATS=">" if problem.attrs.get("largest", 1) else "<")
         source.function(f"#define LOAD(s) {element.format('(s)')}")
+        source.function(f"#define IS_NAN(x) ({fold.is_nan(x.dtype, '(x)')})")
         source.function(_HEAP)
         each, grid = fold.split(outer * inner, fold.work_items(x.size, target.units, 2048))
         source.dims(ROWS=outer * inner, ROWS_EACH=each, SIZE=size, INNER=inner, K=k.dims[axis])

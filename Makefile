@@ -29,8 +29,10 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 	$(PY) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+# Intel's OpenCL runtime is not to be had everywhere: tests that need one are skipped then.
 $(VENV)/.test: $(VENV)/.base
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[intel]' || echo 'no OpenCL runtime: its tests are skipped'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.base

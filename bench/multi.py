@@ -32,7 +32,7 @@ GAIN, OF_SUM = 1.6, 0.85
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--devices", default="CPU,CPU.NATIVE", help="with commas between them, the preferred one first")
+    options.add_argument("--devices", default="CPU,CPU.NATIVE", help="with commas between, the preferred one first")
     options.add_argument("--model", default="mobilenet", help="mobilenet, resnet50, transformer, or a file")
     options.add_argument("--threads", type=int, help="CPU_THREADS_NUM (beside a GPU: all cores but two)")
     options.add_argument("--hint", default="LATENCY", help="PERFORMANCE_HINT of each device")

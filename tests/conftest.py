@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="tunewright-tests-")
 os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"] = tempfile.mkdtemp(prefix="tunewright-tests-")
 os.environ["TUNEWRIGHT_TUNE_RESULT_PATH"] = ""
 
+from tunewright.plugins import single
 from tunewright.tuning import places  # settings that a test makes without the environment come here
 
 places.SHIPPED = Path(os.environ["TUNEWRIGHT_SYSTEM_DB_PATH"])
@@ -33,7 +35,24 @@ def remove(process: int = os.getpid()) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", metavar="DEVICE", help="what CPU means: CPU.INTEL runs tests of kernels through it")
+    parser.addoption("--each", type=int, default=1, metavar="N", help="every Nth test of a module, and the first")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    each, seen, kept = config.getoption("--each"), Counter[Path](), list[pytest.Item]()
+    for item in items:
+        kept += [item] if seen[item.path] % each == 0 else []
+        seen[item.path] += 1
+    items[:] = kept
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    instead = config.getoption("--cpu")
+    if instead:
+        opened = single._opened
+        single._opened = lambda key: opened(instead if key == "CPU" else key)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; what tests start would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:

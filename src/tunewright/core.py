@@ -104,7 +104,7 @@ class Core:
         """
         with uncollected():
             if isinstance(device, str) and not is_several(device):
-                # First, since loading PoCL takes 23 MB for a moment: not on top of a model.
+                # First: a device that is not there is told before a large file is read.
                 self._plugin(device, _make(config, self.settings))
             loaded = model if isinstance(model, Model) else self.read_model(model)
             if preprocess is not None:
@@ -116,7 +116,7 @@ class Core:
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
 
-        >>> context = core.create_context("CPU", context=cl_context, queue=cl_queue)
+        >>> context = core.create_context("CPU.INTEL", context=cl_context, queue=cl_queue)
         >>> context = core.create_context("GPU.0", queue=torch.cuda.current_stream())
         >>> compiled = core.compile_model("model.onnx", context)
         """

@@ -96,7 +96,9 @@ class Settings:
         "AUTO", "instruction set that the CPU device compiles for (AUTO: the best that the processor has)",
         values=_words("AUTO", "X86-64", "X86-64-V2", "X86-64-V3", "X86-64-V4", "ARMV8-A"),
     )
-    cpu_compiler: str = _setting("", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)")
+    cpu_compiler: str = _setting(
+        "", "the clang that compiles CPU kernels (empty: the one of the package ziglang, else from PATH)"
+    )
     performance_hint: str = _setting(
         "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
         "CUMULATIVE_THROUGHPUT: that on all devices of AUTO",
@@ -159,7 +161,7 @@ class Settings:
         values=_words("AUTO", "PRIORITY", "COST"),
     )
     hetero_dump_graph_dot: bool = _setting(False, "HETERO writes hetero_affinity.dot and hetero_subgraphs.dot")
-    join_launches: bool = _setting(True, "launch the kernels of small plans together, as one")
+    join_launches: bool = _setting(True, "run neighbouring kernels as one launch")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
     plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)
@@ -278,8 +280,21 @@ _FOLDERS = {
 }
 
 
+#: the home of users who have none: nothing is there, and nothing can be made there
+_NO_HOME = Path("/nonexistent")
+
+
 def own_folder(kind: str) -> Path:
     """The user's folder for our data, cache or config. It need not exist."""
+    try:
+        found = _in_home(kind)
+    except RuntimeError:  # a container without HOME, under a number that no user has
+        found = Path("~")
+    # Older releases of platformdirs return "~/.cache" as it is.
+    return found if found.is_absolute() else _NO_HOME / _FOLDERS[kind][1] / "tunewright"
+
+
+def _in_home(kind: str) -> Path:
     try:
         import platformdirs
     except ImportError:  # where Tunewright runs from its source, with what is there

@@ -47,6 +47,7 @@ def network() -> Any:
 @pytest.fixture
 def core(device, monkeypatch, tmp_path):
     monkeypatch.setattr(single, "available", lambda: ({"GPU.0": CudaDevice}, {}))
+    monkeypatch.setattr(single, "serving", {"GPU.0": CudaDevice}.get)
     monkeypatch.setattr(single, "_opened", lambda key: device)
     return Core({"USER_DB_PATH": str(tmp_path / "kb"), "PERFORMANCE_HINT": "THROUGHPUT"})
 

@@ -71,11 +71,12 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-_B = blocked(8)
+_B = blocked(DEVICE.target.vector_bytes // 4)
 _Q = ("f ", "u8 ")  # a scale and a zero point
 EXTRA: dict[str, list[Problem]] = {
     op: made if isinstance(made, list) else [made]
     for op, made in {
+        "Attention": pose("Attention", "f 2,3,20,32", "f 2,3,24,32", "f 2,3,24,32"),
         "CenterCropPad": pose("CenterCropPad", "f 6,7", ints(4, 9)),
         "Conv": [
             pose("Conv", "f 1,20,9,9", "f! 12,20,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
@@ -84,10 +85,12 @@ EXTRA: dict[str, list[Problem]] = {
             pose("Conv", "f 1,64,28,28", "f! 64,64,3,3", pads=(1, 1, 1, 1), layouts=(_B, _B)),
         ],
         "ConvTranspose": pose("ConvTranspose", "f 1,24,5,6", "f! 24,16,2,2", strides=(2, 2), layouts=(_B, _B)),
-        "QLinearConv": pose(
-            "QLinearConv", "u8 1,19,9,9", "f! ", np.array(7, np.uint8), "i8! 19,1,3,3", "f! 19", np.array(0, np.int8),
-            "f! ", "u8! ", "j! 19", group=19, pads=(1, 1, 1, 1), layouts=(_B, _B),
-        ),
+        "QLinearConv": [
+            pose(
+                "QLinearConv", f"u8 1,{c},9,9", "f! ", np.array(7, np.uint8), f"i8! {c},{c // group},3,3", f"f! {c}",
+                np.array(0, np.int8), "f! ", "u8! ", f"j! {c}", group=group, pads=(1, 1, 1, 1), layouts=(_B, _B),
+            ) for c, group in ((19, 19), (32, 1))
+        ],
         "MatMul": [pose("MatMul", "f 1,300", "f! 300,64"), pose("MatMul", "f 1,300", "f 300,64")],
         "Gemm": pose("Gemm", "f 1,300", "f! 64,300", transB=1),
         "Range": pose("Range", *(np.array(v, np.float32) for v in (3, 60, 4))),
@@ -99,7 +102,7 @@ EXTRA: dict[str, list[Problem]] = {
             **joined({}, {"group": 19, "pads": (1, 1, 1, 1)}, [Fused("Relu", (~0,))]),
         ),
         REORDER: [pose(REORDER, "f 1,20,5,6", layout=to, layouts=(Layout(), Layout.parse(to)))
-                  for to in ("blocked8", "nhwc")],
+                  for to in (str(_B), "nhwc")],
         MS + "BiasAdd": pose(MS + "BiasAdd", "f 2,4,8", "f 8", "f 2,4,8"),
         MS + "BiasGelu": pose(MS + "BiasGelu", "f 3,8", "f 8"),
         MS + "DequantizeLinear": pose(MS + "DequantizeLinear", "u8 3,4", *_Q),

@@ -228,8 +228,8 @@ def test_blocks_need_known_zero_points() -> None:
     assert "in their middle" in str(solver.why_not(problem, open_device("CPU").target))
 
 
-def test_kernels_of_several_types_are_launched_together() -> None:
-    """Their texts declare names of types that differ: each keeps its own in the common program."""
+def test_kernels_of_several_types_are_one_launch() -> None:
+    """Their texts declare names of types that differ: each is a program of its own, and one table holds them all."""
     device, kernels = open_device("CPU"), []
     assert isinstance(device, CDevice)
     if not device.links:
@@ -241,9 +241,15 @@ def test_kernels_of_several_types_are_launched_together() -> None:
         for name in (CONV, "opencl.integer_conv"):
             solver = found[name]
             kernels.append(solver.compile(problem, solver.default(problem, device.target), device))
-    library = kernels[0].library(kernels[1:])
-    assert library is not None and all(library.holds(kernel) for kernel in kernels)
-    library.prepare()
+    linkers = {kernel.linker for kernel in kernels}
+    assert len(linkers) == 1
+    (linker,), queue = linkers, device.queue()
+    for kernel in kernels:
+        kernel.prepare()
+    whole, parts = linker.link(kernels, queue), [linker.link([kernel], queue) for kernel in kernels]
+    assert whole._table[0] == sum(part._table[0] for part in parts) >= len(kernels)
+    entries = {int(part._table[int(part._table[2])]) for part in parts}
+    assert len(entries) == len(kernels), "no two have a kernel in common"
 
 
 def test_packed_weights_keep_every_number() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from tunewright import Core, LimitError, ModelError
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.settings import Settings
 
-#: what the interpreter, numpy and the kernel cache (whose names are digests) may open whatever the model is
+#: what the interpreter, numpy, the kernel cache (whose names are digests) and the compiler may open for any model
 KERNELS = KernelCache.of(Settings.from_environment())
-ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", *([f"{KERNELS.folder}/"] if KERNELS else []))
+ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", f"{tempfile.gettempdir()}/tunewright-",
+             *([f"{KERNELS.folder}/"] if KERNELS else []))  # fmt: skip
 
 
 @pytest.fixture(scope="module")

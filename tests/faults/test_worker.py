@@ -16,12 +16,12 @@ import pytest
 
 from faults import workers
 from faults.workers import DEVICE, HASTY, HOST, PATIENT, PROBLEM, TWELVE, faulty
-from tunewright.plugins.single import available
+from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.tuning.isolated import Isolated
 
 TESTS = Path(__file__).parents[1]
-needs_opencl = pytest.mark.skipif("CPU.POCL" not in available()[0], reason="PoCL is not installed")
+needs_kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def test_on_the_host(host: Isolated, how: str) -> None:
     suffer(host, how, HOST[how])
 
 
-@needs_opencl
-@pytest.mark.parametrize("how", cases(DEVICE, ("hang", "crash", "beyond")))
+@needs_kernels
+@pytest.mark.parametrize("how", cases(DEVICE, ("hang", "crash", "beyond", "endless")))
 def test_in_c(device: Isolated, how: str) -> None:
     suffer(device, how, DEVICE[how])
 
@@ -277,7 +277,7 @@ def test_a_hundred_restarts_leak_nothing(folder: Path) -> None:
 
 
 @pytest.mark.soak
-@needs_opencl
+@needs_kernels
 def test_isolation_costs_little() -> None:
     """For kernels of about 10 ms, against the same in this process, in turns."""
     bench = TESTS.parent / "bench" / "isolation.py"

@@ -35,7 +35,7 @@ SOLVERS = {"MatMul": "opencl.matmul", "Conv": "opencl.conv_plain", "Softmax": "o
 
 
 def target(units: int = 2, **more: Any) -> Target:
-    software = (("driver", "3.0"), ("opencl", "A runtime"))
+    software = (("driver", "3.0"), ("runtime", "A runtime"))
     return Target(**{"device": "cpu", "name": "A processor", "arch": "256-bit vectors", "units": units,
                      "software": software, "language": "c", "options": "-w", "vector_bytes": 32, **more})  # fmt: skip
 

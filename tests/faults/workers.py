@@ -55,6 +55,7 @@ DEVICE = {
     "beyond": (WRONG, "out of bounds"),
     "before": (WRONG, "out of bounds"),
     "syntax": (FAILED, "cannot compile"),
+    "endless": (TIMEOUT, "longer than 2 s"),
 }
 #: seconds: nobody waits for a hang longer than for anything else
 PATIENT, HASTY = 30.0, {"CPU.HOST": 1.0, "CPU": 2.0}

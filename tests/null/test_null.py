@@ -111,4 +111,4 @@ def test_inserted_reorders_are_rows_too(device):
     assert [row.name for row in rows[:3]] == ["c", "p", "y"]
     assert reorders and all(row.status is Status.EXECUTED and row.calls == 1 for row in reorders)
     if device.family == "host":
-        np.testing.assert_allclose(out, tunewright.Core().compile_model(model)({"x": x})["y"], rtol=1e-6)
+        np.testing.assert_allclose(out, tunewright.Core().compile_model(model, "CPU.HOST")({"x": x})["y"], rtol=1e-6)

@@ -46,7 +46,7 @@ def measurement(
     return Measurement(key, Config(config), evidence, to_json(posed), posed.family(), tuple(posed.sizes), date, "0.1.0")
 
 
-def exact(posed, config, device="CPU.POCL", **about):
+def exact(posed, config, device="CPU.NATIVE", **about):
     """A measurement with the key that its candidate has on a device now; the default's solver, if none is named."""
     from tunewright.settings import Settings
     from tunewright.tuning.tuner import Tuner

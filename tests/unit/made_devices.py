@@ -112,6 +112,7 @@ def made(monkeypatch: pytest.MonkeyPatch, *names: str, kind: str = "gpu") -> Ite
     with monkeypatch.context() as patch:
         both: dict[str, type[Device]] = {**known, **dict.fromkeys(names, MadeDevice)}
         patch.setattr(single, "available", lambda: (both, reasons))
+        patch.setattr(single, "serving", both.get)
         patch.setattr(single, "_opened", lambda key: devices[key] if key in devices else real(key))
         yield list(devices.values())
         for device in devices.values():  # whoever still waits goes on

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import opencl_runtime
 from tunewright.devices.base import Device, Queue, Target
 from tunewright.devices.host import HostDevice, cache_bytes, free_bytes
-from tunewright.devices.opencl import OpenCLDevice
 from tunewright.ir.types import DType, TensorType, blocked
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Config, Kernel, Packing, Problem, Solver, solvers
 from tunewright.solvers.host.reference import HostKernel
-from tunewright.solvers.opencl import base as kernels
+from tunewright.solvers.opencl.linked import LinkedLauncher
 from tunewright.tuning import bench, ring
 from tunewright.tuning.bench import Local, floor
 from tunewright.tuning.measure import Candidate
@@ -66,13 +66,10 @@ def test_the_default_of_a_real_problem_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv", "softmax"])
-def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a launch takes longer than many a kernel: what is timed would be launches."""
+def test_a_turn_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One table with a row for each execution: else what is timed would be calls from Python."""
     device, p = open_device("CPU"), REAL[name]
-    assert isinstance(device, OpenCLDevice)
-    if not device.joins or device.workers < 2:
-        pytest.skip("needs a runtime whose launches may be one, and two threads")
-    monkeypatch.setattr(kernels, "FEW_THREADS", 1)
+    assert device.family == "native"
     monkeypatch.setattr(bench, "TURN", 0.05)  # several executions each, also where others use the machine
     launches: list[int] = []
     counts: list[int] = []
@@ -95,8 +92,30 @@ def test_among_many_threads_a_turn_is_one_launch(name: str, monkeypatch: pytest.
         assert local.race([default(p, device)] * 2, 2).fallen == {}
 
 
+def test_what_is_timed_finds_threads_awake_and_its_cost_known() -> None:
+    """As in the middle of a network: waking threads and finding out how long a step takes is not the kernel's time."""
+    device, p = open_device("CPU"), REAL["conv"]
+    seen: list[str] = []
+    with Local(device, timing=seen.append) as local:
+        assert local.pose(p) is None
+        rouse, together = local._queue.rouse, local._queue.together
+
+        def chained(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+            made = together(calls)
+            assert isinstance(made, LinkedLauncher)
+            seen.append(f"known: {made.costs()[0] > 0}")
+            assert len(made.costs()) == len(calls) and len(set(made.costs())) == 1
+            return made
+
+        local._queue.together = chained  # type: ignore[method-assign]
+        local._queue.rouse = lambda: (rouse(), seen.append("awake"))[0]  # type: ignore[method-assign]
+        assert local.attempt(default(p, device)).status is Status.OK
+    assert {tuple(seen[i : i + 4]) for i in range(0, len(seen), 4)} == {("known: True", "awake", "begin", "end")}
+
+
+@opencl_runtime.needs_opencl
 def test_a_device_with_memory_of_its_own() -> None:
-    device, p = OpenCLDevice("CPU", shares_memory=False), REAL["matmul"]
+    device, p = opencl_runtime.device(shares_memory=False), REAL["matmul"]
     with Local(device) as local:
         assert local.pose(p) is None
         assert local.attempt(default(p, device)).status is Status.OK

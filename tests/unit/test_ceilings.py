@@ -1,21 +1,27 @@
 """What a device can do at most, and the least that a problem takes there."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from tunewright.devices.c_device import CDevice
 from tunewright.devices.null import NullDevice
 from tunewright.errors import DeviceError
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import DType, TensorType
 from tunewright.ops.base import Work
-from tunewright.plugins.single import open_device
+from tunewright.plugins.single import open_device, visible
+from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tuning import bench
 from tunewright.tuning import ceilings as module
 from tunewright.tuning.ceilings import Ceilings, best_of, ceilings, work_of
 
 CPU = open_device("CPU")
-needs_opencl = pytest.mark.skipif(CPU.family != "opencl", reason="needs the OpenCL CPU device")
+#: what compiles C here: the CPU device, and runtimes of OpenCL
+COMPILING = [name for name in visible(alternatives=True) if isinstance(open_device(name), CDevice)]
+needs_compiler = pytest.mark.skipif(not isinstance(CPU, CDevice), reason="needs a CPU device that compiles")
 
 
 def f32(*shape):
@@ -76,7 +82,7 @@ def test_a_device_that_nobody_can_measure_says_so():
     assert "family null" in ceilings(NullDevice()).why
 
 
-@needs_opencl
+@needs_compiler
 def test_a_device_that_fails_says_so(monkeypatch):
     def fail(source):
         raise DeviceError("out of order")
@@ -96,21 +102,39 @@ def test_ceilings_are_measured_once_and_lie_where_hardware_does(name):
     assert 1e8 < top.bandwidth < 2e12
 
 
-@needs_opencl
-def test_the_kernels_do_what_is_counted():
-    probe = module._Probe(CPU)
-    probe.launch("arithmetic", probe.out, *map(np.float32, (1.0, 0.5, 1.0)), np.int32(100))()
+@pytest.mark.parametrize("name", COMPILING)
+def test_the_kernels_do_what_is_counted(name):
+    device = open_device(name)
+    probe = module._Probe(device)
+    probe.launch(module.arithmetic(probe.lanes), probe.out)()
     probe.queue.finish()
     made = probe.out.view(np.float32)
-    np.testing.assert_allclose(made, 2.0 * module.ACCUMULATORS * probe.lanes)  # where a = a / 2 + 1 ends
+    # where a = a / 2 + 1 ends
+    np.testing.assert_allclose(made, 2.0 * module.ACCUMULATORS * probe.lanes, rtol=1e-6)
     count = 6 * module.UNROLLED
-    data = CPU.alloc(4 * probe.lanes * count * probe.items)
+    data = device.alloc(4 * probe.lanes * count * probe.items)
     numbers = data.view(np.float32)
     numbers[:] = np.arange(numbers.size) % 7
     each = numbers.reshape(probe.items, -1).sum(1)
     for apart, stride in ((count, 1), (1, probe.items)):  # as on a processor, and as on a GPU
-        probe.launch("memory", probe.out, data, *map(np.int64, (apart, stride, count)))()
+        probe.launch(module.memory(probe.lanes, apart, stride, count), probe.out, data)()
         probe.queue.finish()
         assert made.sum() == numbers.sum(), "every element is read once"
         if stride == 1:
             np.testing.assert_array_equal(made, each)
+
+
+def test_gpus_run_them_in_groups():
+    call = dataclasses.replace(module.arithmetic(4).call((512,)), group=256)
+    assert "reqd_work_group_size(256, 1, 1)" in call.program("opencl")
+
+
+@needs_compiler
+def test_narrower_vectors_have_a_lower_ceiling():
+    """The same arithmetic in half as many lanes; a busy neighbour makes neither look higher."""
+    wide = CPU if CPU.family == "native" else None
+    if wide is None or wide.target.vector_bytes < 64:
+        pytest.skip("needs 512-bit vectors")
+    narrow = open_device("CPU", Settings.make({"CPU_ISA": "X86-64-V3"}))
+    assert narrow is not wide and ceilings(narrow) is not ceilings(wide)
+    assert module._Probe(narrow).lanes * 2 == module._Probe(wide).lanes

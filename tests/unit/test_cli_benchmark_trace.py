@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import opencl_runtime
 import tunewright
 from tunewright import tools
 from tunewright.errors import InputError
 from tunewright.ir.graph import Node
-from tunewright.plugins.single import SingleDevice, available
+from tunewright.plugins.single import SingleDevice
 from tunewright.runtime import ranges, trace
 from tunewright.runtime.trace import Trace
 from tunewright.settings import Settings
-
-needs_opencl = pytest.mark.skipif("opencl" in available()[1], reason="there is no OpenCL runtime here")
 
 
 @pytest.fixture
@@ -235,11 +234,9 @@ def test_microseconds_are_the_same_nanoseconds_again(first):
     assert any(int(n / 1000 * 1000) != n for n in numbers), "else a plain division would do"
 
 
-@needs_opencl
+@opencl_runtime.needs_opencl
 def test_copies_are_told_apart(model):
-    from tunewright.devices.opencl import OpenCLDevice
-
-    device = OpenCLDevice("CPU", shares_memory=False)
+    device = opencl_runtime.device(shares_memory=False)
     read = tunewright.Core().read_model(model)
     compiled = SingleDevice(device).compile(read, Settings.make({"PERF_COUNT": "YES"}))
     request = compiled.create_infer_request()
@@ -249,7 +246,7 @@ def test_copies_are_told_apart(model):
     totals = request.get_totals()
     assert 0 < totals.copy_seconds < totals.seconds
     tracks = check_events(recorder.events())
-    copies = [e for e in tracks["main: CPU"] if e["cat"] == "copy"]
+    copies = [e for e in tracks[f"main: {device.name}"] if e["cat"] == "copy"]
     assert copies[0]["name"] == "inputs" and copies[0]["args"]["bytes"] == X["x"].nbytes
     assert any(e["name"] == "results" and e["args"]["bytes"] >= 4 * 8 * 4 for e in copies)
     assert sum(e["dur"] for e in copies) == pytest.approx(totals.copy_seconds * 1e6, rel=0.01)

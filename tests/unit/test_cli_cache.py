@@ -8,7 +8,7 @@ import os
 import pytest
 from onnx import parser, save
 
-from tunewright.devices import kernel_cache, pocl
+from tunewright.devices import kernel_cache
 from tunewright.devices.kernel_cache import KernelCache
 
 
@@ -18,7 +18,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    for name in ("TUNEWRIGHT_CACHE_DIR", "TUNEWRIGHT_CACHE_BYTES", *pocl.BY_HAND):
+    for name in ("TUNEWRIGHT_CACHE_DIR", "TUNEWRIGHT_CACHE_BYTES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(kernel_cache, "_caches", {})
 
@@ -27,7 +27,7 @@ def own(tmp_path, monkeypatch):
 def filled(tmp_path):
     """Three entries for two devices, a day between the first and the last use."""
     cache = KernelCache(tmp_path / "user" / "tunewright" / "kernels", 1 << 20)
-    for k, label in enumerate(("PoCL: pthread-x", "PoCL: pthread-x", "Intel: [bold]y")):
+    for k, label in enumerate(("CPU: x86-64-v3", "CPU: x86-64-v3", "Intel: [bold]y")):
         cache.put(f"key {k}", {"program": bytes(1000)}, label)
         os.utime(cache._path(f"key {k}"), (1e9 + k * 43200,) * 2)
     return cache
@@ -45,7 +45,7 @@ def test_what_is_there(call, filled):
     assert str(filled.folder) in out.replace("\n", "")
     assert "3 programs" in out and "of at most 512 MiB" in out and "last used between 2001-09-0" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["PoCL:", "pthread-x", "2"] in [row[:3] for row in rows]
+    assert ["CPU:", "x86-64-v3", "2"] in [row[:3] for row in rows]
     assert ["Intel:", "[bold]y", "1"] in [row[:3] for row in rows], "brackets are brackets"
 
 
@@ -55,9 +55,9 @@ def test_what_is_there_as_json(call, filled):
     assert (code, err) == (0, "") and report["schema"] == "tunewright.cache/1"
     assert report["folder"] == str(filled.folder) and report["limit_bytes"] == 5_000_000
     assert report["entries"] == 3 and report["bytes"] == sum(p.stat().st_size for p in filled.folder.iterdir())
-    assert report["oldest"] < report["newest"] and report["pocl_by_hand"] is None
+    assert report["oldest"] < report["newest"]
     assert {name: about["entries"] for name, about in report["devices"].items()} == {
-        "PoCL: pthread-x": 2, "Intel: [bold]y": 1
+        "CPU: x86-64-v3": 2, "Intel: [bold]y": 1
     }  # fmt: skip
 
 
@@ -69,13 +69,6 @@ def test_nothing_is_there(call, tmp_path):
     assert code == 0 and out.startswith("removed 0 programs (0 B)") and not (tmp_path / "user").exists()
 
 
-def test_pocl_that_is_set_up_by_hand_is_told(call, monkeypatch):
-    monkeypatch.setenv("POCL_CACHE_DIR", "/somewhere")
-    code, _, err = call("cache", "stats")
-    assert code == 0 and "POCL_CACHE_DIR" in err
-    assert json.loads(call("cache", "stats", "--json")[1])["pocl_by_hand"] == "POCL_CACHE_DIR"
-
-
 def test_all_is_removed(call, filled):
     (filled.folder / "letter.txt").write_text("mine")
     code, out, err = call("cache", "clear")
@@ -84,7 +77,7 @@ def test_all_is_removed(call, filled):
 
 
 def test_what_is_there_for_a_device_is_removed(call, filled):
-    code, out, _ = call("cache", "clear", "--device", "PTHREAD")
+    code, out, _ = call("cache", "clear", "--device", "X86-64")
     assert code == 0 and out.startswith("removed 2 programs") and "1 are left" in out.replace("\n", " ")
     assert [entry.label for entry in filled.entries()] == ["Intel: [bold]y"]
 

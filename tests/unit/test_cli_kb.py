@@ -336,7 +336,7 @@ SOFTMAX = problem("Softmax", (8, 1000))
 
 def configs():
     """Some configs that a kernel of this machine has for SOFTMAX."""
-    device = open_device("CPU.POCL")
+    device = open_device("CPU.NATIVE")
     solver = next(s for s in solvers() if s.id == "opencl.softmax")
     return list(solver.space(SOFTMAX, device.target))
 
@@ -349,7 +349,7 @@ def mine():
         exact(SOFTMAX, fast),
         exact(SOFTMAX, slow, gain=(1.1, 1.05, 1.2)),
         exact(problem(), {}, "CPU.HOST"),
-        fault(where=here("CPU.POCL"), solver="opencl.softmax", config=bad),
+        fault(where=here("CPU.NATIVE"), solver="opencl.softmax", config=bad),
     ]
 
 
@@ -373,7 +373,7 @@ def test_what_moves_tells_programs_too(call, user, mine, tmp_path):
         found = json.loads(call(command, tmp_path / "x.jsonl", "--dry-run", "--json")[1])
         assert (found["new"], found["damaged"], found["dry_run"]) == (4, 0, True)
         assert [(row["processor"], row["device"], row["new"]) for row in found["sources"]] == [
-            (here().processor, "cpu", 4)
+            (here().processor, "cpu", 1), (here("CPU").processor, "cpu", 3)
         ]
     user.add(mine)
     found = json.loads(call("prune", "--faults", "--dry-run", "--json")[1])

@@ -31,7 +31,7 @@ g (float[1, 8] x) => (float[1, 8] y)
     [exp] y = Exp(d)
 }
 """.replace("WEIGHTS", ", ".join(str(float(v)) for v in np.eye(8)[::-1].ravel()))
-AFFINITY = {"relu": "CPU", "matmul": "CPU.POCL", "tanh": "CPU.HOST", "add": "CPU", "exp": "CPU"}
+AFFINITY = {"relu": "CPU", "matmul": "CPU.NATIVE", "tanh": "CPU.HOST", "add": "CPU", "exp": "CPU"}
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
     assert tools.execute(command) == 0
     out, err = capsys.readouterr()
     headings = {line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")}
-    assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.POCL", "subgraph 3 on CPU"}
+    assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.NATIVE", "subgraph 3 on CPU"}
     assert "subgraph 2 on CPU.HOST: nothing can be chosen there" in err and "otherwise" not in err
     files = {c["model"]: c for c in (json.loads(file.read_text()) for file in folder.iterdir())}
     assert set(files) == {f"{model}, subgraph {n} of 4" for n in (0, 1, 3)}
@@ -193,8 +193,8 @@ def test_subgraphs_one_by_one_give_what_the_whole_gives(model):
     core, x = Core(), {"x": np.linspace(-1, 1, 8, dtype=np.float32)[None]}
     loaded = core.read_model(model)
     loaded.affinity = dict(AFFINITY)
-    found = core.apart("HETERO:CPU,CPU.POCL,CPU.HOST", model=loaded, inputs=x)
-    assert [one.device for one in found] == ["CPU", "CPU.POCL", "CPU.HOST", "CPU"]
+    found = core.apart("HETERO:CPU,CPU.NATIVE,CPU.HOST", model=loaded, inputs=x)
+    assert [one.device for one in found] == ["CPU", "CPU.NATIVE", "CPU.HOST", "CPU"]
     values = dict(x)
     for one in found:
         assert all(np.array_equal(value, values[name]) for name, value in one.inputs(x).items())

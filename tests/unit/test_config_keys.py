@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 from onnx import parser
 
+import opencl_runtime
 from tunewright import Core, settings
-from tunewright.devices import affinity, building, kernel_cache
+from tunewright.devices import building
 from tunewright.devices.base import Hints
 from tunewright.devices.host import cpu_count
+from tunewright.devices.native import cores
 from tunewright.errors import InputError, SettingsError
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.metrics import supported
 from tunewright.plugins.single import open_device
 from tunewright.runtime.request import DeviceModel
 from tunewright.settings import Settings
-from tunewright.solvers.triton.compile_many import cores
+from tunewright.solvers.triton import compile_many
 from tunewright.tuning import ahead
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +45,7 @@ DOCUMENT_001 = {
 DOCUMENT_003 = {"CPU_THREADS_NUM", "CLDND_PLUGIN_THROTTLE", "EXCLUSIVE_ASYNC_REQUESTS", "OMP_NUM_THREADS",
                 "KMP_BLOCKTIME", "HETERO_DUMP_GRAPH_DOT"}  # fmt: skip
 
-opencl = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
+kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 several = pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
 
 
@@ -180,18 +182,18 @@ def test_exclusive_requests_of_all_models_run_one_after_the_other() -> None:
 
 
 BOUND = """
-import json, os
+import json, os, sys
 from pathlib import Path
-import numpy
-def threads(): return {int(task.name) for task in Path("/proc/self/task").iterdir()}
-before = threads()
-from tunewright.plugins.single import open_device
-open_device("CPU").queue()
-found = [[sorted(os.sched_getaffinity(n)) for n in sorted(threads() - before)]]
-import sys
+import numpy as np
 from onnx import parser
 from tunewright import Core
-core, new, model = Core({"CACHE_DIR": ""}), sorted(threads() - before), parser.parse_model(sys.argv[1])
+def threads(): return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+before = threads()
+core, model = Core({"CACHE_DIR": ""}), parser.parse_model(sys.argv[1])
+compiled = core.compile_model(model, "CPU")
+compiled({"x": np.zeros((512, 2048), np.float32)})
+new = sorted(threads() - before)
+found = [[sorted(os.sched_getaffinity(n)) for n in new]]
 for mode in ("NO", "YES"):
     core.compile_model(model, "CPU", {"CPU_BIND_THREADS": mode})
     found.append([sorted(os.sched_getaffinity(n)) for n in new])
@@ -199,48 +201,37 @@ print(json.dumps(found))
 """
 
 
-@opencl
+@kernels
 @several
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or cpu_count() != os.cpu_count(), reason="needs all cores")
 @pytest.mark.parametrize("mode", ["YES", "NO", "NUMA"])
 def test_threads_stay_where_they_are_bound_to(mode) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("POCL_", "OCL_"))}
+    text = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[512, 2048] x) => (float[512, 2048] y) { y = Exp(x) }'
     child = subprocess.run(
-        [sys.executable, "-c", BOUND, f'<ir_version: 8, opset_import: ["" : 17]>\n{ADD}'],
-        env=environment | {"TUNEWRIGHT_CPU_BIND_THREADS": mode}, capture_output=True,
-        text=True, check=True, timeout=120,
+        [sys.executable, "-c", BOUND, text], env={**os.environ, "TUNEWRIGHT_CPU_BIND_THREADS": mode},
+        capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     found, *later = json.loads(child.stdout)
     everywhere = sorted(os.sched_getaffinity(0))
     if mode == "NO":
         assert found and all(cores == everywhere for cores in found)
-    elif mode == "NUMA" and len(affinity.nodes()) > 1:
-        assert found and all(set(cores) in affinity.nodes() for cores in found)
+    elif mode == "NUMA" and len(cores.nodes()) > 1:
+        assert found and all(set(cores) in cores.nodes() for cores in found)
     else:
         assert [core for (core,) in found] == everywhere
     assert later == [[everywhere] * len(found), [[core] for core in everywhere]], "as the last model says"
 
 
 @several
-def test_threads_are_spread_over_nodes(tmp_path: Path) -> None:
+def test_threads_are_spread_over_nodes(tmp_path: Path, monkeypatch) -> None:
     mine = sorted(os.sched_getaffinity(0))
     for number, text in enumerate([f"{mine[0]}", f"{mine[1]}-{mine[1]}", "4000-4001"]):
         (tmp_path / f"node{number}").mkdir()
         (tmp_path / f"node{number}" / "cpulist").write_text(f"{text}\n")
-    nodes = affinity.nodes(tmp_path)
+    nodes = cores.nodes(tmp_path)
     assert nodes == [{mine[0]}, {mine[1]}], "a node whose cores the process may not use is none"
-    stop = threading.Event()
-    threads = [threading.Thread(target=stop.wait) for _ in range(3)]
-    try:
-        for thread in threads:
-            thread.start()
-        numbers = [thread.native_id or 0 for thread in threads]
-        affinity.spread(numbers, nodes)
-        assert [os.sched_getaffinity(n) for n in numbers] == [nodes[0], nodes[1], nodes[0]]
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    monkeypatch.setattr(cores, "nodes", lambda: nodes)
+    assert [usable for _, usable in cores.places("NUMA", 3)] == [nodes[0], nodes[1], nodes[0]]
 
 
 def test_kernels_are_built_on_as_many_threads_as_are_allowed(monkeypatch) -> None:
@@ -251,9 +242,9 @@ def test_kernels_are_built_on_as_many_threads_as_are_allowed(monkeypatch) -> Non
         for given, want in ((3, 3), (0, 4), (-2, 4), (99, 4), (1, 1)):
             made = Settings.make({key: given})
             with building.using(made):
-                assert cores() == want
+                assert compile_many.cores() == want
             assert ahead.useful(True, made.compilation_num_threads) == want
-    assert cores() == 4  # outside
+    assert compile_many.cores() == 4  # outside
 
 
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="the system has no niceness")
@@ -416,11 +407,10 @@ def test_a_dynamic_batch_takes_fewer_examples_and_no_more() -> None:
 # ---- what is kept and written ------------------------------------------------------------------------------------
 
 
-@opencl
+@kernels
 def test_compiled_kernels_are_kept_in_the_folder(tmp_path: Path) -> None:
     made = compiled("g (float[3, 5] x) => (float[3, 5] y) { y = Erf(x) }", "CPU", CACHE_DIR=str(tmp_path))
     made({"x": np.zeros((3, 5), np.float32)})
-    kernel_cache.flush()
     assert any(path.is_file() and path.stat().st_size > 1000 for path in tmp_path.rglob("*"))
 
 
@@ -438,16 +428,20 @@ def test_the_graph_is_drawn_after_each_pass(key, tmp_path: Path) -> None:
     assert "Relu" in found[-1].read_text() and found[-1].suffix == ".txt"
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize("key", ["SOURCES_DUMPS_DIR", "CLDNN_SOURCES_DUMPS_DIR"])
-@pytest.mark.parametrize("join", ["YES", "NO"])
-def test_sources_of_kernels_are_written(key, join, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "suffix", "words"),
+    [("CPU", ".c", ("EXPORT void", "GID(0)")),
+     pytest.param(opencl_runtime.NAME, ".cl", ("__kernel", "get_global_id"), marks=opencl_runtime.needs_opencl)],
+)  # fmt: skip
+def test_sources_of_kernels_are_written(key, device, suffix, words, tmp_path: Path) -> None:
     for _ in range(2):  # also when the kernel is in memory, or in the cache
         folder = tmp_path / str(_)
-        compiled(STEPS, "CPU", JOIN_LAUNCHES=join, **{key: str(folder)})
+        compiled(STEPS, device, **{key: str(folder)})
         found = list(folder.iterdir())
-        assert found and all(path.suffix == ".cl" for path in found)
-        assert any("__kernel" in path.read_text() and "get_global_id" in path.read_text() for path in found)
+        assert found and all(path.suffix == suffix for path in found)
+        assert any(all(word in path.read_text() for word in words) for path in found)
         assert not any(path.name.startswith("program") for path in found), "they are named by their kernels"
 
 
@@ -487,7 +481,7 @@ def custom(folder: Path, layer: str = LAYER) -> str:
     return f"'{folder / 'a layer.xml'}'"
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize("config", [{}, {"CPU_THREADS_NUM": 1}, {"JOIN_LAUNCHES": "NO"}])
 def test_kernels_of_the_users_own_are_used(config, tmp_path: Path) -> None:
     given = {"CONFIG_FILE": custom(tmp_path), "PERF_COUNT": "YES", **config}
@@ -498,7 +492,7 @@ def test_kernels_of_the_users_own_are_used(config, tmp_path: Path) -> None:
     np.testing.assert_array_equal(request.infer({"x": X + 1})["y"][0], -(X[0] + 1) / 2)
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize("wanted", ["YES", "NO"])
 def test_the_users_kernels_are_written_as_they_are_built(wanted, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -523,7 +517,7 @@ WRONG_LAYERS = [
 ]
 
 
-@opencl
+@kernels
 @pytest.mark.parametrize(("old", "new", "why"), WRONG_LAYERS)
 def test_a_file_of_kernels_that_cannot_be_used_is_told(old, new, why, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=why) as caught:
@@ -533,11 +527,11 @@ def test_a_file_of_kernels_that_cannot_be_used_is_told(old, new, why, tmp_path: 
 
 def test_a_kernel_that_does_not_take_the_tensors_leaves_them_to_others(tmp_path: Path) -> None:
     halves = LEAKY.replace("float[4, 6]", "float16[4, 6]")
-    made = compiled(halves, "CPU", CONFIG_FILE=custom(tmp_path) if open_device("CPU").family == "opencl" else "")
+    made = compiled(halves, "CPU", CONFIG_FILE=custom(tmp_path) if open_device("CPU").family != "host" else "")
     np.testing.assert_allclose(made({"x": X.astype(np.float16)})["y"], -np.where(X < 0, X / 2, 2 * X), rtol=1e-3)
 
 
-@opencl
+@kernels
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "custom-kernels.md").read_text(encoding="utf-8")
     for language, name in (("xml", "leaky.xml"), ("c", "leaky.cl")):
@@ -548,3 +542,16 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     request, x = made.create_infer_request(), np.linspace(-1, 1, 120, dtype=np.float32).reshape(2, 3, 4, 5)
     np.testing.assert_allclose(request.infer({"x": x})["y"], np.where(x < 0, x / 4, x), rtol=1e-6)
     assert [row.kernel for row in request.get_profiling_info()] == ["custom.LeakyRelu"]
+
+
+@kernels
+def test_what_a_users_kernel_may_not_use_is_told_with_its_place(tmp_path: Path) -> None:
+    file = custom(tmp_path)
+    (tmp_path / "leaky.cl").write_text(KERNEL.replace("slope", "frobnicate(slope)"))
+    with pytest.raises(SettingsError, match=r"(?s)CONFIG_FILE: .*leaky\.cl:5.*frobnicate"):
+        compiled(LEAKY, "CPU", CONFIG_FILE=file)({"x": X})
+
+
+def test_a_users_kernels_need_no_opencl() -> None:
+    text = "import sys; import tunewright.solvers.custom; sys.exit('pyopencl' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

@@ -51,6 +51,7 @@ def run(folder: Path, code: str, *arguments: str) -> dict[str, Any]:
 
 MODEL = """
 import json, sys, logging
+sys.modules["pyopencl"] = None  # else OpenCL devices are tried, and what becomes of that is stored too
 from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper

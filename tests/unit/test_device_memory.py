@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+import opencl_runtime
 import tunewright
+from opencl_runtime import needs_opencl
 from tunewright.devices.svm import DeviceArray
 from tunewright.ir.types import DType, TensorType
 from tunewright.ops.tolerance import compare
@@ -22,14 +24,12 @@ from tunewright.solvers.base import Problem, solvers
 from tunewright.testing.kernelcheck import Case, check
 from tunewright.testing.models import resnet
 
-pytestmark = pytest.mark.skipif("opencl" in available()[1], reason="there is no OpenCL runtime here")
+pytestmark = needs_opencl
 
 
 @pytest.fixture(scope="module")
 def device():
-    from tunewright.devices.opencl import OpenCLDevice
-
-    return OpenCLDevice("CPU", shares_memory=False)
+    return opencl_runtime.device(shares_memory=False)
 
 
 def model(text, version=21):
@@ -352,9 +352,9 @@ def test_kernels_are_checked_there_too(device):
 
 
 def test_without_fp64_problems_that_need_it_are_refused_and_the_others_compile():
-    from tunewright.devices.opencl import WITHOUT_FP64, OpenCLDevice
+    from tunewright.devices.opencl import WITHOUT_FP64
 
-    device = OpenCLDevice("CPU", shares_memory=False)
+    device = opencl_runtime.device(shares_memory=False)
     device.target = replace(device.target, lacks=("fp64",), options=device.target.options + WITHOUT_FP64)
     elementwise = next(s for s in solvers() if s.id == "opencl.elementwise")
 
@@ -423,10 +423,10 @@ def test_one_gpu_appears_once_and_cuda_comes_first():
 
 
 def test_where_a_device_is_plugged_in_is_asked_from_its_driver():
-    """The processor is not plugged in, and PoCL says so: the call is the real one."""
+    """The processor is not plugged in: the call is the real one."""
     from tunewright.devices import pci
 
-    raw = open_device("CPU").raw
+    raw = open_device(opencl_runtime.NAME).raw
     assert pci.of_opencl(raw) is None and pci._bus_info(raw) is None
     claims = SimpleNamespace(int_ptr=raw.int_ptr, extensions="cl_khr_pci_bus_info")
     assert pci.of_opencl(claims) is None
@@ -443,16 +443,15 @@ def test_other_ways_to_use_a_gpu_are_listed_as_such(monkeypatch):
 
 def test_queues_follow_hints_as_far_as_the_device_knows_them(caplog):
     from tunewright.devices.base import Hints
-    from tunewright.devices.opencl import OpenCLDevice
     from tunewright.devices.opencl_names import queue_properties
 
     hints = Hints("HIGH", "LOW")
     both = gpu("card", False, extensions="cl_khr_priority_hints cl_khr_throttle_hints")
     assert queue_properties(both, hints) == [0x1096, 1, 0x1097, 4]
     assert queue_properties(gpu("card", False, extensions="cl_khr_throttle_hints"), hints) == [0x1097, 4]
-    mine = compiled(OpenCLDevice("CPU"), model(DETOUR), GPU_QUEUE_PRIORITY="HIGH")
+    mine = compiled(opencl_runtime.device(), model(DETOUR), GPU_QUEUE_PRIORITY="HIGH")
     for _ in range(2):
-        request = mine.create_infer_request()  # PoCL knows none
+        request = mine.create_infer_request()  # a processor knows none
         assert request.infer({"x": normal(2, 4, 4), "z": normal(2)})["y"].shape == (2,)
     (told,) = [r for r in caplog.records if "no hints for queues" in r.message]
     assert "HIGH" in told.message
@@ -461,8 +460,8 @@ def test_queues_follow_hints_as_far_as_the_device_knows_them(caplog):
 def test_the_first_gpu_is_also_called_gpu(monkeypatch):
     from tunewright.plugins import single
 
-    monkeypatch.setattr(single, "available", lambda: ({"CPU": object, "GPU.0": object, "GPU.1": object}, {}))
-    monkeypatch.setattr(single, "_opened", type("Opened", (str,), {"with_threads": lambda self, count: self}))
+    monkeypatch.setattr(single, "serving", lambda name: object if name in ("CPU", "GPU.0", "GPU.1") else None)
+    monkeypatch.setattr(single, "_opened", type("Opened", (str,), {"configured": lambda self, settings: self}))
     assert [open_device(name) for name in ("GPU", "gpu", "GPU.0", "GPU.1")] == ["GPU.0", "GPU.0", "GPU.0", "GPU.1"]
 
 
@@ -474,8 +473,8 @@ def test_devices_that_cannot_be_used_are_told_with_the_reason(monkeypatch):
 
 
 def test_only_memory_that_opencl_need_not_know_of_is_shared():
-    from tunewright.devices.opencl import _shares_memory
+    from tunewright.devices.opencl_names import shares_memory
 
-    assert not _shares_memory(gpu("card", False)) and not _shares_memory(gpu("card", True, svm=3))
-    assert _shares_memory(gpu("card", True, svm=1 | 2 | 4))
-    assert open_device("CPU").shares_memory
+    assert not shares_memory(gpu("card", False)) and not shares_memory(gpu("card", True, svm=3))
+    assert shares_memory(gpu("card", True, svm=1 | 2 | 4))
+    assert open_device(opencl_runtime.NAME).shares_memory

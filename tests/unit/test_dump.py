@@ -212,7 +212,7 @@ def test_several_processes_write_at_once(place, tmp_path):
 
 def line(posed: Problem | None = None, **changes) -> dict:
     posed = relu() if posed is None else posed
-    device = {"name": "CPU", "kind": "cpu", "processor": "some", "runtime": "PoCL"}
+    device = {"name": "CPU", "kind": "cpu", "processor": "some", "runtime": "native"}
     return {
         "problem": serial.to_json(posed), "key": posed.key(), "device": device, "date": "2026-11-15T12:00:00Z",
         "tool": "0.1",

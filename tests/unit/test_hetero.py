@@ -14,8 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import opencl_runtime
 from tunewright import AsyncInferQueue, Core
-from tunewright.devices.opencl import OpenCLDevice
 from tunewright.devices.remote import RemoteTensor
 from tunewright.errors import DeviceError, ExecutionError, InputError, SettingsError, UnsupportedError
 from tunewright.frontend.model import Model
@@ -277,10 +277,10 @@ def test_what_passes_take_away_cuts_nothing(core: Core) -> None:
 
 def test_what_nobody_runs(core: Core) -> None:
     proto = model([node("NonZero", "x", "n")], [value("x", [4])], [value("n", [1, None], INT)])
-    pair, config = "HETERO:CPU,CPU.POCL", {"HOST_FALLBACK": "NO"}
+    pair, config = "HETERO:CPU,CPU.NATIVE", {"HOST_FALLBACK": "NO"}
     said = core.query_model(proto, pair, config)["n"]
     assert not said and "HOST_FALLBACK" in said.rejected["host.reference"]
-    with pytest.raises(UnsupportedError, match=r"'n' \(NonZero\): no device of HETERO:CPU,CPU.POCL runs it"):
+    with pytest.raises(UnsupportedError, match=r"'n' \(NonZero\): no device of HETERO:CPU,CPU.NATIVE runs it"):
         core.compile_model(proto, pair, config)
 
 
@@ -374,7 +374,7 @@ def test_by_costs(core: Core) -> None:
 
 def test_costs_of_the_knowledge_bases(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """AUTO goes by costs as soon as enough of them is known, on all devices; estimates alone are not enough."""
-    pair = "HETERO:CPU,CPU.POCL"
+    pair = "HETERO:CPU,CPU.NATIVE"
     assert compiled(core, RESNET, pair).origin == "priorities"
     monkeypatch.setattr(hetero_costs, "ENOUGH", 0.0)
     assert compiled(core, RESNET, pair).origin == "costs"
@@ -507,6 +507,7 @@ def test_nothing_is_copied_between_parts(core: Core, monkeypatch: pytest.MonkeyP
     assert all(len(set(places)) == 1 for places in seen.values())
 
 
+@opencl_runtime.needs_opencl
 def test_a_device_with_memory_of_its_own(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a later part of the same device reads stays in its memory; the others get it through the host."""
     proto = model(
@@ -517,7 +518,7 @@ def test_a_device_with_memory_of_its_own(core: Core, monkeypatch: pytest.MonkeyP
     loaded = core.read_model(proto)
     loaded.affinity = {"a": "CPU", "b": "CPU", "c": "CPU.HOST", "d": "CPU", "y": "CPU"}
     plugin = Hetero(["CPU", "CPU.HOST"], core.settings)
-    plugin.plugins[0] = SingleDevice(OpenCLDevice("CPU", shares_memory=False))
+    plugin.plugins[0] = SingleDevice(opencl_runtime.device(shares_memory=False))
     made = plugin.compile(loaded, core.settings)
     first = made.subgraphs[0]
     assert "a" in first.stay and "a" in first.leave
@@ -530,7 +531,7 @@ def test_a_device_with_memory_of_its_own(core: Core, monkeypatch: pytest.MonkeyP
         agree(request.infer({"x": X}), core.compile_model(loaded, "CPU")({"x": X}))
     for subgraph, feed in zip(made.subgraphs, given, strict=False):
         for name, tensor in feed.items():
-            inside = subgraph.device == "CPU" and name in first.stay
+            inside = subgraph.device == plugin.plugins[0].name and name in first.stay
             assert isinstance(tensor, RemoteTensor) == inside, (subgraph.device, name)
     there, back = hetero_costs.links(plugin.plugins[0].device)
     assert there.seconds(1 << 20) > there.seconds(0) > 0 and back.seconds(1 << 20) > 0

@@ -1,22 +1,25 @@
 """The kernel cache: what it keeps, whom it trusts, how large it gets, and the programs of a device that use it."""
 
 import errno
-import gc
 import itertools
 import logging
 import os
 import random
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
 
-from tunewright.devices import kernel_cache, pocl, programs
+import fresh_device
+import opencl_runtime
+from fresh_device import fresh
+from tunewright.devices import kernel_cache, opencl_programs
 from tunewright.devices.kernel_cache import KernelCache, is_inside, pack, unpack
-from tunewright.plugins.single import available, open_device
+from tunewright.devices.native import programs as native_programs
+from tunewright.plugins.single import open_device
 from tunewright.settings import Settings
+from tunewright.solvers.opencl.emit import Call, Out
 
 FILES = {"program": bytes(range(256)) * 8, "k/1-1-1/k.so": b"code", "empty": b""}
 KEY = {"source": "kernel void k() {}", "driver": "1.0"}
@@ -343,232 +346,98 @@ def test_a_build_uses_the_environments_unless_told(cache, monkeypatch):
 
 # The programs of a device
 
-opencl = pytest.mark.skipif("opencl" in available()[1], reason="there is no OpenCL runtime here")
+
+@pytest.fixture(params=fresh_device.NAMES)
+def name(request):
+    return request.param
 
 
-def source(k):
-    return f"kernel void k(global int* x) {{ x[get_global_id(0)] = {k}; }}"
+def source(device, k):
+    """A kernel that writes a number."""
+    call = Call("k", (4,), (Out(),), "", ("GLOBAL i32* x",), f"x[GID(0)] = {k};")
+    return call.program(device.dialect)
 
 
-def fresh():
-    """The device of the process as another one would find it: nothing is in memory."""
-    from tunewright.devices.opencl import OpenCLDevice
-
-    return OpenCLDevice("CPU")
-
-
-def run(device, program, n=4):
-    x, queue = np.zeros(n, np.int32), device.queue()
-    launch = device.launch(queue, program, "k", (n,))
+def run(device, program):
+    x, queue = np.zeros(4, np.int32), device.queue()
+    launch = device.launch(queue, program, "k", (4,))
     launch.set(0, x)
     launch()
     queue.finish()
     return x.tolist()
 
 
-def is_private():
-    private = pocl.private()
-    return private is not None and private.used
-
-
 #: numbers that no other test's kernels have: a text that this process has compiled is not compiled again
 unused = itertools.count(7_000_000)
 
 
-@opencl
-def test_programs_in_memory_are_bounded_and_kernels_outlive_them(cache, monkeypatch):
-    monkeypatch.setattr(programs, "MOST", 2)
-    device = fresh()
+def test_programs_in_memory_are_bounded_and_kernels_outlive_them(name, monkeypatch):
+    for module in (opencl_programs, native_programs):
+        monkeypatch.setattr(module, "MOST", 2)
+    device = fresh(name)
     with kernel_cache.using(None):
-        first = device.build(source(next(unused)))
+        first = device.build(source(device, next(unused)))
         expected = run(device, first)
-        kept = [device.build(source(next(unused))) for _ in range(3)]
+        kept = [device.build(source(device, next(unused))) for _ in range(3)]
         assert len(device._programs) == 2
         assert run(device, first) == expected, "still alive"
-        assert device.build(source(int(run(device, kept[2])[0]))) is kept[2], "the latest is kept"
+        assert device.build(source(device, run(device, kept[2])[0])) is kept[2], "the latest is kept"
 
 
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_a_program_is_stored_once_it_has_run_and_loaded_by_the_next(cache):
-    k = next(unused)
-    device = fresh()
+def test_a_program_is_stored_at_once_and_loaded_by_the_next(name, cache):
+    k, device, other = next(unused), fresh(name), fresh(name)
     with kernel_cache.using(cache):
-        program = device.build(source(k))
-        kernel_cache.flush()
-        assert not cache.entries(), "its machine code is made when it is launched"
-        assert run(device, program) == [k] * 4
-        kernel_cache.flush()
-        assert cache.counters.as_dict() | {"hits": 0, "misses": 1, "stores": 1} == cache.counters.as_dict()
-        other = fresh()
-        assert run(other, other.build(source(k))) == [k] * 4
-        assert (cache.counters.hits, cache.counters.misses) == (1, 1)
-        kernel_cache.flush()
-        assert cache.counters.stores == 1, "nothing is new"
+        program = device.build(source(device, k))
+        assert (cache.counters.hits, cache.counters.misses, cache.counters.stores) == (0, 1, 1)
+        again = other.build(source(other, k))
+    assert (cache.counters.hits, cache.counters.misses, cache.counters.stores) == (1, 1, 1)
+    assert run(device, program) == run(other, again) == [k] * 4
 
 
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_machine_code_for_another_grid_is_added(cache):
-    k, device = next(unused), fresh()
-    with kernel_cache.using(cache):
-        program = device.build(source(k))
-        run(device, program)
-        kernel_cache.flush()
-        (before,) = (cache.peek(device._programs._key(source(k))),)
-        assert set(before) == {"folder", "program"}
-        run(device, program, n=1 << 20)
-        kernel_cache.flush()
-        after = cache.peek(device._programs._key(source(k)))
-        added = set(after) - set(before)
-        assert len(added) == 1 and added.pop().startswith("k/1-1-1-goffs0/")
-        assert after["program"] == before["program"] and cache.counters.stores == 2
-
-
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_no_generic_code_is_compiled(cache):
-    """Asking PoCL for a binary would do so, while it holds the interpreter."""
-    k, device = next(unused), fresh()
-    with kernel_cache.using(cache):
-        run(device, device.build(source(k)))
-        kernel_cache.flush()
-        files = cache.peek(device._programs._key(source(k)))
-        place = pocl.private().programs / files["folder"].decode()
-        code = (place / "k/1-1-1-goffs0-smallgrid/k.so").read_bytes()
-        assert (place / "k/0-0-0/k.so").read_bytes() == code, "PoCL took the one for the other"
-        assert code in files["program"]
-
-
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_files_of_programs_that_are_gone_are_removed(cache, monkeypatch):
-    """PoCL would keep all for as long as the process lives."""
-    monkeypatch.setattr(pocl, "SPARE", 0)
-    k, device, other = next(unused), fresh(), fresh()
-    with kernel_cache.using(cache):
-        run(device, device.build(source(k)))
-        kernel_cache.flush()
-        place = pocl.private().programs / cache.peek(device._programs._key(source(k)))["folder"].decode()
-        del device
-        gc.collect()
-        assert run(other, other.build(source(k))) == [k] * 4
-        assert place.is_dir(), "another one uses it"
-        del other
-        gc.collect()
-        last = fresh()
-        last.build(source(next(unused)))
-        assert not place.exists()
-        assert run(last, last.build(source(k))) == [k] * 4, "PoCL makes its folder again"
-
-
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_a_program_in_memory_is_stored_in_every_cache_that_asks(cache, tmp_path):
-    k, device, other = next(unused), fresh(), KernelCache(tmp_path / "other", 1 << 20)
+def test_a_program_in_memory_is_stored_in_every_cache_that_asks(name, cache, tmp_path):
+    """Wherever it came from."""
+    k, device, other = next(unused), fresh(name), KernelCache(tmp_path / "other", 1 << 20)
+    text = source(device, k)
     with kernel_cache.using(None):
-        run(device, device.build(source(k)))
+        device.build(text)
+    with kernel_cache.using(cache):
+        device.build(text)
+        device.build(text)
+    loaded = fresh(name)
     for each in (cache, other):
         with kernel_cache.using(each):
-            device.build(source(k))
-    kernel_cache.flush()
-    key = device._programs._key(source(k))
+            assert run(loaded, loaded.build(text)) == [k] * 4
+    key = device._programs._key(text)
     assert cache.peek(key) == other.peek(key) is not None
+    assert (cache.counters.stores, cache.counters.hits, other.counters.stores) == (1, 1, 1)
 
 
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_a_program_that_came_from_one_cache_is_stored_in_another(cache, tmp_path):
-    """PoCL has its files by then, so none appear when it is built."""
-    code = "k = int(sys.argv[1])\n" + textwrap.dedent(LATER)
-    k = next(unused)
-    with kernel_cache.using(cache):
-        device = fresh()
-        run(device, device.build(source(k)))
-        kernel_cache.flush()
-    arguments = [str(k), source(k), str(cache.folder), str(tmp_path / "other")]
-    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(KernelCache(tmp_path / "other", 1 << 20).entries()) == 1
-
-
-LATER = """
-    from pathlib import Path
-    import numpy as np
-    from tunewright.devices import kernel_cache
-    from tunewright.devices.opencl import OpenCLDevice
-    for folder in sys.argv[3:]:
-        cache, device = kernel_cache.KernelCache(Path(folder), 1 << 20), OpenCLDevice("CPU")
-        with kernel_cache.using(cache):
-            program = device.build(sys.argv[2])
-        x, queue = np.zeros(4, np.int32), device.queue()
-        launch = device.launch(queue, program, "k", (4,))
-        launch.set(0, x)
-        launch()
-        queue.finish()
-        assert x.tolist() == [k] * 4
-        kernel_cache.flush()
-        assert (cache.counters.hits, cache.counters.stores) == ((1, 0) if folder == sys.argv[3] else (0, 1)), folder
-"""
-
-
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
-def test_the_device_without_threads_has_entries_of_its_own(cache):
-    k, device = next(unused), open_device("CPU")
-    twin = device.inline()
-    if twin is None:
-        pytest.skip("this runtime offers no device without threads")
-    with kernel_cache.using(cache):
-        for each in (device, twin):
-            assert run(each, each.build(source(k))) == [k] * 4
-    kernel_cache.flush()
-    assert len({entry.label for entry in cache.entries()}) == len(cache.entries()) == 2
-
-
-def direct(device):
-    """As with a runtime that gives its binaries when a program is built."""
-    device._programs._is_pocl, device._programs._private = False, None
-    return device
-
-
-@opencl
-def test_a_binary_that_a_runtime_gives_at_once_is_stored_at_once(cache):
-    k, device = next(unused), direct(fresh())
-    with kernel_cache.using(cache):
-        program = device.build(source(k))
-        assert cache.counters.stores == 1
-        other = direct(fresh())
-        again = other.build(source(k))
-    assert cache.counters.hits == 1 and run(other, again) == run(device, program) == [k] * 4
-
-
-@opencl
-@pytest.mark.parametrize("files", [{"program": b"nonsense", "folder": b"AA/BB"}, {"program": b"nonsense"}, {"x": b""}])
-def test_what_the_runtime_refuses_is_compiled_and_replaced(cache, files):
-    k, device = next(unused), fresh()
-    key = device._programs._key(source(k))
+@pytest.mark.parametrize("what", ["program", "object", "x"])
+def test_what_the_runtime_refuses_is_compiled_and_replaced(name, cache, what):
+    k, device = next(unused), fresh(name)
+    text = source(device, k)
+    key = device._programs._key(text)
+    files = {what: b"nonsense"}
+    if name == "CPU":
+        files["compiler"] = device._programs._compiler.identity.encode()
     cache.put(key, files)
     with kernel_cache.using(cache):
-        assert run(device, device.build(source(k))) == [k] * 4
-    assert cache.counters.rejected == 1 or not is_private()
-    kernel_cache.flush()
-    assert cache.peek(key) not in (None, files) or not is_private()
+        assert run(device, device.build(text)) == [k] * 4
+    assert cache.counters.rejected == 1 and cache.peek(key) not in (None, files)
 
 
-@opencl
+@opencl_runtime.needs_opencl
 def test_a_key_names_everything(monkeypatch):
-    raw = open_device("CPU").raw
-    found = programs.identity(raw, "-w")
+    raw = open_device(opencl_runtime.NAME).raw
+    found = opencl_programs.identity(raw, "-w")
     assert {"container", "device", "driver", "version", "platform", "library", "processor", "options"} <= set(found)
     assert found["driver"] == raw.driver_version and raw.platform.version in found["platform"]
-    assert programs.identity(raw, "-x") != found
-    monkeypatch.setattr(programs, "cpu_flags", lambda: frozenset({"another"}))
-    assert programs.identity(raw, "-w")["processor"] != found["processor"]
+    assert opencl_programs.identity(raw, "-x") != found
+    monkeypatch.setattr(opencl_programs, "cpu_flags", lambda: frozenset({"another"}))
+    assert opencl_programs.identity(raw, "-w")["processor"] != found["processor"]
 
 
-@opencl
-@pytest.mark.skipif(not is_private(), reason="PoCL is not here, or set up by hand")
+@pytest.mark.skipif(opencl_runtime.NAME != "CPU.INTEL", reason="Intel's runtime is not here")
 def test_the_library_of_the_runtime_is_part_of_the_key():
-    name, size, changed = programs.identity(open_device("CPU.POCL").raw, "")["library"].split()
-    assert "pocl" in name and int(size) > 0 and int(changed) > 0
+    library, size, changed = opencl_programs.identity(open_device("CPU.INTEL").raw, "")["library"].split()
+    assert "libintelocl" in library and int(size) > 0 and int(changed) > 0

@@ -18,7 +18,7 @@ from tunewright.tuning.key import FIELDS, WHERE_FIELDS, Key, Kind, Where, compar
 
 KEY = Key(
     "Relu(float32[2,3]) -> float32[2,3]",
-    Where("cpu", "Processor", 8, "x86-64; 32 registers of 64 bytes; c", "pocl", "driver 3.0; runtime 1.2", "-O3"),
+    Where("cpu", "Processor", 8, "x86-64; 32 registers of 64 bytes; c", "native", "driver 3.0; runtime 1.2", "-O3"),
     "opencl.relu", "1.2", "0" * 32, "1" * 32,
 )  # fmt: skip
 
@@ -66,11 +66,11 @@ def test_another_major_version_or_a_far_shape_is_a_miss() -> None:
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Target)])
 def test_every_field_of_a_target_is_in_the_key(field: str) -> None:
-    software = (("opencl", "pocl"), ("driver", "3.0"))
+    software = (("opencl", "native"), ("driver", "3.0"))
     target = Target("cpu", "Processor", "x86-64", 8, software, "c", "-O3", 64, 32, ("fp64",))
     others = {
         "device": "gpu", "name": "Other", "arch": "arm", "units": 9, "language": "d", "options": "", "vector_bytes": 32,
-        "registers": 16, "lacks": (), "software": (("opencl", "pocl"), ("driver", "3.1")),
+        "registers": 16, "lacks": (), "software": (("opencl", "native"), ("driver", "3.1")),
     }  # fmt: skip
     there = dataclasses.replace(target, **{field: others[field]})
     assert Where.of(target) != Where.of(there)

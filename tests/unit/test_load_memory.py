@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, discovery
-from tunewright.devices import code_pages
 from tunewright.devices.base import address
 from tunewright.ir import memory
 from tunewright.ir.types import TensorType
@@ -24,8 +23,6 @@ from tunewright.solvers.base import solvers
 
 RNG = np.random.default_rng(11)
 SIZE, ROWS = 192, 24
-#: kernels one by one: other tests compile these, too
-CONFIG = {"JOIN_LAUNCHES": "NO"}
 
 
 def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS) -> onnx.ModelProto:
@@ -49,7 +46,7 @@ def network(*, shared: bool = False, shown: bool = False, rows: int | str = ROWS
 def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
     model = network(**given)
     x = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
-    core = Core(CONFIG)
+    core = Core()
     mine, kept = core.compile_model(model, "CPU"), core.compile_model(core.read_model(model), "CPU")
     for name, want in kept({"x": x}).items():
         np.testing.assert_array_equal(mine({"x": x})[name], want)
@@ -60,7 +57,7 @@ def test_weights_go_when_they_are_packed(given: dict[str, bool]) -> None:
 
 
 def test_weights_stay_while_other_shapes_may_come() -> None:
-    compiled = Core(CONFIG).compile_model(network(rows="n"), "CPU")
+    compiled = Core().compile_model(network(rows="n"), "CPU")
     one = RNG.standard_normal((ROWS, SIZE)).astype(np.float32)
     (first,) = compiled({"x": one}).values()
     (both,) = compiled({"x": np.concatenate([one, one])}).values()
@@ -75,42 +72,6 @@ def test_memory_of_its_own() -> None:
     assert made.sum() == made.size
     with pytest.raises(MemoryError):
         memory.lasting(1 << 60)
-
-
-MAPS = """7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /lib/libx.so.1
-7f0000001000-7f0000003000 r-xp 00001000 fe:00 12 /lib/libx.so.1
-7f0000003000-7f0000004000 r--p 00003000 fe:00 12 /lib/libx.so.1
-7f0000004000-7f0000005000 r--p 00004000 fe:00 12 /lib/libx.so.1
-7f0000005000-7f0000006000 rw-p 00005000 fe:00 12 /lib/libx.so.1
-"""
-
-
-def test_only_code_is_dropped() -> None:
-    """What the loader has written to lies behind it."""
-    found = list(code_pages._code_ranges(MAPS.splitlines(keepends=True)))
-    assert found == [(0x7F0000000000, 0x7F0000001000), (0x7F0000001000, 0x7F0000003000)]
-
-
-def _resident(library: str) -> int:
-    """Kilobytes of a library's code in memory."""
-    found, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        if "-" in line.split(maxsplit=1)[0]:
-            counts = "r-xp" in line and library in line
-        elif counts and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells")
-def test_dropped_code_runs_again() -> None:
-    library = "_multiarray_umath"
-    x = RNG.standard_normal((20, 30))
-    want = (np.sort(x @ x.T) ** 2).sum()
-    before = _resident(library)
-    code_pages.drop_code(library)
-    assert _resident(library) < before
-    assert (np.sort(x @ x.T) ** 2).sum() == want
 
 
 @pytest.mark.parametrize("language", ["c", "cuda", "null", ""])
@@ -171,6 +132,6 @@ def test_a_process_that_runs_a_model_imports_no_more(tmp_path: Path) -> None:
 
 
 def test_types_of_what_was_freed() -> None:
-    compiled = Core(CONFIG).compile_model(network(), "CPU")
+    compiled = Core().compile_model(network(), "CPU")
     for value in compiled.graph.constants():
         assert value.const is not None and value.type == TensorType.of(value.const)

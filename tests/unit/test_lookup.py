@@ -16,7 +16,7 @@ from tunewright.tuning.key import Key, Kind
 from tunewright.tuning.lookup import Layer, Lookup
 from tunewright.tuning.record import Evidence, Fault, Measurement, Ratio
 
-TARGET = Target("cpu", "Some CPU", "wide", 2, (("opencl", "PoCL"), ("driver", "3.0")), "c")
+TARGET = Target("cpu", "Some CPU", "wide", 2, (("opencl", "Some runtime"), ("driver", "3.0")), "c")
 
 
 class Tiled(Solver):
@@ -88,7 +88,7 @@ def test_the_better_answer_is_the_one_with_the_higher_lower_end_of_its_gain():
 
 def test_the_upper_layer_wins_and_an_exact_answer_wins_over_a_provisional_one_of_any_layer():
     assert tiles(ask([measured(2, gain=1.2)], [measured(4, gain=3.0)])) == [2, 4]
-    newer = replace(TARGET, software=(("opencl", "PoCL"), ("driver", "4.0")))
+    newer = replace(TARGET, software=(("opencl", "Some runtime"), ("driver", "4.0")))
     assert tiles(ask([measured(2, target=newer)], [measured(4)])) == [4, 2]
 
 
@@ -114,7 +114,7 @@ def test_warm_measurements_come_after_cold_ones():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"software": (("opencl", "PoCL"), ("driver", "4.0"))}, "software"),
+        ({"software": (("opencl", "Some runtime"), ("driver", "4.0"))}, "software"),
         ({"name": "Sibling CPU"}, "processor"),
         ({"units": 4}, "units"),
     ],
@@ -133,7 +133,7 @@ def test_provisional_answers_name_the_field(changes, field):
         ({"software": (("opencl", "Intel"), ("driver", "3.0"))}, "runtime"),
         ({"options": "-O1"}, "options"),
         ({"device": "gpu"}, "device"),
-        ({"name": "Sibling CPU", "software": (("opencl", "PoCL"), ("driver", "4.0"))}, "processor, software"),
+        ({"name": "Sibling CPU", "software": (("opencl", "Some runtime"), ("driver", "4.0"))}, "processor, software"),
     ],
 )
 def test_a_miss_names_the_fields(changes, fields):
@@ -203,7 +203,7 @@ def test_a_faulty_candidate_is_barred_for_every_problem_on_that_device_and_drive
         assert lookup.barred(TILED, Config(tile=2), p, TARGET) == "barred: crashed on 2026-01-02 (SIGSEGV)"
     assert lookup.barred(TILED, Config(tile=4), problem(), TARGET) is None
     assert lookup.barred(OTHER, Config(tile=2), problem(), TARGET) is None
-    updated = replace(TARGET, software=(("opencl", "PoCL"), ("driver", "4.0")))
+    updated = replace(TARGET, software=(("opencl", "Some runtime"), ("driver", "4.0")))
     assert lookup.barred(TILED, Config(tile=2), problem(), updated) is None, "a new driver gets a new chance"
     assert lookup.barred(TILED, Config(tile=2), problem(), replace(TARGET, name="Another")) is None
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import opencl_runtime
 from tunewright import Core, Model, tools
 from tunewright.devices.host import cpu_count
 from tunewright.devices.opencl import OpenCLDevice
@@ -21,7 +22,7 @@ from tunewright.plugins.single import SingleDevice, open_device, streams
 from tunewright.runtime.usage import usage
 from tunewright.settings import Settings
 
-opencl = pytest.mark.skipif(open_device("CPU").family != "opencl", reason="needs the OpenCL CPU device")
+kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
 COUNT = 96
 
 
@@ -95,7 +96,7 @@ def test_what_devices_of_a_kind_have_is_a_gpus_alone() -> None:
     }  # fmt: skip
 
 
-@opencl
+@kernels
 def test_capabilities_are_what_there_are_kernels_for() -> None:
     mine = metrics.capabilities(open_device("CPU"))
     assert set(mine) == {"FP32", "FP16", "BF16", "INT8", "WINOGRAD"}
@@ -184,9 +185,9 @@ def test_memory_is_counted_while_it_is_held(core) -> None:
     assert core.get_property("CPU.HOST", "MEMORY_STATISTICS") == before
 
 
-@opencl
+@opencl_runtime.needs_opencl
 def test_memory_of_a_device_of_its_own_is_counted(core) -> None:
-    device = OpenCLDevice("CPU", shares_memory=False)
+    device = opencl_runtime.device(shares_memory=False)
     made = SingleDevice(device).compile(core.read_model(product(4)), core.settings)
     request = made.create_infer_request()
     x = np.ones((4, COUNT), np.float32)

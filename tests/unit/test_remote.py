@@ -16,14 +16,16 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+import opencl_runtime
 import tunewright
+from opencl_runtime import needs_opencl
 from tunewright import Core, DeviceError, InputError, RemoteContext, RemoteTensor
 from tunewright.devices import dlpack, lent
-from tunewright.plugins.single import SingleDevice, available, open_device
+from tunewright.devices.host import cpu_count
+from tunewright.devices.opencl_programs import quietly
+from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.settings import Settings
 
-OPENCL = "opencl" not in available()[1]
-needs_opencl = pytest.mark.skipif(not OPENCL, reason="there is no OpenCL runtime here")
 RNG = np.random.default_rng(0)
 
 
@@ -108,7 +110,7 @@ def test_torch_has_element_types_that_numpy_has_not():
 # Where the processor computes
 
 
-@pytest.fixture(params=["CPU.HOST", "CPU"])
+@pytest.fixture(params=["CPU.HOST", "CPU", pytest.param(opencl_runtime.NAME, marks=needs_opencl, id="OpenCL")])
 def compiled(request):
     return Core().compile_model(model(TWO), request.param)
 
@@ -276,19 +278,18 @@ class Theirs:
     def __init__(self, shares_memory):
         import pyopencl as cl
 
-        self.cl, device = cl, open_device("CPU")
+        self.cl, device = cl, open_device(opencl_runtime.NAME)
         self.context = cl.Context([device.raw])
         self.queue = cl.CommandQueue(self.context)
         self.core = Core()
         if shares_memory:
-            self.remote = self.core.create_context("CPU", context=self.context, queue=self.queue)
+            self.remote = self.core.create_context(opencl_runtime.NAME, context=self.context, queue=self.queue)
         else:
-            from tunewright.devices.opencl import OpenCLDevice
-
-            self.remote = RemoteContext(OpenCLDevice("CPU", shares_memory=False).lent(self.context, self.queue))
-        self.program = cl.Program(
-            self.context, "kernel void fill(global float* x, float v) { x[get_global_id(0)] = v + get_global_id(0); }"
-        ).build()
+            device = opencl_runtime.device(shares_memory=False)
+            self.remote = RemoteContext(device.lent(self.context, self.queue))
+        text = "kernel void fill(global float* x, float v) { x[get_global_id(0)] = v + get_global_id(0); }"
+        with quietly():  # Intel's compiler always says something
+            self.program = cl.Program(self.context, text).build()
 
     def buffer(self, shape, flags=None):
         size = 4 * int(np.prod(shape))
@@ -307,8 +308,8 @@ class Theirs:
 
 @pytest.fixture(params=[True, False], ids=["shared", "own memory"])
 def theirs(request):
-    if not OPENCL:
-        pytest.skip("there is no OpenCL runtime here")
+    if not opencl_runtime.NAME:
+        pytest.skip(opencl_runtime.WHY_NOT)
     return Theirs(request.param)
 
 
@@ -394,9 +395,8 @@ def test_shared_virtual_memory_of_a_caller(theirs):
          expected(want, z)["w"])  # fmt: skip
 
 
+@needs_opencl
 def test_a_buffer_is_not_copied_where_memory_is_shared():
-    if not OPENCL:
-        pytest.skip("there is no OpenCL runtime here")
     theirs = Theirs(True)
     mine = theirs.core.compile_model(model(TWO), theirs.remote)
     buffers = [theirs.buffer((64, 4)) for _ in range(3)]
@@ -473,18 +473,19 @@ def test_what_a_caller_may_get_wrong(theirs):
     with pytest.raises(InputError, match="input 'x': takes float32, not int32"):
         mine({"x": remote.tensor(constant, (8, 4), "int32"), "z": z})
     with pytest.raises(DeviceError, match="no CommandQueue"):
-        core.create_context("CPU", context=theirs.context, queue=3)
+        core.create_context(opencl_runtime.NAME, context=theirs.context, queue=3)
     with pytest.raises(DeviceError, match="no Context"):
-        core.create_context("CPU", context=3)
+        core.create_context(opencl_runtime.NAME, context=3)
     with pytest.raises(DeviceError, match="not of that context"):
-        core.create_context("CPU", context=theirs.context, queue=cl.CommandQueue(cl.Context(theirs.context.devices)))
+        other = cl.Context(theirs.context.devices)
+        core.create_context(opencl_runtime.NAME, context=theirs.context, queue=cl.CommandQueue(other))
     how = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
     try:
         unordered = cl.CommandQueue(theirs.context, properties=how)
     except cl.Error:
         return
     with pytest.raises(DeviceError, match="out of order"):
-        core.create_context("CPU", queue=unordered)
+        core.create_context(opencl_runtime.NAME, queue=unordered)
 
 
 def test_a_buffer_of_another_context(theirs):
@@ -523,12 +524,13 @@ def test_a_failed_request_gives_buffers_back(theirs):
 
 
 @needs_opencl
-def test_fewer_threads_in_a_callers_context():
+def test_a_callers_context_has_all_its_threads(caplog):
     core = Core({"CPU_THREADS_NUM": "1"})
     theirs = Theirs(True)
-    remote = core.create_context("CPU", context=theirs.context)
+    remote = core.create_context(opencl_runtime.NAME, context=theirs.context)
     mine = core.compile_model(model(TWO), remote)
-    assert remote.device.context == theirs.context and remote.device.inline() is None
+    assert remote.device.context == theirs.context and remote.device.target.units == remote.device.raw.max_compute_units
+    assert ["CPU_THREADS_NUM changes nothing" in r.message for r in caplog.records] == [True] * (cpu_count() > 1)
     x, z = normal(3, 4), normal(3, 4)
     near(mine({"x": x, "z": z})["y"], expected(x, z)["y"])
 
@@ -541,7 +543,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "remote-tensors.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@needs_opencl
+@pytest.mark.skipif(opencl_runtime.NAME != "CPU.INTEL", reason="the page's runtime is not here")
 def test_the_examples_of_the_page_run(tmp_path):
     """Those that need no GPU."""
     here = [text for text in EXAMPLES if "torch.cuda" not in text]

@@ -59,6 +59,11 @@ SPELLINGS = {
     "TUNE_RESULT_PATH": {"results": "results", "": ""},
     "TUNE_REGIME": {"LAYER": "LAYER", "COLD": "COLD", "warm": "WARM"},
     "TUNE_SEED": {"7": 7},
+    "CPU_ISA": {
+        name: name.upper() for name in ("AUTO", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-a")
+    },
+    "CPU_COMPILER": {"clang-19": "clang-19", "": ""},
+    "KERNEL_SYMBOLS_DIR": {"symbols": "symbols", "": ""},
     "CACHE_DIR": {"cache": "cache", "": ""},
     "CACHE_BYTES": {"1024": 1024},
 }  # fmt: skip
@@ -83,6 +88,7 @@ WRONG = [
     ("CACHE_BYTES", "-1", ["below 0"]),
     ("NUM_STREAMS", "-2", ["below -1"]),
     ("NUM_STREAMS", "many", ["not a whole number", "AUTO"]),
+    ("CPU_ISA", "AVX2", ["X86-64-V3", "X86-64-V4", "ARMV8-A"]),
     ("CPU_BIND_THREADS", "CORES", ["YES", "NO", "NUMA"]),
     ("MODEL_PRIORITY", "URGENT", ["LOW", "MEDIUM", "HIGH"]),
 ]

@@ -31,8 +31,8 @@ import ship
 import ship_pack
 import ship_sources
 
-HERE = Where("cpu", "Example CPU", 2, "256-bit vectors; 16 registers of 32 bytes; c", "Portable Computing Language",
-             "driver 3.0; version OpenCL 3.0 PoCL", "-cl-denorms-are-zero -w")  # fmt: skip
+HERE = Where("cpu", "Example CPU", 2, "x86-64-v3; 16 registers of 32 bytes; c", "native", "compiler zig 0.17.0",
+             "-O3 -std=gnu17")  # fmt: skip
 shipped = pytest.mark.skipif(not (ship_pack.DATA / "system.jsonl").exists(), reason="nothing is packed yet")
 
 
@@ -230,8 +230,8 @@ def test_a_kernel_for_one_shape_must_be_worth_its_compilation(kb: Path) -> None:
         ({}, Kind.EXACT),
         ({"units": 16}, Kind.PROVISIONAL),
         ({"processor": "Other CPU"}, Kind.PROVISIONAL),
-        ({"software": "driver 5.0; version OpenCL 3.0 PoCL"}, Kind.PROVISIONAL),
-        ({"software": "driver 5.0; version OpenCL 3.0 PoCL", "units": 16}, Kind.MISS),
+        ({"software": "compiler zig 0.18.0"}, Kind.PROVISIONAL),
+        ({"software": "compiler zig 0.18.0", "units": 16}, Kind.MISS),
         ({"arch": "512-bit vectors; 32 registers of 64 bytes; c"}, Kind.MISS),
         ({"runtime": "Intel(R) OpenCL"}, Kind.MISS),
     ],

@@ -109,7 +109,7 @@ def test_the_hash_covers_problem_and_place_alone() -> None:
         target(),
         target(software=(("numpy", "2.0"),), language="", options=""),
         target(software=(), lacks=("fp64", "fp16"), registers=32, vector_bytes=64),
-        target(software=(("opencl", "Two words"), ("version", "OpenCL 3.0 PoCL: a-b"))),
+        target(software=(("runtime", "Two words"), ("version", "OpenCL 3.0 (Build: a-b)"))),
     ],
 )
 def test_a_place_tells_what_solvers_look_at(given: Target) -> None:
@@ -131,7 +131,7 @@ MANY = [
     measurement("Softmax", 20, rank=2),
     measurement("Slice", 5, rank=1),
     measurement("Add", 9),
-    measurement("Add", 9, place=target(software=(("driver", "4.0"), ("opencl", "A runtime")))),
+    measurement("Add", 9, place=target(software=(("driver", "4.0"), ("runtime", "A runtime")))),
 ]
 
 

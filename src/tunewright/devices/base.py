@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, InputError
+from ..errors import DeviceError, InputError, SettingsError
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -82,10 +82,6 @@ class Hints:
     throttle: str = "MEDIUM"
 
 
-#: Handing a launch to more threads than these takes longer than many a kernel (50 to 90 us for 16 of PoCL's).
-FEW_THREADS = 4
-
-
 class Chained(ABC):
     """A launch that may be one with those that follow it."""
 
@@ -103,8 +99,6 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
-    #: what is enqueued last waits until somebody needs it (`finish`, `begin`), where a queue can do that
-    holding: bool = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -118,16 +112,8 @@ class Queue(ABC):
     def finish(self) -> None:  # noqa: B027 (nothing to wait for is a fine default)
         """Wait until everything queued so far has finished: the host may read its results."""
 
-    @property
-    def can_hold(self) -> bool:
-        """`holding` is known, and pays: launches run in the calling thread."""
-        return False
-
-    def begin(self, others: Sequence[Queue]) -> None:  # noqa: B027 (most hold nothing)
-        """Run what is held here, and what is in ``others``, as one launch where that can be."""
-
-    def drop(self) -> None:  # noqa: B027
-        """Forget what is held: nobody needs it any more."""
+    def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
+        """Have the device ready at once for what is timed next, as it is in the middle of a network."""
 
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
@@ -211,6 +197,10 @@ class Device(ABC):
     family: str
     #: among implementations that offer the same device name, the highest wins
     priority: int = 0
+    #: what the names that it offers begin with (CPU, GPU): it is not asked for others. None: anything
+    kinds: tuple[str, ...] | None = None
+    #: what people call its devices where there are none
+    title: str = ""
 
     name: str
     target: Target
@@ -218,10 +208,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
-    #: it has more threads than it may use (`with_threads`): no launch has more work-items than those
-    confined: bool = False
-    #: while kernels run in the calling thread, other threads of Python go on
-    leaves_lock: bool = False
+    #: it can compile kernels; else it runs what is in the kernel cache
+    compiles: bool = True
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)
@@ -233,6 +221,11 @@ class Device(ABC):
     @abstractmethod
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        """The setting because of which it offers nothing: who asks for such a device is told, and gets no other one."""
+        return None
 
     @classmethod
     def unusable(cls) -> dict[str, str]:
@@ -251,7 +244,8 @@ class Device(ABC):
 
     def lent(self, context: Any, queue: Any) -> Device:
         """The same device with a caller's context and queue, either may be None. DeviceError where it has no such."""
-        raise DeviceError(f"{self.name} takes no context and no queue of a caller's")
+        raise DeviceError(f"{self.name} takes no context and no queue of a caller's",
+                          hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
         """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""
@@ -284,10 +278,6 @@ class Device(ABC):
         """Why this process cannot use it any more, whoever did that; empty: it can."""
         return ""
 
-    def inline(self) -> Device | None:
-        """The same device without threads of its own, for work that is over before others could take part; or None."""
-        return None
-
     def alloc(self, nbytes: int) -> Any:
         """Memory for an arena, aligned for vectors. A device that shares memory with the host keeps this."""
         return aligned(nbytes)
@@ -308,9 +298,6 @@ class Device(ABC):
     def convert(self, array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
         """An array of the host in another element type, in memory of its own."""
         return array.astype(dtype.numpy, order="C")
-
-    def rest(self) -> None:  # noqa: B027 (most have no compiler in the process)
-        """Called when kernels are there: memory that only making them needs may go."""
 
     def bind(self, mode: str) -> None:  # noqa: B027 (most have no threads of their own)
         """CPU_BIND_THREADS: where its threads may run, from now on."""

@@ -22,6 +22,8 @@ _KINDS = {"HIGH": Path("/sys/devices/cpu_core/cpus"), "LOW": Path("/sys/devices/
 _ENTRY = re.compile(r"^\s*(?:KERNEL|(?:__)?kernel\b.*?\bvoid)\s+(\w+)\s*\(", re.MULTILINE)
 
 _current: ContextVar[Settings | None] = ContextVar("building", default=None)
+#: processes that build stay in the group of this one
+_together: ContextVar[bool] = ContextVar("together", default=False)
 
 
 @contextlib.contextmanager
@@ -37,6 +39,16 @@ def using(settings: Settings) -> Iterator[None]:
 def current() -> Settings:
     """What `using` says, else the environment."""
     return _current.get() or Settings.from_environment()
+
+
+def stay_together() -> None:
+    """Whoever ends this process ends its group: processes that build for this thread are to end with it."""
+    _together.set(True)
+
+
+def is_apart() -> bool:
+    """Processes that build have a session of their own: then Ctrl-C is this process's to handle."""
+    return not _together.get()
 
 
 def threads(wanted: int) -> int:

@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ExecutionError
 from .base import Device, Queue
 
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 NOTHING = np.zeros(64, np.uint8)
+
+
+class NoCompiler(ExecutionError):
+    """A kernel is not in the cache, and nothing can be compiled here."""
 
 
 class CLaunch(ABC):
@@ -67,8 +72,6 @@ class CDevice(Device):
 
     #: "c" or "opencl": which prelude makes a text complete
     dialect: str
-    #: kernels are linked: any number of them is one call
-    links: bool = False
 
     @abstractmethod
     def queue(self) -> CQueue: ...
@@ -77,7 +80,7 @@ class CDevice(Device):
     def build(self, source: str) -> Any:
         """The program of a complete text; each is compiled once. ExecutionError says what the compiler says."""
 
-    def begin_build(self, sources: Sequence[str]) -> None:  # noqa: B027 (a device may compile when asked)
+    def begin_build(self, sources: Sequence[str]) -> None:
         """These programs will be wanted: a device that compiles in other processes begins."""
 
     @abstractmethod

@@ -297,6 +297,7 @@ class CudaDevice(Device):
 
     family = "cuda"
     priority = 20
+    kinds = ("GPU",)
     shares_memory = False
     precision = DType.FLOAT16
 

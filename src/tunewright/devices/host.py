@@ -30,6 +30,7 @@ class HostDevice(Device):
 
     family = "host"
     priority = 0
+    kinds = ("CPU",)
 
     @classmethod
     def available(cls) -> list[str] | str:

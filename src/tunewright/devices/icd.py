@@ -1,4 +1,4 @@
-"""Which OpenCL runtimes the loader sees: PoCL from its wheel, what the system has, and Intel's runtime from its wheel.
+"""Which OpenCL runtimes the loader sees: what the system has, what other wheels bring, and Intel's from its wheel.
 
 Intel's wheel is not found by itself: the file that should name its library names a path that does not exist, and the
 library needs others beside it. So those are loaded first, and the loader is given a folder of files with right paths.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..settings import export, exported, is_exported
-from .host import cpu_count
+from ..settings import exported
 
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
 #: what libintelocl.so needs, in order
@@ -24,15 +22,8 @@ INTEL_LIBRARIES = ("libtbb.so.12", "libirng.so", "libintlc.so.5", "libsvml.so", 
 
 
 @contextmanager
-def runtimes(bind_threads: bool = True) -> Iterator[None]:
+def runtimes() -> Iterator[None]:
     """While the loader looks for platforms (once per process): every runtime that can be used is in its sight."""
-    if bind_threads and cpu_count() == os.cpu_count():
-        # PoCL's threads stay on their cores: the system tends to wake two of them on one core, which halves the speed.
-        # They are counted from core 0, so a process that may not use all cores must not do that.
-        export("POCL_AFFINITY", "1")
-    if not is_exported("OCL_ICD_VENDORS") and not any("pocl" in file.name for file in _system()):
-        # The wheel's PoCL also offers the processor without threads; newer ones call these drivers by other names.
-        export("POCL_DEVICES", "pthread basic")
     library = _intel_library()
     if library is None:
         yield

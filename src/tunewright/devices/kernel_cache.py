@@ -288,6 +288,18 @@ _caches: dict[Path, KernelCache] = {}
 _OPEN = threading.Lock()
 
 
+def _in_child() -> None:
+    """Whoever held a lock in the parent is not here."""
+    global _OPEN
+    _OPEN = threading.Lock()
+    for cache in _caches.values():
+        cache._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 def default_folder() -> Path:
     """Where kernels are kept when CACHE_DIR says nothing."""
     return own_folder("cache") / "kernels"
@@ -450,17 +462,3 @@ def current() -> KernelCache | None:
         return KernelCache.of(Settings.from_environment())
     assert cache is None or isinstance(cache, KernelCache)
     return cache
-
-
-_waiting: list[Callable[[], None]] = []
-
-
-def on_flush(store: Callable[[], None]) -> None:
-    """Have something called by `flush`: what is stored some time after the build."""
-    _waiting.append(store)
-
-
-def flush() -> None:
-    """Store now what has been built and was not stored yet."""
-    for store in _waiting:
-        store()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
-from .quiet import quietly
+from .opencl_programs import quietly
 from .svm import DeviceArray
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ class NullDevice(Device):
     """Kernels do nothing; ``script(solver id, problem key)`` says how many seconds each takes."""
 
     family = "null"
+    kinds = ("NULL",)
 
     @classmethod
     def available(cls) -> list[str] | str:

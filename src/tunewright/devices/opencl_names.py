@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import pci
 from .base import Hints
 
-#: how PoCL names the processor when kernels run in the thread that launches them
-WITHOUT_THREADS = "basic-"
 #: hint -> the extension that has it, and its property of a queue
 _QUEUE_HINTS = {
     "priority": ("cl_khr_priority_hints", 0x1096),
@@ -28,33 +26,44 @@ def queue_properties(device: Any, hints: Hints) -> list[int]:
     return found
 
 
-def names(devices: Iterable[Any], taken: Sequence[str | None] = ()) -> tuple[dict[str, Any], dict[str, str]]:
-    """Devices by our names (GPU.0, GPU.1, ...: integrated ones first), and why others cannot be used.
+def names(
+    devices: Iterable[Any], taken: Sequence[str | None] = (), why_not: Callable[[Any], str] = lambda device: ""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Devices by our names, and why others cannot be used.
 
-    ``taken``: where the GPUs are that CUDA offers, in order. They have the first numbers; what is the same GPU is
-    called GPU.N.OPENCL.
+    A processor is called CPU and the runtime, the newest of several versions. GPUs are GPU.0, GPU.1, ..., integrated
+    ones first. ``taken``: where the GPUs are that CUDA offers, in order. They have the first numbers; what is the same
+    GPU is called GPU.N.OPENCL. ``why_not`` says what is wrong with a device; empty: nothing.
     """
-    import pyopencl as cl
-
     devices = list(devices)
     found: dict[str, Any] = {}
-    for device in sorted(filter(is_cpu, devices), key=_preference):
-        if device.name.startswith(WITHOUT_THREADS):
-            continue
-        found.setdefault("CPU", device)
-        found.setdefault(f"CPU.{runtime_of(device)}", device)
-    gpus = [d for d in devices if d.type & cl.device_type.GPU]
-    usable = [d for d in gpus if svm_kinds(d)]
+    reasons: dict[str, str] = {}
+
+    def offer(name: str, device: Any) -> None:
+        why = "" if name in found else why_not(device)
+        if why:
+            reasons.setdefault(name, why)
+        else:
+            found.setdefault(name, device)
+            reasons.pop(name, None)
+
+    for device in sorted(filter(is_cpu, devices), key=_newest_first):
+        offer(f"CPU.{runtime_of(device)}", device)
     known, others = {place: k for k, place in enumerate(taken) if place is not None}, len(taken)
-    for device in sorted(usable, key=lambda d: not d.host_unified_memory):
+    for device in sorted(filter(is_gpu, devices), key=lambda d: not d.host_unified_memory):
+        if not svm_kinds(device):
+            reasons[device.name] = _WITHOUT_SVM
+            continue
         place = pci.of_opencl(device) if known else None
         if place in known:
-            found.setdefault(f"GPU.{known[place]}.OPENCL", device)
+            offer(f"GPU.{known[place]}.OPENCL", device)
         else:
-            found[f"GPU.{others}"] = device
+            offer(f"GPU.{others}", device)
             others += 1
-    without = "its OpenCL runtime has no shared virtual memory, which kernels need for their pointers"
-    return found, {d.name: without for d in gpus if d not in usable}
+    return found, reasons
+
+
+_WITHOUT_SVM = "its OpenCL runtime has no shared virtual memory, which kernels need for their pointers"
 
 
 def runtime_of(device: Any) -> str:
@@ -64,16 +73,20 @@ def runtime_of(device: Any) -> str:
                 name.split()[0])  # fmt: skip
 
 
-def _preference(device: Any) -> tuple[int, list[int]]:
-    """PoCL, then Intel's runtime (kernels take 1.4 to 1.8 times as long there); the newest first."""
-    numbers = [-int(n) for n in re.findall(r"\d+", device.driver_version)]
-    return {"POCL": 0, "INTEL": 1}.get(runtime_of(device), 2), numbers
+def _newest_first(device: Any) -> list[int]:
+    return [-int(n) for n in re.findall(r"\d+", device.driver_version)]
 
 
 def is_cpu(device: Any) -> bool:
     import pyopencl as cl
 
     return bool(device.type & cl.device_type.CPU)
+
+
+def is_gpu(device: Any) -> bool:
+    import pyopencl as cl
+
+    return bool(device.type & cl.device_type.GPU)
 
 
 def svm_kinds(device: Any) -> int:
@@ -84,6 +97,13 @@ def svm_kinds(device: Any) -> int:
         return int(device.svm_capabilities)
     except cl.Error:  # it was made before there was any
         return 0
+
+
+def shares_memory(device: Any) -> bool:
+    """Kernels may work on memory of the host that OpenCL knows nothing of."""
+    import pyopencl as cl
+
+    return is_cpu(device) or bool(svm_kinds(device) & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
 
 
 def gpu_cache(device: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..devices.base import Device
 from ..errors import SettingsError, UnsupportedError
@@ -24,6 +24,7 @@ from ..tuning.tuner import Tuner, reasons
 from . import hetero_affinity, hetero_costs, hetero_place, hetero_store
 from .base import Plugin, Support
 from .find import single
+from .several import usable
 from .single import SingleDevice
 from .tune import QUIET
 
@@ -67,7 +68,9 @@ class Hetero(Plugin):
             settings.num_streams or settings.performance_hint != "LATENCY"
         )
         one = {"EXCLUSIVE_ASYNC_REQUESTS": "YES"} if self.is_exclusive else {}
-        self.plugins = [single(name, Settings.make(one, settings)) for name in names]
+        own = Settings.make(one, settings)
+        opened = usable([(name, partial(single, name, own)) for name in names], "HETERO")
+        names, self.plugins = [name for name, _ in opened], [plugin for _, plugin in opened]
         self.names = [plugin.name for plugin in self.plugins]
         twice = next((name for name in self.names if self.names.count(name) > 1), None)
         if twice is not None:

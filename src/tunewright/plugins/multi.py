@@ -15,7 +15,7 @@ from ..settings import Settings
 from .base import Plugin, Support
 from .batch import with_batches
 from .find import single
-from .several import parse, split
+from .several import parse, split, usable
 from .single import SingleDevice
 
 LOG = logging.getLogger("tunewright")
@@ -49,10 +49,10 @@ class Part:
 
 
 def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
-    """The devices; SettingsError or DeviceError where one is not there, or there twice."""
-    found = [Part(name, requests, settings) for name, requests in parse(names, kind)]
-    seen: dict[str, str] = {}
-    for part, name in zip(found, names, strict=True):
+    """The devices that can be used; SettingsError or DeviceError where there is none, or one twice."""
+    opened = usable([(name, partial(Part, name, count, settings)) for name, count in parse(names, kind)], kind)
+    found, seen = [part for _, part in opened], dict[str, str]()
+    for name, part in opened:
         if part.name in seen:
             raise SettingsError(f"{kind}: {name} is the same device as {seen[part.name]}", hint="name each device once")
         seen[part.name] = name

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from ..errors import SettingsError
+from ..errors import DeviceError, SettingsError
 from .find import is_several
+from .single import is_known
+
+_T = TypeVar("_T")
+
+LOG = logging.getLogger("tunewright")
 
 _NAME = re.compile(r"([^()]+?)\s*(?:\(\s*(\d+)\s*\))?")
 
@@ -28,4 +35,23 @@ def parse(names: Sequence[str], kind: str) -> list[tuple[str, int]]:
         if is_several(match[1]):
             raise SettingsError(f"{kind}: {match[1]} is several devices itself", hint="name single ones, as in CPU")
         found.append((match[1], int(match[2] or 0)))
+    return found
+
+
+def usable(wanted: Sequence[tuple[str, Callable[[], _T]]], kind: str) -> list[tuple[str, _T]]:
+    """What opens the devices of these names gives, with the names, where they can be used. The others are left out with
+    a warning, unless that leaves none; a name that no device has is an error."""
+    found: list[tuple[str, _T]] = []
+    reasons: list[DeviceError] = []
+    for name, open in wanted:
+        try:
+            found.append((name, open()))
+        except DeviceError as error:
+            if not is_known(name):
+                raise
+            reasons.append(error)
+    if reasons and not found:
+        raise reasons[0]
+    for reason in reasons:
+        LOG.warning("%s does without a device: %s", kind, reason.what)
     return found

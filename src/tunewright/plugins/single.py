@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from .. import discovery
 from ..devices.base import Device
-from ..errors import DeviceError
+from ..errors import DeviceError, SettingsError
 from ..frontend.model import Model
 from ..ir.graph import Fused, Graph, Node, Value
 from ..ir.types import DType, Layout
@@ -27,8 +29,14 @@ from ..tuning.tuner import Tuner
 from .base import Choice, Plugin, Support
 from .streams import compiled_auto, known, origin
 
+LOG = logging.getLogger("tunewright")
+
 #: names of plugins over several devices, which stand in front of a colon: each is a module and a class here
 SEVERAL = ("AUTO", "BATCH", "HETERO", "MULTI")
+#: names of devices that may be anywhere
+_KNOWN = re.compile(r"CPU(\.NATIVE|\.HOST|\.INTEL|\.POCL)?|GPU(\.\d+(\.OPENCL)?)?")
+#: what serves instead of kernels for the processor, by family
+_SLOWER = {"host": "in numpy, which takes many times as long", "opencl": "through OpenCL, which takes longer"}
 #: of a GPU: one inference runs while the data of the other comes and goes
 GPU_STREAMS = 2
 
@@ -48,7 +56,7 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
         found = implementation.available()
         reasons |= implementation.unusable()
         if isinstance(found, str):
-            reasons[family] = found
+            reasons[implementation.title or family] = found
             continue
         for name in found:
             if name not in names or implementation.priority > names[name].priority:
@@ -58,19 +66,70 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
 
 def open_device(name: str, settings: Settings | None = None) -> Device:
     """The device of that name, opened once per process, as settings want it (the environment's, if None)."""
-    names, reasons = available()
     key = name.upper()
-    key = f"{key}.0" if key not in names and f"{key}.0" in names else key
     if key.partition(":")[0] in SEVERAL:
         raise DeviceError(f"{name}: a single device is wanted here", hint=f"name one of {_singles(name)}")
-    if key not in names:
-        real = key.startswith(("CPU", "GPU"))  # else nobody would have had it
-        why = "; ".join(f"{k}: {v}" for k, v in reasons.items() if real)
-        raise DeviceError(
-            f"there is no device {name!r}" + (f" ({why})" if why else ""),
-            hint=f"the devices are {', '.join(visible())}",
-        )
-    return _opened(key).configured(settings or Settings.from_environment())
+    ways = key, f"{key}.0"
+    found = next((spelt for spelt in ways if serving(spelt)), None)
+    if found is None:  # an extension may offer any name
+        names, reasons = available()
+        found = next((spelt for spelt in ways if spelt in names), None)
+        if found is None:
+            raise _mistake(key) or _missing(name, reasons)
+    mistake = _mistake(found)
+    if mistake is not None:
+        raise mistake
+    return _opened(found).configured(settings or Settings.from_environment())
+
+
+@cache
+def serving(name: str) -> type[Device] | None:
+    """The implementation that serves exactly this name. As few are asked as possible: to find devices takes OpenCL's
+    runtimes and torch time and memory."""
+    kind = name.partition(".")[0]
+    for implementation in sorted(families().values(), key=lambda family: -family.priority):
+        if implementation.kinds is None or kind in implementation.kinds:
+            found = implementation.available()
+            if not isinstance(found, str) and name in found:
+                return implementation
+    return None
+
+
+def _refusing(key: str) -> Iterator[type[Device]]:
+    """Implementations that would rather serve a name than what does, and cannot."""
+    served = serving(key)
+    for each in families().values():
+        is_meant = each.title and key in (*(each.kinds or ()), each.title)
+        if is_meant and (served is None or each.priority > served.priority) and isinstance(each.available(), str):
+            yield each
+
+
+def _mistake(key: str) -> SettingsError | None:
+    """The setting that keeps a device from being what its name means."""
+    return next((error for each in _refusing(key) if (error := each.mistake()) is not None), None)
+
+
+def is_known(name: str) -> bool:
+    """There is such a device, or could be: here it is not, or cannot be used."""
+    key, names = name.upper(), available()[0]
+    if key in names or f"{key}.0" in names:
+        return True
+    return _KNOWN.fullmatch(key) is not None and not (key.startswith("GPU") and any(n.startswith("GPU") for n in names))
+
+
+def _missing(name: str, reasons: Mapping[str, str]) -> DeviceError:
+    """There is no such device: why, and which there are."""
+    key = name.upper()
+    kind = key.partition(".")[0]
+    able = {it.title or family for family, it in families().items() if it.kinds is None or kind in it.kinds}
+    why = {key: reasons[key]} if key in reasons else {k: v for k, v in reasons.items() if k in able}
+    said = why.get(key) or "; ".join(f"{k}: {v}" for k, v in why.items())
+    others = "; ".join(f"{k}: {v}" for k, v in reasons.items() if k not in why)
+    there = f"the devices are {', '.join(visible(alternatives=True))}"
+    hint = f"{there}; not usable here: {others}" if others else there
+    if key in why:
+        return DeviceError(f"{name} cannot be used: {said}", hint=hint)
+    return DeviceError(f"there is no device {name!r}" + (f" ({said})" if said else ""), hint=hint)
 
 
 def _singles(device: str) -> str:
@@ -81,7 +140,10 @@ def _singles(device: str) -> str:
 
 @cache
 def _opened(key: str) -> Device:
-    return available()[0][key](key)
+    served = serving(key) or available()[0][key]
+    for each in _refusing(key):
+        LOG.warning("%s computes %s: %s", key, _SLOWER.get(served.family, f"through {served.family}"), each.available())
+    return served(key)
 
 
 def visible(alternatives: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import FEW_THREADS, Device
+from ..devices.base import Device
 from ..errors import DatabaseError, TunewrightError
 from ..frontend.model import Model
 from ..ir.types import DType
@@ -308,13 +308,7 @@ class _Tuning(Tuning):
                 raise
 
     def compile(self, pins: Mapping[str, Candidate], counters: bool) -> DeviceRequest:
-        asked = {"PERF_COUNT": "YES" if counters else "NO"}
-        target = self.plugin.device.target
-        if counters and target.device == "cpu" and target.units <= FEW_THREADS:
-            # Candidates are compared launch by launch: as one launch each network would be compiled anew. Among many
-            # threads that is worth its time: a launch takes longer than most steps do.
-            asked["JOIN_LAUNCHES"] = "NO"
-        settings = Settings.make(asked, self.settings)
+        settings = Settings.make({"PERF_COUNT": "YES" if counters else "NO"}, self.settings)
         compiled = self.plugin.compile(self.model, settings, Pinned(settings, pins))
         request = compiled.create_infer_request()
         if counters:

@@ -5,16 +5,16 @@ What runs them are a model's streams (`streams`), or who waits for them.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..devices.base import Queue
 from ..errors import InputError
 from .inference import Callback, Inference, Inputs
-from .streams import MOST, Streams
+from .streams import Streams
 
 if TYPE_CHECKING:
     from .compiled import CompiledModel, InferRequest
@@ -36,20 +36,6 @@ class Startable(ABC):
     def run(self, inputs: Inputs) -> dict[str, Any]:
         """An inference, here and now."""
 
-    #: `prepare` would leave a launch, for inputs like the last ones
-    can_prepare: bool = False
-
-    def prepare(self, inputs: Inputs) -> Queue | None:
-        """An inference up to its last launch, which the queue holds back until `Queue.begin`, or `complete`.
-
-        None where that cannot be: nothing was done.
-        """
-        return None
-
-    def complete(self, inputs: Inputs) -> dict[str, Any]:
-        """The rest of an inference that was prepared with these inputs: all of it, where nothing can be."""
-        return self.run(inputs)
-
     def start_async(self, inputs: Inputs = None, userdata: Any = None) -> None:
         """Begin an inference on one of the model's streams, or as soon as one is free; see `wait`.
 
@@ -61,7 +47,7 @@ class Startable(ABC):
         """
         self.check_idle()
         self.userdata, self.results = userdata, {}
-        self._inference = started = Inference(self, inputs, self._streams.process)
+        self._inference = started = Inference(self, inputs)
         try:
             self._streams.submit(started)
         except BaseException:  # no thread can be made
@@ -81,12 +67,11 @@ class Startable(ABC):
         started = self._inference
         if started is None:
             raise InputError("nothing was started", hint="start_async begins an inference")
-        if not started.done and started.process != self._streams.process:
+        if not started.done and started.process != os.getpid():
             raise InputError("it was started before this process was forked, and runs there",
                              hint="make requests behind the fork")  # fmt: skip
-        streams = started.streams
-        if timeout is None and streams is not None and not streams.help(started):
-            started.end()
+        if timeout is None:
+            self._streams.help(started)
         if not started.wait(timeout):
             return False
         if started.error is not None:
@@ -138,7 +123,7 @@ class AsyncInferQueue:
         self._callback: Callback | None = None
         asked = jobs or model.best_requests or model.settings.performance_hint_num_requests
         #: requests that may be made still
-        self._spare = 0 if asked or model.streams.count == 1 else (MOST - 1) * count
+        self._spare = 0 if asked or model.streams.count == 1 else count
         self._waiting, self._growing = threading.Lock(), threading.Lock()
         for request in self._requests:
             self._idle.put(request)
@@ -177,8 +162,7 @@ class AsyncInferQueue:
     def _another(self) -> InferRequest | None:
         """One request more, where that pays."""
         with self._growing:
-            joins = self._requests[0].can_prepare
-            if not self._spare or len(self._requests) >= self._streams.best_requests(joins):
+            if not self._spare or not self._streams.is_brief:
                 return None
             self._spare -= 1
             request = self._model.create_infer_request()
@@ -188,8 +172,12 @@ class AsyncInferQueue:
 
     def _free(self) -> InferRequest:
         """The next request that is free."""
-        while self._idle.empty() and self._streams.help():
-            pass
+        while self._idle.empty():
+            ended = self._streams.help()
+            if ended is None:
+                break
+            if isinstance(ended, Inference) and isinstance(ended.error, KeyboardInterrupt | SystemExit):
+                raise ended.error  # it came to this thread
         return self._idle.get()
 
     def _over(self, request: InferRequest, error: BaseException | None) -> None:

@@ -26,7 +26,7 @@ from ..ops.tolerance import TOLERANCES, deviation
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
 from .request import DeviceModel
-from .streams import Streams
+from .streams import Streams, Task
 
 LOG = logging.getLogger("tunewright")
 
@@ -381,10 +381,9 @@ class _Handing(Streams):
 
     def __init__(self, request: BatchRequest, values: list[Array]) -> None:
         # It has no threads: what the base class makes is not needed.
-        self._entry = partial(_Entry, request, values)
-        self._model, self.process = request.model, request.model.streams.process
+        self._entry, self._model = partial(_Entry, request, values), request.model
 
-    def submit(self, task: Callable[[], object]) -> None:
+    def submit(self, task: Task) -> None:
         self._model.put(self._entry(task))
 
 

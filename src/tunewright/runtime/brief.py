@@ -40,7 +40,7 @@ class Single:
         self, plan: Plan, frame: Frame, launcher: Launcher, own: Mapping[int, tuple[Any, list[int]]],
         begins: Mapping[int, int],
     ) -> None:  # fmt: skip
-        self.queue, self.launcher, self.bytes = frame.queue, launcher, frame.piece
+        self.launcher, self.bytes = launcher, frame.piece
         at = {slot: number for number, slot in enumerate(plan.inputs)}
         #: where addresses are written: of inputs by their number, and of what begins so far behind the first result
         self.inputs = [(at[slot], table, places) for slot, (table, places) in own.items() if slot in at]
@@ -53,7 +53,6 @@ class Single:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Launch it; the results are there when the queue was waited for."""
-        self.queue.finish()  # addresses that are being read
         for number, table, places in self.inputs:
             where = address(inputs[number])
             for at in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 class Control(ABC):
     """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
-
-    #: it looks at what its bodies make
-    reads: ClassVar[bool] = True
 
     def __init__(self, node: Node, env: Environment) -> None:
         self.node = node
@@ -40,8 +37,6 @@ class Control(ABC):
 
 
 class If(Control):
-    reads = False
-
     def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
         (condition, *_), captured = self.split(inputs)
         return executor.run(self.branch(condition), captured)

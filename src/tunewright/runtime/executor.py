@@ -119,7 +119,7 @@ class _Together:
 
     def __init__(self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False) -> None:
         kernels = [step.kernel for step in run.steps if step.kernel is not None]
-        self.run, self.launcher = run, run.library.launcher(kernels, queue)
+        self.run, self.launcher = run, run.linker.link(kernels, queue)
         if counted:
             self.launcher.clock()
         own: dict[int, list[tuple[int, bool, int]]] = {}
@@ -148,17 +148,12 @@ class Executor:
     ) -> None:
         self.counters, self.max_tensor_bytes = counters, max_tensor_bytes
         self._hints = hints or Hints()
-        #: where callers' tensors are adopted
-        self.main = device.request_queue(self._hints)
-        #: of the device, and of the one for small plans once it is used
-        self.queues: dict[Device, Queue] = {device: self.main}
+        self.queue = device.request_queue(self._hints)
         #: of all loops, since the inference began
         self.iterations = 0
         #: seconds that copies to and from the device took so far, where that is counted
         self.copied = 0.0
         self._frames: weakref.WeakKeyDictionary[Plan, Frame] = weakref.WeakKeyDictionary()
-        #: the queue that holds its last launch back, while `begin` runs
-        self._holding: Queue | None = None
 
     def frames(self) -> list[tuple[Plan, Frame]]:
         """The memory that is held for each plan that has run."""
@@ -174,23 +169,15 @@ class Executor:
         plan = plan or program.plan_for(inputs)
         frame = self._frames.get(plan)
         if frame is None:
-            counted = self.counters is not None
-            frame = Frame(plan, self._queue(plan.device), self._runs(plan, program), counted)
-            self._frames[plan] = frame
-        queue = frame.queue
-        if self._holding is not None and queue is not self._holding:
-            self._hold_no_more()  # nothing orders two queues but that one was waited for
+            frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        queue = self.queue
         made: Sequence[Any]
         if stay is None and ranges.active is None:
             if frame.single is not None:
                 try:
-                    results = frame.single(inputs)
-                    if not queue.holding:
-                        queue.finish()
-                except BaseException:
-                    queue.finish()  # as below
-                    raise
-                return results
+                    return frame.single(inputs)
+                finally:
+                    queue.finish()
             if frame.switch is not None and (branch := frame.switch(inputs)) is not None:
                 try:
                     made = self.run(*branch)
@@ -230,9 +217,7 @@ class Executor:
                 else:
                     self.step(action, values, queue)
             made = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
-            if queue.holding and plan.rest is None and not frame.copied:
-                pass  # `begin`: who needs them waits
-            elif stay is None or plan.device.shares_memory:
+            if stay is None or plan.device.shares_memory:
                 if self.counters is None or plan.device.shares_memory:
                     made = queue.fetch(made)
                 else:
@@ -256,53 +241,20 @@ class Executor:
                 outputs[at] = outputs[at].copy()
         return outputs
 
-    def can_begin(self, plan: Plan) -> bool:
-        """The last launch of a plan that has run can be held back."""
-        frame = self._frames.get(plan)
-        return frame is not None and frame.queue.can_hold and self.counters is None
-
-    def begin(self, program: Program, inputs: Sequence[Any], plan: Plan) -> tuple[list[Any], Queue]:
-        """As `run`, but results may be there only once the queue is waited for, which may hold the last launch back."""
-        self._holding = queue = self.queues[plan.device]
-        queue.holding = True
-        try:
-            return self.run(program, inputs, None, plan), queue
-        finally:
-            self._holding, queue.holding = None, False
-
-    def _hold_no_more(self) -> None:
-        """In this inference results are there when a program has run, as usual."""
-        assert self._holding is not None
-        queue, self._holding = self._holding, None
-        queue.holding = False
-        queue.finish()
-
     @property
     def launches(self) -> int:
         """Kernels launched so far."""
-        return self.spent()[1]
+        return self.queue.launches
 
     def spent(self) -> tuple[float, int]:
         """Seconds that were spent waiting for kernels so far, and how many were launched."""
-        waited, launches = 0.0, 0
-        for queue in self.queues.values():
-            waited += queue.waited
-            launches += queue.launches
-        return waited, launches
+        return self.queue.waited, self.queue.launches
 
-    def _runs(self, plan: Plan, program: Program) -> Mapping[int, Run]:
-        """What is launched together: nothing where steps are counted, and a launch does not tell how long each took."""
-        if self.counters is None or all(run.library.timed() for run in plan.runs.values()):
+    def _runs(self, plan: Plan) -> Mapping[int, Run]:
+        """What is linked: nothing where steps are counted and a launch does not tell how long each took."""
+        if self.counters is None or all(run.linker.timed for run in plan.runs.values()):
             return plan.runs
-        for step in (step for run in plan.runs.values() for step in run.steps):
-            if step.kernel is not None:
-                program.env.prepare(step.kernel)
         return {}
-
-    def _queue(self, device: Device) -> Queue:
-        if device not in self.queues:
-            self.queues[device] = device.request_queue(self._hints)
-        return self.queues[device]
 
     def _copied(self, counters: Counters, name: str, begin: float, moved: Sequence[Any]) -> None:
         """What was in or is now in the device's memory was copied since ``begin``."""
@@ -359,8 +311,6 @@ class Executor:
         step = action.step
         ins: Sequence[Any] = [None if i < 0 else values[i] for i in step.ins]
         if step.control is not None:
-            if self._holding is not None and step.control.reads:
-                self._hold_no_more()
             made = step.control.run(self, queue.fetch(ins))
         else:
             assert action.launch is not None

@@ -192,7 +192,7 @@ class _Layers:
         bare = Explanation(
             name=_name(step), op=node.op, inside=inside, fused=tuple(each.op for each in node.epilogue),
             nodes=tuple(node.origin), device=plan.device.name,
-            on_host=step.on_host and plan.device.family != "host", inline=plan.device is not self.env.device,
+            on_host=step.on_host and plan.device.family != "host",
             problem="" if problem is None else problem.key(),
             kernel=step.kernel.name if step.kernel is not None else origin, solver="", config=Config(), origin=origin,
             timing=timing, note="; ".join(notes),

@@ -128,8 +128,6 @@ class Explanation:
     nodes: tuple[str, ...]
     device: str
     on_host: bool
-    #: its plan is small, and runs in the calling thread without others
-    inline: bool
     #: its key; empty where nothing has to be solved
     problem: str
     kernel: str
@@ -179,7 +177,6 @@ class Explanation:
             "nodes": list(self.nodes),
             "device": self.device,
             "on_host": self.on_host,
-            "inline": self.inline,
             "problem": self.problem,
             "kernel": self.kernel,
             "solver": self.solver,

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..devices.base import Device, Queue
+from ..devices.base import Queue
+from ..devices.c_device import NoCompiler
 from ..errors import ExecutionError, LockError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import TensorType
@@ -58,8 +59,8 @@ class LateKernel(Kernel):
     #: kernels kept, the least recently used one is dropped
     MOST: ClassVar[int] = 16
 
-    def __init__(self, node: Node, env: Environment, device: Device) -> None:
-        self.node, self.env, self.device = node, env, device
+    def __init__(self, node: Node, env: Environment) -> None:
+        self.node, self.env = node, env
         self._kernels: OrderedDict[str, Kernel] = OrderedDict()
 
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
@@ -67,23 +68,32 @@ class LateKernel(Kernel):
         problem = self.pose(inputs)
         kernel = self._kernels.pop(problem.key(), None)
         if kernel is None:
-            kernel = self.env.compile(self.choose(problem), problem, self.device)
-            self.env.prepare(kernel)
+            kernel = self.compiled(problem)
         self._kernels[problem.key()] = kernel
         if len(self._kernels) > self.MOST:
             self._kernels.popitem(last=False)
         given = [kernel.packings[i].pack(a) if i in kernel.packings else a for i, a in enumerate(inputs)]
         return kernel.run(queue, given, outputs)
 
+    def compiled(self, problem: Problem) -> Kernel:
+        try:
+            kernel = self.env.compile(self.choose(problem), problem)
+            self.env.prepare(kernel)
+        except NoCompiler as error:
+            host = self.env.without_compiler(error)
+            return host.compile(self.choose(problem, host), problem)
+        return kernel
+
     @property
     def problems(self) -> list[str]:
         """Keys of the problems that it posed, as far as their kernels are kept."""
         return list(self._kernels)
 
-    def choose(self, problem: Problem) -> Choice:
+    def choose(self, problem: Problem, env: Environment | None = None) -> Choice:
         where = f"node {self.node.name!r} ({self.node.op})"
         try:
-            return self.env.tuner.choose(problem, self.device)
+            env = env or self.env
+            return env.tuner.choose(problem, env.device)
         except LockError as error:
             raise LockError(error.what, where=where, hint=error.hint) from error
         except UnsupportedError as error:

@@ -15,22 +15,20 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..devices.base import Device
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.types import TensorType
 from ..ops import lookup
-from ..ops.infer import MISTAKES
-from ..solvers.base import Kernel, Library, Problem
+from ..solvers.base import Kernel, Linker, Problem
 from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
 from .plan import Place, Plan, Run, Slot, Step
-from .program import Environment, Libraries, Packed, Program, like_nothing
+from .program import Environment, Packed, Program, like_nothing
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -39,59 +37,15 @@ MOST_NAMED = 10
 PACKERS = min(4, os.cpu_count() or 1)
 
 
-def lower(graph: Graph, env: Environment, libraries: Libraries, inline: bool = True, only: bool = False) -> Plan:
-    """A plan for a graph whose types are inferred. ``inline``: it may run without threads, if it is small. ``only``:
-    nobody else wants its weights."""
+def lower(graph: Graph, env: Environment, only: bool = False) -> Plan:
+    """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
+    weights."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
         rest, boundary = extract(graph, later)
-    cost = _cost(now)
-    device = _device(cost, env.device) if inline else env.device
-    return _Lowering(graph, now, boundary, env, device, libraries, only).run(rest)
-
-
-#: Rough: what sharing work among threads costs per kernel (10 us on a small network), and what one core does.
-HANDING_OVER, FLOPS, BYTES = 12e-6, 60e9, 20e9
-#: The calling thread runs kernels for so long at most (Python's threads take turns of 5 ms)
-HELD = 5e-3
-#: Where a model has a part of the device's threads, inferences are to run side by side: so long where the calling one
-#: leaves Python's lock to others meanwhile, and where it does not. Threads of the device are bound to cores, it is not.
-BESIDE, HELD_BESIDE = 1e-3, 50e-6
-
-
-def _cost(nodes: Iterable[Node]) -> tuple[float, int] | None:
-    """Seconds of all nodes on one core, and how many there are; None where nobody knows."""
-    alone, steps = 0.0, 0
-    for node in nodes:
-        if node.bodies:  # a body has plans of its own
-            continue
-        spec = lookup(node.op)
-        types = [None if v is None else v.tensor for v in node.main_inputs]
-        made = [v.tensor for v in node.outputs]
-        known = [t for t in (*types, *made) if t is not None]
-        if spec is None or None in made or not all(t.is_static for t in known):
-            return None
-        try:
-            work = spec.work(types, [t for t in made if t is not None], node.attrs)
-        except (*MISTAKES, AssertionError):  # of the model: who runs the node says so
-            return None
-        alone += work.flops / FLOPS + work.bytes / BYTES
-        steps += not spec.view
-    return alone, steps
-
-
-def _device(cost: tuple[float, int] | None, device: Device) -> Device:
-    """Where a plan runs: on the calling thread, when its threads would gain less than it costs to hand work to them."""
-    inline = device.inline()
-    if inline is None or cost is None:
-        return device
-    alone, steps = cost
-    beside = BESIDE if inline.leaves_lock else HELD_BESIDE
-    if alone > (beside if device.confined else HELD):
-        return device
-    return inline if alone * (1 - 1 / device.target.units) < HANDING_OVER * steps else device
+    return _Lowering(graph, now, boundary, env, only).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -150,8 +104,6 @@ class _Lowering:
     nodes: list[Node]
     boundary: list[Value]
     env: Environment
-    device: Device
-    libraries: Libraries
     #: weights may be freed when they are packed
     only: bool = False
     slots: list[Slot] = field(default_factory=list)
@@ -179,12 +131,11 @@ class _Lowering:
             steps = self.steps(sharing)
             with self.env.phases("packing"):
                 self.fill()
-        runs = self.runs(steps)
-        self.device.rest()
+        self.prepare(steps)
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
         return Plan(
-            device=self.device,
+            device=self.env.device,
             types=tuple(v.type for v in self.graph.inputs),
             inputs=inputs,
             slots=self.slots,
@@ -196,9 +147,9 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env, self.libraries),
+            rest=None if rest is None else Program(rest, self.env),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
-            runs=runs,
+            runs=self.runs(steps),
         )
 
     def place(self, sharing: alias.Sharing, leaving: list[Value]) -> tuple[dict[int, int], int, dict[int, int]]:
@@ -291,69 +242,55 @@ class _Lowering:
         if not self.env.settings.host_fallback and follows_from_shapes(node):
             return Step(node, ins, outs, ShapeKernel(node))
         problem = Problem.of(node)
-        if self.env.tuner.is_late(problem, self.device):
-            return Step(node, ins, outs, LateKernel(node, self.env, self.device))
+        if self.env.tuner.is_late(problem, self.env.device):
+            return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
             choice = self.choose(problem)
         with self.env.phases("kernels"):
-            kernel = self.env.compile(choice, problem, self.device)
+            kernel = self.env.compile(choice, problem)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
 
     def choose(self, problem: Problem) -> Choice:
         """Layers that are equal have one choice. What was searched for the first of them, the others only know."""
         choice = self.choices.get(problem.key())
         if choice is None:
-            choice = self.env.tuner.choose(problem, self.device)
+            choice = self.env.tuner.choose(problem, self.env.device)
             if choice.origin is not Origin.SEARCH:
                 self.choices[problem.key()] = choice
         return choice
 
+    def prepare(self, steps: list[Step]) -> None:
+        """Compile what is not compiled yet. Texts compile beside each other since their kernels were made."""
+        for step in steps:
+            if step.kernel is None:
+                continue
+            try:
+                self.env.prepare(step.kernel)
+            except ExecutionError as error:
+                where = error.where or f"node {step.node.name!r} ({step.node.op})"
+                raise type(error)(error.what, where=where, hint=error.hint) from error
+
     def runs(self, steps: list[Step]) -> dict[int, Run]:
-        """Steps that are launched together, and everything compiled."""
-        libraries = self.compiled(steps)
+        """Neighbouring steps whose kernels can be linked."""
         found: dict[int, Run] = {}
         last: Run | None = None
         for at, step in enumerate(steps):
             if step.optimized_out:
                 continue
-            library = next((lib for lib in libraries if self.joins(step, lib)), None)
-            if library is None:
+            linker = self.linker(step)
+            if linker is None:
                 last = None
-                if step.kernel is not None:
-                    self.env.prepare(step.kernel)
-            elif last is not None and last.library is library:
+            elif last is not None and last.linker == linker:
                 last.steps.append(step)
             else:
-                last = found[at] = Run([step], library)
+                last = found[at] = Run([step], linker)
         return found
 
-    def compiled(self, steps: list[Step]) -> list[Library]:
-        """The libraries of the device: made for the first plan there, later ones do with what they hold."""
-        settings = self.env.settings
-        if not settings.join_launches:
-            return []
-        if self.device not in self.libraries:
-            made: list[Library] = []
-            kernels = [step.kernel for step in steps if step.kernel is not None and self.is_planned(step)]
-            # One alone is launched as it is, but in the calling thread: there setting its arguments takes longer.
-            fewest = 2 if self.device is self.env.device else 1
-            while len(kernels) >= fewest:
-                library = kernels[0].library(kernels[1:])
-                untimed = settings.perf_count and library is not None and not library.timed()  # counters are of steps
-                if library is None or untimed or not library.holds(kernels[0]):
-                    kernels.pop(0)
-                    continue
-                try:
-                    self.env.prepare(library)
-                    made.append(library)
-                except ExecutionError as error:  # then they are launched one by one
-                    LOG.warning("kernels cannot be launched together: %s", error)
-                kernels = [kernel for kernel in kernels if not library.holds(kernel)]
-            self.libraries[self.device] = made
-        return self.libraries[self.device]
-
-    def joins(self, step: Step, library: Library) -> bool:
-        return step.kernel is not None and self.is_planned(step) and library.holds(step.kernel)
+    def linker(self, step: Step) -> Linker | None:
+        """Who may link a step with its neighbours."""
+        if step.kernel is None or not self.env.settings.join_launches or not self.is_planned(step):
+            return None
+        return step.kernel.linker
 
     def is_planned(self, step: Step) -> bool:
         """It runs on the device, and its results have a place."""

@@ -14,25 +14,23 @@ from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
 from .multi import Candidate, Pool, Served
 from .properties import check_changeable
-from .streams import Streams
+from .streams import Streams, Task
 
 
 class _PoolStreams(Streams):
     """As many threads as requests keep the devices busy, which changes when devices come and go."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._threads_now = Streams(pool.count)
-        self._changing = threading.Lock()
         super().__init__(pool.count)
+        self._pool = pool
+        self._changing = threading.Lock()
 
-    def submit(self, task: Callable[[], object]) -> None:
-        if self._threads_now.count != self._pool.count:
+    def submit(self, task: Task) -> None:
+        if self.count != self._pool.count:
             with self._changing:
-                if self._threads_now.count != self._pool.count:  # those of before finish what they have, and end
-                    self._threads_now = Streams(self._pool.count)
-                    self.count = self._pool.count
-        self._threads_now.submit(task)
+                if self.count != self._pool.count:
+                    self.resize(self._pool.count)
+        super().submit(task)
 
 
 class PoolModel(CompiledModel):

@@ -11,7 +11,7 @@ import numpy as np
 from ..devices.base import Device
 from ..ir.graph import Node
 from ..ir.types import DType, TensorType, Type
-from ..solvers.base import Kernel, Library
+from ..solvers.base import Kernel, Linker
 from ..tuning.tuner import Choice
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class Step:
 
 @dataclass(eq=False)
 class Run:
-    """Steps in a row that are launched together."""
+    """Neighbouring steps that are one launch."""
 
     steps: list[Step]
-    library: Library
+    linker: Linker
 
 
 @dataclass(eq=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -15,19 +17,23 @@ import numpy as np
 
 from ..devices import building, kernel_cache
 from ..devices.base import Device, on_lines
+from ..devices.c_device import NoCompiler
+from ..devices.host import HostDevice
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError
 from ..ir.graph import Graph, Value
 from ..ir.memory import LARGE
 from ..ir.stored import Stored, stored
 from ..ir.types import DType, SequenceType, TensorType, Type
-from ..passes.base import Context, run_passes
+from ..passes.base import Context, any_layout, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
-from ..solvers.base import Array, Kernel, Library, Packing, Problem
+from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .phases import Phases
 from .plan import Plan
+
+LOG = logging.getLogger("tunewright")
 
 
 @dataclass
@@ -39,28 +45,40 @@ class Environment:
     settings: Settings
     context: Context
     #: kernels that some plan still uses
-    kernels: WeakValueDictionary[tuple[str, str, str, int], Kernel] = field(default_factory=WeakValueDictionary)
+    kernels: WeakValueDictionary[tuple[str, str, str], Kernel] = field(default_factory=WeakValueDictionary)
     #: (constant, arrangement) -> the rearranged constant, as long as some plan uses it
     _packed: WeakValueDictionary[tuple[int | Stored, str], Packed] = field(default_factory=WeakValueDictionary)
+    _on_host: Environment | None = None
     #: what making plans took so far
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compile(self, choice: Choice, problem: Problem, device: Device | None = None) -> Kernel:
-        """The kernel for a choice (on a plan's own device, if given); equal problems share one. See `prepare`."""
-        device = device or self.device
-        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())), id(device))
+    def compile(self, choice: Choice, problem: Problem) -> Kernel:
+        """The kernel for a choice; equal problems share one. See `prepare`."""
+        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
                 with self._building():
-                    kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, device)
+                    kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
 
-    def prepare(self, kernel: Kernel | Library) -> None:
+    def prepare(self, kernel: Kernel) -> None:
         """Compile what a kernel needs to run."""
         with self.phases("kernels"), self._lock, self._building():
             kernel.prepare()
+
+    def without_compiler(self, error: NoCompiler) -> Environment:
+        """The same on the host, for what needs kernels that cannot be compiled here."""
+        if not self.settings.host_fallback:
+            raise error
+        _tell(self.device.name, str(error))
+        with self._lock:
+            if self._on_host is None:
+                context = replace(self.context, layouts=None, works_in=any_layout, knows=lambda op: True)
+                host = HostDevice(self.device.name)
+                self._on_host = Environment(host, self.tuner, self.settings, context, phases=self.phases)
+            return self._on_host
 
     @contextmanager
     def _building(self) -> Iterator[None]:
@@ -100,8 +118,9 @@ class Packed:
         return self._job.result()
 
 
-#: of each device what the first plan there compiled: plans for other shapes use it, and compile only what is new to it
-Libraries: TypeAlias = dict[Device, list[Library]]
+@cache
+def _tell(device: str, why: str) -> None:
+    LOG.warning("%s: models that lack a kernel compute in numpy, which takes many times as long: %s", device, why)
 
 
 def like_nothing(array: Array) -> Array:
@@ -126,9 +145,8 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment, libraries: Libraries | None = None) -> None:
+    def __init__(self, graph: Graph, env: Environment) -> None:
         self.graph, self.env = graph, env
-        self.libraries: Libraries = {} if libraries is None else libraries
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -171,8 +189,6 @@ class Program:
             return list(self._plans.values())
 
     def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
-        from .lower import lower
-
         for value, origin in self._stored.items():
             value.const = origin.array()
         graph = self.graph.clone()
@@ -191,12 +207,20 @@ class Program:
         for value, type in zip(graph.inputs, types, strict=True):
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
-        with self.env.phases("passes"):
-            run_passes(graph, SPECIALISE, self.env.context)
-        # A shape that could do without threads shares the kernels of one that has them: nothing is compiled again.
-        threads = any(plan.device is self.env.device for plan in self._plans.values())
-        with self.env.phases("planning"):
-            return lower(graph, self.env, self.libraries, inline=not threads, only=only)
+        if self.env.device.compiles:
+            return self._lower(graph, self.env, only)
+        try:
+            return self._lower(graph.clone(), self.env, only)
+        except NoCompiler as error:
+            return self._lower(graph, self.env.without_compiler(error), only)
+
+    def _lower(self, graph: Graph, env: Environment, only: bool) -> Plan:
+        from .lower import lower
+
+        with env.phases("passes"):
+            run_passes(graph, SPECIALISE, env.context)
+        with env.phases("planning"):
+            return lower(graph, env, only)
 
 
 def type_of(value: Any) -> Type | None:

@@ -112,9 +112,6 @@ _Moment: TypeAlias = tuple[float, tuple[float, int], float]
 _IN_ORDER = 0x1 | 0x100
 
 
-_NO_MEMORY = "not enough memory for the model's plan"
-
-
 def _nothing() -> None:
     """As the reference to what is gone."""
 
@@ -135,8 +132,6 @@ class DeviceRequest(InferRequest):
         self._like: tuple[list[str], Looks] = [], []
         #: the plan that they ran by, as long as there is one
         self._plan: Callable[[], Plan | None] = _nothing
-        #: what `prepare` has done: the moment before, inputs, the results to be, and the queue that is to make them
-        self._prepared: tuple[_Moment, list[Any], list[Any], Queue] | None = None
 
     def run(
         self,
@@ -145,19 +140,17 @@ class DeviceRequest(InferRequest):
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         before = self._now()
-        if self._prepared is not None:
-            self._abandon()
         inputs, outputs = self.completed(inputs, outputs)
         values = self._same(inputs)
         if values is not None and not remote and outputs is None:
             plan = self._plan()
             results = self._run(values, None, plan)
             if plan is None:
-                self._learn_plan(values)
+                self._plan = weakref.ref(self.model.program.plan_for(values))
             self._spent = before, self._now()
             self.results = dict(zip(self.model.graph.output_names, results, strict=True))
             return self.results
-        queue = self.executor.main
+        queue = self.executor.queue
         try:
             if values is None:
                 values = bind(self.model.graph, inputs, queue)
@@ -176,45 +169,8 @@ class DeviceRequest(InferRequest):
         self._spent = before, self._now()
         self.results = found
         if self._like[0]:
-            self._learn_plan(values)
+            self._plan = weakref.ref(self.model.program.plan_for(values))
         return found
-
-    def _learn_plan(self, values: Sequence[Any]) -> None:
-        """Of arrays that have run, and are like the last ones."""
-        plan = self.model.program.plan_for(values)
-        self._plan, self.can_prepare = weakref.ref(plan), self.executor.can_begin(plan)
-
-    def prepare(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> Queue | None:
-        if self._into or trace.active is not None or ranges.active is not None:
-            return None
-        if self._prepared is not None:
-            self._abandon()
-        before = self._now()
-        inputs, _ = self.completed(inputs, None)
-        values, plan = self._same(inputs), self._plan()
-        if values is None or plan is None:
-            return None
-        self.executor.iterations = 0
-        try:
-            results, queue = self.executor.begin(self.model.program, values, plan)
-        except MemoryError as error:
-            raise ExecutionError(_NO_MEMORY) from error
-        self._prepared = before, values, results, queue
-        return queue
-
-    def complete(self, inputs: Mapping[str, Any] | Sequence[Any] | Any) -> dict[str, Any]:
-        assert self._prepared is not None
-        (before, _, results, queue), self._prepared = self._prepared, None
-        queue.finish()
-        self._spent = before, self._now()
-        self.results = dict(zip(self.model.graph.output_names, results, strict=True))
-        return self.results
-
-    def _abandon(self) -> None:
-        """What was prepared is not to be run: it would write to memory that nobody keeps."""
-        assert self._prepared is not None
-        self._prepared[3].drop()
-        self._prepared = None
 
     def _run(self, values: list[Any], stay: Stay | None, plan: Plan | None = None) -> list[Any]:
         if self.counters is not None:
@@ -225,7 +181,7 @@ class DeviceRequest(InferRequest):
                 return self._watched(values, stay)
             return self.executor.run(self.model.program, values, stay, plan)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
-            raise ExecutionError(_NO_MEMORY) from error
+            raise ExecutionError("not enough memory for the model's plan") from error
 
     def _watched(self, values: list[Any], stay: Stay | None) -> list[Any]:
         """An inference that others' time lines show."""
@@ -238,7 +194,7 @@ class DeviceRequest(InferRequest):
 
     def _remember(self, values: Sequence[Any]) -> None:
         """What these inputs are like, when they are plain arrays."""
-        self._like, self._plan, self.can_prepare = ([], []), _nothing, False
+        self._like, self._plan = ([], []), _nothing
         if all(type(v) is np.ndarray and v.dtype != object for v in values):
             self._like = [v.name for v in self.model.graph.inputs], [(v.shape, v.dtype) for v in values]
 

@@ -71,5 +71,4 @@ def _add(found: Usage, executor: Executor) -> None:
             found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
             held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}
             found["staging"] += sum(held.values())
-    for queue in executor.queues.values():
-        found["scratch"] += queue.scratch_bytes
+    found["scratch"] += executor.queue.scratch_bytes

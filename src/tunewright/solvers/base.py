@@ -199,8 +199,9 @@ class Kernel(ABC):
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet: making a kernel need not, running it does."""
 
-    def library(self, others: Sequence[Kernel]) -> Library | None:
-        """A library of this kernel and those of ``others`` that fit into it; None where kernels are launched alone."""
+    @property
+    def linker(self) -> Linker | None:
+        """Makes one launch of this kernel and its neighbours; None where kernels are launched alone."""
         return None
 
     @abstractmethod
@@ -219,24 +220,17 @@ class Kernel(ABC):
         return partial(self.run, queue)
 
 
-class Library(ABC):
-    """Kernels compiled together, so that any of them, in any order and number, are one launch."""
+class Linker(ABC):
+    """Makes one launch of several kernels: of any whose linkers are equal, in any order and number."""
 
+    @property
     @abstractmethod
-    def prepare(self) -> None:
-        """Compile it. ExecutionError where the compiler refuses."""
-
     def timed(self) -> bool:
         """Its launchers know how long each kernel took."""
-        return False
 
     @abstractmethod
-    def holds(self, kernel: Kernel) -> bool:
-        """A launch may contain this kernel. Kernels for other shapes often are the same program."""
-
-    @abstractmethod
-    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
-        """One launch that does what kernels that it holds do, one after the other, for a request."""
+    def link(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+        """One launch that does what the kernels do, one after the other, for a request."""
 
 
 class Launcher(ABC):
@@ -271,7 +265,7 @@ class Launcher(ABC):
         return
 
     def seconds(self) -> Sequence[float]:
-        """Of each kernel in the last call, once that is over. For launchers of a library that is `timed`."""
+        """Of each kernel in the last call, once that is over. For launchers of a linker that is `timed`."""
         raise NotImplementedError
 
 

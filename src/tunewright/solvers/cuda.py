@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
@@ -18,7 +19,7 @@ from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
 from ..errors import ExecutionError, ModelError
 from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
-from .base import Config, Kernel, Launcher, Library, Missing, Packing, Problem, Solver, why_not_type
+from .base import Config, Kernel, Launcher, Linker, Missing, Packing, Problem, Solver, why_not_type
 from .triton.compile import Pair, capability, obtain, recording
 from .triton.compile_many import build_all
 
@@ -85,7 +86,8 @@ class CudaKernel(Kernel):
         with _LOCK:
             _UNPREPARED.add(self)
 
-    def library(self, others: Sequence[Kernel]) -> Library | None:
+    @property
+    def linker(self) -> Linker | None:
         return Captured(self.device) if self.device.is_gpu else None
 
     def prepare(self) -> None:
@@ -170,23 +172,14 @@ def _prepare(device: CudaDevice) -> None:
             _UNPREPARED.difference_update(kernels)
 
 
-class Captured(Library):
-    """Any kernels of a device, captured into one CUDA graph for each request."""
+@dataclass(frozen=True)
+class Captured(Linker):
+    """Captures any kernels of a device into one CUDA graph for each request."""
 
-    def __init__(self, device: CudaDevice) -> None:
-        self.device = device
+    device: CudaDevice
+    timed = True
 
-    def prepare(self) -> None:
-        """The kernels are compiled; a graph is of a request's memory, and made there."""
-        _prepare(self.device)
-
-    def timed(self) -> bool:
-        return True
-
-    def holds(self, kernel: Kernel) -> bool:
-        return isinstance(kernel, CudaKernel) and kernel.device is self.device
-
-    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+    def link(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
         assert isinstance(queue, CudaQueue)
         return Graph([k for k in kernels if isinstance(k, CudaKernel)], queue)
 

@@ -7,6 +7,7 @@ kernel comes before all others, wherever it takes the tensors at hand, and is no
 from __future__ import annotations
 
 import ast
+import json
 import logging
 import operator
 import shlex
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices.base import Device, Queue, Target
-from ..devices.opencl import Launch, OpenCLDevice, OpenCLQueue
-from ..errors import SettingsError
+from ..devices.c_device import CDevice, CLaunch, CQueue
+from ..devices.native import opencl_c
+from ..errors import ExecutionError, SettingsError
 from ..ir.types import DType, TensorType
 from ..settings import Settings, write_dump
 from .base import Config, Kernel, Problem, Solver, tensor, why_not_type
@@ -116,9 +118,14 @@ def _layer(element: ElementTree.Element, folder: Path) -> Layer:
         raise ValueError(f"{name}: its Tensors must have the arg-indices 0 to {len(tensors) - 1}")
     kind, _, number = (sizes.get("dim", "output") if sizes is not None else "output").partition(",")
     return Layer(
-        name, kernel.get("entry", ""), head + "\n".join(path.read_text(encoding="utf-8") for path in sources), defines,
+        name, kernel.get("entry", ""), head + "\n".join(map(_source, sources)), defines,
         tensors, _list(sizes, "global") or ("X", "Y", "B*F"), _list(sizes, "local"), (_kind(kind), int(number or 0)),
     )  # fmt: skip
+
+
+def _source(path: Path) -> str:
+    """A file's text, with its name for what the compiler says of it."""
+    return f"#line 1 {json.dumps(path.name, ensure_ascii=False)}\n{path.read_text(encoding='utf-8')}"
 
 
 def _kind(text: str) -> bool:
@@ -219,7 +226,7 @@ class CustomSolver(Solver):
         return found
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
-        assert isinstance(device, OpenCLDevice)
+        assert isinstance(device, CDevice)
         text = self.source(problem, config, device.target)
         if self.settings.dump_kernels:
             folder = Path(self.settings.sources_dumps_dir or ".")
@@ -231,13 +238,22 @@ class CustomSolver(Solver):
 class CustomKernel(Kernel):
     """The kernel of one layer for tensors of certain types."""
 
-    def __init__(self, solver: CustomSolver, problem: Problem, device: OpenCLDevice, text: str) -> None:
-        self.name, self.solver, self.problem, self.device, self.text = solver.id, solver, problem, device, text
+    def __init__(self, solver: CustomSolver, problem: Problem, device: CDevice, text: str) -> None:
+        self.name, self.solver, self.problem, self.device = solver.id, solver, problem, device
         self.grid, self.local = solver.grid(problem), solver.local(problem)
+        self.entry, self.text = solver.layer.entry, text
+        if device.dialect == "c":
+            tensors = len(solver.layer.tensors)
+            self.text = opencl_c.complete(text, self.entry, tensors, self.grid, self.local)
+            self.entry = opencl_c.ENTRY
 
     @cached_property
     def program(self) -> Any:
-        return self.device.build(self.text)
+        try:
+            return self.device.build(self.text)
+        except ExecutionError as error:
+            hint = error.hint or (opencl_c.REMEDY if self.device.dialect == "c" else "")
+            raise SettingsError(opencl_c.readable(error.what), where="CONFIG_FILE", hint=hint) from None
 
     def prepare(self) -> None:
         _ = self.program
@@ -245,7 +261,7 @@ class CustomKernel(Kernel):
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         outs = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
         if all(self.grid):
-            assert isinstance(queue, OpenCLQueue)
+            assert isinstance(queue, CQueue)
             launch = self._launch(queue, inputs, outs)
             launch()
             queue.keep((launch, inputs, outs))
@@ -256,8 +272,8 @@ class CustomKernel(Kernel):
             return super().bind(queue, inputs, outputs)
         return self._launch(queue, inputs, outputs)
 
-    def _launch(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Launch:
-        made = self.device.launch(queue, self.program, self.solver.layer.entry, self.grid, self.local)
+    def _launch(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> CLaunch:
+        made = self.device.launch(queue, self.program, self.entry, self.grid, self.local)
         for at, output, number in self.solver.layer.tensors:
             value = outputs[number] if output else inputs[number]
             if isinstance(value, np.ndarray) and not self.device.shares_memory:

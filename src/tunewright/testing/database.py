@@ -71,7 +71,7 @@ def random_problem(rng: random.Random) -> Problem:
 def random_where(rng: random.Random) -> Where:
     version = f"driver {rng.randrange(1, 4)}.{rng.randrange(3)}"
     return Where("cpu", f"Processor {rng.randrange(3)}", rng.choice((2, 8)), "x86-64; 32 registers of 64 bytes; c",
-                 "pocl", version, "-O3")  # fmt: skip
+                 "native", version, "-O3")  # fmt: skip
 
 
 def random_key(rng: random.Random, problem: Problem) -> Key:

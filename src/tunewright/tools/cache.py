@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import SettingsError
-from .common import Configs, cell, console, note, parse_config, size, table
+from .common import Configs, cell, console, parse_config, size, table
 
 if TYPE_CHECKING:
     from ..devices.kernel_cache import Entry, KernelCache
@@ -38,8 +38,6 @@ def stats(
 
     Example: tunewright cache stats --json
     """
-    from ..devices.pocl import by_hand
-
     cache = _open(config)
     entries = cache.entries()
     devices: dict[str, dict[str, int]] = {}
@@ -48,7 +46,6 @@ def stats(
         about["entries"] += 1
         about["bytes"] += entry.nbytes
     total = sum(entry.nbytes for entry in entries)
-    variable = by_hand()
     if as_json:
         report = {
             "schema": SCHEMA,
@@ -59,7 +56,6 @@ def stats(
             "oldest": _date(entries[0]) if entries else None,
             "newest": _date(entries[-1]) if entries else None,
             "devices": devices,
-            "pocl_by_hand": variable,
         }
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return
@@ -73,8 +69,6 @@ def stats(
         for name, about in sorted(devices.items()):
             made.add_row(cell(name), f"{about['entries']:,}", size(about["bytes"]))
         out.print(made)
-    if variable is not None:
-        note(f"PoCL is set up by hand ({variable}), so it keeps its programs itself and none are added here")
 
 
 @app.command()
@@ -89,7 +83,7 @@ def clear(
 ) -> None:
     """Remove what is in the cache, or what is there for a device. Running processes only compile again.
 
-    Example: tunewright cache clear --device pthread
+    Example: tunewright cache clear --device intel
     """
     cache = _open(config)
     word = (device or "").casefold()

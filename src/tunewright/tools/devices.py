@@ -45,7 +45,7 @@ def devices(
 
     Example: tunewright devices --properties --device CPU --model model.onnx
     """
-    from ..errors import DeviceError
+    from ..errors import DeviceError, SettingsError
     from ..plugins.single import available, open_device, visible
     from ..settings import Settings
 
@@ -61,7 +61,7 @@ def devices(
             found[name] = opened.describe()
             if properties or model is not None:
                 found[name]["properties"] = _properties(opened, settings, model, shape or ())
-        except DeviceError as error:
+        except (DeviceError, SettingsError) as error:
             found[name] = {"name": name, "unusable": str(error)}
     reasons = {} if alone else available()[1]
     if as_json:

@@ -120,7 +120,8 @@ def explain(
             console().print()
         shown += 1
         part = f", {piece.title}" if piece.title else ""
-        title = f"{model} on {device}{part}: {piece.compiled.env.device.target.name}"
+        target = piece.compiled.env.device.target
+        title = f"{model} on {device}{part}: {target.name} ({target.arch})"
         if layer and piece.title:
             console().print(title, style="bold", markup=False, soft_wrap=True)
         show_layers(some, about) if layer else show_table(layers, about, title)

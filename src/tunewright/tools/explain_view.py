@@ -108,7 +108,7 @@ def summary(layers: Sequence[Explanation]) -> Summary:
 def _place(each: Explanation) -> str:
     if each.on_host:
         return "the host"
-    return f"{each.device} in one thread" if each.inline else each.device
+    return each.device
 
 
 def _group(each: Explanation) -> str:

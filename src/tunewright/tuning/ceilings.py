@@ -2,8 +2,9 @@
 
 Two small kernels go through the device's own compiler and queue: one multiplies and adds in registers and touches no
 memory, one reads memory that no cache holds and does nothing else. Each is repeated, and the best time counts: a busy
-machine makes a ceiling look lower, nothing makes it look higher. The host, which compiles no kernels, is measured with
-numpy: a product of matrices, and a sum.
+machine makes a ceiling look lower, nothing makes it look higher. Both are for the vectors that the device's kernels are
+compiled for, so a processor has a ceiling for each instruction set (CPU_ISA). The host, which compiles no kernels, is
+measured with numpy: a product of matrices, and a sum.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..devices.base import Device
-from ..devices.opencl import OpenCLDevice
-from ..devices.svm import DeviceArray
-from ..errors import DeviceError
+from ..devices.c_device import CDevice
+from ..errors import DeviceError, ExecutionError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
 from ..ops.base import Work
 from ..ops.infer import MISTAKES
 from ..solvers.base import Problem
+from ..solvers.opencl.emit import Call, In, Out, Source
 
 #: seconds that measuring one ceiling may take once its kernel runs, and how often it is repeated at least
 ENOUGH, LEAST = 0.12, 4
@@ -97,11 +98,11 @@ def ceilings(device: Device) -> Ceilings:
 
 def _measure(device: Device) -> Ceilings:
     try:
-        if isinstance(device, OpenCLDevice):
+        if isinstance(device, CDevice):
             return _Probe(device).ceilings()
         if device.family == "host":
             return _host(device)
-    except (DeviceError, MemoryError) as error:
+    except (DeviceError, ExecutionError, MemoryError) as error:
         return Ceilings(why=f"measuring it failed: {error}")
     return Ceilings(why=f"nothing measures what a device of the family {device.family} can do")
 
@@ -119,52 +120,61 @@ def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
     return max(best, 1e-9)
 
 
-# ---- OpenCL ---------------------------------------------------------------------------------------------------------
+# ---- devices that compile C -----------------------------------------------------------------------------------------
 
 
-def source(lanes: int) -> str:
-    """Both kernels, for vectors of so many floats."""
+def arithmetic(lanes: int) -> Source:
+    """Multiply-adds of vectors of so many floats, in registers."""
+    source = Source("arithmetic")
+    source.buffer("out", DType.FLOAT32, Out(0))
+    source.dims(COUNT=ROUNDS)
+    # these keep the values between 0 and 16 for ever: no denormals, no infinities
+    source.numbers(first=1.0, times=0.5, plus=1.0)
+    _sum(source, lanes)
     each = range(ACCUMULATORS)
-    declared = " ".join(f"V a{i} = (V)(x + {i});" for i in each)
-    steps = " ".join(f"a{i} = a{i} * m + b;" for i in each)
-    loads = " ".join(f"s{i} += in[first + (i + {i}) * stride];" for i in range(UNROLLED))
-    return f"""
-#pragma OPENCL FP_CONTRACT ON
-typedef float V __attribute__((ext_vector_type({lanes})));
-static float total(V v) {{ float s = 0; for (int i = 0; i < {lanes}; i++) s += v[i]; return s; }}
-__kernel void arithmetic(__global float* out, float x, float m, float b, int rounds) {{
-  {declared}
-  for (int r = 0; r < rounds; r++) {{ {steps} }}
-  out[get_global_id(0)] = total({" + ".join(f"a{i}" for i in each)});
-}}
-__kernel void memory(__global float* out, __global const V* in, long apart, long stride, long count) {{
-  V s0 = (V)(0), s1 = s0, s2 = s0, s3 = s0;
-  long first = get_global_id(0) * apart;
-  for (long i = 0; i < count; i += {UNROLLED}) {{ {loads} }}
-  out[get_global_id(0)] = total(s0 + s1 + s2 + s3);
-}}
-"""
+    source.add(" ".join(f"V a{i} = (V)(first + {i});" for i in each))
+    source.add(f"for (int r = 0; r < COUNT; r++) {{ {' '.join(f'a{i} = a{i} * times + plus;' for i in each)} }}")
+    source.add(f"out[GID(0)] = total({' + '.join(f'a{i}' for i in each)});")
+    return source
+
+
+def memory(lanes: int, apart: int, stride: int, count: int) -> Source:
+    """Reads ``count`` vectors in each work-item, ``stride`` apart; those of work-items begin ``apart``."""
+    source = Source("memory")
+    source.buffer("out", DType.FLOAT32, Out(0))
+    source.buffer("data", DType.FLOAT32, In(0))
+    source.dims(APART=apart, STRIDE=stride, COUNT=count)
+    _sum(source, lanes)
+    each = range(UNROLLED)
+    source.add("GLOBAL const V* v = (GLOBAL const V*)data + (i64)GID(0) * APART;")
+    source.add(" ".join(f"V s{i} = (V)(0.0f);" for i in each))
+    loads = " ".join(f"s{i} += v[(i64)(i + {i}) * STRIDE];" for i in each)
+    source.add(f"for (int i = 0; i < COUNT; i += {UNROLLED}) {{ {loads} }}")
+    source.add(f"out[GID(0)] = total({' + '.join(f's{i}' for i in each)});")
+    return source
+
+
+def _sum(source: Source, lanes: int) -> None:
+    source.function(f"vector_of(f32, {lanes}, V);")
+    source.function(f"INLINE f32 total(V v) {{ f32 s = 0.0f; for (int i = 0; i < {lanes}; i++) s += v[i]; return s; }}")
 
 
 class _Probe:
     """Runs the kernels on a device."""
 
-    def __init__(self, device: OpenCLDevice) -> None:
+    def __init__(self, device: CDevice) -> None:
         self.device, self.queue = device, device.queue()
         self.gpu, self.lanes = device.target.device == "gpu", device.target.vector_bytes // 4
-        self.program = device.build(source(self.lanes))
         units = max(device.target.units, 1)
-        self.local = GPU_LOCAL if self.gpu else 1
-        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else 1 if device.confined else CPU_ITEMS)
+        self.group = GPU_LOCAL if self.gpu else 1
+        self.items = units * (GPU_GROUPS * GPU_LOCAL if self.gpu else CPU_ITEMS)
         self.out = device.alloc(4 * self.items)
 
     def ceilings(self) -> Ceilings:
         return Ceilings(self.arithmetic(), self.bandwidth())
 
     def arithmetic(self) -> float:
-        # m and b keep the values between 0 and 16 for ever: no denormals, no infinities
-        numbers = (np.float32(1.0), np.float32(0.5), np.float32(1.0), np.int32(ROUNDS))
-        run = self.launch("arithmetic", self.out, *numbers)
+        run = self.launch(arithmetic(self.lanes), self.out)
         return 2.0 * ACCUMULATORS * self.lanes * ROUNDS * self.items / best_of(run, self.queue.now)
 
     def bandwidth(self) -> float:
@@ -175,22 +185,17 @@ class _Probe:
             data[:] = 0  # pages that nobody has written to may all be one
         # neighbours on a GPU read neighbouring vectors; a core reads a stretch of its own
         apart, stride = (1, self.items) if self.gpu else (count, 1)
-        run = self.launch("memory", self.out, data, np.int64(apart), np.int64(stride), np.int64(count))
+        run = self.launch(memory(self.lanes, apart, stride, count), self.out, data)
         return each * rounds / best_of(run, self.queue.now)
 
-    def launch(self, name: str, *arguments: Any) -> Callable[[], object]:
-        import pyopencl as cl
-
-        kernel = self.queue.kernel(self.program, name).kernel
-        for at, value in enumerate(arguments):
-            memory = value.memory if isinstance(value, DeviceArray) else value
-            kernel.set_arg(at, value if isinstance(value, np.generic) else cl.SVM(memory))
-
-        def run() -> None:
-            cl.enqueue_nd_range_kernel(self.queue.raw, kernel, (self.items,), (self.local,))
-            self.queue.pending = True
-
-        return run
+    def launch(self, source: Source, out: Any, data: Any = None) -> Callable[[], object]:
+        """A kernel with its tensors, in groups of many work-items on a GPU."""
+        call: Call = replace(source.call((self.items,)), group=self.group)
+        program = self.device.build(call.program(self.device.dialect))
+        launch = self.device.launch(self.queue, program, call.name, call.grid, (self.group,))
+        for at, arg in enumerate(call.args):
+            launch.set(at, out if isinstance(arg, Out) else data if isinstance(arg, In) else arg)
+        return launch
 
 
 def _beyond(device: Device) -> int:

@@ -1,9 +1,7 @@
 """A process that compiles candidates for a worker: ``python -m tunewright.tuning.compiler``, started by `ahead.Ahead`.
 
-It answers with the programs of a candidate as the kernel cache keeps them. Some runtimes make machine code only when a
-kernel is launched, so where there is nothing to give after compiling, the kernel runs once, on data that nobody looks
-at: but not on a device with memory of its own, where others are timed at the same time. What goes wrong here is of no
-account: the worker finds it out by itself.
+It answers with the programs of a candidate as the kernel cache keeps them. What goes wrong here is of no account: the
+worker finds it out by itself.
 """
 
 from __future__ import annotations
@@ -12,17 +10,13 @@ import contextlib
 import socket
 import sys
 
-import numpy as np
-
-from ..devices import kernel_cache
+from ..devices import building, kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
-from ..ir.types import TensorType
 from ..solvers import serial
-from ..solvers.base import Array, Kernel, Problem
-from . import inputs, wire
+from ..solvers.base import Problem
+from . import wire
 from .bench import compile_candidate
-from .judge import Guarded, pack, physical
 from .worker import Channel, die_with_parent, limit, open_device
 
 
@@ -33,37 +27,16 @@ class Compiler:
         self.device = device
         self._text: object = None
         self._problem: Problem | None = None
-        self._inputs: list[Array | None] | None = None
 
     def programs(self, request: wire.Message) -> wire.Programs:
         """The compiled programs of a candidate; none where it has none, or cannot be compiled."""
         gathered = Gathered()
         with contextlib.suppress(Exception), kernel_cache.using(gathered):  # a candidate may fail in any way
             if request["problem"] != self._text:
-                self._problem, self._inputs = serial.from_json(request["problem"]), None
-                self._text = request["problem"]
+                self._problem, self._text = serial.from_json(request["problem"]), request["problem"]
             assert self._problem is not None
-            kernel = compile_candidate(wire.candidates(request["candidates"])[0], self._problem, self.device)
-            self._build(kernel, self._problem, gathered)
+            compile_candidate(wire.candidates(request["candidates"])[0], self._problem, self.device).prepare()
         return gathered.groups
-
-    def _build(self, kernel: Kernel, problem: Problem, gathered: Gathered) -> None:
-        """Programs are built when a kernel is prepared, or bound to its arguments; then it runs, unless they are
-        complete.
-        """
-        kernel.prepare()
-        if gathered.groups or not self.device.shares_memory:
-            return
-        if self._inputs is None:
-            self._inputs = physical(problem, inputs.make(problem, np.random.default_rng(0), "tame"))
-        device, queue = self.device, self.device.queue()
-        given = [None if a is None else Guarded.holding(device, queue, a) for a in pack(kernel, problem, self._inputs)]
-        outs = [Guarded(device, t) for t in problem.outputs if isinstance(t, TensorType)]
-        run = kernel.bind(queue, [None if g is None else g.view for g in given], [out.view for out in outs])
-        if not gathered.groups:
-            run()
-            queue.finish()
-            kernel_cache.flush()
 
 
 def main(arguments: list[str]) -> None:
@@ -72,6 +45,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))
     limit(int(memory))
+    building.stay_together()
     try:
         device = open_device(name)
     except Exception as error:  # a driver may raise anything

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from .. import discovery
-from ..devices import kernel_cache
+from ..devices import building, kernel_cache
 from ..devices.base import Device
 from ..devices.kernel_cache import Gathered
 from ..errors import DeviceError
@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))
     limit(int(memory))
+    building.stay_together()
     announced = Announced(channel)
     try:
         device = open_device(name)
@@ -133,12 +134,14 @@ def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
 def open_device(name: str) -> Device:
     """The device of exactly that name, by the implementation that the parent uses for it."""
     families: dict[str, type[Device]] = discovery.find("tunewright.devices", key=lambda d: d.family)
-    offered = {family: device.available() for family, device in families.items()}
-    found = [families[family] for family, names in offered.items() if not isinstance(names, str) and name in names]
-    if not found:
-        why = "; ".join(f"{family}: {names}" for family, names in offered.items() if isinstance(names, str))
-        raise DeviceError(f"there is no device {name!r}" + (f" ({why})" if why else ""))
-    return max(found, key=lambda d: d.priority)(name).configured(Settings.from_environment())
+    reasons, kind = list[str](), name.partition(".")[0]
+    unlikely = {family: device.kinds is not None and kind not in device.kinds for family, device in families.items()}
+    for family, device in sorted(families.items(), key=lambda item: (unlikely[item[0]], -item[1].priority)):
+        names = device.available()
+        if not isinstance(names, str) and name in names:
+            return device(name).configured(Settings.from_environment())
+        reasons += [f"{family}: {names}"] if isinstance(names, str) else []
+    raise DeviceError(f"there is no device {name!r}" + (f" ({'; '.join(reasons)})" if reasons else ""))
 
 
 def die_with_parent(lifeline: int) -> None:

@@ -181,14 +181,17 @@ C = {
     "good": "for (int i = 0; i < N; i++) y[i] = x[i] > 0 ? x[i] : 0;",
     "hang": "volatile int go = 1; while (go) {} y[0] = x[0];",
     "crash": "*(volatile GLOBAL f32*)0 = x[0];",
-    "nan": "for (int i = 0; i < N; i++) y[i] = i == 7 ? nan(0u) : x[i] > 0 ? x[i] : 0;",
+    "nan": "for (int i = 0; i < N; i++) y[i] = i == 7 ? as_f32(0x7fc00000) : x[i] > 0 ? x[i] : 0;",
     "percent": "for (int i = 0; i < N; i++) y[i] = x[i] > 0 ? x[i] * 1.01f : 0;",
     "nothing": "",
     "beyond": "for (int i = 0; i <= N; i++) y[i] = x[i] > 0 ? x[i] : 0;",
     "before": "for (int i = -1; i < N; i++) y[i] = x[i] > 0 ? x[i] : 0;",
     "half": "for (int i = 0; i < N / 2; i++) y[i] = x[i] > 0 ? x[i] : 0;",
     "syntax": "this is no C",
+    "endless": "DOUBLED64",
 }
+#: no text, but nobody lives to see it preprocessed
+ENDLESS = "\n".join(["#define DOUBLED0", *(f"#define DOUBLED{n + 1} DOUBLED{n} DOUBLED{n}" for n in range(64))])
 
 
 class FaultyC(CSolver):
@@ -210,6 +213,8 @@ class FaultyC(CSolver):
         source.buffer("x", DType.FLOAT32, In(0))
         source.buffer("y", DType.FLOAT32, Out())
         source.dims(N=tensor(problem.outputs[0]).size)
+        if config["how"] == "endless":
+            source.function(ENDLESS)
         for _ in range(config["pace"]):
             source.add(f"{{ {C[config['how']]} }}")
         return [source.call([1])]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -14,12 +16,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import DeviceError, ExecutionError
+from ...errors import DeviceError, ExecutionError, SettingsError
 from .. import building
 from . import isa
 
 #: the oldest clang that knows everything that kernels use
 OLDEST = 15
+#: names that are looked for on PATH go as far
+NEWEST = 40
 #: what to do where there is no compiler
 REMEDY = "install one: pip install ziglang (or clang 15 or newer, or name one with CPU_COMPILER)"
 #: Looking for stores that nobody reads took half of the time of a convolution, and found the same ones.
@@ -28,13 +32,25 @@ _QUICK = ("-mllvm", "-dse-memoryssa-walklimit=10")
 #: count as zero, in the pool). Kernels ask for reassociation where they sum. -O2 is slower by up to 17 %.
 FLAGS = (
     "-O3", "-std=gnu17", "-fPIC", "-ffreestanding", "-ffp-contract=on", "-fno-math-errno", "-fno-trapping-math",
-    "-fdenormal-fp-math=preserve-sign", "-fvisibility=hidden", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
-    *_QUICK,
+    "-fdenormal-fp-math=preserve-sign", "-fvisibility=hidden", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", *_QUICK,
 )  # fmt: skip
 #: warnings are errors where the compiler would otherwise make something else of a text
 STRICT = ("-w", "-Werror=unused-value", "-Werror=implicit-function-declaration")
+#: instead of C's own: for OpenCL C, whose types and functions are in the text. Kernels are given tensors that begin at
+#: any number, so vectors need not begin where vectors do.
+OPENCL_C_FLAGS = (
+    "-cl-std=CL1.2", "-cl-no-stdinc", "-Xclang", "-cl-ext=+cl_khr_fp64", "-fsigned-char", "-fmax-type-align=8", "-w",
+)  # fmt: skip
+#: how a text in OpenCL C begins, and what stands between it and the C that runs it
+OPENCL_C, OPENCL_C_LOOP = "/* OpenCL C */", "/* ---- C that runs it ---- */"
 #: seconds that one text may take
 PATIENCE = 300
+#: where temporary files can be without a disk
+_MEMORY = "/dev/shm"
+_NO_SPACE, _ELF = "No space left on device", b"\x7fELF"
+#: for the linker
+_LINKING = ("--hash-style=gnu", "--build-id=sha1")
 _TARGETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
@@ -43,61 +59,123 @@ class Compiler:
     """Two commands, and what they are."""
 
     compile: tuple[str, ...]
+    #: makes a shared object
     link: tuple[str, ...]
     #: product and version: a soft field of keys
     version: str
-    #: the file that is run: where it changes, nothing that was compiled is taken for its work
+    #: with the file that is run: where it changes, nothing that was compiled is taken for its work
     identity: str
 
-    def build(self, text: str, flags: Sequence[str], label: str = "kernel", language: str = "c") -> bytes:
-        """The shared object of a text. ExecutionError says what the compiler says."""
-        with tempfile.TemporaryDirectory(prefix="tunewright-") as folder:
-            source, made, shared = (os.path.join(folder, name) for name in ("kernel.c", "kernel.o", "kernel.so"))
-            Path(source).write_text(text, encoding="utf-8")
-            self._run([*self.compile, "-x", language, *FLAGS, *flags, "-c", source, "-o", made], label)
-            self._run([*self.link, "-shared", "--hash-style=gnu", "--build-id=sha1", made, "-o", shared], label)
-            return Path(shared).read_bytes()
+    def build(self, text: str, flags: Sequence[str], label: str = "kernel", entry: str = "") -> bytes:
+        """The shared object of a text, in C or in OpenCL C. ExecutionError says what the compiler says.
+
+        ``entry``: the function where it begins when it is run as a program.
+        """
+        failed: OSError | None = None
+        for parent in (None, _MEMORY):
+            try:
+                with tempfile.TemporaryDirectory(prefix="tunewright-", dir=parent) as folder:
+                    return self._build(Path(folder), text, flags, label, entry)
+            except OSError as error:  # no folder for temporary files, or a full disk
+                failed = error
+        raise ExecutionError(
+            f"compiling {label} needs a folder for temporary files: {failed}", hint="TMPDIR names another one"
+        )
+
+    def _build(self, folder: Path, text: str, flags: Sequence[str], label: str, entry: str) -> bytes:
+        source, made, shared = (folder / name for name in ("kernel.c", "kernel.o", "kernel.so"))
+        flags = [*flags]
+        if text.startswith(OPENCL_C):
+            kernel, _, text = text.rpartition(OPENCL_C_LOOP)
+            flags += ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", self._bitcode(folder, kernel, flags, label)]
+        source.write_text(text, encoding="utf-8")
+        self._run([*self.compile, "-x", "c", *FLAGS, *flags, "-c", str(source), "-o", str(made)], label)
+        begin = ["-e", entry] if entry else []
+        self._run([*self.link, *begin, str(made), "-o", str(shared)], label)
+        binary = shared.read_bytes() if shared.exists() else b""
+        if not binary.startswith(_ELF):
+            raise ExecutionError(f"{self.version} made something of {label} that is no shared object",
+                                 hint="CPU_COMPILER names another compiler")  # fmt: skip
+        return binary
+
+    def _bitcode(self, folder: Path, text: str, flags: Sequence[str], label: str) -> str:
+        """The file of what clang makes of OpenCL C before it optimises anything."""
+        source, made = folder / "kernel.cl", folder / "kernel.bc"
+        source.write_text(text, encoding="utf-8")
+        of_both = [flag for flag in (*FLAGS, *flags) if not flag.startswith(("-std=", "-Werror="))]
+        how = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
+        files = ["-c", str(source), "-o", str(made)]
+        self._run([*self.compile, "-x", "cl", *of_both, *OPENCL_C_FLAGS, *how, *files], label)
+        return str(made)
 
     def _run(self, command: list[str], label: str) -> None:
+        apart = building.is_apart()
         try:
-            # Its own session: Ctrl-C is this process's to handle.
-            with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  start_new_session=True) as process:  # fmt: skip
-                building.settle(process.pid, building.current().gpu_host_task_priority)
-                try:
-                    said, _ = process.communicate(timeout=PATIENCE)
-                except BaseException:
-                    process.kill()
-                    raise
-        except subprocess.TimeoutExpired:
-            raise ExecutionError(f"compiling {label} took more than {PATIENCE} s") from None
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=apart,
+            )  # fmt: skip
         except OSError as error:
             raise ExecutionError(f"the compiler {command[0]} cannot be run: {error.strerror or error}") from None
+        with process:
+            building.settle(process.pid, building.current().gpu_host_task_priority)
+            try:
+                said = process.communicate(timeout=PATIENCE)[0].decode("utf-8", "replace").strip()
+            except subprocess.TimeoutExpired:
+                raise ExecutionError(f"compiling {label} took more than {PATIENCE} s", hint=REMEDY) from None
+            finally:
+                if process.poll() is None and apart:  # with whatever a wrapper has started
+                    os.killpg(process.pid, signal.SIGKILL)
+                elif process.poll() is None:
+                    process.kill()
+        said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")  # reasons are kept, and the folder is not
+        if process.returncode and _NO_SPACE in said:
+            raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:
-            text = said.decode("utf-8", "replace").strip()
-            raise ExecutionError(f"{self.version} cannot compile {label}: {text[:2000] or process.returncode}")
+            raise ExecutionError(f"{self.version} cannot compile {label}: {said[:2000] or ended(process.returncode)}")
+
+
+def ended(code: int) -> str:
+    """How a process ended, from its exit status."""
+    if code >= 0:
+        return f"it ended with status {code}"
+    try:
+        return f"it ended with {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"it ended with signal {-code}"
 
 
 @cache
 def find(named: str = "") -> Compiler:
-    """The compiler to use; ``named``: what CPU_COMPILER says. DeviceError when there is none."""
+    """The compiler to use; DeviceError when there is none. ``named``: what CPU_COMPILER says; SettingsError when that
+    will not do."""
     if named:
         path = shutil.which(named)
-        if path is None:
-            raise DeviceError(f"there is no program {named!r}", where="CPU_COMPILER", hint="name a clang, or unset it")
-        return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path, "CPU_COMPILER")
+        try:
+            if path is None:
+                raise DeviceError(f"there is no program {named!r}")
+            return _zig(Path(path)) if Path(path).name.startswith("zig") else _clang(path)
+        except DeviceError as error:
+            raise SettingsError(
+                error.what, where="CPU_COMPILER", hint=f"name a clang, {OLDEST} or newer, or unset it"
+            ) from None
     zig = _zig_of_wheel()
     if zig is not None:
         return _zig(zig)
-    path = shutil.which("clang")
-    if path is not None:
-        return _clang(path)
-    raise DeviceError("there is no C compiler", hint=REMEDY)
+    refused: DeviceError | None = None
+    for name in ("clang", *(f"clang-{version}" for version in range(NEWEST, OLDEST - 1, -1))):
+        path = shutil.which(name)
+        if path is not None:
+            try:
+                return _clang(path)
+            except DeviceError as error:  # too old, for example: there may be another one
+                refused = refused or error
+    raise refused or DeviceError("there is no C compiler", hint=REMEDY)
 
 
 def _zig_of_wheel() -> Path | None:
     spec = importlib.util.find_spec("ziglang")
-    for folder in spec.submodule_search_locations or () if spec is not None else ():
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(folder) / "zig"
         if os.access(path, os.X_OK):
             return path
@@ -106,31 +184,42 @@ def _zig_of_wheel() -> Path | None:
 
 def _zig(path: Path) -> Compiler:
     """Zig's binary is clang and lld as well; called so, it needs neither a home folder nor a cache."""
-    try:
-        version = importlib.metadata.version("ziglang") if _zig_of_wheel() == path else _said(str(path), "version")
-    except importlib.metadata.PackageNotFoundError:  # a folder without its metadata
-        version = _said(str(path), "version")
+    version = _version_of_wheel() if path == _zig_of_wheel() else ""
+    version = version or _said(str(path), "version")
+    if not re.match(r"\d+\.\d+", version):
+        raise DeviceError(f"{path} is not zig", hint=REMEDY)
     target = f"--target={_TARGETS[isa.machine()]}"
-    return Compiler((str(path), "clang", target), (str(path), "ld.lld"), f"zig {version}", _identity(path))
+    link = (str(path), "ld.lld", "-shared", *_LINKING)
+    return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
 
 
-def _clang(path: str, where: str = "PATH") -> Compiler:
+def _version_of_wheel() -> str:
+    try:
+        return importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError:  # a folder without its metadata
+        return ""
+
+
+def _clang(path: str) -> Compiler:
     said = _said(path, "--version")
     found = re.search(r"clang version (\d+)[\w.]*", said)
     if found is None:
-        raise DeviceError(f"{path} is not clang", where=where, hint=REMEDY)
+        raise DeviceError(f"{path} is not clang", hint=REMEDY)
     if int(found[1]) < OLDEST:
-        raise DeviceError(f"{path} is {found[0]}, which is too old", where=where, hint=REMEDY)
-    return Compiler((path,), (path, "-nostdlib"), found[0].replace(" version", ""), _identity(Path(path)))
+        raise DeviceError(f"{path} is {found[0]}, which is too old", hint=REMEDY)
+    version = found[0].replace(" version", "")
+    link = (path, "-nostdlib", "-shared", *(f"-Wl,{option}" for option in _LINKING))
+    return Compiler((path,), link, version, _identity(Path(path), version))
 
 
 def _said(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout.decode("utf-8", "replace").strip()
 
 
-def _identity(path: Path) -> str:
+def _identity(path: Path, version: str) -> str:
     about = path.resolve().stat()
-    return f"{path.name} {about.st_size} {about.st_mtime_ns}"
+    return f"{path.name} {version} {about.st_size} {about.st_mtime_ns}"

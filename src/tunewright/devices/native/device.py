@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError
+from ...errors import DeviceError, SettingsError
 from ...settings import Settings
 from ..base import Device, Queue, Target, address
 from ..c_device import NOTHING, CDevice, CLaunch, CQueue
@@ -30,6 +31,13 @@ EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 class NativeQueue(CQueue):
     """Kernels run inside the call that launches them."""
+
+    def __init__(self, device: NativeDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def rouse(self) -> None:
+        self._device.pool.rouse(self._device.target.units)
 
     def finish(self) -> None:
         if self.pending:
@@ -74,17 +82,19 @@ class NativeDevice(CDevice):
 
     family = "native"
     priority = 20
+    kinds = ("CPU",)
+    title = "CPU.NATIVE"
     dialect = "c"
-    links = True
 
     @classmethod
     def available(cls) -> list[str] | str:
-        settings = Settings.from_environment()
-        try:
-            level = processor().level(settings.cpu_isa)
-        except DeviceError as error:
-            return error.what + (f"; {error.hint}" if error.hint else "")
-        return why_not(level, settings.cpu_compiler) or ["CPU", "CPU.NATIVE"]
+        error = _refusal()
+        return ["CPU", "CPU.NATIVE"] if error is None else str(error)
+
+    @classmethod
+    def mistake(cls) -> SettingsError | None:
+        error = _refusal()
+        return error if isinstance(error, SettingsError) else None
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
@@ -96,6 +106,14 @@ class NativeDevice(CDevice):
         self._lock = threading.Lock()
         self._compile_for(processor().level(settings.cpu_isa), settings.cpu_compiler)
         self._variants[self.level.name, self._named, self.pool.cores] = self
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        """Whoever held the lock in the parent is not here."""
+        lock = threading.Lock()
+        for made in list(self._variants.values()):
+            made._lock = lock
 
     def _compile_for(self, level: Level, named: str) -> None:
         """Have another instruction set, or another compiler."""
@@ -103,7 +121,7 @@ class NativeDevice(CDevice):
         if why:
             raise DeviceError(why)
         compiler = find_compiler(named)
-        self.level, self._named = level, named
+        self.level, self._named, self.compiles = level, named, compiler is not None
         self._programs = Programs(level.flags, compiler, f"CPU {level.title}")
         version = compiler.version if compiler is not None else "no compiler"
         self.target = Target(
@@ -135,7 +153,7 @@ class NativeDevice(CDevice):
         self.pool.bind(mode)
 
     def queue(self) -> NativeQueue:
-        return NativeQueue()
+        return NativeQueue(self)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)
@@ -173,6 +191,16 @@ class NativeDevice(CDevice):
     @property
     def free_bytes(self) -> int | None:
         return free_bytes()
+
+
+def _refusal() -> DeviceError | SettingsError | None:
+    """Why kernels do not run here; None: they do."""
+    settings = Settings.from_environment()
+    try:
+        why = why_not(processor().level(settings.cpu_isa), settings.cpu_compiler)
+    except (DeviceError, SettingsError) as error:
+        return error
+    return DeviceError(why) if why else None
 
 
 @cache

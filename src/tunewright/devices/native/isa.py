@@ -21,6 +21,11 @@ _X86 = {
 _ARM = {"fp16": (0, 10), "dotprod": (0, 20)}
 
 
+#: LLVM 22 has SSE round numbers to integers where they lie (cvtps2dq), as if each began at a multiple of 16 bytes; the
+#: same rounding by its other name is an instruction of its own.
+_ROUNDING = ("-D__builtin_rintf=__builtin_roundevenf",)
+
+
 @dataclass(frozen=True)
 class Level:
     """What kernels may use."""
@@ -46,7 +51,8 @@ class Level:
             return ["-march=" + "+".join(("armv8.2-a" if "dotprod" in self.extras else "armv8-a", *self.extras))]
         # For some processors LLVM would rather use half of each 512-bit register.
         wide = [f"-mprefer-vector-width={8 * self.vector_bytes}"]
-        return ["-march=x86-64", *wide, *(f"-m{feature}" for feature in (*self.features, *self.extras))]
+        has = [f"-m{feature}" for feature in (*self.features, *self.extras)]
+        return ["-march=x86-64", *wide, *has, *([] if "avx" in self.features else _ROUNDING)]
 
 
 _V2 = ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")

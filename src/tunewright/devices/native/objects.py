@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import itertools
 import os
+import stat
 import tempfile
 import weakref
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
-from ...errors import DeviceError
+from ...errors import DeviceError, ExecutionError, SettingsError
 from ...settings import Settings, own_folder
 
-_Handle = int
+_HANDLES = "/proc/self/fd"
 _NUMBERS = itertools.count()
 
 
@@ -23,81 +25,105 @@ class Loaded:
     """A shared object. It is unloaded with the last reference to it."""
 
     def __init__(self, binary: bytes, name: str = "kernel") -> None:
-        self.library = _load(binary, name)
-        weakref.finalize(self, _unload, self.library._handle).atexit = False
+        self._handle = _load(binary, name)
+        weakref.finalize(self, _ctypes.dlclose, self._handle).atexit = False
+
+    @cached_property
+    def library(self) -> ctypes.CDLL:
+        """What calls its functions."""
+        return ctypes.CDLL("", handle=self._handle)
 
     def address(self, name: str) -> int:
         """Where a function begins."""
-        return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
+        try:
+            return _ctypes.dlsym(self._handle, name)
+        except OSError:
+            raise ExecutionError(f"the compiled text has no kernel {name!r}") from None
 
 
-def _load(binary: bytes, name: str) -> ctypes.CDLL:
+def _load(binary: bytes, name: str) -> int:
+    """A handle of the loader's."""
     _mathematics()
     kept = Settings.from_environment().kernel_symbols_dir
     if kept:
-        return _through_file(binary, name, [Path(kept)], keep=True)
-    try:
-        with file_of(binary, name) as (path, _):
-            return ctypes.CDLL(path)
-    except OSError:  # the system has no such files, code may not be run from them, or there is no /proc
-        return _through_file(binary, name, _folders())
-
-
-@contextlib.contextmanager
-def file_of(binary: bytes, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A file in memory that holds an object: its path, and the handles that a child needs to open it."""
-    handle = os.memfd_create(f"tunewright-{name}", os.MFD_CLOEXEC)
-    try:
-        with open(handle, "wb", closefd=False) as file:
-            file.write(binary)
-        # The loader takes what it has loaded by the same path, and handles are used again: no two paths are the same.
-        number = "".join("/." if bit == "1" else "/" for bit in f"{next(_NUMBERS):b}")
-        yield f"/proc/self/fd{number}/{handle}", (handle,)
-    finally:
-        os.close(handle)
-
-
-def _through_file(binary: bytes, name: str, folders: list[Path], keep: bool = False) -> ctypes.CDLL:
-    """By a file that only this user can write to, and that this process has just written. ``keep``: for perf and gdb,
-    which look it up later."""
+        return _load_kept(binary, name, Path(kept))
     failed: OSError | None = None
-    for folder in folders:
-        path = ""
+    for place in places():
         try:
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(".so", f"{name}-", folder)
-            with open(handle, "wb") as file:
-                file.write(binary)
-            return ctypes.CDLL(path)
-        except OSError as error:  # read-only, full, or nothing may be executed there
+            with file_of(binary, name, place) as (path, _):
+                return _ctypes.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:  # no such files here, read-only, full, or code may not be run from there
             failed = error
-        finally:
-            if path and not keep:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
     raise DeviceError(
         f"compiled kernels cannot be loaded: {failed}",
         hint="TMPDIR must name a folder on a file system from which code may be executed",
     )
 
 
-def _folders() -> list[Path]:
-    made = _temporary()
-    return ([made] if made is not None else []) + [own_folder("cache") / "loaded"]
+def places() -> Iterator[Path | None]:
+    """Where a file that holds an object can be: in memory (None), else in one of these folders."""
+    yield None
+    with contextlib.suppress(OSError):  # there is no folder for temporary files
+        yield Path(tempfile.gettempdir())
+    yield own_folder("cache") / "loaded"
 
 
-@cache
-def _temporary() -> Path | None:
-    """A private folder of this process; it goes with the process."""
-    with contextlib.suppress(OSError):
-        folder = tempfile.TemporaryDirectory(prefix=f"tunewright-{os.getpid()}-")
-        _KEPT.append(folder)
-        return Path(folder.name)
-    return None
+@contextlib.contextmanager
+def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A file that holds an object and that nobody else can change: its path, and the handles that a child needs to
+    open it. OSError where it cannot be there.
+
+    It has no name, so nothing can be put in its place; where the system does not show handles as files (there is no
+    /proc), it has one for as long as the block takes.
+    """
+    shown, named = os.path.exists(_HANDLES), ""
+    if place is None:
+        if not hasattr(os, "memfd_create"):  # Python was built for an old system
+            raise OSError("there are no files in memory")
+        written = os.memfd_create(f"tunewright-{name}", os.MFD_CLOEXEC)
+    else:
+        place.mkdir(0o700, parents=True, exist_ok=True)
+        written, named = tempfile.mkstemp(".so", f"tunewright-{name}-", place)
+        os.fchmod(written, 0o700)  # a program must be executable, an object need not
+    handle = -1
+    try:
+        with open(written, "wb") as file:
+            file.write(binary)
+            file.flush()
+            # What is open for writing cannot be run as a program.
+            handle = os.open(f"{_HANDLES}/{written}" if shown else named, os.O_RDONLY | os.O_CLOEXEC)
+        if not shown:
+            yield named, ()
+            return
+        if named:
+            os.unlink(named)
+            named = ""
+        # The loader takes what it has loaded by the same path, and handles are used again: no two paths are the same.
+        number = "".join("/." if bit == "1" else "/" for bit in f"{next(_NUMBERS):b}")
+        yield f"{_HANDLES}{number}/{handle}", (handle,)
+    finally:
+        if handle >= 0:
+            os.close(handle)
+        if named:
+            os.unlink(named)
 
 
-#: at most one: removed when the process ends
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+def _load_kept(binary: bytes, name: str, folder: Path) -> int:
+    """Through a file that stays: perf and gdb look it up by its path."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        about = os.stat(folder)
+        others = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
+        if others or about.st_uid not in (os.geteuid(), 0):
+            raise PermissionError("others than you may write there")
+        handle, path = tempfile.mkstemp(".so", f"{name}-", folder.absolute())
+        with open(handle, "wb") as file:
+            file.write(binary)
+        return _ctypes.dlopen(path, os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise SettingsError(
+            f"compiled kernels cannot be kept in {folder}: {error.strerror or error}", where="KERNEL_SYMBOLS_DIR"
+        ) from None
 
 
 @cache
@@ -107,10 +133,3 @@ def _mathematics() -> None:
         with contextlib.suppress(OSError):
             ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
             return
-
-
-def _unload(handle: _Handle) -> None:
-    import _ctypes
-
-    with contextlib.suppress(OSError):
-        _ctypes.dlclose(handle)

@@ -2,7 +2,7 @@
 
 A run lives in a slot. A step's items are split into parts, one for each participant; a part is one word,
 
-    step << 32 | items that nobody has taken yet
+    number of the run << 32 | items that nobody has taken yet
 
 in a cache line of its own. A participant takes items from its own part first and then helps with the others. Taking is
 one compare-and-swap, and only who holds items reads anything of the caller's: a worker that is late, asleep or
@@ -81,6 +81,7 @@ struct slot {
   u32 wanted;        /* the step may have items for somebody who comes now */
   int joined;        /* workers */
   /* of the run; written by the caller before it begins */
+  u32 run;           /* its number: who joined another one finds nothing to take */
   LINE const u64* table;
   u64* stamps;
   int limit, cpu;
@@ -107,6 +108,7 @@ struct pool {
   int cores, workers, pinned;
   u64 spin;          /* ticks that an idle worker looks for work before it sleeps */
   u64 us;            /* ticks in a microsecond */
+  u64 generation;    /* forks between the process that made it and this one */
   struct slot slots[SLOTS];
   struct worker worker[WORKERS];
 };
@@ -115,12 +117,6 @@ struct pool {
 
 /* in the kernel until somebody wakes those with one of these bits, or the word is another one already */
 static void sleep_while(u32* at, u32 value, u32 bits) { syscall(SYS_FUTEX, at, 128 | 9, value, 0, 0, bits); }
-
-static u64 now_ns(void) {
-  struct timespec t;
-  clock_gettime(1, &t);
-  return (u64)t.seconds * 1000000000u + (u64)t.nanoseconds;
-}
 
 /* in the kernel until the word changes, for so many nanoseconds at most */
 static void sleep_until_change(u32* at, u32 value, u64 ns) {
@@ -136,7 +132,7 @@ static void wake_some(struct pool* p, int cpu) {
   while (left > 0) {
     int few = left < 2 ? left : 2;
     if (!__atomic_compare_exchange_n(&p->to_wake, &left, left - few, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
-    u32 bits = p->pinned && cpu >= 0 ? ~bit_of(cpu) : ~0u;
+    u32 bits = PEEK(&p->pinned) && cpu >= 0 ? ~bit_of(cpu) : ~0u;
     syscall(SYS_FUTEX, &p->sequence, 128 | 10, few, 0, 0, bits);
     return;
   }
@@ -163,10 +159,13 @@ static inline void learn(u64* row, u64 took, int items) {
   if (!known || cost < known) POKE(&row[COST], cost ? cost : 1);
 }
 
-static void run_items(u64* row, int begin, int end) {
+/* Answers when it ended. */
+static u64 run_items(u64* row, int begin, int end) {
   u64 before = ticks();
   ((entry_t)row[ENTRY])(row + ARGUMENTS, begin, end, (int)row[GRID_X], (int)row[GRID_Y]);
-  learn(row, ticks() - before, end - begin);
+  u64 after = ticks();
+  learn(row, after - before, end - begin);
+  return after;
 }
 
 static int within(u64 wanted, int least, int most) {
@@ -183,35 +182,40 @@ static void pace(const struct pool* p, struct slot* s, u64 cost) {
 /* Offer a step to participants: each has a part of it, if it is worth 1.5 us at least. */
 static void publish(struct pool* p, struct slot* s, u64* row) {
   int items = (int)row[ITEMS], parts = s->limit < items ? s->limit : items;
-  u64 cost = row[COST], all = cost * (u64)items / 1024;
+  u64 cost = PEEK(&row[COST]), all = cost * (u64)items / 1024;
   if (cost && all < p->us * 3 / 2 * (u64)parts) parts = (int)(all / (p->us * 3 / 2)) + 1;
   if (parts > PARTS) parts = PARTS;
   s->row = row;
   s->items = items;
-  s->parts = parts;
-  s->least = 1;
-  s->most = within((u64)(items / parts / 16), 1, items); /* a first taste, until the cost is known */
+  POKE(&s->parts, parts);
+  POKE(&s->least, 1);
+  POKE(&s->most, 1); /* a first taste: an item may take long, and nobody could come in between */
   if (cost) pace(p, s, cost);
   POKE(&s->done, 0);
   POKE(&s->wanted, parts > 1);
-  for (int k = 0; k < parts; k++) STORE(&s->part[k][0], (u64)s->step << 32 | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
+  u64 run = (u64)PEEK(&s->run) << 32;
+  int cpu = PEEK(&s->cpu), joined = PEEK(&s->joined); /* behind the last part the slot may be another run's */
+  for (int k = 0; k < parts; k++) STORE(&s->part[k][0], run | (u32)(part_begin(s, k + 1) - part_begin(s, k)));
   announce(s);
-  /* who fell asleep meanwhile is worth waking for a long step only */
-  if (parts > 1 && (!cost || all > p->us * 100) && PEEK(&s->joined) < parts - 1 && PEEK(&p->sleepers) > 0)
-    call_workers(p, parts - 1 - PEEK(&s->joined), s->cpu);
+  if (parts - 1 <= joined) return;
+  /* who looks for work sees this; who fell asleep is worth waking for a long step only */
+  if (!cost || all > p->us * 100) call_workers(p, parts - 1 - joined, cpu);
+  else ADD(&p->sequence, 1);
 }
 
-/* The step is over: begin the next one. Short steps run here. */
-static void advance(struct pool* p, struct slot* s) {
+/* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */
+static void advance(struct pool* p, struct slot* s, u64 deadline) {
   const u64* t = s->table;
+  u64 now = 0;
   for (;;) {
     if (s->stamps) s->stamps[s->step] = ticks();
     if (s->step == (u32)t[0] || PEEK(&s->cancelled)) break;
     u64* row = (u64*)t + t[HEAD + s->step];
     s->step++;
-    u64 all = row[COST] * row[ITEMS] / 1024;
-    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3)) {
-      run_items(row, 0, (int)row[ITEMS]);
+    if (!row[ITEMS]) continue;
+    u64 all = PEEK(&row[COST]) * row[ITEMS] / 1024;
+    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3) && now <= deadline) {
+      now = run_items(row, 0, (int)row[ITEMS]);
       continue;
     }
     publish(p, s, row);
@@ -222,14 +226,14 @@ static void advance(struct pool* p, struct slot* s) {
 }
 
 /* Take items until the step has none left. Answers whether there were any. */
-static int take(struct pool* p, struct slot* s, int me, u64 deadline) {
+static int take(struct pool* p, struct slot* s, u32 run, int me, u64 deadline) {
   int mine = 0, parts = PEEK(&s->parts);
   if (parts < 1 || parts > PARTS) parts = PARTS;
   for (int k = 0, at = me % parts; k < parts; k++, at = at + 1 == parts ? 0 : at + 1) {
     u64 word = LOAD(&s->part[at][0]);
     for (;;) {
       int left = (int)(u32)word;
-      if (!left) break;
+      if (!left || (u32)(word >> 32) != run) break;
       int few = left / 2, least = PEEK(&s->least), most = PEEK(&s->most);
       if (few > most) few = most;
       if (few < least) few = least;
@@ -251,7 +255,7 @@ static int take(struct pool* p, struct slot* s, int me, u64 deadline) {
 report:
   if (!mine) return 0;
   i64 all = s->items; /* read before the report: behind it the step may be another one */
-  if (ADD(&s->done, mine) == all) advance(p, s);
+  if (ADD(&s->done, mine) == all) advance(p, s, deadline);
   return 1;
 }
 
@@ -259,19 +263,21 @@ report:
 
 static int may_join(struct pool* p, struct slot* s, const struct worker* w) {
   if (LOAD(&s->state) != RUNNING || !PEEK(&s->wanted) || PEEK(&p->busy) >= p->cores) return 0;
-  if (p->pinned && w->cpu == PEEK(&s->cpu)) return 0;
-  return PEEK(&s->joined) < s->limit - 1;
+  if (PEEK(&p->pinned) && PEEK(&w->cpu) == PEEK(&s->cpu)) return 0;
+  return PEEK(&s->joined) < PEEK(&s->limit) - 1;
 }
 
+/* One run: the next one in the slot may have fewer participants. */
 static void help(struct pool* p, struct slot* s, const struct worker* w) {
+  u32 run = LOAD(&s->run); /* the limit is of this one or of a later one, of which nothing is taken */
   int me = ADD(&s->joined, 1);
-  if (ADD(&p->busy, 1) <= p->cores && me < s->limit) {
+  if (ADD(&p->busy, 1) <= p->cores && me < PEEK(&s->limit)) {
     for (;;) {
       u32 epoch = LOAD(&s->epoch);
-      if (take(p, s, me, ~0ull)) continue;
-      if (LOAD(&s->state) != RUNNING || PEEK(&p->busy) > p->cores) break;
+      if (take(p, s, run, me, ~0ull)) continue;
+      if (LOAD(&s->state) != RUNNING || PEEK(&s->run) != run || PEEK(&p->busy) > p->cores) break;
       u64 begin = ticks();
-      while (LOAD(&s->epoch) == epoch && ticks() - begin < p->spin) RELAX();
+      while (LOAD(&s->epoch) == epoch && ticks() - begin < PEEK(&p->spin)) RELAX();
       if (LOAD(&s->epoch) == epoch) break;
     }
   }
@@ -300,19 +306,43 @@ static void* work(void* argument) {
     }
     if (helped) continue;
     u64 begin = ticks();
-    while (LOAD(&p->sequence) == sequence && ticks() - begin < p->spin) RELAX();
+    while (LOAD(&p->sequence) == sequence && ticks() - begin < PEEK(&p->spin)) RELAX();
     if (LOAD(&p->sequence) != sequence) continue;
     ADD(&p->sleepers, 1);
-    sleep_while(&p->sequence, sequence, p->pinned && w->cpu >= 0 ? bit_of(w->cpu) : ~0u);
+    int mine = PEEK(&p->pinned) ? PEEK(&w->cpu) : -1;
+    sleep_while(&p->sequence, sequence, mine >= 0 ? bit_of(mine) : ~0u);
     ADD(&p->sleepers, -1);
     int cpu = -1;
-    for (int k = 0, used = PEEK(&p->used); k < used; k++) if (LOAD(&p->slots[k].state) == RUNNING) cpu = p->slots[k].cpu;
+    for (int k = 0, used = PEEK(&p->used); k < used; k++) if (LOAD(&p->slots[k].state) == RUNNING) cpu = PEEK(&p->slots[k].cpu);
     wake_some(p, cpu);
   }
   return 0;
 }
 
 /* ---- what Python calls ------------------------------------------------------------------------------------------ */
+
+#if !defined(__aarch64__)
+static u64 now_ns(void) {
+  struct timespec t;
+  clock_gettime(1, &t);
+  return (u64)t.seconds * 1000000000u + (u64)t.nanoseconds;
+}
+
+/* The system's clock, and the processor's at the same time: the closest of some readings, since this thread may be
+   descheduled between the two. */
+static u64 both_clocks(u64* at) {
+  u64 found = 0, closest = ~0ull;
+  for (int k = 0; k < 5; k++) {
+    u64 before = ticks(), ns = now_ns(), after = ticks();
+    if (after - before < closest) {
+      closest = after - before;
+      *at = before + closest / 2;
+      found = ns;
+    }
+  }
+  return found;
+}
+#endif
 
 /* Ticks in a microsecond. */
 static u64 calibrate(void) {
@@ -321,9 +351,9 @@ static u64 calibrate(void) {
   __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
   return per_second < 1000000 ? 1 : per_second / 1000000;
 #else
-  u64 begin = now_ns(), first = ticks(), end;
-  while ((end = now_ns()) - begin < 200000) RELAX();
-  u64 found = (ticks() - first) * 1000 / (end - begin);
+  u64 first, last, begin = both_clocks(&first), end = begin;
+  while (end - begin < 200000) end = both_clocks(&last);
+  u64 found = (last - first) * 1000 / (end - begin);
   return found ? found : 1;
 #endif
 }
@@ -338,8 +368,23 @@ EXPORT void pool_make(struct pool* p, int cores) {
   p->us = calibrate();
 }
 
+/* In a forked child, before anything else runs: there are no workers, and nobody runs anything. What `pool_run` was given
+   in the parent stays good. */
+EXPORT void pool_forked(struct pool* p) {
+  for (int k = 0; k < p->used; k++) {
+    struct slot* s = &p->slots[k];
+    for (int part = 0; part < PARTS; part++) s->part[part][0] = 0;
+    s->caller_sleeps = s->wanted = 0;
+    s->joined = 0;
+    s->state = FREE;
+  }
+  for (int k = 0; k < p->workers; k++) p->worker[k].thread = 0;
+  p->workers = p->sleepers = p->to_wake = p->busy = p->pinned = 0;
+  p->generation++;
+}
+
 /* Microseconds that idle workers look for work. */
-EXPORT void pool_spin(struct pool* p, u64 us) { p->spin = us * p->us; }
+EXPORT void pool_spin(struct pool* p, u64 us) { POKE(&p->spin, us * p->us); }
 
 /* One more worker. `mask`: the processors that it may use; `cpu`: the one that it is bound to, or -1. */
 EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
@@ -349,13 +394,13 @@ EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
   w->number = p->workers;
   w->cpu = cpu;
   for (int k = 0; k < MASK_WORDS; k++) w->mask[k] = mask[k];
-  if (cpu >= 0) p->pinned = 1;
+  if (cpu >= 0) POKE(&p->pinned, 1);
   u64 all[16], old[16], id; /* signals are for the threads that Python knows */
   sigfillset(all);
   pthread_sigmask(2, all, old);
   int failed = pthread_create(&id, 0, work, w);
   pthread_sigmask(2, old, 0);
-  if (!failed) p->workers++;
+  if (!failed) POKE(&p->workers, p->workers + 1);
   return failed;
 }
 
@@ -367,6 +412,16 @@ EXPORT void pool_bind(struct pool* p, int number, const u64* mask, int cpu) {
   sched_setaffinity((int)w->thread, sizeof w->mask, mask);
   POKE(&w->cpu, cpu);
   POKE(&p->pinned, cpu >= 0);
+}
+
+/* Wake so many workers, and wait for them for 200 us at most: whatever runs next is helped from its beginning. */
+EXPORT void pool_rouse(struct pool* p, int count) {
+  int workers = PEEK(&p->workers);
+  if (count > workers) count = workers;
+  if (count < 1 || PEEK(&p->spin) < p->us * 10) return; /* they would not stay awake */
+  u64 begin = ticks();
+  call_workers(p, count, PEEK(&p->pinned) ? sched_getcpu() : -1);
+  while (PEEK(&p->sleepers) > workers - count && ticks() - begin < p->us * 200) RELAX();
 }
 
 static struct slot* claim(struct pool* p) {
@@ -382,25 +437,15 @@ static struct slot* claim(struct pool* p) {
   return 0;
 }
 
-/* Every step in order, by the calling thread alone. */
-static void run_alone(const u64* t, u64* stamps) {
-  for (u64 step = 0; step < t[0]; step++) {
-    if (stamps) stamps[step] = ticks();
-    u64* row = (u64*)t + t[HEAD + step];
-    run_items(row, 0, (int)row[ITEMS]);
-  }
-  if (stamps) stamps[t[0]] = ticks();
-}
-
 /* Is anything of a run worth a worker? Where costs are unknown, it is. */
 static int is_worth_waking(const struct pool* p, const u64* t) {
   u64 all = 0;
   for (u64 step = 0; step < t[0]; step++) {
     const u64* row = t + t[HEAD + step];
     if (row[ITEMS] < 2) continue;
-    if (!row[COST]) return 1;
-    u64 cost = row[COST] * row[ITEMS] / 1024;
-    if (cost >= p->us * 3) all += cost;
+    u64 cost = PEEK(&row[COST]);
+    if (!cost) return 1;
+    if (cost * row[ITEMS] / 1024 >= p->us * 3) all += cost * row[ITEMS] / 1024;
   }
   return all > p->us * 60;
 }
@@ -411,44 +456,79 @@ struct run {
   u64* stamps; /* or null: when each step began, and the last one ended */
   u64 slice;   /* microseconds after which it comes back in between */
   struct slot* slot;
+  u64 step, item; /* without a slot: where to go on */
+  u64 generation; /* of the pool, when it began */
 };
 
-/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`. */
+/* In a forked child a run that the parent had begun begins anew: whoever held items of it is not here. */
+static int is_parents(const struct pool* p, struct run* r) {
+  if (r->generation == p->generation) return 0;
+  r->generation = p->generation;
+  r->slot = 0;
+  r->step = r->item = 0;
+  return 1;
+}
+
+/* Every step in order, by the calling thread alone: all slots are taken. Answers whether it is over. */
+static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
+  const u64* t = r->table;
+  for (; r->step < t[0]; r->step++, r->item = 0) {
+    if (r->stamps && !r->item) r->stamps[r->step] = ticks();
+    u64* row = (u64*)t + t[HEAD + r->step];
+    while (r->item < row[ITEMS]) {
+      u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
+      int few = within(cost ? p->us * 1024 * 1024 / cost : 1, 1, (int)left);
+      u64 now = run_items(row, (int)r->item, (int)r->item + few);
+      r->item += (u64)few;
+      if (now > deadline) return 0;
+    }
+  }
+  if (r->stamps) r->stamps[t[0]] = ticks();
+  r->step = 0;
+  return 1;
+}
+
+/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`; 2: the process was
+   forked since the last call, so that there may be no workers: call again. */
 EXPORT int pool_run(struct pool* p, struct run* r) {
+  if (is_parents(p, r)) return 2;
   float_mode old = enter_mode();
   struct slot* s = r->slot;
   u64 deadline = ticks() + r->slice * p->us;
   int over = 1;
   ADD(&p->busy, 1);
-  if (!s && !(s = claim(p))) {
-    run_alone(r->table, r->stamps);
+  if (!s && (r->step || r->item || !(s = claim(p)))) {
+    over = run_alone(p, r, deadline);
     goto leave;
   }
   if (!r->slot) {
     r->slot = s;
     s->table = r->table;
     s->stamps = r->stamps;
-    s->limit = r->table[1] < 1 ? 1 : (int)r->table[1];
-    s->cpu = p->pinned ? sched_getcpu() : -1;
-    s->cancelled = 0;
+    POKE(&s->limit, r->table[1] < 1 ? 1 : (int)r->table[1]);
+    POKE(&s->cpu, PEEK(&p->pinned) ? sched_getcpu() : -1);
+    POKE(&s->cancelled, 0);
     s->step = 0;
     POKE(&s->wanted, 0);
+    STORE(&s->run, PEEK(&s->run) + 1);
     STORE(&s->state, RUNNING);
-    if (s->limit > 1 && p->workers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table))
-      call_workers(p, s->limit - 1 < p->workers ? s->limit - 1 : p->workers, s->cpu);
-    advance(p, s);
+    int helpers = within((u64)s->limit - 1, 0, PEEK(&p->workers));
+    if (helpers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table)) call_workers(p, helpers, s->cpu);
+    advance(p, s, deadline);
   }
   for (;;) {
     u32 epoch = LOAD(&s->epoch);
     if (LOAD(&s->state) == FINISHED) break;
+    int took = take(p, s, PEEK(&s->run), 0, deadline);
     u64 begin = ticks();
-    if (begin > deadline) {
+    if (begin > deadline && LOAD(&s->state) != FINISHED) { /* behind `take`: each call does something */
       over = 0;
       goto leave;
     }
-    if (take(p, s, 0, deadline)) continue;
-    /* others hold what is left, for 100 us at most unless they are held up */
-    while (LOAD(&s->epoch) == epoch && ticks() - begin < p->us * 150) RELAX();
+    if (took) continue;
+    /* others hold what is left, for 100 us at most unless they are held up; where time is rationed nobody spins */
+    u64 spin = PEEK(&p->spin), patience = spin < p->us * 10 ? spin : p->us * 150;
+    while (LOAD(&s->epoch) == epoch && ticks() - begin < patience) RELAX();
     if (LOAD(&s->epoch) != epoch) continue;
     __atomic_store_n(&s->caller_sleeps, 1, __ATOMIC_SEQ_CST);
     sleep_until_change(&s->epoch, epoch, 5000000);
@@ -464,14 +544,16 @@ leave:
 
 /* Give up a run that is not over: what is left of it is not begun. */
 EXPORT void pool_cancel(struct pool* p, struct run* r) {
+  is_parents(p, r);
   struct slot* s = r->slot;
+  r->step = r->item = 0;
   if (!s) return;
   STORE(&s->cancelled, 1);
   while (LOAD(&s->state) != FINISHED) {
     i64 dropped = 0;
     for (int k = 0; k < PARTS; k++) dropped += (i64)(u32)__atomic_exchange_n(&s->part[k][0], 0, __ATOMIC_ACQ_REL);
-    i64 all = s->items; /* as in `take`: it holds while they are not reported */
-    if (dropped && ADD(&s->done, dropped) == all) advance(p, s);
+    i64 all = dropped ? s->items : 0; /* as in `take`: it holds while they are not reported */
+    if (dropped && ADD(&s->done, dropped) == all) advance(p, s, 0);
     RELAX();
   }
   r->slot = 0;

@@ -24,11 +24,14 @@ SLICE = 50_000
 #: 64-bit words before the rows of a table, and before a row's arguments
 HEAD, ROW = 2, 5
 _MASK_WORDS = 128
+#: what `pool_run` returns in a forked child
+_FORKED = 2
 
 
 class _Run(ctypes.Structure):
     _fields_ = [
         ("table", ctypes.c_void_p), ("stamps", ctypes.c_void_p), ("slice", ctypes.c_uint64), ("slot", ctypes.c_void_p),
+        ("step", ctypes.c_uint64), ("item", ctypes.c_uint64), ("generation", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -36,24 +39,22 @@ class Pool:
     """Threads that share the cores of the process among all runs."""
 
     def __init__(self, loaded: Loaded, mode: str = "YES") -> None:
-        self._loaded, self._mode, self._lock = loaded, mode, threading.Lock()
+        self._loaded, self._mode, self._lock, self._started = loaded, mode, threading.Lock(), False
         self.cores = cores.count()
         library = loaded.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
         self.ticks: Callable[[], int] = library.pool_ticks
-        self._make()
-        os.register_at_fork(after_in_child=self._make)
-
-    def _make(self) -> None:
-        """Without workers yet. A fork has none of its parent's, so it begins anew, in memory of its own."""
-        library = self._loaded.library
-        # Never freed: workers may look at it for as long as the process lives.
-        self._memory = mmap.mmap(-1, library.pool_bytes())
+        # Never freed: workers may look at it for as long as the process lives. A forked child has a copy.
+        self._memory = mmap.mmap(-1, library.pool_bytes(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
-        self._lock = threading.Lock()
-        self._started = False
         library.pool_make(self._at, self.cores)
         self.ticks_per_us: int = library.pool_us(self._at)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
+        self._lock, self._started = threading.Lock(), False
+        self._loaded.library.pool_forked(self._at)
 
     def start(self) -> None:
         """Make sure that there are workers."""
@@ -69,6 +70,12 @@ class Pool:
             for core, usable in cores.places(self._mode, self.cores):
                 library.pool_add(self._at, _mask(usable), ctypes.c_int(core))
             self._started = True
+
+    def rouse(self, participants: int) -> None:
+        """Have workers awake for what runs within some microseconds."""
+        if participants > 1:
+            self.start()
+            self._loaded.library.pool_rouse(self._at, ctypes.c_int(participants - 1))
 
     def bind(self, mode: str) -> None:
         """Have workers run elsewhere from now on: on a core each (YES), near a node's memory (NUMA), anywhere (NO)."""
@@ -89,12 +96,12 @@ class Pool:
 class Runner:
     """Runs one table in the calling thread, with help. It is not shared between threads."""
 
-    __slots__ = ("_again", "_cancel", "_kept", "_run")
+    __slots__ = ("_again", "_cancel", "_kept", "_pool", "_run")
 
     def __init__(self, pool: Pool, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None) -> None:
         library = pool._loaded.library
-        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE, None)
-        self._kept = (pool, table, stamps)
+        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE)
+        self._pool, self._kept = pool, (table, stamps)
         arguments = (pool._at, ctypes.byref(self._run))
         #: both leave Python's lock to others
         self._again: Callable[[], int] = partial(library.pool_run, *arguments)
@@ -102,10 +109,11 @@ class Runner:
 
     def __call__(self) -> None:
         try:
-            while self._again():
-                pass
+            while state := self._again():
+                if state == _FORKED and self._kept[0][1] > 1:
+                    self._pool.start()
         except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
-            self._cancel()
+            self._cancel()  # called from here: on the way to a function of ours a second Ctrl-C could come between
             raise
 
 

@@ -1,11 +1,10 @@
-"""What this processor is, and what is compiled to find out: the pool and CPUID, for any processor of the architecture."""
+"""What this processor is, and what is compiled to find that out: for any processor of the architecture."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import platform
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,30 +18,50 @@ from ...settings import Settings
 from .. import kernel_cache
 from ..host import cache_sizes, cpu_name
 from . import compiler, isa
-from .compiler import Compiler
+from .compiler import FLAGS, Compiler, ended
 from .isa import Level
-from .objects import Loaded, file_of
+from .objects import Loaded, file_of, places
 from .programs import Programs
 
 _HERE = Path(__file__).parent
 #: words that `processor_features` fills in
 _WORDS = 14
-#: what a level must be able to do, in a text that its instructions are all over
+#: of a remembered verdict: what compiled the probe
+_COMPILER = "compiler"
+#: A program without a library that multiplies vectors, executes an instruction of each feature that is not in that
+#: anyway, and ends with status 0 where the products are right.
 _PROBE = """
 typedef float V __attribute__((vector_size({bytes}), aligned(4)));
-__attribute__((visibility("default"))) void probe(const float* x, const float* y, float* z, int n) {{
-  for (int i = 0; i < n; i += {lanes}) *(V*)(z + i) = *(const V*)(x + i) * *(const V*)(y + i) + *(const V*)(x + i);
+static void multiply(const float* x, const float* y, float* z) {{
+  for (int i = 0; i < 64; i += {lanes}) *(V*)(z + i) = *(const V*)(x + i) * *(const V*)(y + i) + *(const V*)(x + i);
 }}
+__attribute__((used)) static int probe(void) {{
+  volatile float x[64], y[64], z[64];
+  for (int i = 0; i < 64; i++) {{ x[i] = i; y[i] = i + 1; z[i] = 0; }}
+  multiply((float*)x, (float*)y, (float*)z);
+  {instructions}
+  for (int i = 0; i < 64; i++) if (z[i] != i * (i + 2.0f)) return 3;
+  return 0;
+}}
+{start}
 """
-#: runs it in a process of its own: arguments are the object's file and how many numbers
-_RUN = """
-import ctypes, sys
-a = ctypes.c_float * {count}
-x, y, z = a(*range({count})), a(*range(1, {count} + 1)), a()
-ctypes.CDLL(sys.argv[1]).probe(x, y, z, {count})
-sys.exit(0 if list(z) == [i * (i + 2) for i in range({count})] else 3)
-"""
-_COUNT = 64
+#: calls `probe`, and ends the process with what it returns
+_START = {
+    "x86_64": "call probe; mov %eax, %edi; mov $231, %eax; syscall", "aarch64": "bl probe; mov x8, #94; svc #0",
+}  # fmt: skip
+#: an instruction of each feature; their registers are told to the compiler as one
+_INSTRUCTIONS = {
+    "sse3": "addsubps %xmm1, %xmm0", "ssse3": "pshufb %xmm1, %xmm0", "sse4.1": "pmulld %xmm1, %xmm0",
+    "sse4.2": "pcmpgtq %xmm1, %xmm0", "popcnt": "popcnt %eax, %eax", "avx": "vaddps %ymm1, %ymm1, %ymm0",
+    "avx2": "vpaddd %ymm1, %ymm1, %ymm0", "bmi": "andn %eax, %eax, %eax", "bmi2": "mulx %rax, %rax, %rax",
+    "f16c": "vcvtph2ps %xmm1, %ymm0", "fma": "vfmadd231ps %ymm1, %ymm1, %ymm0", "lzcnt": "lzcnt %eax, %eax",
+    "avxvnni": "{vex} vpdpbusd %ymm1, %ymm1, %ymm0", "avx512f": "vaddps %zmm1, %zmm1, %zmm0",
+    "avx512bw": "vpaddw %zmm1, %zmm1, %zmm0", "avx512cd": "vplzcntd %zmm1, %zmm0",
+    "avx512dq": "vpmullq %zmm1, %zmm1, %zmm0", "avx512vl": "vpternlogd $1, %ymm1, %ymm1, %ymm0",
+    "avx512vnni": "vpdpbusd %zmm1, %zmm1, %zmm0", "dotprod": "udot v0.4s, v1.16b, v1.16b",
+    "fp16": "fadd v0.8h, v1.8h, v1.8h",
+}  # fmt: skip
+_CLOBBERED = {"x86_64": '"rax", "rdx", "xmm0", "cc"', "aarch64": '"v0", "cc"'}
 
 
 @dataclass(frozen=True)
@@ -71,8 +90,6 @@ def find_compiler(named: str = "") -> Compiler | None:
     try:
         return compiler.find(named)
     except DeviceError:
-        if named:
-            raise
         return None
 
 
@@ -82,7 +99,7 @@ def processor() -> Processor:
     architecture = isa.machine()
     if sys.platform != "linux":
         raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}",
-                          hint="CPU.INTEL (pip install tunewright[opencl]) or CPU.HOST runs here")  # fmt: skip
+                          hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     found = find_compiler(Settings.from_environment().cpu_compiler)
@@ -90,12 +107,22 @@ def processor() -> Processor:
     try:
         runtime = Programs(["-DRUNTIME"], found, "thread pool").build(text).loaded
     except ExecutionError as error:
-        raise DeviceError(error.what, hint=error.hint) from error
+        if found is None:
+            raise _without_compiler() from None
+        raise DeviceError(error.what, hint=error.hint) from None
     words = np.zeros(_WORDS, np.uint64)
     runtime.library.processor_features(ctypes.c_void_p(words.ctypes.data))
     features = isa.features([int(word) for word in words], architecture)
     levels = isa.executable(features, architecture)
     return Processor(_name(int(words[0]), architecture), tuple(levels), runtime)
+
+
+def _without_compiler() -> DeviceError:
+    try:
+        compiler.find()
+    except DeviceError as error:
+        return DeviceError(f"{error.what}, and nothing that was compiled is in the cache", hint=error.hint)
+    return DeviceError("a C compiler was not there when it was looked for, and is now", hint="start again")
 
 
 @cache
@@ -104,35 +131,56 @@ def why_not(level: Level, named: str) -> str:
 
     A process of its own tries, once: an instruction that the processor turns out not to have ends that one.
     """
-    text = _PROBE.format(bytes=level.vector_bytes, lanes=level.vector_bytes // 4)
-    try:
-        program = Programs([*level.flags, "-Wno-everything"], find_compiler(named), "probe").build(text)
-    except ExecutionError as error:
-        return error.what + (f" ({error.hint})" if error.hint else "")
-    cache_ = kernel_cache.current()
-    verdict = {"probe": hashlib.sha256(program.binary).hexdigest(), "processor": cpu_name(), "kernel": platform.release()}
-    if cache_ is not None and cache_.peek(verdict) is not None:
+    text, found, remembered = probe(level), find_compiler(named), kernel_cache.current()
+    verdict = {
+        "probe": hashlib.sha256(" ".join((*FLAGS, *level.flags, text)).encode()).hexdigest(),
+        "processor": processor().name, "kernel": platform.release(),
+    }  # fmt: skip
+    known = None if remembered is None else remembered.peek(verdict)
+    if known is not None and (found is None or known.get(_COMPILER) == found.identity.encode()):
         return ""
-    said = _try(program.binary)
-    if not said and cache_ is not None:
-        cache_.put(verdict, {"verdict": b"right"}, "probe: what this processor was seen to run right")
-    return said and f"kernels for {level.title} do not run right here: {said}"
+    try:
+        program = Programs([*level.flags, "-Wno-everything"], found, "probe", entry="start").build(text)
+    except (ExecutionError, DeviceError) as error:
+        return error.what + (f" ({error.hint})" if error.hint else "")
+    said = run(program.binary)
+    if said:
+        return f"kernels for {level.title} do not run right here: {said}"
+    if remembered is not None and found is not None:
+        label = "probe: what this processor was seen to run right"
+        remembered.put(verdict, {_COMPILER: found.identity.encode()}, label)
+    return ""
 
 
-def _try(binary: bytes) -> str:
-    """What goes wrong when a process of its own runs the probe; empty: nothing."""
-    with file_of(binary, "probe") as (path, handles):
+def probe(level: Level) -> str:
+    """The text of a program that tries a level."""
+    clobbered, escaped = _CLOBBERED[isa.machine()], str.maketrans({sign: f"%{sign}" for sign in "%{}"})
+    tried = [_INSTRUCTIONS[f].translate(escaped) for f in (*level.features, *level.extras) if f in _INSTRUCTIONS]
+    return _PROBE.format(
+        bytes=level.vector_bytes, lanes=level.vector_bytes // 4,
+        instructions="\n  ".join(f'__asm__ volatile("{text}" : : : {clobbered});' for text in tried),
+        start=f'__asm__(".text; .globl start; start: {_START[isa.machine()]}");',
+    )  # fmt: skip
+
+
+def run(binary: bytes) -> str:
+    """What goes wrong when a process of its own runs a program; empty: nothing."""
+    failed = ""
+    for place in places():
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _RUN.format(count=_COUNT), path], pass_fds=handles,
-                capture_output=True, timeout=60, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-    if done.returncode < 0:
-        return f"it ended with {signal.Signals(-done.returncode).name}"
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return "" if not done.returncode else "its results are wrong" if done.returncode == 3 else lines[-1] if lines else "it failed"
+            with file_of(binary, "probe", place) as (path, handles):
+                done = subprocess.run(
+                    [path], pass_fds=handles, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+                )
+        except subprocess.TimeoutExpired:
+            return "it does not end"
+        except OSError as error:  # not to be run from there
+            failed = f"no program can be run here: {error}"
+            continue
+        if done.returncode == 3:
+            return "its results are wrong"
+        return ended(done.returncode) if done.returncode else ""
+    return failed
 
 
 def _name(signature: int, architecture: str) -> str:

@@ -7,24 +7,25 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
+from functools import partial
+from weakref import WeakSet
 
 from ...errors import DeviceError, ExecutionError
 from .. import building, kernel_cache
+from ..c_device import NoCompiler
 from ..kernel_cache import KernelCache
-from . import isa
-from .compiler import FLAGS, REMEDY, STRICT, Compiler
+from . import cores, isa, symbols
+from .compiler import FLAGS, OPENCL_C, OPENCL_C_FLAGS, REMEDY, STRICT, Compiler
 from .objects import Loaded
 
 #: programs in memory; those that a kernel uses live on without it
 MOST = 512
 #: files of an entry of the cache: what is loaded, and what compiled it
 OBJECT, COMPILER = "object", "compiler"
-_NAME = re.compile(r"^EXPORT void (\w+)\(", re.MULTILINE)
-#: a user's text is OpenCL C, which clang compiles as such
-OPENCL_C = "/* OpenCL C */"
+_NAME = re.compile(rf"^EXPORT void (\w+)\(|^{re.escape(OPENCL_C)} /\* (\w+) \*/", re.MULTILINE)
 
 
 class Program:
@@ -41,89 +42,131 @@ class Program:
 
 
 class Programs:
-    """What `build` returns stays valid as long as someone holds it. Safe to use from several threads."""
+    """What `build` returns stays valid as long as someone holds it. Safe to use from several threads, and in a fork."""
 
-    def __init__(self, flags: Sequence[str], compiler: Compiler | None, title: str) -> None:
-        self._flags, self._compiler, self._title = [*flags], compiler, title
-        self._kept: OrderedDict[str, Future[Program]] = OrderedDict()
+    def __init__(self, flags: Sequence[str], compiler: Compiler | None, title: str, entry: str = "") -> None:
+        """``entry``: see `Compiler.build`."""
+        self._flags, self._compiler, self._title, self._entry = [*flags], compiler, title, entry
+        self._kept: OrderedDict[str, Program] = OrderedDict()
         #: in which caches a program is
         self._stored: dict[str, list[KernelCache]] = {}
-        self._start()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start)
+        self._renew()
+        _ALIVE.add(self)
 
-    def _start(self) -> None:
+    def _renew(self) -> None:
         """A fork has no threads that would finish what they compile, nor release a lock."""
         self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(building.threads(0))
-        for source in [s for s, future in self._kept.items() if not future.done()]:
-            del self._kept[source]
+        #: what is being compiled, and what could not be until somebody was told
+        self._begun: dict[str, Future[Program]] = {}
+        #: compilers that run
+        self._running, self._turns = 0, threading.Condition()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def build(self, source: str) -> Program:
         """The loaded program of a text."""
-        future = self.begin(source)
-        with contextlib.suppress(ExecutionError):
-            self._store(source, future.result())
-        return future.result()
+        made = self._kept_or_begun(source)
+        if isinstance(made, Future):
+            try:
+                program = made.result()
+            except Exception:
+                with self._lock:  # the next one tries again: it may have been a full disk
+                    if self._begun.get(source) is made:
+                        del self._begun[source]
+                raise
+        else:
+            program = made
+        self._store(source, program)
+        return program
 
-    def begin(self, source: str) -> Future[Program]:
-        """The same, some time: compiling happens beside."""
+    def begin(self, source: str) -> None:
+        """It will be wanted: compiling happens beside. `NoCompiler` where it cannot be had."""
+        with self._lock:
+            before = self._begun.get(source)
+            if before is not None and before.done():  # it could not be compiled then, and nobody wanted it
+                del self._begun[source]
+        self._kept_or_begun(source)
+
+    def _kept_or_begun(self, source: str) -> Program | Future[Program]:
         building.write_source(source, ".c", name_of(source))
         with self._lock:
-            future = self._kept.get(source)
-            if future is not None and future.done() and future.exception() is not None:
-                future = None  # it may have been a full disk
-            if future is None:
-                future = self._kept[source] = Future()
-                found = self._load(source)
-                if found is not None:
-                    future.set_result(found)
-                else:
-                    context = copy_context()
-                    threading.Thread(target=context.run, args=(self._compile, source, future), daemon=True).start()
-                while len(self._kept) > MOST:
-                    gone, _ = self._kept.popitem(last=False)
-                    self._stored.pop(gone, None)
-            self._kept.move_to_end(source)
-            return future
+            if source in self._kept:
+                self._kept.move_to_end(source)
+                return self._kept[source]
+            if source in self._begun:
+                return self._begun[source]
+            program = self._load(source)
+            if program is not None:
+                self._keep(source, program)
+                return program
+            if self._compiler is None:
+                raise NoCompiler("there is no C compiler, and no compiled kernel in the cache", hint=REMEDY)
+            future = self._begun[source] = Future[Program]()
+        work = partial(self._compile, source, self._compiler, future)
+        try:
+            threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
+        except RuntimeError:  # there are as many threads as there may be
+            work()
+        return future
+
+    def _keep(self, source: str, program: Program) -> None:
+        self._kept[source] = program
+        while len(self._kept) > MOST:
+            gone, _ = self._kept.popitem(last=False)
+            self._stored.pop(gone, None)
 
     def _key(self, source: str) -> dict[str, str]:
+        opencl_c = OPENCL_C_FLAGS if is_opencl_c(source) else ()
         return {
             "container": kernel_cache.MAGIC.decode().strip(), "machine": isa.machine(),
-            "flags": " ".join((*FLAGS, *STRICT, *self._flags)), "source": source,
+            "flags": " ".join((*FLAGS, *STRICT, *self._flags, *opencl_c, self._entry)),
+            "source": source,
         }  # fmt: skip
 
     def _load(self, source: str) -> Program | None:
         wanted = kernel_cache.current()
-        if wanted is None:
+        files = None if wanted is None else wanted.get(self._key(source))
+        if wanted is None or files is None or OBJECT not in files:
             return None
-        key = self._key(source)
-        files = wanted.get(key)
-        if files is None:
-            return None
-        if self._compiler is not None and files.get(COMPILER, b"").decode() != self._compiler.identity:
+        if self._compiler is not None and files.get(COMPILER) != self._compiler.identity.encode():
             return None  # another compiler's work is replaced; without any it is better than nothing
         try:
             program = Program(files[OBJECT], name_of(source))
-        except (KeyError, OSError, DeviceError):  # the system does not take it, whatever the key says
-            wanted.reject(key)
+        except DeviceError:  # what is compiled anew may not be taken either, and says why
             return None
         self._stored.setdefault(source, []).append(wanted)
         return program
 
-    def _compile(self, source: str, future: Future[Program]) -> None:
+    def _compile(self, source: str, compiler: Compiler, future: Future[Program]) -> None:
         try:
-            if self._compiler is None:
-                raise ExecutionError("there is no C compiler, and no compiled kernel in the cache", hint=REMEDY)
-            with self._turns:
-                language = "cl" if source.startswith(OPENCL_C) else "c"
-                binary = self._compiler.build(source, [*STRICT, *self._flags], name_of(source), language)
-            future.set_result(Program(binary, name_of(source)))
+            with self._turn():
+                binary = compiler.build(source, [*STRICT, *self._flags], name_of(source), self._entry)
+            missing = symbols.missing(binary) if is_opencl_c(source) else []
+            if missing:
+                raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is defined nowhere")
+            program = Program(binary, name_of(source))
         except BaseException as error:  # it is raised where somebody waits for the program
             future.set_exception(error)
+            return
+        with self._lock:
+            self._begun.pop(source, None)
+            self._keep(source, program)
+        future.set_result(program)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """As many compilers at a time as COMPILATION_NUM_THREADS of the model says that wants this one."""
+        most = min(building.threads(building.current().compilation_num_threads), cores.count())
+        with self._turns:
+            self._turns.wait_for(lambda: self._running < most)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._running -= 1
+                self._turns.notify_all()
 
     def _store(self, source: str, program: Program) -> None:
         wanted = kernel_cache.current()
@@ -135,10 +178,28 @@ class Programs:
                 return
             caches.append(wanted)
         files = {OBJECT: program.binary, COMPILER: self._compiler.identity.encode()}
-        wanted.put(self._key(source), files, f"{self._title}: {name_of(source)}")
+        wanted.put(self._key(source), files, self._title)
+
+
+def is_opencl_c(source: str) -> bool:
+    """A text of a user's, see `opencl_c`."""
+    return source.startswith(OPENCL_C)
+
+
+#: all of them
+_ALIVE: WeakSet[Programs] = WeakSet()
+
+
+def _in_child() -> None:
+    for programs in list(_ALIVE):
+        programs._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def name_of(source: str) -> str:
     """The first kernel of a text."""
     found = _NAME.search(source)
-    return found[1] if found else "program"
+    return found[1] or found[2] if found else "program"

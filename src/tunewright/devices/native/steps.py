@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import DeviceError
 from .pool import HEAD, ROW
+
+#: kernels count work-items in 32 bits
+MOST_ITEMS = 2**31 - 1
 
 
 def table(
@@ -22,8 +26,11 @@ def table(
     made[:HEAD] = len(steps), participants
     for at, ((entry, grid, _), begin) in enumerate(zip(steps, begins, strict=True)):
         x, y, _ = (*grid, 1, 1)[:3]
+        items = math.prod(grid)
+        if items > MOST_ITEMS:
+            raise DeviceError(f"a kernel over {items:,} work-items: there are {MOST_ITEMS:,} at most")
         made[HEAD + at] = begin
-        made[begin : begin + ROW] = entry, x, y, math.prod(grid), 0
+        made[begin : begin + ROW] = entry, x, y, items, 0
     return made, [begin + ROW for begin in begins]
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
+from ...devices.native.device import NativeDevice
 from ...errors import ModelError
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
-from ..base import Config, Kernel, Library, Missing, Packing, Problem, Solver, tensor, why_not_type
+from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
 from .emit import STORAGE, Call, In, Out, Scratch, Table
 from .prelude import MATHEMATICS
 
@@ -113,6 +114,7 @@ class CKernel(Kernel):
     ) -> None:
         self.name, self.problem, self.device, self.calls = name, problem, device, calls
         self.packings = packings
+        self.costs = Costs(len(calls))
 
     @property
     def texts(self) -> list[str]:
@@ -127,10 +129,13 @@ class CKernel(Kernel):
     def prepare(self) -> None:
         _ = self.programs
 
-    def library(self, others: Sequence[Kernel]) -> Library | None:
+    @property
+    def linker(self) -> Linker | None:
+        if not isinstance(self.device, NativeDevice):
+            return None
         from .linked import Linked  # which needs this module
 
-        return Linked(self.device) if self.device.links else None
+        return Linked(self.device)
 
     def new(self, i: int) -> Any:
         """Memory for output i."""
@@ -138,7 +143,7 @@ class CKernel(Kernel):
         return self.device.view(self.device.alloc(type.nbytes), 0, type)
 
     def launcher(self, queue: Queue, lasting: bool = True) -> Bound | OneKernel:
-        if self.device.links:
+        if isinstance(self.device, NativeDevice):
             from .linked import OneKernel  # which needs this module
 
             return OneKernel(self, queue)
@@ -152,6 +157,29 @@ class CKernel(Kernel):
         bound = self.launcher(queue, lasting=False)
         queue.keep(bound)
         return bound(inputs, outputs)
+
+
+class Costs:
+    """What the thread pool learned of a kernel's launches, for tables that are made later: it need not learn it again.
+
+    A table of steps has the least ticks that it saw for 1024 items of each (`pool.c`); 0: it saw none.
+    """
+
+    def __init__(self, launches: int) -> None:
+        self._known = np.zeros(launches, np.uint64)
+        #: the table that was made last, and in each row where the launches' costs stand
+        self._last: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    def pass_on(self, table: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
+        """Write what is known into a new table, and learn from it from now on."""
+        if self._last is not None:
+            last, where = self._last
+            seen = np.concatenate([last[where], [self._known]])
+            unknown = np.iinfo(np.uint64).max
+            least = np.where(seen == 0, unknown, seen).min(0)
+            self._known = np.where(least == unknown, 0, least).astype(np.uint64)
+        table[places] = self._known
+        self._last = table, places
 
 
 class Bound:

@@ -15,13 +15,14 @@ the builtins change from clang to clang.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...devices.base import Target
 from .emit import Source
 
 #: for vectors of so many bytes: the feature that brings `dot4`, and what defines it
-INSTRUCTIONS = {
+INSTRUCTIONS: Mapping[int, tuple[str, Mapping[str, int | str]]] = {
     64: ("avx512vnni", {"VNNI": '"vpdpbusd"'}),
     32: ("avxvnni", {"VNNI": '"%{vex%} vpdpbusd"'}),  # without AVX-512 it has an encoding of its own
     16: ("dotprod", {"SDOT": 1}),

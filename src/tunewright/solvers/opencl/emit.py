@@ -64,6 +64,8 @@ class Call:
     head: str
     params: tuple[str, ...]
     body: str
+    #: work-items that OpenCL runs together; the grid is a multiple of it
+    group: int = 1
 
     @cached_property
     def text(self) -> str:
@@ -76,7 +78,8 @@ class Call:
 
 
 def _opencl(call: Call) -> str:
-    head = f"__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void {call.name}({_params(call.params)}) {{"
+    group = f"__attribute__((reqd_work_group_size({call.group}, 1, 1)))"
+    head = f"__kernel {group} void {call.name}({_params(call.params)}) {{"
     return "\n".join([PRELUDES["opencl"], call.head, head, call.body, "}\n"])
 
 

@@ -7,6 +7,7 @@ device are one call, in any order, and a plan for another shape compiles nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,22 @@ from ...devices.base import Chained, Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
-from ..base import Kernel, Launcher, Library
+from ..base import Kernel, Launcher, Linker
 from .base import CKernel
 from .emit import In, Out, Scratch, Table
 
 
-class Linked(Library):
-    """Holds every kernel of a device."""
+@dataclass(frozen=True)
+class Linked(Linker):
+    """Links any kernels of a device."""
 
-    def __init__(self, device: NativeDevice) -> None:
-        self.device = device
+    device: NativeDevice
 
+    @property
     def timed(self) -> bool:
         return self.device.tick > 0
 
-    def prepare(self) -> None:
-        return
-
-    def holds(self, kernel: Kernel) -> bool:
-        return isinstance(kernel, CKernel) and kernel.device is self.device
-
-    def launcher(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
+    def link(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
         assert isinstance(queue, NativeQueue)
         return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel)], queue)
 
@@ -55,15 +51,15 @@ class LinkedLauncher(Launcher, Chained):
         self._places: dict[tuple[int, bool, int], list[int]] = {}
         self._kept: list[Any] = [program for _, _, program in calls]
         held: dict[tuple[int, str], Any] = {}
+        numbers = [0] * len(kernels)
         for (kernel, call, _), begin in zip(calls, begins, strict=True):
-            numbers = len({name for k, name in held if k == kernel})
             for at, arg in enumerate(call.args, begin):
                 if isinstance(arg, In | Out):
                     self._places.setdefault((kernel, isinstance(arg, Out), arg.index), []).append(at)
                 elif isinstance(arg, Scratch):
                     if (kernel, arg.name) not in held:
-                        held[kernel, arg.name] = queue.borrow(device, numbers, arg.nbytes)
-                        numbers += 1
+                        held[kernel, arg.name] = queue.borrow(device, numbers[kernel], arg.nbytes)
+                        numbers[kernel] += 1
                     table[at] = address(held[kernel, arg.name])
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
@@ -74,6 +70,9 @@ class LinkedLauncher(Launcher, Chained):
         self._kernels = [kernel for kernel, _, _ in calls]
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
+        self._costs = np.array(begins, np.intp) - 1
+        for one, places in _places_of_costs(kernels, begins).items():
+            one.costs.pass_on(table, np.array(places, np.intp))
         self._runner = device.pool.runner(table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
@@ -92,6 +91,10 @@ class LinkedLauncher(Launcher, Chained):
                 table[at] = where
 
         return set
+
+    def costs(self) -> list[int]:
+        """What the pool has learned of each step so far (see `base.Costs`)."""
+        return [int(cost) for cost in self._table[self._costs]]
 
     def clock(self) -> None:
         self._runner = self._device.pool.runner(self._table, self._stamps)
@@ -117,6 +120,15 @@ class LinkedLauncher(Launcher, Chained):
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick
         count = len(self._made_of)
         return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
+
+
+def _places_of_costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
+    """For each kernel where a table has the costs of its launches, each time that it stands there."""
+    found: dict[CKernel, list[list[int]]] = {}
+    at = iter(begins)
+    for kernel in kernels:
+        found.setdefault(kernel, []).append([next(at) - 1 for _ in kernel.calls])
+    return found
 
 
 class OneKernel:

@@ -1,9 +1,8 @@
 """What every kernel's source begins with: the words of the dialect, element types, conversions, and mathematics.
 
 The mathematics is plain arithmetic, so that a loop over elements is vectorised; f32 functions are good to five units in
-the last place. PoCL's own library functions (exp, fmin, rint, ...) are calls, which keeps the loop scalar (15 times
-slower); on 512-bit vectors some of them even crash. The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their
-like become instructions and are fine.
+the last place. Library functions (exp, fmin, rint, ...) are calls, which keep the loop scalar (15 times slower). The
+compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like become instructions and are fine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CUDA device that the tests of its kernels share."""
+"""The CUDA device that the tests of its kernels share, and what "CPU" is (see `kernel_forms`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import interpreter  # before any module here imports Triton
+from conformance import kernel_forms
 
 if TYPE_CHECKING:
     from tunewright.devices.cuda import CudaDevice
+
+kernel_forms.enter()
 
 
 @pytest.fixture(scope="session")

@@ -12,25 +12,24 @@ TUNEWRIGHT_TEST_KERNELS names one of `FORMS`, CPU_ISA the instruction set; in th
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable
 
-from conformance import guarded, qemu, strict
 from tunewright.devices.base import Device
 from tunewright.plugins import single
 
 VARIABLE = "TUNEWRIGHT_TEST_KERNELS"
-FORMS: dict[str, Callable[[], type[Device]]] = {
-    "strict": lambda: strict.StrictDevice,
-    "guarded": lambda: guarded.GuardedDevice,
-    "sanitised": lambda: guarded.SanitisedDevice,
-    "qemu": lambda: qemu.QemuDevice,
-}
+#: a module here, and the device in it
+FORMS = {
+    "strict": ("strict", "StrictDevice"), "guarded": ("guarded", "GuardedDevice"),
+    "sanitised": ("guarded", "SanitisedDevice"), "qemu": ("qemu", "QemuDevice"),
+}  # fmt: skip
 
 
 def enter() -> None:
     """Make "CPU" the device that the environment asks for: before anything opens one."""
     form = os.environ.get(VARIABLE)
     if form:
-        made = FORMS[form]()
+        module, name = FORMS[form]
+        made: type[Device] = getattr(importlib.import_module(f"conformance.{module}"), name)
         single.families()[made.family] = made

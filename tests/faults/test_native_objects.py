@@ -18,9 +18,11 @@ import pytest
 
 from native.children import NETWORK, TESTS, python
 from native.harness import KERNELS, loaded, native
+from tunewright.devices import building
 from tunewright.devices.native import compiler, objects
 from tunewright.devices.native.objects import Loaded
 from tunewright.errors import DeviceError, ExecutionError, SettingsError
+from tunewright.settings import Settings
 
 pytestmark = native
 
@@ -287,6 +289,8 @@ def test_a_folder_of_symbols_that_others_may_write_to(
     monkeypatch.setenv("TUNEWRIGHT_KERNEL_SYMBOLS_DIR", "/dev/null/none")
     with pytest.raises(SettingsError, match="KERNEL_SYMBOLS_DIR"):
         Loaded(binary)
+    with building.using(Settings.make({"KERNEL_SYMBOLS_DIR": str(tmp_path / "model's")})):
+        assert Loaded(binary).address("count") and len(os.listdir(tmp_path / "model's")) == 1
 
 
 # Homes, disks and mounts. In a process of its own each, as root in a namespace with mounts of its own.

@@ -205,9 +205,10 @@ def test_what_cannot_be_loaded_here_is_compiled_and_replaced(cache: KernelCache)
     cache.put(every._key(text()), files)
     assert every.build(text()).entry("kernel")
     assert cache.counters.stores == 2
-    for files in ({}, {"other": b"x"}):
+    for files in ({}, {"other": b"x"}, {programs.COMPILER: b"counted"}):
         cache.put(every._key(text()), files)
         assert made(counted()).build(text()).entry("kernel")
+    assert cache.counters.rejected == 2
 
 
 def test_where_loading_fails_entries_stay(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:

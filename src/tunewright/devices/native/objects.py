@@ -15,7 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from ...errors import DeviceError, ExecutionError, SettingsError
-from ...settings import Settings, own_folder
+from ...settings import own_folder
+from .. import building
 
 _HANDLES = "/proc/self/fd"
 _NUMBERS = itertools.count()
@@ -44,7 +45,7 @@ class Loaded:
 def _load(binary: bytes, name: str) -> int:
     """A handle of the loader's."""
     _mathematics()
-    kept = Settings.from_environment().kernel_symbols_dir
+    kept = building.current().kernel_symbols_dir
     if kept:
         return _load_kept(binary, name, Path(kept))
     failed: OSError | None = None

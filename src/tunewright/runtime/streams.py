@@ -133,7 +133,9 @@ class Work:
                     self.asleep.append(sleep)  # first: to collect garbage here may be to come to `end`
                     if self.ended and not self.tasks:
                         self.threads.remove(threading.current_thread())
-                        return self.end()
+                        self.end()
+                        self.woken.discard(sleep)  # for a task that comes all the same it is not there
+                        return
                     dozes, self.helped = self.helped, False
                     if dozes:
                         self.dozing.add(sleep)

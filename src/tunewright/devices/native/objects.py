@@ -83,7 +83,8 @@ def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tup
         written = os.memfd_create(f"tunewright-{name}", os.MFD_CLOEXEC)
     else:
         place.mkdir(0o700, parents=True, exist_ok=True)
-        written, named = tempfile.mkstemp(".so", f"tunewright-{name}-", place)  # only its owner may read and write it
+        written, named = tempfile.mkstemp(".so", f"tunewright-{name}-", place)
+        os.fchmod(written, 0o700)  # a program must be executable, an object need not
     handle = -1
     try:
         with open(written, "wb") as file:

@@ -1,4 +1,4 @@
-"""The CUDA device that the tests of its kernels share, and what "CPU" is (see `kernel_forms`)."""
+"""The CUDA device that the tests of its kernels share, and forms of the CPU device (see `kernel_forms`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from conformance import kernel_forms
 if TYPE_CHECKING:
     from tunewright.devices.cuda import CudaDevice
 
-kernel_forms.enter()
+
+def pytest_configure(config: pytest.Config) -> None:
+    kernel_forms.offer(config.getoption("--cpu"))
 
 
 @pytest.fixture(scope="session")

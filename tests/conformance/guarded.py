@@ -43,7 +43,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 class GuardedDevice(NativeDevice):
     family = "guarded"
-    priority = 100
     #: kernels are launched one by one
     links = False
     flags: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class GuardedDevice(NativeDevice):
     @classmethod
     def available(cls) -> list[str] | str:
         found = super().available()
-        return found if isinstance(found, str) else ["CPU"]
+        return found if isinstance(found, str) else [f"CPU.{cls.family.upper()}"]
 
     def _compile_for(self, level: Level, named: str) -> None:
         super()._compile_for(level, named)

@@ -49,14 +49,13 @@ class QemuDevice(CDevice):
     """An aarch64 processor. Its memory is the host's."""
 
     family = "qemu"
-    priority = 100
     dialect = "c"
 
     @classmethod
     def available(cls) -> list[str] | str:
-        return why_not() or ["CPU"]
+        return why_not() or ["CPU.QEMU"]
 
-    def __init__(self, name: str = "CPU") -> None:
+    def __init__(self, name: str = "CPU.QEMU") -> None:
         self.name = name
         self.target = Target(
             "cpu", "emulated", LEVEL.title, 2, (("runtime", "native"),), "c", " ".join(FLAGS), LEVEL.vector_bytes,

@@ -46,12 +46,11 @@ def programs(level: Level, named: str, more: Sequence[str]) -> Programs:
 
 class StrictDevice(NativeDevice):
     family = "strict"
-    priority = 100
 
     @classmethod
     def available(cls) -> list[str] | str:
         found = super().available()
-        return found if isinstance(found, str) else ["CPU"]
+        return found if isinstance(found, str) else ["CPU.STRICT"]
 
     def _compile_for(self, level: Level, named: str) -> None:
         super()._compile_for(level, named)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance import interpreter  # before any module here imports Triton
-from conformance import kernel_forms
+from conformance import (
+    interpreter,  # before any module here imports Triton
+    kernel_forms,
+)
 
 if TYPE_CHECKING:
     from tunewright.devices.cuda import CudaDevice

@@ -20,7 +20,10 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror", *(f"-Wno-{name}" for name in EXCEPTIO
 
 #: of double precision alone; single precision is plain arithmetic
 MATHEMATICS = frozenset(
-    ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "log", "log1p", "pow", "sin", "sinh", "tan", "tanh"]
+    [
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "log", "log1p",
+        "pow", "sin", "sinh", "tan", "tanh",
+    ]
 )
 #: compilers make calls of loops
 MEMORY = frozenset({"memcpy", "memmove", "memset"})

@@ -1,6 +1,6 @@
-"""Kernels through an OpenCL runtime for the processor: the tests of the CPU device's kernels, with that one in its place.
+"""Kernels through an OpenCL runtime for the processor: tests of the CPU device's kernels, with that one in its place.
 
-The short form runs a quarter of them, of every family; soak all, and ONNX's node tests.
+The short form runs a sixth of them, of every family; soak all, and ONNX's node tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(modules: list[Path], *options: str, least: int) -> None:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_some_kernels_of_every_family(group: int) -> None:
-    run(KERNELS[group::GROUPS], "-m", "not soak", "--each", "4", least=60)
+    run(KERNELS[group::GROUPS], "-m", "not soak", "--each", "6", least=40)
 
 
 @pytest.mark.soak

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import opencl_runtime
 import tunewright
-from opencl_runtime import needs_opencl
 from tunewright import tools
 from tunewright.errors import InputError
 from tunewright.ir.graph import Node

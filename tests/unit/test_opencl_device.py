@@ -2,6 +2,7 @@
 CPU device do alike: memory that they share with numpy, requests, threads."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -416,6 +417,38 @@ def test_a_host_operation_is_marked_in_the_counters(name):
     relu, non_zero = request.get_profiling_info()
     assert relu.launches == 1 and relu.host_seconds == 0
     assert non_zero.kernel == "host.reference" and non_zero.launches == 0 and non_zero.host_seconds > 0
+
+
+def _in_a_fork(results, compiled, made, name):
+    signal.alarm(60)
+    for use in (lambda: compiled, lambda: tunewright.Core().compile_model(made, name)):
+        try:
+            use()({"x": np.ones((3, 4), np.float32)})
+            results.put("it ran")
+        except tunewright.DeviceError as error:
+            results.put(str(error))
+    for other in ("CPU", "CPU.HOST"):
+        results.put(tunewright.Core().compile_model(made, other)({"x": np.ones((1, 4), np.float32)})["y"].tolist())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_is_told_and_does_not_hang(device):
+    """Its threads stayed where they were. Other devices work there."""
+    made = model(SCALE)
+    compiled = tunewright.Core().compile_model(made, device.name)
+    compiled({"x": np.ones((2, 4), np.float32)})
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=_in_a_fork, args=(results, compiled, made, device.name))
+    with device._programs._lock:  # as if another thread compiled just now: nobody lets go of its lock in the fork
+        child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    for _ in range(2):
+        assert "was forked from one that had opened the device" in results.get()
+    assert [results.get(), results.get()] == [[[2, 2, 2, 2]]] * 2
+    assert np.array_equal(compiled({"x": np.ones((1, 4), np.float32)})["y"], [[2] * 4]), "and the parent goes on"
 
 
 # Without it

@@ -31,8 +31,8 @@ import ship
 import ship_pack
 import ship_sources
 
-HERE = Where("cpu", "Example CPU", 2, "256-bit vectors; 16 registers of 32 bytes; c", "Portable Computing Language",
-             "driver 3.0; version OpenCL 3.0 PoCL", "-cl-denorms-are-zero -w")  # fmt: skip
+HERE = Where("cpu", "Example CPU", 2, "x86-64-v3; 16 registers of 32 bytes; c", "native", "compiler zig 0.17.0",
+             "-O3 -std=gnu17")  # fmt: skip
 shipped = pytest.mark.skipif(not (ship_pack.DATA / "system.jsonl").exists(), reason="nothing is packed yet")
 
 
@@ -169,6 +169,9 @@ def test_what_ships_of_other_machines_stays(kb: Path, tmp_path: Path) -> None:
 def test_a_heuristic_joins_those_of_other_places(tmp_path: Path) -> None:
     mine, out = tmp_path / "mine.json", tmp_path / "heuristic.json"
     whole = heuristic_file.parse((ship_pack.DATA / "heuristic.json").read_text(encoding="utf-8"))
+    elsewhere = [replace(s, place=replace(s.place, arch=f"{s.place.arch}, another"), processors=("Another",))
+                 for s in whole.sections]  # fmt: skip
+    whole = replace(whole, sections=(*whole.sections, *elsewhere))
     places = sorted({section.place for section in whole.sections}, key=str)
     parts = [[s for s in whole.sections if s.place == place] for place in places]
     out.write_text(heuristic_file.dump(replace(whole, sections=tuple(parts[0]), about={"speed": 0.9})))
@@ -230,8 +233,8 @@ def test_a_kernel_for_one_shape_must_be_worth_its_compilation(kb: Path) -> None:
         ({}, Kind.EXACT),
         ({"units": 16}, Kind.PROVISIONAL),
         ({"processor": "Other CPU"}, Kind.PROVISIONAL),
-        ({"software": "driver 5.0; version OpenCL 3.0 PoCL"}, Kind.PROVISIONAL),
-        ({"software": "driver 5.0; version OpenCL 3.0 PoCL", "units": 16}, Kind.MISS),
+        ({"software": "compiler zig 0.18.0"}, Kind.PROVISIONAL),
+        ({"software": "compiler zig 0.18.0", "units": 16}, Kind.MISS),
         ({"arch": "512-bit vectors; 32 registers of 64 bytes; c"}, Kind.MISS),
         ({"runtime": "Intel(R) OpenCL"}, Kind.MISS),
     ],

@@ -390,7 +390,7 @@ class _Spoilt(Exception):
 
 
 def _start(command: Sequence[str], settings: Settings) -> Process:
-    # No kernel cache: it stores what was compiled some time later, while others are timed, and most of it loses.
+    # No kernel cache: most of what is compiled there loses.
     return Process(command, child_environment(replace(settings, cache_dir="")))
 
 

@@ -22,7 +22,8 @@ from unit.kb_records import fault, measurement, problem
 
 FOLDER = Path(__file__).parent
 CPU = Where(
-    "cpu", "Example CPU", 32, "512-bit vectors; 32 registers of 64 bytes; c", "native", "compiler zig 0.17.0", "-O3",
+    "cpu", "Example CPU", 32, "x86-64-v4; 32 registers of 64 bytes; c", "native", "compiler zig 0.17.0",
+    "-O3 -std=gnu17",
 )  # fmt: skip
 OLDER = dataclasses.replace(CPU, software="compiler zig 0.16.0")
 GPU = Where("gpu", "Example GPU", 132, "example; 64 registers of 4 bytes; c", "Example OpenCL", "driver 1.0", "-w")
@@ -89,7 +90,9 @@ def bases(tmp_path, monkeypatch):
         tmp_path / "colleague.jsonl", [*records[:2], colleague, measurement(conv(512, 7), GPU, "opencl.conv_plain")]
     )
     lines = (tmp_path / "colleague.jsonl").read_text().splitlines()
-    (tmp_path / "damaged.jsonl").write_text("\n".join([*lines[:2], lines[2].replace("1.", "2."), "{", lines[3]]))
+    (bad,) = (line for line in lines if records[1].digest in line[:80])
+    lines.remove(bad)
+    (tmp_path / "damaged.jsonl").write_text("\n".join([*lines[:2], bad.replace("1.", "2."), "{", lines[2]]))
     return tmp_path
 
 

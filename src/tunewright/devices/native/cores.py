@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -21,47 +22,43 @@ def allowed() -> list[int]:
 
 
 def nodes(folder: Path = _NODES) -> list[set[int]]:
-    """The cores of each node of memory that this process may use; none where the system does not tell."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    mine = os.sched_getaffinity(0)
-    found = [cpu_list(file.read_text("ascii")) & mine for file in sorted(folder.glob("node[0-9]*/cpulist"))]
+    """The cores of each node of memory that this process may use, in the order of nodes; none where nobody tells."""
+    mine, found = set(allowed()), []
+    for file in sorted(folder.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name[4:])):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(cpu_list(file.read_text("ascii")) & mine)
     return [cores for cores in found if cores]
 
 
 def quota(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> float | None:
     """Processors' worth of time that the container may use, the least of all groups around it; None: no bound."""
-    found: list[float] = []
-    for folder in _groups(root, membership):
-        try:
-            most, period = (folder / "cpu.max").read_text("ascii").split()[:2]
-            if most != "max":
-                found.append(int(most) / int(period))
-        except (OSError, ValueError):
-            found += _quota_v1(folder)
-    return min(found, default=None)
+    found = (_share(folder) for folder in _groups(root, membership))
+    return min((share for share in found if share is not None), default=None)
 
 
-def _quota_v1(folder: Path) -> list[float]:
-    try:
-        most, period = (int((folder / f"cpu.cfs_{name}_us").read_text("ascii")) for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return []
-    return [most / period] if most > 0 and period > 0 else []
+def _share(folder: Path) -> float | None:
+    """Of one group, in the files of cgroup v2 or of v1."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            most, period = " ".join((folder / name).read_text("ascii") for name in names).split()[:2]
+            # No bound is "max" or -1.
+            return int(most) / int(period) if most != "max" and int(most) > 0 and int(period) > 0 else None
+    return None
 
 
 def _groups(root: Path, membership: Path) -> list[Path]:
     """Folders of the process's group and of all above it."""
     found = {root, root / "cpu", root / "cpu,cpuacct"}
-    try:
-        lines = membership.read_text("utf-8").splitlines()
-    except OSError:
-        return sorted(found)
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = membership.read_text("utf-8", "surrogateescape").splitlines()
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root if not controllers else root / controllers
-        parts = [p for p in path.split("/") if p and p != ".."]
-        if not controllers or "cpu" in controllers.split(","):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Beside v1, v2 is in a folder of its own. A container may see its own group as the root.
+        for base in (root / controllers,) if controllers else (root, root / "unified"):
+            parts = [part for part in path.split("/") if part and part != ".."]
             found |= {base.joinpath(*parts[:n]) for n in range(len(parts) + 1)}
     return sorted(found)
 

@@ -94,7 +94,9 @@ class NativeDevice(CDevice):
     @classmethod
     def mistake(cls) -> SettingsError | None:
         error = _refusal(Settings.from_environment())
-        return SettingsError(error.what, where=error.where, hint=error.hint) if isinstance(error, SettingsError) else None
+        if not isinstance(error, SettingsError):
+            return None
+        return SettingsError(error.what, where=error.where, hint=error.hint)
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name

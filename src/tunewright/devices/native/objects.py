@@ -15,7 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from ...errors import DeviceError, ExecutionError, SettingsError
-from ...settings import Settings, own_folder
+from ...settings import own_folder
+from .. import building
 
 _HANDLES = "/proc/self/fd"
 _NUMBERS = itertools.count()
@@ -44,7 +45,7 @@ class Loaded:
 def _load(binary: bytes, name: str) -> int:
     """A handle of the loader's."""
     _mathematics()
-    kept = Settings.from_environment().kernel_symbols_dir
+    kept = building.current().kernel_symbols_dir
     if kept:
         return _load_kept(binary, name, Path(kept))
     failed: OSError | None = None
@@ -83,7 +84,8 @@ def file_of(binary: bytes, name: str, place: Path | None = None) -> Iterator[tup
         written = os.memfd_create(f"tunewright-{name}", os.MFD_CLOEXEC)
     else:
         place.mkdir(0o700, parents=True, exist_ok=True)
-        written, named = tempfile.mkstemp(".so", f"tunewright-{name}-", place)  # only its owner may read and write it
+        written, named = tempfile.mkstemp(".so", f"tunewright-{name}-", place)
+        os.fchmod(written, 0o700)  # a program must be executable, an object need not
     handle = -1
     try:
         with open(written, "wb") as file:

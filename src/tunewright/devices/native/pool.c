@@ -22,6 +22,7 @@ extern int pthread_create(u64*, const void*, void* (*)(void*), void*);
 extern int pthread_sigmask(int, const u64*, u64*);
 extern int sigfillset(u64*);
 extern int sched_getcpu(void);
+extern int sched_yield(void);
 extern int sched_setaffinity(int, u64, const void*);
 extern int prctl(int, ...);
 extern long syscall(long, ...);
@@ -189,7 +190,7 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   s->items = items;
   POKE(&s->parts, parts);
   POKE(&s->least, 1);
-  POKE(&s->most, within((u64)(items / parts / 16), 1, items)); /* a first taste, until the cost is known */
+  POKE(&s->most, 1); /* a first taste: an item may take long, and nobody could come in between */
   if (cost) pace(p, s, cost);
   POKE(&s->done, 0);
   POKE(&s->wanted, parts > 1);
@@ -400,8 +401,10 @@ EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
   pthread_sigmask(2, all, old);
   int failed = pthread_create(&id, 0, work, w);
   pthread_sigmask(2, old, 0);
-  if (!failed) POKE(&p->workers, p->workers + 1);
-  return failed;
+  if (failed) return failed;
+  while (!LOAD(&w->thread)) sched_yield(); /* until it is where it belongs */
+  POKE(&p->workers, p->workers + 1);
+  return 0;
 }
 
 /* Where a worker that is there may run from now on. */
@@ -477,7 +480,7 @@ static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
     u64* row = (u64*)t + t[HEAD + r->step];
     while (r->item < row[ITEMS]) {
       u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
-      int few = within(cost ? p->us * 1024 * 1024 / cost : row[ITEMS] / 16, 1, (int)left);
+      int few = within(cost ? p->us * 1024 * 1024 / cost : 1, 1, (int)left);
       u64 now = run_items(row, (int)r->item, (int)r->item + few);
       r->item += (u64)few;
       if (now > deadline) return 0;

@@ -175,7 +175,7 @@ def run(binary: bytes) -> str:
         except subprocess.TimeoutExpired:
             return "it does not end"
         except OSError as error:  # not to be run from there
-            failed = failed or str(error)
+            failed = f"no program can be run here: {error}"
             continue
         if done.returncode == 3:
             return "its results are wrong"

@@ -50,6 +50,8 @@ class Programs:
         self._kept: OrderedDict[str, Program] = OrderedDict()
         #: in which caches a program is
         self._stored: dict[str, list[KernelCache]] = {}
+        #: what a cache has, and the loader did not take
+        self._refused: set[str] = set()
         self._renew()
         _ALIVE.add(self)
 
@@ -127,13 +129,14 @@ class Programs:
     def _load(self, source: str) -> Program | None:
         wanted = kernel_cache.current()
         files = None if wanted is None else wanted.get(self._key(source))
-        if wanted is None or files is None or OBJECT not in files:
+        if wanted is None or files is None:
             return None
         if self._compiler is not None and files.get(COMPILER) != self._compiler.identity.encode():
             return None  # another compiler's work is replaced; without any it is better than nothing
         try:
             program = Program(files[OBJECT], name_of(source))
-        except DeviceError:  # what is compiled anew may not be taken either, and says why
+        except (KeyError, DeviceError):  # nothing may be loaded here; or it is the entry, if what is compiled anew is
+            self._refused.add(source)
             return None
         self._stored.setdefault(source, []).append(wanted)
         return program
@@ -177,6 +180,9 @@ class Programs:
             if wanted in caches:
                 return
             caches.append(wanted)
+        if source in self._refused:
+            self._refused.discard(source)
+            wanted.reject(self._key(source))
         files = {OBJECT: program.binary, COMPILER: self._compiler.identity.encode()}
         wanted.put(self._key(source), files, self._title)
 

@@ -79,8 +79,13 @@ class Call:
 
 def _opencl(call: Call) -> str:
     group = f"__attribute__((reqd_work_group_size({call.group}, 1, 1)))"
-    head = f"__kernel {group} void {call.name}({', '.join(call.params)}) {{"
+    head = f"__kernel {group} void {call.name}({_params(call.params)}) {{"
     return "\n".join([PRELUDES["opencl"], call.head, head, call.body, "}\n"])
+
+
+def _params(params: Sequence[str]) -> str:
+    """What a text names only between #if and #endif need not be used."""
+    return ", ".join(f"{param} UNUSED" for param in params)
 
 
 def _c(call: Call) -> str:
@@ -93,8 +98,7 @@ def _c(call: Call) -> str:
         else:
             args.append(f"as_f32((u32){value})" if "f32" in param else f"(int){value}")
     item = ", ".join(["work_item % work_x", "work_item / work_x % work_y", "work_item / work_x / work_y", *args])
-    # what is named only between #if and #endif need not be used
-    params = ", ".join(f"{param} UNUSED" for param in ["const int g0", "const int g1", "const int g2", *call.params])
+    params = _params(["const int g0", "const int g1", "const int g2", *call.params])
     return "\n".join(
         [
             PRELUDES["c"], call.head, f"static void {call.name}_item({params}) {{", call.body, "}",
@@ -177,7 +181,7 @@ class Source:
         return COMPUTE[self._buffers[name][0]]
 
     def call(self, grid: Sequence[int]) -> Call:
-        """The finished kernel over a grid of at most three dimensions. Arguments that its text never names are left out."""
+        """The finished kernel over a grid of up to three dimensions. Arguments that its text never names are left out."""
         params, args = [], []
         named = set(_WORD.findall("\n".join([*self._fixed.values(), *self._functions, *self._body])))
         for name, (dtype, arg) in self._buffers.items():

@@ -70,7 +70,8 @@ class LinkedLauncher(Launcher, Chained):
         self._kernels = [kernel for kernel, _, _ in calls]
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
-        for one, places in _costs(kernels, begins).items():
+        self._costs = np.array(begins, np.intp) - 1
+        for one, places in _places_of_costs(kernels, begins).items():
             one.costs.pass_on(table, np.array(places, np.intp))
         self._runner = device.pool.runner(table)
 
@@ -90,6 +91,10 @@ class LinkedLauncher(Launcher, Chained):
                 table[at] = where
 
         return set
+
+    def costs(self) -> list[int]:
+        """What the pool has learned of each step so far (see `base.Costs`)."""
+        return [int(cost) for cost in self._table[self._costs]]
 
     def clock(self) -> None:
         self._runner = self._device.pool.runner(self._table, self._stamps)
@@ -117,7 +122,7 @@ class LinkedLauncher(Launcher, Chained):
         return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
 
 
-def _costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
+def _places_of_costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
     """For each kernel where a table has the costs of its launches, each time that it stands there."""
     found: dict[CKernel, list[list[int]]] = {}
     at = iter(begins)

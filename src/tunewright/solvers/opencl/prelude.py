@@ -11,7 +11,7 @@ from __future__ import annotations
 OPENCL = """
 #define GLOBAL __global
 #define GID(n) ((int)get_global_id(n))
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE static inline __attribute__((always_inline, unused))
 #define UNROLL _Pragma("unroll")
 #define CAST_BITS(x, T) __builtin_astype(x, T)
 #define VECTOR(V, ...) ((V)(__VA_ARGS__))

@@ -1,0 +1,224 @@
+"""How many threads there are and where they run, read from trees of files as machines of many kinds show them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from native.harness import Table, crowded, loaded, native
+from tunewright.devices import building
+from tunewright.devices.native import cores, steps
+from tunewright.devices.native.pool import Pool
+from tunewright.devices.native.processor import processor
+
+
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+# The container's share of time
+
+V2 = "0::{}\n"
+V1 = "11:cpuset:/\n4:cpu,cpuacct:{0}\n3:memory:/elsewhere\n1:name=systemd:{0}\n0::/init.scope\n"
+
+QUOTAS = {
+    "none: a machine without groups": ("", {}, None),
+    "v2, no bound": (V2.format("/"), {"cpu.max": "max 100000\n"}, None),
+    "v2, the container's own root": (V2.format("/"), {"cpu.max": "150000 100000\n"}, 1.5),
+    "v2, half a processor": (V2.format("/"), {"cpu.max": "50000 100000\n"}, 0.5),
+    "v2, a short period": (V2.format("/"), {"cpu.max": "20000 10000\n"}, 2.0),
+    "v2, the root shows nothing": (V2.format("/pods/p1/c1"), {"pods/p1/c1/cpu.max": "400000 100000\n"}, 4.0),
+    "v2, the group around it has less": (
+        V2.format("/a/b/c"),
+        {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n", "a/b/c/cpu.max": "800000 100000\n"}, 3.0,
+    ),
+    "v2, a group beside has less": (V2.format("/a/b"), {"a/b/cpu.max": "200000 100000", "a/x/cpu.max": "1 9"}, 2.0),
+    "v2, seen from another namespace": (V2.format("/../../other"), {"cpu.max": "200000 100000\n"}, 2.0),
+    "v2, something else is in the file": (V2.format("/"), {"cpu.max": "rubbish\n"}, None),
+    "v2, a period of nothing": (V2.format("/"), {"cpu.max": "1000 0\n"}, None),
+    "v2 beside v1": (V2.format("/u"), {"unified/u/cpu.max": "250000 100000\n"}, 2.5),
+    "v1, no bound": (
+        V1.format("/"), {"cpu,cpuacct/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, None,
+    ),
+    "v1, docker": (
+        V1.format("/docker/4f"),
+        {"cpu,cpuacct/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+         "cpu,cpuacct/docker/4f/cpu.cfs_quota_us": "350000\n", "cpu,cpuacct/docker/4f/cpu.cfs_period_us": "100000\n"},
+        3.5,
+    ),
+    "v1, the container sees its group as the root": (
+        V1.format("/docker/4f"), {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0,
+    ),
+    "v1, half of it is there": (V1.format("/"), {"cpu/cpu.cfs_quota_us": "200000\n"}, None),
+    "lines that are none": ("\n:\n7\n0::/\n", {"cpu.max": "100000 100000\n"}, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_quota(tmp_path: Path, case: str) -> None:
+    membership, files, expected = QUOTAS[case]
+    (tmp_path / "membership").write_text(membership)
+    assert cores.quota(tree(tmp_path / "cgroup", files), tmp_path / "membership") == expected
+
+
+def test_quota_of_a_group_with_a_strange_name(tmp_path: Path) -> None:
+    (tmp_path / "membership").write_bytes(b"0::/\xff\xfe\n")
+    assert cores.quota(tree(tmp_path, {"cpu.max": "100000 100000"}), tmp_path / "membership") == 1
+
+
+def test_quota_without_files(tmp_path: Path) -> None:
+    assert cores.quota(tmp_path / "nothing", tmp_path / "no membership") is None
+
+
+@pytest.mark.parametrize(
+    "allowed, share, threads",
+    [(16, None, 16), (16, 4.0, 4), (2, 4.0, 2), (16, 2.5, 3), (16, 2.01, 2), (16, 0.3, 1), (1, None, 1), (3, 3.0, 3)],
+)
+def test_threads_are_the_least_of_affinity_and_quota(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, share: float | None, threads: int
+) -> None:
+    monkeypatch.setattr(cores, "allowed", lambda: list(range(allowed)))
+    monkeypatch.setattr(cores, "quota", lambda: share)
+    assert cores.count() == threads
+
+
+def test_affinity_counts() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert cores.allowed() == [min(before)] and cores.count() == 1
+        assert cores.places("YES", 1) == [(min(before), frozenset({min(before)}))]
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# Nodes of memory
+
+NODES = {
+    "two sockets": ({"node0/cpulist": "0-15,32-47\n", "node1/cpulist": "16-31,48-63\n"}, range(64), [32, 32]),
+    "one node": ({"node0/cpulist": "0-7\n"}, range(8), [8]),
+    "a node without processors": ({"node0/cpulist": "0-3\n", "node1/cpulist": "\n"}, range(4), [4]),
+    "only memory beside two": (
+        {"node0/cpulist": "0-1\n", "node1/cpulist": "2-3\n", "node2/cpulist": "\n"}, range(4), [2, 2],
+    ),
+    "in the order of numbers": (
+        {f"node{n}/cpulist": f"{2 * n}-{2 * n + n % 2}\n" for n in range(12)}, range(24), [1, 2] * 6,
+    ),
+    "processors that are off": ({"node0/cpulist": "0,2\n", "node1/cpulist": "4,6\n"}, (0, 2, 4, 6), [2, 2]),
+    "a part of the machine": ({"node0/cpulist": "0-15\n", "node1/cpulist": "16-31\n"}, (14, 15, 16), [2, 1]),
+    "one node of two": ({"node0/cpulist": "0-15\n", "node1/cpulist": "16-31\n"}, range(16, 32), [16]),
+    "not told": ({}, range(4), []),
+    "nothing sensible": ({"node0/cpulist": "zero\n", "node1/cpulist": "0-3\n"}, range(4), [4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NODES)
+def test_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    files, allowed, sizes = NODES[case]
+    monkeypatch.setattr(cores, "allowed", lambda: list(allowed))
+    found = cores.nodes(tree(tmp_path, {**files, "has_cpu": "0\n", "possible": "0-1\n"}))
+    assert [len(node) for node in found] == sizes
+    assert set().union(*found) <= set(allowed)
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "allowed", lambda: [0, 1, 4, 5])
+    monkeypatch.setattr(cores, "nodes", lambda: [{0, 1}, {4, 5}])
+    everywhere = (-1, frozenset({0, 1, 4, 5}))
+    assert cores.places("NO", 4) == [everywhere] * 4
+    assert cores.places("YES", 4) == [(core, frozenset({core})) for core in (0, 1, 4, 5)]
+    # Two processes under a quota would otherwise both take the first cores.
+    assert cores.places("YES", 2) == [everywhere] * 2
+    assert cores.places("NUMA", 4) == [(-1, frozenset({0, 1}))] * 2 + [(-1, frozenset({4, 5}))] * 2
+    monkeypatch.setattr(cores, "nodes", lambda: [{0, 1, 4, 5}])
+    assert cores.places("NUMA", 4) == cores.places("YES", 4)
+
+
+# Processors with cores of two kinds
+
+
+def test_kinds_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux shows an i9-12900K: eight cores of two threads, eight small ones."""
+    tree(tmp_path, {"cpu_core/cpus": "0-15\n", "cpu_atom/cpus": "16-23\n"})
+    monkeypatch.setattr(building, "_KINDS", {
+        "HIGH": tmp_path / "cpu_core" / "cpus", "LOW": tmp_path / "cpu_atom" / "cpus",
+    })  # fmt: skip
+    assert building._kind("HIGH") == set(range(16)) and building._kind("LOW") == set(range(16, 24))
+    assert building._kind("ANY") == set()
+    monkeypatch.setattr(building, "_KINDS", {})
+    assert building._kind("HIGH") == set()
+
+
+UNEVEN = r"""
+typedef unsigned long long u64;
+extern long syscall(long, ...);
+extern int usleep(unsigned);
+/* a[0][item] = who ran it; thread a[1] takes four times as long as the others */
+__attribute__((visibility("default"))) void uneven(const u64* a, int begin, int end, int x, int y) {
+#if defined(__x86_64__)
+  int me = (int)syscall(186);
+#else
+  int me = (int)syscall(178);
+#endif
+  for (; begin < end; begin++) {
+    usleep(me == (int)a[1] ? 2000 : 500);
+    ((int*)a[0])[begin] = me;
+  }
+}
+"""
+
+
+@native
+def test_slow_cores_take_less() -> None:
+    """All cores of a hybrid processor work, each as much as it can: parts are equal, but who is done helps others."""
+    me, who = threading.get_native_id(), np.zeros(400, np.int32)
+    words, (begin,) = steps.table([(loaded(UNEVEN).address("uneven"), (400,), 2)], 2)
+    words[begin : begin + 2] = who.ctypes.data, me
+    runner = crowded().runner(words)
+    runner()
+    start = time.perf_counter()
+    runner()
+    took = time.perf_counter() - start
+    share = (who == me).mean()
+    assert 0.05 < share < 0.4, "the slow one has a fifth of the work"
+    assert took < 0.75 * 200 * 0.002, "it would take as long to do its half"
+
+
+# Where time is rationed
+
+
+@native
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_nobody_spins_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the processor time of workers while runs come a millisecond apart."""
+
+    def spent(pool: Pool, before: set[str]) -> float:
+        table = Table([(2000,)], 2, burn=300)
+        runner = pool.runner(table.words)
+        runner()
+        mine = [t for t in Path("/proc/self/task").iterdir() if t.name not in before]
+
+        def total() -> int:
+            return sum(int((t / "schedstat").read_text().split()[0]) for t in mine)
+
+        begin = total()
+        for _ in range(300):
+            runner()
+            time.sleep(0.001)
+        return (total() - begin) / 300e3  # us each time
+
+    found = {}
+    for share in (None, 2.0):
+        monkeypatch.setattr(cores, "quota", lambda share=share: share)
+        monkeypatch.setattr(cores, "count", lambda: 2)
+        before = {t.name for t in Path("/proc/self/task").iterdir()}
+        found[share] = spent(Pool(processor().runtime, "NO"), before)
+    assert found[2.0] < found[None] - 20, found

@@ -69,7 +69,8 @@ class QemuDevice(CDevice):
     def build(self, source: str) -> tuple[str, bytes]:
         """The text, and its program."""
         if source not in self.programs:
-            key = {"emulated": TRIPLE, "flags": " ".join(FLAGS), "harness": HARNESS.read_text("utf-8"), "source": source}
+            harness = HARNESS.read_text("utf-8")
+            key = {"emulated": TRIPLE, "flags": " ".join(FLAGS), "harness": harness, "source": source}
             stored = kernel_cache.current()
             found = stored.get(key) if stored is not None else None
             self.programs[source] = found["program"] if found is not None else _compile(source)

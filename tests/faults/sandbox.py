@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ class Handler:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         self.core = Core(limits)
         self.opened: list[str] = []
+        tempfile.gettempdir()  # finds out once in a process, by writing a file, where temporary files may be
         sys.addaudithook(self._audit)
         self.warm()
 

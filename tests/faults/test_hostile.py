@@ -22,7 +22,8 @@ from tunewright.settings import Settings
 
 #: what the interpreter, numpy, the kernel cache (whose names are digests) and the compiler may open for any model
 KERNELS = KernelCache.of(Settings.from_environment())
-ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", f"{tempfile.gettempdir()}/tunewright-",
+ELSEWHERE = (sys.prefix, sys.base_prefix, str(SOURCE), "/proc/", "/sys/", "/dev/null",
+             f"{tempfile.gettempdir()}/tunewright-",
              *([f"{KERNELS.folder}/"] if KERNELS else []))  # fmt: skip
 
 

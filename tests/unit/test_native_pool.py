@@ -195,7 +195,7 @@ def mixed(x: np.ndarray, limit: int, by: float) -> tuple[pool.Runner, np.ndarray
 
 @pytest.mark.parametrize("limit", [1, 8])
 def test_denormals_are_zero_inside_alone(mode: ctypes.CDLL, limit: int) -> None:
-    tiny = np.full(600_000, 1e-39, np.float32)
+    tiny = np.full(6_000_000, 1e-39, np.float32)  # a step of more than 100 us: a shorter one is not divided into slices
     runner, to = mixed(tiny, limit, 0.5)
     slices = 0
     for slice in (50_000, 0):

@@ -526,6 +526,7 @@ def test_a_failed_request_gives_buffers_back(theirs):
 @needs_opencl
 def test_a_callers_context_has_all_its_threads(caplog):
     core = Core({"CPU_THREADS_NUM": "1"})
+    open_device(opencl_runtime.NAME)._told_threads = False  # it is told once
     theirs = Theirs(True)
     remote = core.create_context(opencl_runtime.NAME, context=theirs.context)
     mine = core.compile_model(model(TWO), remote)

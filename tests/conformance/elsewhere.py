@@ -36,6 +36,16 @@ class Word:
     is_empty: bool = False
 
 
+class ImmediateQueue(CQueue):
+    """Kernels run inside the call that launches them."""
+
+    def finish(self) -> None:
+        if self.pending:
+            self.pending = False
+            self.waits += 1
+            self.kept.clear()
+
+
 class Elsewhere(CLaunch):
     """Gathers its arguments; what they are is known when it is called."""
 

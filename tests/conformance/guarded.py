@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from conformance import strict
-from conformance.elsewhere import Elsewhere, Region, Word
+from conformance.elsewhere import Elsewhere, ImmediateQueue, Region, Word
 from tunewright.devices.base import Queue
-from tunewright.devices.c_device import NOTHING
+from tunewright.devices.c_device import NOTHING, CDevice, CQueue
 from tunewright.devices.native.device import NativeDevice
-from tunewright.devices.native.isa import Level
 from tunewright.devices.native.objects import Loaded
 from tunewright.devices.native.processor import find_compiler
 from tunewright.devices.native.programs import Program
@@ -41,30 +40,37 @@ _ONE_AT_A_TIME = threading.Lock()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class GuardedDevice(NativeDevice):
+class GuardedDevice(CDevice):
     family = "guarded"
-    #: kernels are launched one by one
-    links = False
+    dialect = "c"
     flags: tuple[str, ...] = ()
 
     @classmethod
     def available(cls) -> list[str] | str:
-        found = super().available()
+        found = NativeDevice.available()
         return found if isinstance(found, str) else [f"CPU.{cls.family.upper()}"]
 
-    def _compile_for(self, level: Level, named: str) -> None:
-        super()._compile_for(level, named)
-        self._programs = strict.programs(level, named, self.flags) if self.flags else self._programs
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        native = NativeDevice("CPU")
+        self.target = native.target
+        self._programs = strict.programs(native.level, "", self.flags)
 
-    def build(self, source: str) -> Program:
-        program = super().build(source)
-        program.source = source  # type: ignore[attr-defined]
-        return program
+    def queue(self) -> ImmediateQueue:
+        return ImmediateQueue()
+
+    def build(self, source: str) -> tuple[str, Program]:
+        return source, self._programs.build(source)
+
+    def begin_build(self, sources: Sequence[str]) -> None:
+        for source in sources:
+            self._programs.begin(source)
 
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> GuardedLaunch:  # fmt: skip
-        return GuardedLaunch(program, queue, name, program.source, grid)
+        assert isinstance(queue, CQueue)
+        return GuardedLaunch(queue, name, program[0], grid, program[1])
 
 
 class SanitisedDevice(GuardedDevice):
@@ -73,7 +79,7 @@ class SanitisedDevice(GuardedDevice):
 
 
 class GuardedLaunch(Elsewhere):
-    def __init__(self, program: Program, queue: Any, name: str, source: str, grid: Sequence[int]) -> None:
+    def __init__(self, queue: CQueue, name: str, source: str, grid: Sequence[int], program: Program) -> None:
         super().__init__(queue, name, source, grid)
         self.entry = program.entry(name)
 

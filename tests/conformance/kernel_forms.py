@@ -8,6 +8,7 @@ that do.
 - CPU.GUARDED: every buffer ends, and in a second run begins, at a page that cannot be accessed.
 - CPU.SANITISED: the same with traps for what C leaves undefined.
 - CPU.QEMU: texts for aarch64, run by an emulator.
+- CPU.SYNTAX.X86-64-V4 and so on, for any instruction set: nothing runs, texts of both dialects parse without warnings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ FORMS = {
 
 def offer(name: str | None) -> None:
     """Let a device of such a name be opened: before anything asks which there are."""
+    made: type[Device] | None = None
     if name in FORMS:
         module, device = FORMS[name]
-        made: type[Device] = getattr(importlib.import_module(f"conformance.{module}"), device)
+        made = getattr(importlib.import_module(f"conformance.{module}"), device)
+    elif name is not None and name.startswith("CPU.SYNTAX."):
+        made = importlib.import_module("conformance.syntax").of_level(name)
+    if made is not None:
         single.families()[made.family] = made

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from conformance import strict
-from conformance.elsewhere import Elsewhere, Region, Word
+from conformance.elsewhere import Elsewhere, ImmediateQueue, Region, Word
 from tunewright.devices import kernel_cache
 from tunewright.devices.base import Queue, Target
 from tunewright.devices.c_device import CDevice, CQueue
@@ -63,8 +63,8 @@ class QemuDevice(CDevice):
         )  # fmt: skip
         self.programs: dict[str, bytes] = {}
 
-    def queue(self) -> CQueue:
-        return EmulatedQueue()
+    def queue(self) -> ImmediateQueue:
+        return ImmediateQueue()
 
     def build(self, source: str) -> tuple[str, bytes]:
         """The text, and its program."""
@@ -83,16 +83,6 @@ class QemuDevice(CDevice):
     ) -> Emulated:  # fmt: skip
         assert isinstance(queue, CQueue)
         return Emulated(queue, name, program[0], grid, program[1])
-
-
-class EmulatedQueue(CQueue):
-    """Kernels run inside the call that launches them."""
-
-    def finish(self) -> None:
-        if self.pending:
-            self.pending = False
-            self.waits += 1
-            self.kept.clear()
 
 
 class Emulated(Elsewhere):
@@ -150,26 +140,32 @@ def _file(program: bytes) -> str:
     return str(path)
 
 
-def compile_program(text: Path, program: Path, *more: str | Path) -> None:
-    """A static program of a text of C and of what else the linker is given."""
-    _run("cc", "-target", TRIPLE, "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", text, *more, "-o", program)
+def compile_program(text: Path, program: Path, *more: str) -> None:
+    """A program with a C library."""
+    _run("cc", "-target", TRIPLE, "-O2", "-static", "-Wall", "-Wextra", "-Werror", *more, text, "-o", program)
 
 
 def _compile(source: str) -> bytes:
-    folder, name = _folder(), name_of(source)
-    with tempfile.TemporaryDirectory(dir=folder) as here:
+    with tempfile.TemporaryDirectory(dir=_folder()) as here:
         text, made, program = (Path(here) / name for name in ("kernel.c", "kernel.o", "program"))
         text.write_text(source, "utf-8")
-        _run("clang", f"--target={TRIPLE}", *FLAGS, *strict.WARNINGS, f"-D{name}=kernel_entry", "-c", text, "-o", made)
-        _run("cc", "-target", TRIPLE, "-static", "-s", _harness(), made, "-o", program)
+        _object(text, made, f"-D{name_of(source)}=kernel_entry")
+        try:
+            _run("ld.lld", "-static", "-s", _harness(), made, "-o", program)
+        except ExecutionError:  # mathematics of double precision: the library for it takes a minute to compile, once
+            _run("cc", "-target", TRIPLE, "-O2", "-static", "-s", _harness(), made, "-o", program)
         return program.read_bytes()
 
 
 @cache
 def _harness() -> Path:
     made = _folder() / "harness.o"
-    _run("cc", "-target", TRIPLE, "-O2", "-Wall", "-Wextra", "-Werror", "-c", HARNESS, "-o", made)
+    _object(HARNESS, made)
     return made
+
+
+def _object(text: Path, made: Path, *more: str) -> None:
+    _run("clang", f"--target={TRIPLE}", *FLAGS, *strict.WARNINGS, *more, "-c", text, "-o", made)
 
 
 def _run(*arguments: str | Path) -> None:

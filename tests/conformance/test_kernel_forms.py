@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from conformance.guarded import GuardedDevice, SanitisedDevice
-from tunewright.devices.native.device import NativeDevice
+from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.solvers.opencl.emit import In, Out, Source
 
 
-def run(device: NativeDevice, text: str, count: int = 100) -> np.ndarray:
+def run(device: CDevice, text: str, count: int = 100) -> np.ndarray:
     """A kernel of two buffers of so many numbers, x and y."""
     source = Source("kernel")
     source.buffer("x", DType.INT32, In(0))
@@ -36,7 +36,7 @@ def run(device: NativeDevice, text: str, count: int = 100) -> np.ndarray:
     ("y[0] = (int)((size_t)y / 16 % 16);", "y depends on where it lies"),
 ])  # fmt: skip
 def test_what_guards_find(text: str, said: str) -> None:
-    device = GuardedDevice("CPU")
+    device = GuardedDevice()
     assert np.array_equal(run(device, "for (int i = 0; i < COUNT; i++) y[i] = x[i];"), np.arange(100))
     for _ in range(2):
         with pytest.raises(AssertionError, match=f"kernel: {said}"):
@@ -48,7 +48,7 @@ def test_what_guards_find(text: str, said: str) -> None:
     "y[0] = *(GLOBAL const i32*)((GLOBAL const u8*)x + 1);",
 ], ids=["overflow", "shift", "division", "conversion", "alignment"])  # fmt: skip
 def test_what_traps_find(text: str) -> None:
-    device = SanitisedDevice("CPU")
+    device = SanitisedDevice()
     assert np.array_equal(run(device, "for (int i = 0; i < COUNT; i++) y[i] = x[i];"), np.arange(100))
     with pytest.raises(AssertionError, match="kernel: SIGILL"):
         run(device, text)

@@ -1,4 +1,4 @@
-"""The CUDA device that the tests of its kernels share."""
+"""The CUDA device that the tests of its kernels share, and forms of the CPU device (see `kernel_forms`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance import interpreter  # before any module here imports Triton
+from conformance import (
+    interpreter,  # before any module here imports Triton
+    kernel_forms,
+)
 
 if TYPE_CHECKING:
     from tunewright.devices.cuda import CudaDevice
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    kernel_forms.offer(config.getoption("--cpu"))
 
 
 @pytest.fixture(scope="session")

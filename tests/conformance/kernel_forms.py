@@ -1,36 +1,32 @@
 """Other ways to run the conformance tests of kernels than on the CPU device as users have it.
 
-TUNEWRIGHT_TEST_KERNELS names one of `FORMS`, CPU_ISA the instruction set; in the process that pytest then runs in,
-"CPU" is a device of that form. `test_kernel_forms` starts such processes.
+``--cpu`` takes these names, too; CPU_ISA says for which instruction set. `test_kernel_forms` starts processes of pytest
+that do.
 
-- ``strict``: as users have it, but every text compiles without warnings and needs nothing but the C library's
+- CPU.STRICT: as users have it, but every text compiles without warnings and needs nothing but the C library's
   mathematics.
-- ``guarded``: every buffer ends, and in a second run begins, at a page that cannot be accessed.
-- ``sanitised``: the same with traps for what C leaves undefined.
-- ``qemu``: texts for aarch64, run by an emulator.
+- CPU.GUARDED: every buffer ends, and in a second run begins, at a page that cannot be accessed.
+- CPU.SANITISED: the same with traps for what C leaves undefined.
+- CPU.QEMU: texts for aarch64, run by an emulator.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import importlib
 
-from conformance import guarded, qemu, strict
 from tunewright.devices.base import Device
 from tunewright.plugins import single
 
-VARIABLE = "TUNEWRIGHT_TEST_KERNELS"
-FORMS: dict[str, Callable[[], type[Device]]] = {
-    "strict": lambda: strict.StrictDevice,
-    "guarded": lambda: guarded.GuardedDevice,
-    "sanitised": lambda: guarded.SanitisedDevice,
-    "qemu": lambda: qemu.QemuDevice,
-}
+#: a module here, and the device in it
+FORMS = {
+    "CPU.STRICT": ("strict", "StrictDevice"), "CPU.GUARDED": ("guarded", "GuardedDevice"),
+    "CPU.SANITISED": ("guarded", "SanitisedDevice"), "CPU.QEMU": ("qemu", "QemuDevice"),
+}  # fmt: skip
 
 
-def enter() -> None:
-    """Make "CPU" the device that the environment asks for: before anything opens one."""
-    form = os.environ.get(VARIABLE)
-    if form:
-        made = FORMS[form]()
+def offer(name: str | None) -> None:
+    """Let a device of such a name be opened: before anything asks which there are."""
+    if name in FORMS:
+        module, device = FORMS[name]
+        made: type[Device] = getattr(importlib.import_module(f"conformance.{module}"), device)
         single.families()[made.family] = made

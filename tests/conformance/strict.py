@@ -20,7 +20,10 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror", *(f"-Wno-{name}" for name in EXCEPTIO
 
 #: of double precision alone; single precision is plain arithmetic
 MATHEMATICS = frozenset(
-    ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "log", "log1p", "pow", "sin", "sinh", "tan", "tanh"]
+    [
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "log", "log1p",
+        "pow", "sin", "sinh", "tan", "tanh",
+    ]
 )
 #: compilers make calls of loops
 MEMORY = frozenset({"memcpy", "memmove", "memset"})
@@ -46,12 +49,11 @@ def programs(level: Level, named: str, more: Sequence[str]) -> Programs:
 
 class StrictDevice(NativeDevice):
     family = "strict"
-    priority = 100
 
     @classmethod
     def available(cls) -> list[str] | str:
         found = super().available()
-        return found if isinstance(found, str) else ["CPU"]
+        return found if isinstance(found, str) else ["CPU.STRICT"]
 
     def _compile_for(self, level: Level, named: str) -> None:
         super()._compile_for(level, named)

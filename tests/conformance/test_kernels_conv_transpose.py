@@ -57,7 +57,9 @@ CASES = {
     # a plain result
     "one channel": transposed((1, 24, 6, 29), 1, (2, 2), made=PLAIN, strides=(2, 2), epilogue=SIGMOID),
     "few channels, 3x3 s2": transposed((2, 9, 5, 7), FEW, (3, 3), made=PLAIN, strides=(2, 2), pads=(1, 1, 1, 1)),
-    "phases of three": transposed((1, 12, 5, 6), min(FEW, 2), (3, 3), made=PLAIN, strides=(3, 3), pads=(1, 1, 0, 1), bias=False),
+    "phases of three": transposed(
+        (1, 12, 5, 6), min(FEW, 2), (3, 3), made=PLAIN, strides=(3, 3), pads=(1, 1, 0, 1), bias=False
+    ),
     "volume, plain": transposed((1, 9, 3, 5, 4), 1, (2, 2, 2), made=PLAIN, strides=(2, 1, 2), pads=(1, 0, 0, 0, 1, 0)),
     "plain residual": transposed(
         (1, 16, 5, 6), FEW, (2, 2), made=PLAIN, strides=(2, 2), epilogue=RESIDUAL, operands=(normal(1, FEW, 10, 12),)

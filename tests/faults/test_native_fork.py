@@ -108,7 +108,7 @@ for limit in (1, 2):
     runner()
     if os.getpid() != parent:
         # what ran before the fork has run twice
-        fine = all(((array == 1) | (array == 2)).all() for array in table.written) and table.written[-1].max() == 1
+        fine = all(((array == 1) | (array == 2)).all() for array in table.written)
         short = Table([(2000,), (7,)], limit)
         pool.runner(short.words)()
         os._exit(0 if fine and short.each_ran(1) else 3)

@@ -343,7 +343,10 @@ def test_an_interrupt_is_one_line(model):
         assert process.stderr.readline().startswith("note: ")  # it has read the model
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "tunewright: interrupted\n")
+    assert (out, err) == ("", "tunewright: interrupted\n")
+    # Where Ctrl-C comes while Python evaluates a text (it makes a named tuple), Python ends the process by the signal,
+    # whatever is returned: a shell shows 130 for both.
+    assert process.returncode in (130, -signal.SIGINT)
 
 
 @pytest.mark.parametrize(("ours", "code"), [(True, 130), (False, 0)])

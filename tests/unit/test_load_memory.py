@@ -1,4 +1,4 @@
-"""What a load holds: weights once, no code that only tuning or another device needs, no pages of a compiler at rest."""
+"""What a load holds: weights once, and no code that only tuning or another device needs."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from tunewright import AsyncInferQueue, Core, DeviceError, ExecutionError, Input
 from tunewright.plugins.single import SingleDevice, open_device
 from tunewright.runtime import multi
 from tunewright.runtime.multi import STRIKES
+from tunewright.runtime.streams import Work
 from unit.made_devices import W, check, feed, made, network
 
 _WAITER = multi._Waiter
@@ -448,6 +449,20 @@ def test_an_error_of_the_data_is_the_data_s(two):
     with pytest.raises(ExecutionError):
         model({**good, "i": np.array([9])})
     assert list(model(good)["y"]) == [3, 1] and len(model.get_property("EXECUTION_DEVICES")) == 2
+
+
+def test_what_comes_to_streams_that_were_just_replaced_runs():
+    """Devices came or went while somebody was about to start a request."""
+    work = Work(2)
+    for _ in range(50):
+        runs = [threading.Event() for _ in range(2)]
+        for run in runs:
+            work.put(run.set)
+        assert all(run.wait(10) for run in runs)
+        threads = list(work.threads)
+        work.end()
+        for thread in threads:
+            thread.join(10)
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(40_000, marks=pytest.mark.soak)])

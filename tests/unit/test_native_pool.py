@@ -310,11 +310,13 @@ def test_workers_have_names_and_no_signals() -> None:
 def test_workers_are_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from tunewright.devices.native import cores
 
+    tasks = Path("/proc/self/task")
+    others = {t.name for t in tasks.iterdir()}  # workers of the process's own pool are among them
     made = crowded(3)
 
     def usable() -> list[frozenset[int]]:
-        mine = [t for t in Path("/proc/self/task").iterdir() if (t / "comm").read_text().startswith("tunewright-0")]
-        return [frozenset(os.sched_getaffinity(int(t.name))) for t in mine]
+        mine = [t for t in tasks.iterdir() if (t / "comm").read_text().startswith("tunewright-0")]
+        return [frozenset(os.sched_getaffinity(int(t.name))) for t in mine if t.name not in others]
 
     there = sorted(os.sched_getaffinity(0))
     monkeypatch.setattr(cores, "places", lambda mode, workers: [(there[0], frozenset(there[:1]))] * workers)

@@ -237,7 +237,9 @@ def test_commands_pass_over_what_cannot_be_used(tmp_path):
 
     def execute(*arguments):
         command = [sys.executable, "-c", BROKEN, json.dumps([*map(str, arguments)])]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
+        )  # fmt: skip
 
     listed = execute("devices")
     assert listed.returncode == 0, listed.stderr

@@ -169,6 +169,9 @@ def test_what_ships_of_other_machines_stays(kb: Path, tmp_path: Path) -> None:
 def test_a_heuristic_joins_those_of_other_places(tmp_path: Path) -> None:
     mine, out = tmp_path / "mine.json", tmp_path / "heuristic.json"
     whole = heuristic_file.parse((ship_pack.DATA / "heuristic.json").read_text(encoding="utf-8"))
+    elsewhere = [replace(s, place=replace(s.place, arch=f"{s.place.arch}, another"), processors=("Another",))
+                 for s in whole.sections]  # fmt: skip
+    whole = replace(whole, sections=(*whole.sections, *elsewhere))
     places = sorted({section.place for section in whole.sections}, key=str)
     parts = [[s for s in whole.sections if s.place == place] for place in places]
     out.write_text(heuristic_file.dump(replace(whole, sections=tuple(parts[0]), about={"speed": 0.9})))

@@ -469,7 +469,7 @@ def _over(flat: Array) -> Any:
 def _found() -> int | str:
     """How many GPUs there are, or why there are none."""
     if not any(path.exists() for path in _DRIVERS):
-        return "no NVIDIA driver is loaded"
+        return "no NVIDIA driver is loaded: install it, and 'tunewright[cuda]'"
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} cannot be found: pip install 'tunewright[cuda]'"

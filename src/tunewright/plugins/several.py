@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from ..errors import DeviceError, SettingsError
@@ -53,5 +54,11 @@ def usable(wanted: Sequence[tuple[str, Callable[[], _T]]], kind: str) -> list[tu
     if reasons and not found:
         raise reasons[0]
     for reason in reasons:
-        LOG.warning("%s does without a device: %s", kind, reason.what)
+        _tell(kind, reason.what)
     return found
+
+
+@lru_cache(64)
+def _tell(kind: str, why: str) -> None:
+    """Once: several parts of a command look at the devices of one string."""
+    LOG.warning("%s does without a device: %s", kind, why)

@@ -132,7 +132,7 @@ class Work:
                 else:
                     self.asleep.append(sleep)  # first: to collect garbage here may be to come to `end`
                     if self.ended and not self.tasks:
-                        self.threads.remove(threading.current_thread())
+                        self._forget(sleep)
                         return self.end()
                     dozes, self.helped = self.helped, False
                     if dozes:
@@ -144,6 +144,13 @@ class Work:
             del task  # it would keep its request, and so the model, until the next one comes
             with self.lock:
                 self.running -= 1
+
+    def _forget(self, sleep: threading.Lock) -> None:
+        """This thread ends: a task that comes late must not wait for it."""
+        self.threads.remove(threading.current_thread())
+        self.woken.discard(sleep)
+        if sleep in self.asleep:
+            self.asleep.remove(sleep)
 
     def end(self) -> None:
         """Threads end when nothing is left to do."""

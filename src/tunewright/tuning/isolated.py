@@ -454,7 +454,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def measurer_for(device: Device, settings: Settings) -> Measurer:
-    """What measures on a device: one worker for each in this process, which ends with it."""
+    """What measures on a device: one worker for each in this process, which ends with it. DeviceError where kernels
+    cannot be compiled."""
+    if not device.compiles:
+        raise DeviceError("there is no C compiler, so no kernel can be measured", where=device.name,
+                          hint="install one: pip install ziglang")  # fmt: skip
     if device.family == "null":
         return Local(device)  # its script cannot go to another process, and there is nothing that could crash
     if device.target.device == "cpu" and device.target.units < (settings.cpu_threads_num or cpu_count()):

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,13 +88,15 @@ class NativeDevice(CDevice):
 
     @classmethod
     def available(cls) -> list[str] | str:
-        error = _refusal()
+        error = _refusal(Settings.from_environment())
         return ["CPU", "CPU.NATIVE"] if error is None else str(error)
 
     @classmethod
     def mistake(cls) -> SettingsError | None:
-        error = _refusal()
-        return error if isinstance(error, SettingsError) else None
+        error = _refusal(Settings.from_environment())
+        if not isinstance(error, SettingsError):
+            return None
+        return SettingsError(error.what, where=error.where, hint=error.hint)
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
@@ -193,9 +195,9 @@ class NativeDevice(CDevice):
         return free_bytes()
 
 
-def _refusal() -> DeviceError | SettingsError | None:
+@lru_cache(4)
+def _refusal(settings: Settings) -> DeviceError | SettingsError | None:
     """Why kernels do not run here; None: they do."""
-    settings = Settings.from_environment()
     try:
         why = why_not(processor().level(settings.cpu_isa), settings.cpu_compiler)
     except (DeviceError, SettingsError) as error:

@@ -18,7 +18,7 @@ from .compiler import OPENCL_C, OPENCL_C_LOOP
 ENTRY = "tunewright_kernel"
 #: what to do where a text needs more
 REMEDY = ("docs/custom-kernels.md lists what the CPU device has; CPU.INTEL has all of OpenCL C: "
-          "pip install tunewright[opencl,intel]")  # fmt: skip
+          "pip install 'tunewright[intel]'")  # fmt: skip
 _HERE = Path(__file__).parent
 _INTEGERS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong")
 _FLOATS = ("float", "double")

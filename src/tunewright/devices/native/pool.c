@@ -22,6 +22,7 @@ extern int pthread_create(u64*, const void*, void* (*)(void*), void*);
 extern int pthread_sigmask(int, const u64*, u64*);
 extern int sigfillset(u64*);
 extern int sched_getcpu(void);
+extern int sched_yield(void);
 extern int sched_setaffinity(int, u64, const void*);
 extern int prctl(int, ...);
 extern long syscall(long, ...);
@@ -400,8 +401,10 @@ EXPORT int pool_add(struct pool* p, const u64* mask, int cpu) {
   pthread_sigmask(2, all, old);
   int failed = pthread_create(&id, 0, work, w);
   pthread_sigmask(2, old, 0);
-  if (!failed) POKE(&p->workers, p->workers + 1);
-  return failed;
+  if (failed) return failed;
+  while (!LOAD(&w->thread)) sched_yield(); /* until it is where it belongs */
+  POKE(&p->workers, p->workers + 1);
+  return 0;
 }
 
 /* Where a worker that is there may run from now on. */

@@ -181,7 +181,7 @@ class Source:
         return COMPUTE[self._buffers[name][0]]
 
     def call(self, grid: Sequence[int]) -> Call:
-        """The finished kernel over a grid of at most three dimensions. Arguments that its text never names are left out."""
+        """The finished kernel over a grid of up to three dimensions. Arguments that no text names are left out."""
         params, args = [], []
         named = set(_WORD.findall("\n".join([*self._fixed.values(), *self._functions, *self._body])))
         for name, (dtype, arg) in self._buffers.items():

@@ -45,7 +45,8 @@ class Fold:
         source.function(f"INLINE {t} fold_each({element} v, {element} top UNUSED) {{ return {self.each}; }}")
         source.function(f"INLINE {t} fold_join({t} a, {t} b) {{ return {self.join}; }}")
         if result is not None:
-            source.function(f"INLINE {result} fold_finish({t} a, int N UNUSED, {element} top UNUSED) {{ return {self.finish}; }}")
+            params = f"{t} a, int N UNUSED, {element} top UNUSED"
+            source.function(f"INLINE {result} fold_finish({params}) {{ return {self.finish}; }}")
 
     def finished(self, finish: str) -> Fold:
         return replace(self, finish=finish)

@@ -1,0 +1,60 @@
+"""The threads of a model's streams: tasks that come late, and streams whose number changes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tunewright.runtime.streams import Streams, Work
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_task_that_comes_after_the_end_is_run(count: int) -> None:
+    """Who has asked for the streams just before their number changed puts a task where all threads have ended."""
+    work = Work(count)
+    for _ in range(20):
+        done = threading.Barrier(count + 1)
+        for _ in range(count):
+            work.put(lambda wait=done.wait: wait(20))
+        done.wait(20)
+        work.end()
+        deadline = time.monotonic() + 20
+        while work.threads and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not work.threads and not work.asleep and not work.woken
+
+
+def test_no_task_is_lost_while_the_number_of_streams_changes() -> None:
+    streams, stop, done, lock = Streams(2), threading.Event(), [], threading.Lock()
+    total, submitters = 400, 3
+
+    def task() -> None:
+        with lock:
+            done.append(1)
+
+    def submit() -> None:
+        for number in range(total):
+            streams.submit(task)
+            if number % 5 == 0:
+                time.sleep(0.0002)
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            streams.resize(1 + number % 3)
+            time.sleep(0.0003)
+
+    threads, chaos = [threading.Thread(target=submit) for _ in range(submitters)], threading.Thread(target=change)
+    for thread in [*threads, chaos]:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stop.set()
+    chaos.join(60)
+    deadline = time.monotonic() + 20
+    while len(done) < total * submitters and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(done) == total * submitters

@@ -197,7 +197,7 @@ def mixed(x: np.ndarray, limit: int, by: float) -> tuple[pool.Runner, np.ndarray
 
 @pytest.mark.parametrize("limit", [1, 8])
 def test_denormals_are_zero_inside_alone(mode: ctypes.CDLL, limit: int) -> None:
-    tiny = np.full(600_000, 1e-39, np.float32)
+    tiny = np.full(5_000_000, 1e-39, np.float32)
     runner, to = mixed(tiny, limit, 0.5)
     slices = 0
     for slice in (50_000, 0):
@@ -260,7 +260,7 @@ def test_an_exception_ends_a_run(mode: ctypes.CDLL, limit: int) -> None:
         runner()
     ran = [array.copy() for array in table.written]
     assert mode.get_mode() == 0x5F80 and calls in ([1], [0]) and (calls == [1] or limit > 1)
-    assert (calls == [0]) == table.each_ran(1)
+    assert table.each_ran(1) if calls == [0] else limit > 1 or not table.each_ran(1)  # the others may do it all
     time.sleep(0.01)
     assert all((a == b).all() for a, b in zip(ran, table.written, strict=True))
     for array in table.written:

@@ -81,7 +81,7 @@ calls, request = [], load()
 def note(number, frame):
     calls.append((time.perf_counter(), right(request)))
 signal.signal(signal.SIGTERM, note)
-table = Table([(3_000,)] * 4, 2, burn=60_000)
+table = Table([(40_000,)] * 4, 2, burn=60_000)
 sent = send(signal.SIGTERM)
 pool.runner(table.words)()
 over = time.perf_counter()

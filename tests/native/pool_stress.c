@@ -43,13 +43,17 @@ static void fail(struct tape* t, int why) { __atomic_store_n(&t->wrong, why, __A
 
 #if defined(__x86_64__)
 /* as the compiler's programs have it; rounding up; to zero, with denormals flushed */
-static const u32 modes[] = {0x1f80, 0x5f80, 0xff80};
+static const u32 modes[] = {0x1f80, 0x5f80, 0xff80}, inside = 0x9fc0;
 static u32 mode_now(void) { return __builtin_ia32_stmxcsr() & 0xffc0; }
 static void set_mode(u32 mode) { __builtin_ia32_ldmxcsr(mode); }
 #else
-static const u32 modes[] = {0x9fc0, 0x9fc0, 0x9fc0};
-static u32 mode_now(void) { return 0x9fc0; }
-static void set_mode(u32 mode) { (void)mode; }
+static const u32 modes[] = {0, 1u << 22, 3u << 22 | 1u << 24}, inside = 1u << 24;
+static u32 mode_now(void) {
+  u64 mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return (u32)mode & 0x7c00000;
+}
+static void set_mode(u32 mode) { __asm__ volatile("msr fpcr, %0" : : "r"((u64)mode)); }
 #endif
 
 /* arguments: the tape, step, how long an item takes, x, y */
@@ -57,7 +61,7 @@ static void kernel(const u64* a, int begin, int end, int x, int y) {
   struct tape* t = (struct tape*)a[0];
   int step = (int)a[1];
   if (__atomic_add_fetch(&t->inside, 1, __ATOMIC_RELAXED) > t->limit) fail(t, TOO_MANY);
-  if (mode_now() != 0x9fc0) fail(t, MODE);
+  if (mode_now() != inside) fail(t, MODE);
   if (x != (int)a[3] || y != (int)a[4] || begin >= end || end > t->items[step]) fail(t, GRID);
   for (int i = begin; i < end; i++) {
     if (__atomic_add_fetch(&t->count[step][i], 1, __ATOMIC_RELAXED) != 1) fail(t, TWICE);

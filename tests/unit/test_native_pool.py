@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -258,7 +260,7 @@ def test_an_exception_ends_a_run(mode: ctypes.CDLL, limit: int) -> None:
         runner()
     ran = [array.copy() for array in table.written]
     assert mode.get_mode() == 0x5F80 and calls in ([1], [0]) and (calls == [1] or limit > 1)
-    assert (calls == [0]) == table.each_ran(1)
+    assert table.each_ran(1) if calls == [0] else limit > 1 or not table.each_ran(1)  # the others may do it all
     time.sleep(0.01)
     assert all((a == b).all() for a, b in zip(ran, table.written, strict=True))
     for array in table.written:
@@ -269,6 +271,20 @@ def test_an_exception_ends_a_run(mode: ctypes.CDLL, limit: int) -> None:
 
 
 # What is refused, and what is said of workers
+
+
+@pytest.mark.soak
+def test_random_tables_on_aarch64(tmp_path: Path) -> None:
+    """The same in an emulator: it does not reorder as much as such a processor may."""
+    zig, emulator = compiler._zig_of_wheel(), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if zig is None or emulator is None:
+        pytest.skip("needs the package ziglang, which brings a C library, and qemu-user")
+    (tmp_path / "stress.c").write_text(stress_text(), encoding="utf-8")
+    program, caches = tmp_path / "stress", {f"ZIG_{name}_CACHE_DIR": str(tmp_path) for name in ("GLOBAL", "LOCAL")}
+    flags = ["-target", "aarch64-linux-musl", "-static", "-O2", "-w", "-DMAIN=20"]
+    subprocess.run([zig, "cc", *flags, tmp_path / "stress.c", "-o", program], env={**os.environ, **caches}, check=True)
+    done = subprocess.run([emulator, program], capture_output=True, text=True, timeout=600, check=False)
+    assert not done.returncode and "wrong 0" in done.stdout, done.stdout + done.stderr
 
 
 def test_too_many_items_are_refused() -> None:

@@ -210,6 +210,8 @@ class Device(ABC):
     precision: DType = DType.FLOAT32
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
+    #: it runs plans that are made for classes of shapes
+    serves_classes: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)

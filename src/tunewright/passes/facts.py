@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Node, Value
+from ..ir.symbolic import same
 from ..ir.types import DType, Shape, TensorType
 
 
@@ -32,7 +33,7 @@ def static(value: Value | None) -> TensorType | None:
 def same_shape(a: Value | None, b: Value | None) -> bool:
     """True only when the shapes are equal whatever the open dimensions turn out to be."""
     x, y = shape(a), shape(b)
-    return x is not None and x == y and None not in x
+    return x is not None and y is not None and None not in x and same(x, y)
 
 
 def same_type(a: Value | None, b: Value | None) -> bool:

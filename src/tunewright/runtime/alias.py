@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
+from ..ir.symbolic import same
 from ..ir.types import NHWC, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER, moves_nothing
@@ -206,10 +207,12 @@ def _in_place(
     candidates = node.inputs if spec.elementwise else node.inputs[len(node.main_inputs) :]
     protected = set() if spec.elementwise else set(node.main_inputs)
     for victim in candidates:
-        if victim is None or victim in protected or victim.type != value.type or victim not in sharing.place:
+        if victim is None or victim in protected or victim not in sharing.place or victim.tensor is None:
+            continue
+        if not victim.tensor.is_same(value.type):
             continue
         storage = sharing.place[victim][0]
-        if sharing.sizes[storage] != _nbytes(victim):
+        if not same([sharing.sizes[storage]], [_nbytes(victim)]):
             continue
         # A view of the same bytes may be read in another order than the result is written.
         if any(v is not None and v is not victim and sharing.place.get(v, (-1,))[0] == storage for v in node.inputs):

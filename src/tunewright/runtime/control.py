@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node
+from ..ir.symbolic import WHOLE
 from ..ir.types import TensorType
 from ..passes.control import goes_on
 from .program import Environment, Program
@@ -147,7 +148,7 @@ def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
     type = graph.outputs[output].type
     if not isinstance(type, TensorType):
         return np.empty((0,), np.float32)
-    dims = [d if isinstance(d, int) else 0 for d in type.shape or ()]
+    dims = [d if isinstance(d, WHOLE) else 0 for d in type.shape or ()]
     return np.empty((0, *dims), type.dtype.numpy)
 
 

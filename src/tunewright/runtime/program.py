@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -33,6 +33,10 @@ from ..tuning.tuner import Choice, Tuner
 from .phases import Phases
 from .plan import Plan
 
+if TYPE_CHECKING:
+    from ..ir.symbolic import Trace
+    from .template import Pattern
+
 LOG = logging.getLogger("tunewright")
 
 
@@ -53,6 +57,12 @@ class Environment:
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def serves_classes(self) -> bool:
+        """Plans may be for classes of shapes: nothing is searched or locked for exact ones."""
+        wanted = self.settings.shape_templates and self.device.serves_classes and self.device.compiles
+        return wanted and self.tuner.serves_classes
+
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
         """The kernel for a choice; equal problems share one. See `prepare`."""
         key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
@@ -62,6 +72,12 @@ class Environment:
                 with self._building():
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
+
+    def posed(self, problem: Problem) -> Kernel:
+        """The kernel that a problem is solved with, ready to run."""
+        kernel = self.compile(self.tuner.choose(problem, self.device), problem)
+        self.prepare(kernel)
+        return kernel
 
     def prepare(self, kernel: Kernel) -> None:
         """Compile what a kernel needs to run."""
@@ -151,17 +167,19 @@ class Program:
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
         self._lock = threading.Lock()
+        #: plans for classes of shapes, the one that was made last at the end
+        self._classes: list[Plan] = []
         #: its weights are the only plan's
         self._spent = False
         #: weights that are only in their file, from one plan to the next
         self._stored: dict[Value, Stored] = {}
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
-        """The plan for these values."""
+        """The plan for these values: one of a class of shapes where their sizes are open."""
         last = self._last
         if last is not None and like(inputs, last[0]):
             return last[1]
-        plan = self.plan(tuple(type_of(v) for v in inputs))
+        plan = self._of_class(inputs) or self.plan(tuple(type_of(v) for v in inputs))
         if all(type(v) is np.ndarray and v.dtype != object for v in inputs):
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
@@ -183,12 +201,70 @@ class Program:
                 self._plans.move_to_end(types)
             return plan
 
+    def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
+        """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
+        if not self._has_classes:
+            return None
+        with self._lock:
+            for plan in reversed(self._classes):
+                assert plan.template is not None
+                sizes = plan.template.pattern.sizes(inputs)
+                if sizes is not None and plan.template.fit(sizes) is not None:
+                    return plan
+            types = tuple(type_of(v) for v in inputs)
+            if types in self._plans:
+                return None
+            plan = self._traced(types)
+            if plan is not None:
+                self._classes.append(plan)
+                del self._classes[: -self.env.settings.plan_cache_size]
+            return plan
+
+    @cached_property
+    def _has_classes(self) -> bool:
+        """Its plans may be for classes of shapes."""
+        return self.env.serves_classes and any(
+            isinstance(v.type, TensorType) and not v.type.is_static for v in self.graph.inputs
+        )
+
+    def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
+        """A plan for the class of shapes that declared dimensions leave open."""
+        from .template import Untraceable, symbolic
+
+        declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
+
+        def symbol_of(at: int, axis: int) -> str | None:
+            shape = declared[at]
+            size = None if shape is None or axis >= len(shape) else shape[axis]
+            if isinstance(size, int):
+                return None
+            return size or f"{self.graph.inputs[at].name}.{axis}"
+
+        if len(types) != len(self.graph.inputs):
+            return None
+        try:
+            trace, pattern, made = symbolic(types, symbol_of, [v.name for v in self.graph.inputs])
+            if not pattern.symbols:
+                return None
+            plan = self._make(tuple(made), only=False, traced=(trace, pattern))
+        except Untraceable as reason:
+            LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
+            return None
+        except Exception:  # a plan for the shapes at hand says what is wrong, if anything is
+            LOG.debug("%s: a plan for each shape", self.graph.name, exc_info=True)
+            return None
+        assert plan.template is not None
+        sizes = tuple(types[at].dims[axis] for at, axis in pattern.symbols)  # type: ignore[union-attr]
+        return plan if plan.template.fit(sizes) is not None else None
+
     @property
     def plans(self) -> list[Plan]:
         with self._lock:
-            return list(self._plans.values())
+            return [*self._plans.values(), *self._classes]
 
-    def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
+    def _make(
+        self, types: tuple[Type | None, ...], only: bool, traced: tuple[Trace, Pattern] | None = None
+    ) -> Plan:
         for value, origin in self._stored.items():
             value.const = origin.array()
         graph = self.graph.clone()
@@ -208,19 +284,21 @@ class Program:
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
         if self.env.device.compiles:
-            return self._lower(graph, self.env, only)
+            return self._lower(graph, self.env, only, traced)
         try:
             return self._lower(graph.clone(), self.env, only)
         except NoCompiler as error:
             return self._lower(graph, self.env.without_compiler(error), only)
 
-    def _lower(self, graph: Graph, env: Environment, only: bool) -> Plan:
+    def _lower(
+        self, graph: Graph, env: Environment, only: bool, traced: tuple[Trace, Pattern] | None = None
+    ) -> Plan:
         from .lower import lower
 
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only)
+            return lower(graph, env, only, traced)
 
 
 def type_of(value: Any) -> Type | None:

@@ -150,6 +150,13 @@ class Tuner:
         for text in self.policy.warnings:
             warn(text)
 
+    @property
+    def serves_classes(self) -> bool:
+        """What it chooses for some shapes may serve a class of them: nothing is searched, locked or noted for each."""
+        plain = self.locked is None and not self.custom and not self.policy.delete
+        noted = self.settings.enable_tune_dump or self.settings.enable_logging_cmd or self.policy.extend_tuning_file
+        return plain and not noted and self.policy.search is Search.NEVER
+
     @cached_property
     def heuristic(self) -> Heuristic | None:
         """Read when it is first asked: who has tuned everything needs none."""

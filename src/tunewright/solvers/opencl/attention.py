@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType, TensorType
 from ...search.space import Scalar, Space
 from .. import attention_form
@@ -113,7 +114,7 @@ class Attention(CSolver):
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out(0))
         _number(source, dtype, SCALE=f.scale)
         source.dims(
-            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries,
+            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // greater(f.groups, 1), QUERIES=f.queries,
             KEYS=f.total, SIZE=f.size, VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
             Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
         )  # fmt: skip
@@ -134,14 +135,14 @@ class Attention(CSolver):
         where: Out | Scratch = Out(i)
         if not wanted:
             nbytes = f.batch * f.groups * f.total * size * given.dtype.itemsize
-            where = Scratch(f"joined{i}", max(nbytes, 1))
+            where = Scratch(f"joined{i}", greater(nbytes, 1))
         source = Source("join", self.specialise)
         raw = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}[given.dtype.itemsize]
         source.buffer("x", raw, In(i))
         source.buffer("past", raw, In(i + 3 if f.past else i))
         source.buffer("y", raw, where)
         rows = f.batch * f.groups * f.total
-        share = max(1, SLICE // max(size, 1), -(-rows // matmul_pack.MOST_ITEMS))
+        share = greater(1, SLICE // greater(size, 1), -(-rows // matmul_pack.MOST_ITEMS))
         source.dims(BATCH=heads.batch, HEAD=heads.head, ROW=heads.row, GROUPS=f.groups, PAST=f.past, TOTAL=f.total)
         source.dims(SIZE=size, ROWS=rows, SHARE=share)
         source.add(JOIN)
@@ -178,18 +179,19 @@ def split(
 ) -> tuple[int, int]:
     """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own: ``more``
     elements beside scores, results and what it packs."""
-    matrices, tiles = f.batch * f.heads, -(-f.queries // rows)
-    items = max(1, min(items, int(f.flops / LEAST_FLOPS), matrices * tiles))
-    heads = max(1, matrices // items)
+    # how many share the work is decided for the sizes at hand; any shares are right
+    matrices, tiles = hint(f.batch * f.heads), -(-hint(f.queries) // rows)
+    items = greater(1, lesser(items, int(hint(f.flops) / LEAST_FLOPS), matrices * tiles))
+    heads = greater(1, matrices // items)
     # few heads: their rows are shared out, to twice as many items as there are units, which come out about even
-    parts = min(tiles, 1 if matrices >= units else -(-min(items, 2 * units) // max(matrices, 1)))
-    share = max(1, -(-tiles // max(parts, 1)))
+    parts = lesser(tiles, 1 if matrices >= units else -(-lesser(items, 2 * units) // greater(matrices, 1)))
+    share = greater(1, -(-tiles // greater(parts, 1)))
     span, out = (-(-n // width) * width for n in (f.total, f.width))
     slot = rows * (span + out + f.size) + (span * f.size + f.total * out if own else 0) + more
     source.dims(SHARE_HEADS=heads, SHARE_ROWS=share * rows, SPAN=span, OUT_SPAN=out, SLOT=slot)
-    x, y = -(-matrices // heads), -(-tiles // share)
+    x, y = -(-(f.batch * f.heads) // heads), -(-f.queries // (rows * share))
     source.dims(ITEMS=x)
-    source.buffer("memory", dtype, Scratch("memory", max(1, x * y * slot * dtype.itemsize)))
+    source.buffer("memory", dtype, Scratch("memory", greater(1, x * y * slot * dtype.itemsize)))
     return x, y
 
 

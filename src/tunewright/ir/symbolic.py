@@ -18,7 +18,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ Guards: TypeAlias = "dict[tuple[str, SymInt, int], bool]"
 _Terms: TypeAlias = tuple[tuple[tuple[int, ...], "int | Fraction"], ...]
 
 
-_Number = TypeVar("_Number")
+_Number = TypeVar("_Number", bound=Any)
 
 
 class TraceClosed(RuntimeError):
@@ -63,7 +63,7 @@ class SymInt:
         return (-self)._sum(other, 1)
 
     def __neg__(self) -> SymInt:
-        return self._trace.made(tuple((f, -c) for f, c in self._terms))  # type: ignore[return-value]
+        return cast("SymInt", self._trace.made(tuple((f, -c) for f, c in self._terms)))
 
     def __pos__(self) -> SymInt:
         return self
@@ -157,7 +157,7 @@ class SymInt:
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, (int, float, np.number)) and other:
-            return self * Fraction(1 / Fraction(other))
+            return self * (1 / Fraction(float(other)))
         return self._trace.pin(self) / other
 
     def __rtruediv__(self, other: Any) -> Any:
@@ -264,7 +264,7 @@ class Trace:
         if isinstance(other, (int, np.integer)):
             return (((), int(other)),)
         if isinstance(other, (float, np.floating, Fraction)) and math.isfinite(other):
-            return (((), _plain(Fraction(other))),)
+            return (((), _plain(Fraction(other) if isinstance(other, Fraction) else Fraction(float(other)))),)
         return None
 
     def of(self, terms: Mapping[tuple[int, ...], Any]) -> Any:
@@ -403,7 +403,7 @@ class Trace:
         answer = bool(hint(left) == hint(right) if how == "==" else hint(left) < hint(right))
         difference = left - right  # more terms may cancel out
         if not isinstance(difference, SymInt):
-            return difference == 0 if how == "==" else difference < 0
+            return bool(difference == 0 if how == "==" else difference < 0)
         if difference.least >= (1 if how == "==" else 0):
             return False
         if difference.most < 0:
@@ -419,7 +419,7 @@ class Trace:
             return int(number)
         if self.compare("==", number, number.hint) is not True:
             raise AssertionError("a size is not what its hint says")
-        return number.hint  # type: ignore[no-any-return]
+        return cast("int", number.hint)
 
     def _guard(self, key: tuple[str, Any, Any], answer: bool) -> None:
         if key in self.guards:
@@ -557,9 +557,9 @@ def _plain(number: Any) -> Any:
     return int(number) if number.denominator == 1 else number
 
 
-def hint(number: Any) -> Any:
+def hint(number: _Number) -> _Number:
     """The value for the shapes at hand, for what only estimates: nothing is guarded."""
-    return number.hint if isinstance(number, SymInt) else number
+    return cast("_Number", number.hint) if isinstance(number, SymInt) else number
 
 
 class SymArray(np.ndarray[Any, Any]):
@@ -585,7 +585,7 @@ def lesser(a: _Number, *others: _Number) -> _Number:
     """The least of some numbers, of which some may be symbolic: an expression, where `min` would be a guard."""
     for b in others:
         trace = _trace_of(a, b)
-        a = min(a, b) if trace is None else trace.extreme(min, a, b)
+        a = (a if a <= b else b) if trace is None else trace.extreme(min, a, b)
     return a
 
 
@@ -593,7 +593,7 @@ def greater(a: _Number, *others: _Number) -> _Number:
     """The greatest of some numbers, of which some may be symbolic: an expression, where `max` would be a guard."""
     for b in others:
         trace = _trace_of(a, b)
-        a = max(a, b) if trace is None else trace.extreme(max, a, b)
+        a = (a if a >= b else b) if trace is None else trace.extreme(max, a, b)
     return a
 
 

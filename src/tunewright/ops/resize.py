@@ -36,7 +36,7 @@ def _scaled(dim: int, scale: float) -> int:
     if isinstance(dim, SymInt):
         exact = Fraction(float(np.float32(scale)))
         if dim * exact.numerator < 1 << 24:  # the product has no more digits than single precision
-            return dim * exact.numerator // exact.denominator  # type: ignore[no-any-return]
+            return dim * exact.numerator // exact.denominator
     return math.floor(np.float32(dim) * np.float32(scale))
 
 

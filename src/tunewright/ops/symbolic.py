@@ -59,8 +59,8 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
     type = value.type
     array = sym_array(result.tolist() if result.ndim else result.item()) if result.dtype == object else result
     if array.dtype != object:
-        known = isinstance(type, TensorType) and result.dtype == object
-        array = np.ascontiguousarray(array, type.dtype.numpy if known else None).reshape(array.shape)
+        dtype = type.dtype.numpy if isinstance(type, TensorType) and result.dtype == object else None
+        array = np.ascontiguousarray(array, dtype).reshape(array.shape)
     made = graph.constant(array, value.name)
     if isinstance(type, TensorType) and isinstance(made.type, TensorType):
         made.type = made.type.with_dtype(type.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE
 from . import facts
 from .base import Context
 
@@ -173,7 +172,7 @@ def _scan_trips(node: Node) -> tuple[int, str]:
         dims = facts.shape(value)
         lengths.add(dims[axis] if dims is not None and -len(dims) <= axis < len(dims) else None)
     length = lengths.pop() if len(lengths) == 1 else None
-    return (length, "") if isinstance(length, WHOLE) else (0, "the length of the scanned inputs is not known")
+    return (length, "") if isinstance(length, int) else (0, "the length of the scanned inputs is not known")
 
 
 def _unroll_loop(graph: Graph, node: Node) -> list[Value]:

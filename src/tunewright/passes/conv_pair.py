@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 from ..ir.graph import Fused, Graph, Node, Value
-from ..ir.symbolic import WHOLE
 from ..ir.types import PLAIN
 from ..ops.conv_pair import MAIN, PAIR, joined
 from . import facts
@@ -66,7 +65,7 @@ def _is_depthwise(node: Node) -> bool:
 
 
 def _sizes(shape: Any) -> list[int]:
-    return [d if isinstance(d, WHOLE) else 0 for d in shape]
+    return [d if isinstance(d, int) else 0 for d in shape]
 
 
 def _before(graph: Graph, node: Node) -> Node | None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
@@ -154,7 +154,7 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env),
+            rest=None if rest is None else Program(rest, self.env, is_part=True),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
@@ -175,7 +175,7 @@ class _Lowering:
                     value.const = at_hand(value.const, value.type.dtype.numpy)
                 value.type = value.type.at_hand
         for node in self.graph.nodes:
-            node.attrs = attrs_at_hand(node.attrs)
+            node.attrs = dict(attrs_at_hand(node.attrs))
         plan.types = tuple(v.type for v in self.graph.inputs)
         return plan
 
@@ -290,6 +290,8 @@ class _Lowering:
             return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
             choice = self.choose(problem)
+        if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
+            choice = self.env.tuner.default(problem, self.env.device)
         with self.env.phases("kernels"):
             whole = problem is of_class or choice.solver.host  # the host reads shapes as it runs
             kernel = self.env.compile(choice, problem) if whole else self.of_sizes(of_class, choice)
@@ -308,7 +310,7 @@ class _Lowering:
             raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
         if all(one.kernel is not kernel for one in self.open.kernels):
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
-            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, self.env.posed))
+            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice)))
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

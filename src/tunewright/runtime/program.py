@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -73,9 +73,12 @@ class Environment:
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
 
-    def posed(self, problem: Problem) -> Kernel:
-        """The kernel that a problem is solved with, ready to run."""
-        kernel = self.compile(self.tuner.choose(problem, self.device), problem)
+    def posed(self, before: Choice, problem: Problem, is_known: bool) -> Kernel:
+        """The kernel for a problem of a class of shapes: as chosen before, unless another one is known for it."""
+        choice = before
+        if is_known or self.tuner.why_not(before.solver, problem, self.device) is not None:
+            choice = self.tuner.choose(problem, self.device)
+        kernel = self.compile(choice, problem)
         self.prepare(kernel)
         return kernel
 
@@ -161,8 +164,12 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment) -> None:
-        self.graph, self.env = graph, env
+    def __init__(
+        self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """``is_part``: of a larger one. Then those sizes are ``open`` (input, axis) that are so in the larger one, and
+        those that were seen to change, whatever is declared."""
+        self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -203,7 +210,7 @@ class Program:
 
     def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
         """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
-        if not self._has_classes:
+        if not self.env.serves_classes or (self._is_part and not self._plans and not self._open):
             return None
         with self._lock:
             for plan in reversed(self._classes):
@@ -214,48 +221,50 @@ class Program:
             types = tuple(type_of(v) for v in inputs)
             if types in self._plans:
                 return None
-            plan = self._traced(types)
-            if plan is not None:
-                self._classes.append(plan)
-                del self._classes[: -self.env.settings.plan_cache_size]
-            return plan
+            made = self._traced(types)
+            if made is None:
+                return None
+            self._classes.append(made)
+            del self._classes[: -self.env.settings.plan_cache_size]
+            assert made.template is not None
+            sizes = made.template.pattern.sizes(inputs)
+            # for these very shapes something else may be known
+            return made if sizes is not None and made.template.fit(sizes) is not None else None
 
-    @cached_property
-    def _has_classes(self) -> bool:
-        """Its plans may be for classes of shapes."""
-        return self.env.serves_classes and any(
-            isinstance(v.type, TensorType) and not v.type.is_static for v in self.graph.inputs
-        )
-
-    def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
-        """A plan for the class of shapes that declared dimensions leave open."""
-        from .template import Untraceable, symbolic
-
+    def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
+        """Names the symbols of sizes that change: those that are declared open, or that were other ones before."""
         declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
+        seen = [key for key in self._plans if [_kind(t) for t in key] == [_kind(t) for t in types]]
 
         def symbol_of(at: int, axis: int) -> str | None:
             shape = declared[at]
             size = None if shape is None or axis >= len(shape) else shape[axis]
-            if isinstance(size, int):
+            if not self._is_part and isinstance(size, int):
                 return None
-            return size or f"{self.graph.inputs[at].name}.{axis}"
+            is_fixed = self._is_part and (at, axis) not in self._open
+            if is_fixed and all(key[at].dims[axis] == types[at].dims[axis] for key in seen):  # type: ignore[union-attr]
+                return None
+            return size if isinstance(size, str) else f"{self.graph.inputs[at].name}.{axis}"
+
+        return symbol_of
+
+    def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
+        """A plan for the class of shapes that these are of."""
+        from .template import Untraceable, symbolic
 
         if len(types) != len(self.graph.inputs):
             return None
         try:
-            trace, pattern, made = symbolic(types, symbol_of, [v.name for v in self.graph.inputs])
+            trace, pattern, made = symbolic(types, self._symbol_of(types), [v.name for v in self.graph.inputs])
             if not pattern.symbols:
                 return None
-            plan = self._make(tuple(made), only=False, traced=(trace, pattern))
+            return self._make(tuple(made), only=False, traced=(trace, pattern))
         except Untraceable as reason:
             LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
             return None
         except Exception:  # a plan for the shapes at hand says what is wrong, if anything is
             LOG.debug("%s: a plan for each shape", self.graph.name, exc_info=True)
             return None
-        assert plan.template is not None
-        sizes = tuple(types[at].dims[axis] for at, axis in pattern.symbols)  # type: ignore[union-attr]
-        return plan if plan.template.fit(sizes) is not None else None
 
     @property
     def plans(self) -> list[Plan]:
@@ -299,6 +308,10 @@ class Program:
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
             return lower(graph, env, only, traced)
+
+
+def _kind(type: Type | None) -> Any:
+    return (type.dtype, len(type.dims)) if isinstance(type, TensorType) and type.is_static else type
 
 
 def type_of(value: Any) -> Type | None:

@@ -106,8 +106,8 @@ class OpenKernel:
     guards: Guards
     #: sizes of the same family for which something was measured: there it is posed anew, too
     measured: frozenset[tuple[int, ...]]
-    #: the kernel for a problem of given sizes
-    pose: Callable[[Problem], Any]
+    #: the kernel for a problem of given sizes: as it is chosen for them, or else made as this one
+    pose: Callable[[Problem, bool], Any]
 
 
 @dataclass
@@ -194,10 +194,10 @@ class Template:
             return None
         posed = {}
         for scope, (one, places) in enumerate(self._kernels):
-            known = one.measured
-            if self.formulas.holds(scope, values) and not (known and tuple([values[at] for at in places]) in known):
+            is_known = bool(one.measured) and tuple([values[at] for at in places]) in one.measured
+            if not is_known and self.formulas.holds(scope, values):
                 continue
-            kernel = self._posed(one, values)
+            kernel = self._posed(one, values, is_known)
             if kernel is None:
                 return None
             posed[one.kernel] = kernel
@@ -207,11 +207,11 @@ class Template:
             return None  # making a plan says so
         return Fit(values, offsets, total, {storage: values[at] for storage, at in self._results}, posed)
 
-    def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
+    def _posed(self, one: OpenKernel, values: Sequence[int], is_known: bool) -> Any:
         """The kernel for these sizes; None where it wants something else than the plan has."""
         problem = with_numbers(one.problem, lambda number: values[self.formulas.place(number)])
         try:
-            kernel = one.pose(problem)
+            kernel = one.pose(problem, is_known)
         except TunewrightError:
             return None
         wanted, given = getattr(kernel, "packings", None), one.kernel.packings

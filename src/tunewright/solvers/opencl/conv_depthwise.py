@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...devices.base import Target
-from ...ir.symbolic import greater, lesser
+from ...ir.symbolic import SymInt, greater, lesser
 from ...ir.types import DType, Layout, TensorType, blocked
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -99,7 +99,7 @@ class ConvDepthwise(CSolver):
 
     def _knows(self, width: int) -> bool:
         """Whether the width of the result is part of the text."""
-        return self.specialise or width in WIDTHS
+        return self.specialise or (not isinstance(width, SymInt) and width in WIDTHS)
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
         block = _layout(target).block

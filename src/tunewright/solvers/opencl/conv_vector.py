@@ -7,6 +7,7 @@ last block, so any mixture of them is fine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,7 +140,7 @@ def _layout(target: Target) -> Layout:
 
 def _size(type: TensorType) -> int:
     """Elements in memory."""
-    return int(np.prod(type.physical))
+    return math.prod(type.physical)
 
 
 def _registers(nb: Any, chains: Any) -> int:

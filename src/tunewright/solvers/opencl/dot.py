@@ -137,7 +137,8 @@ class Tiling:
 
         def done(tile: tuple[int, int]) -> float:
             nb, ur = tile
-            return -(-self.blocks // nb) * nb * -(-hint(self.rows) // ur) * ur * fitting[tile]
+            rows: int = hint(self.rows)
+            return -(-self.blocks // nb) * nb * -(-rows // ur) * ur * fitting[tile]
 
         return min(fitting, key=done)
 

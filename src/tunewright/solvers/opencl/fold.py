@@ -146,7 +146,7 @@ def split(count: int, items: int) -> tuple[int, int]:
 
 def work_items(elements: int, units: int, grain: int = GRAIN) -> int:
     """How many work-items that many elements are worth."""
-    return greater(1, lesser(ITEMS_PER_UNIT * units, elements // grain))  # type: ignore[no-any-return]
+    return greater(1, lesser(ITEMS_PER_UNIT * units, elements // grain))
 
 
 def around(dims: Sequence[int], axis: int) -> tuple[int, int, int]:

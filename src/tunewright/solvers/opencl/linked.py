@@ -71,7 +71,7 @@ class LinkedLauncher(Launcher, Chained):
                     self._kept.append(arg.array)
                     table[at] = address(arg.array if arg.array.size else NOTHING)
                 else:
-                    table[at] = steps.number(arg)
+                    table[at] = steps.number(arg)  # type: ignore[arg-type]
         self._held, self._open = held, _open_words(kernels, begins)
         self._rows_of: list[list[int]] = [[] for _ in kernels]
         for (kernel, _, _), begin in zip(calls, begins, strict=True):
@@ -134,7 +134,7 @@ class LinkedLauncher(Launcher, Chained):
                 elif isinstance(arg, Table):
                     table[at] = address(arg.array if arg.array.size else NOTHING)
                 elif not isinstance(arg, In | Out):
-                    table[at] = steps.number(arg)
+                    table[at] = steps.number(arg)  # type: ignore[arg-type]
 
     def _borrow(self, kernel: int, name: str, nbytes: int) -> None:
         found, number = self._scratch[kernel, name]

@@ -82,7 +82,7 @@ class MoveSolver(CSolver):
 
 def slices(nbytes: int, target: Target, slice: int = SLICE) -> int:
     """Among how many work-items to divide bytes to be moved."""
-    return greater(1, lesser(-(-nbytes // slice), 4 * target.units))  # type: ignore[no-any-return]
+    return greater(1, lesser(-(-nbytes // slice), 4 * target.units))
 
 
 def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:

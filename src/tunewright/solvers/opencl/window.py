@@ -103,7 +103,7 @@ def spatial(type: object) -> tuple[int, ...]:
 
 def _triple(values: Sequence[Any], fill: int) -> Triple:
     depth, height, width = [fill] * (3 - len(values)) + [v if isinstance(v, SymInt) else int(v) for v in values]
-    return depth, height, width
+    return depth, height, width  # type: ignore[return-value]
 
 
 def as_conv(problem: Problem) -> Problem:

@@ -379,9 +379,10 @@ class Trace:
     def extreme(self, function: Callable[[int, int], int], left: Any, right: Any) -> Any:
         """The lesser (`min`) or the greater (`max`) of two numbers."""
         (low, high), (least, most) = _bounds(left), _bounds(right)
-        if high <= least:
+        (below, above) = _bounds(left - right)
+        if high <= least or above <= 0:
             return left if function is min else right
-        if most <= low:
+        if most <= low or below >= 0:
             return right if function is min else left
         return self._function(function, left, right, function(low, least), function(high, most))
 

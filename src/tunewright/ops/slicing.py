@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, greater, lesser
 from ..ir.types import Dim, Shape, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -20,23 +20,24 @@ _FAR = (1 << 31) - 1  # exporters write the end of an unbounded slice as INT32_M
 def slice_range(start: int, end: int, step: int, dim: int) -> range:
     """The indices that a slice takes of an axis. Unlike numpy, ONNX moves a start before the first element onto it when
     stepping backwards."""
-    return range(*_limits(start, end, step, dim), step)
+    return range(*limits(start, end, step, dim), step)
 
 
 def slice_length(start: int, end: int, step: int, dim: int) -> int:
     """How many there are; dimensions may be symbolic."""
-    first, last = _limits(start, end, step, dim)
+    first, last = limits(start, end, step, dim)
     steps = -((first - last) // step)
-    return max(0, steps)
+    return greater(0, steps)
 
 
-def _limits(start: int, end: int, step: int, dim: int) -> tuple[int, int]:
+def limits(start: int, end: int, step: int, dim: int) -> tuple[int, int]:
+    """Where the indices begin and end, as in a `range`."""
     if step == 0:
         raise ValueError("a step is 0")
     start, end = (v + dim if v < 0 else v for v in (start, end))
     if step > 0:
-        return min(max(start, 0), dim), min(max(end, 0), dim)
-    return min(max(start, 0), dim - 1), min(max(end, -1), dim - 1)
+        return lesser(greater(start, 0), dim), lesser(greater(end, 0), dim)
+    return lesser(greater(start, 0), dim - 1), lesser(greater(end, -1), dim - 1)
 
 
 def _slice(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:

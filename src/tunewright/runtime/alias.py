@@ -11,6 +11,7 @@ from ..ir.symbolic import same
 from ..ir.types import NHWC, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER, moves_nothing
+from ..ops.slicing import limits
 from .plan import static_tensor
 
 
@@ -133,10 +134,12 @@ def _slice_offset(node: Node) -> list[int]:
     steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
     begin = [0] * len(dims)
     size = list(dims)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes, steps, strict=True):
+        if step != 1:
+            return []
         axis = int(axis) % len(dims)
-        lo, hi, stride = slice(int(start), int(end), int(step)).indices(dims[axis])
-        if stride != 1 or hi <= lo:
+        lo, hi = limits(start, end, 1, dims[axis])
+        if hi <= lo:
             return []
         begin[axis], size[axis] = lo, hi - lo
     if source.tensor.layout == NHWC:
@@ -145,7 +148,7 @@ def _slice_offset(node: Node) -> list[int]:
     if block:  # in memory there are blocks where the channels are, and lanes at the end; a slice begins with a block
         dims, begin, size = source.tensor.physical, [*begin, 0], [*size, block]
         begin[1], size[1] = begin[1] // block, -(-size[1] // block)
-    cut = [a for a in range(len(dims)) if size[a] != dims[a]]
+    cut = [a for a in range(len(dims)) if not same([size[a]], [dims[a]])]
     if cut and math.prod(size[: max(cut)]) != 1:
         return []
     strides = [math.prod(dims[a + 1 :]) for a in range(len(dims))]

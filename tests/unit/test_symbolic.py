@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 
 from tunewright.ir.symbolic import (
-    Formulas, SymArray, SymInt, Trace, TraceClosed, at_hand, common_divisor, greater, hint, lesser, same, sym_array,
+    Formulas,
+    SymArray,
+    SymInt,
+    Trace,
+    TraceClosed,
+    at_hand,
+    common_divisor,
+    greater,
+    hint,
+    lesser,
+    same,
+    sym_array,
 )  # fmt: skip
 
 COUNT = 3

@@ -20,7 +20,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 class Build:
-    """A model of random operators over tensors with open sizes: [batch, channels, height, width] or [batch, n, width]."""
+    """A model of random operators over tensors with open sizes."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -77,8 +77,8 @@ def picture(seed: int, steps: int = 7) -> bytes:
         elif kind == 6:
             x = b.add("MaxPool", x, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1])
         elif kind == 7:
-            x = b.add("Resize", x, "", b.const([1, 1, 2, 2]), mode="nearest", coordinate_transformation_mode="asymmetric",
-                      nearest_mode="floor")  # fmt: skip
+            x = b.add("Resize", x, "", b.const([1, 1, 2, 2]), mode="nearest", nearest_mode="floor",
+                      coordinate_transformation_mode="asymmetric")  # fmt: skip
             x = b.add("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
         elif kind == 8:
             gate = b.add("Sigmoid", b.add("GlobalAveragePool", x))
@@ -107,11 +107,10 @@ def sentence(seed: int, steps: int = 6) -> bytes:
         elif kind == 1:
             x = b.add("LayerNormalization", x, b.weight(width), b.weight(width))
         elif kind == 2:
-            q, k, v = (
-                b.add("Transpose", b.add("Reshape", b.add("MatMul", x, b.weight(width, width)), b.ints(0, 0, heads, -1)),
-                      perm=perm)
-                for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
-            )  # fmt: skip
+            mixed = [b.add("MatMul", x, b.weight(width, width)) for _ in "qkv"]
+            parts = [b.add("Reshape", part, b.ints(0, 0, heads, -1)) for part in mixed]
+            perms = [0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]
+            q, k, v = (b.add("Transpose", part, perm=perm) for part, perm in zip(parts, perms, strict=True))
             scores = b.add("Softmax", b.add("MatMul", q, k), axis=-1)
             mixed = b.add("Transpose", b.add("MatMul", scores, v), perm=[0, 2, 1, 3])
             x = b.add("Add", x, b.add("Reshape", mixed, b.shape(b.size("x", 0), length, width)))
@@ -136,7 +135,7 @@ def sentence(seed: int, steps: int = 6) -> bytes:
 
 
 def compare(model: bytes, shapes: list[tuple[int, ...]], most: int) -> int:
-    """Results at all shapes are those of plans for each of them and of ONNX Runtime. Answers how many plans there are."""
+    """Results at all shapes are those of plans for each and of ONNX Runtime. Answers how many plans there are."""
     rng, core = np.random.default_rng(0), tunewright.Core()
     classes, each = (core.compile_model(model, "CPU", {"SHAPE_TEMPLATES": way}) for way in ("YES", "NO"))
     options = ort.SessionOptions()

@@ -220,6 +220,7 @@ class _Lowering:
         type = slot.type
         if isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
+            self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"
             slot = replace(slot, type=type.at_hand)
         if isinstance(slot.offset, SymInt):
             self.open.offsets[at] = slot.offset

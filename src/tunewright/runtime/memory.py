@@ -57,6 +57,8 @@ class Stack:
     def __init__(self, lifetimes: Mapping[int, Lifetime], offsets: Mapping[int, int]) -> None:
         order = sorted(lifetimes, key=lambda k: (offsets[k], k))
         self._rows: list[tuple[int, tuple[int, ...]]] = []
+        #: sizes as they were last, mostly those of now, and what came of them
+        self._last: tuple[Mapping[int, int], tuple[dict[int, int], int]] | None = None
         under: dict[int, set[int]] = {}
         for at, one in enumerate(order):
             life = lifetimes[one]
@@ -67,6 +69,8 @@ class Stack:
 
     def offsets(self, nbytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
         """Where each storage begins, and the arena's size."""
+        if self._last is not None and self._last[0] == nbytes:
+            return self._last[1]
         found: dict[int, int] = {}
         total = 0
         for one, below in self._rows:
@@ -76,6 +80,7 @@ class Stack:
                 at = max(at, end)
             found[one] = at
             total = max(total, at + nbytes[one])
+        self._last = nbytes, (found, total)
         return found, total
 
 

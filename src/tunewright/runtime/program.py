@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from .template import Pattern
 
 LOG = logging.getLogger("tunewright")
+#: after so many shapes for which no plan for a class of them could be made, none is attempted any more
+MOST_ATTEMPTS = 2
+#: how many times as large or small sizes are for which another plan would do better
+FAR = 8.0
 
 
 @dataclass
@@ -176,6 +181,10 @@ class Program:
         self._lock = threading.Lock()
         #: plans for classes of shapes, the one that was made last at the end
         self._classes: list[Plan] = []
+        #: how often in a row none could be made
+        self._untraceable = 0
+        #: one is being made beside what runs, or could not be made
+        self._growing = threading.Event()
         #: its weights are the only plan's
         self._spent = False
         #: weights that are only in their file, from one plan to the next
@@ -212,24 +221,56 @@ class Program:
         """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
         if not self.env.serves_classes or (self._is_part and not self._plans and not self._open):
             return None
+        plan = self._nearest(inputs)
+        if plan is not None:
+            return plan
+        types = tuple(type_of(v) for v in inputs)
         with self._lock:
-            for plan in reversed(self._classes):
-                assert plan.template is not None
-                sizes = plan.template.pattern.sizes(inputs)
-                if sizes is not None and plan.template.fit(sizes) is not None:
-                    return plan
-            types = tuple(type_of(v) for v in inputs)
-            if types in self._plans:
-                return None
+            # a second look: another thread may have been here meanwhile
+            plan = self._nearest(inputs, grow=False)
+            if plan is not None or types in self._plans or self._untraceable >= MOST_ATTEMPTS:
+                return plan
             made = self._traced(types)
+            self._untraceable = self._untraceable + 1 if made is None else 0
             if made is None:
                 return None
-            self._classes.append(made)
-            del self._classes[: -self.env.settings.plan_cache_size]
-            assert made.template is not None
-            sizes = made.template.pattern.sizes(inputs)
-            # for these very shapes something else may be known
-            return made if sizes is not None and made.template.fit(sizes) is not None else None
+            self._add(made)
+        return self._nearest(inputs, grow=False)  # for these very shapes something else may be known
+
+    def _add(self, plan: Plan) -> None:
+        self._classes = [*self._classes, plan][-self.env.settings.plan_cache_size :]
+
+    def _nearest(self, inputs: Sequence[Any], grow: bool = True) -> Plan | None:
+        """Of the plans for classes of shapes the one that was made for sizes closest to these.
+
+        Where all were made for far other ones, one that suits these better is made beside.
+        """
+        found: Plan | None = None
+        least = math.inf
+        for plan in reversed(self._classes):
+            assert plan.template is not None
+            sizes = plan.template.pattern.sizes(inputs)
+            if sizes is None or plan.template.fit(sizes) is None:
+                continue
+            distance = plan.template.distance(sizes)
+            if distance < least:
+                found, least = plan, distance
+            if distance < FAR:
+                return found
+        if found is not None and grow and not self._growing.is_set():
+            self._growing.set()
+            types = tuple(type_of(v) for v in inputs)
+            threading.Thread(target=self._grow, args=(types,), name="tunewright-plans", daemon=True).start()
+        return found
+
+    def _grow(self, types: tuple[Type | None, ...]) -> None:
+        """Make one more plan for the class of shapes that these are of, while others run."""
+        with self._lock:
+            made = self._traced(types)
+            if made is not None:
+                self._add(made)
+                self._last = None
+                self._growing.clear()
 
     def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
         """Names the symbols of sizes that change: those that are declared open, or that were other ones before."""

@@ -7,7 +7,7 @@ plan holds; its formulas give shapes of slots, places in memory and arguments of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,8 @@ class Open:
     #: the physical shape of a slot, where it begins in its storage
     shapes: dict[int, tuple[Whole, ...]] = field(default_factory=dict)
     offsets: dict[int, Whole] = field(default_factory=dict)
+    #: the shape of a slot, for people
+    texts: dict[int, str] = field(default_factory=dict)
     #: bytes of storages in the arena and of results
     arena: dict[int, Whole] = field(default_factory=dict)
     results: dict[int, Whole] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class Template:
         wanted = found.wanted()
         self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
         self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
-        place = self.formulas.place
+        place, self.texts = self.formulas.place, found.texts
         #: values by number: physical shapes and offsets of slots, elements of constants
         self.shapes = {at: [place(d) for d in shape] for at, shape in found.shapes.items()}
         self.offsets = {at: place(offset) for at, offset in found.offsets.items()}
@@ -173,6 +175,11 @@ class Template:
         self._kernels = [(one, [place(s) for s in one.problem.sizes]) for one in found.kernels]
         self._stack = stack
         self._fits: OrderedDict[tuple[int, ...], Fit | None] = OrderedDict()
+
+    def distance(self, sizes: tuple[int, ...]) -> float:
+        """How many times as large, or as small, the size is that differs most from what the plan was made for."""
+        hints = [atom.hint for atom in self.trace.atoms[: self.trace.symbols]]
+        return max((max(a / b, b / a) for a, b in zip(sizes, hints, strict=True)), default=1.0)
 
     def fit(self, sizes: tuple[int, ...]) -> Fit | None:
         """The plan for these sizes of the symbols; None where it does not hold for them."""
@@ -223,11 +230,3 @@ class Template:
         """A constant that consists of sizes."""
         shape, places = self.constants[slot]
         array[...] = np.array([fit.values[at] for at in places], array.dtype).reshape(shape)
-
-
-def describe(template: Template) -> Mapping[str, Sequence[str]]:
-    """For people: the symbols, and the guards under which the plan holds."""
-    return {
-        "symbols": [atom.name for atom in template.trace.atoms[: template.trace.symbols]],
-        "guards": template.trace.guard_texts(),
-    }

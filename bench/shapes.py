@@ -3,8 +3,8 @@
 python bench/shapes.py                    text recogniser, text detector, MiniLM, a small decoder; against other engines
 python bench/shapes.py recogniser decoder --sizes 50 --json figures.json
 
-Engines take turns, in one process: at each size all of them infer twice. ``extra`` is what the first inference took more
-than the second one; ``plans`` is how many ours made in all. The decoder feeds its results back as inputs.
+Engines take turns, in one process: at each size all of them infer three times. ``extra`` is what the first inference
+took more than later ones; ``plans`` is how many ours made in all. The decoder feeds its results back as inputs.
 """
 
 from __future__ import annotations

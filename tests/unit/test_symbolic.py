@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tunewright.ir.formulas import Formulas
 from tunewright.ir.symbolic import (
-    Formulas,
     SymArray,
     SymInt,
     Trace,

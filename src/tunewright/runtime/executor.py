@@ -10,19 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device, Hints, Queue, address
+from ..devices.base import Device, Hints, Queue, address, in_order
 from ..errors import ExecutionError, TunewrightError
+from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import check_results
+from ..passes.grow_states import MOST_NEW
 from ..solvers.base import Kernel
 from . import ranges
 from .brief import Single, Switch
 from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
-from .program import Program
+from .program import Program, type_of
 from .remote import Stay
-from .template import Fit, Template
+from .states import Buffer, State, continued, grown
+from .template import SPARE, Fit, Template
 
 #: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
 PIECE = 16 << 10
@@ -73,6 +76,8 @@ class Frame:
                     self.copies.append((i, self.values[i]))
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
         lasting = {i for i, value in enumerate(self.values) if value is not None} | {-1}
+        #: inputs that results continue, with the memory of those
+        self.states: list[tuple[State, Buffer]] = []
         #: each step with what runs it: without arguments where they never change in this frame
         self.actions: list[_Action | _Together] = []
         self.together: list[_Together] = []
@@ -96,6 +101,14 @@ class Frame:
         #: slots in the arena that steps see as arrays, where those change with sizes
         self.viewed = arena & {i for a in self.actions if isinstance(a, _Action) for i in (*a.step.ins, *a.step.outs)}
         self._counted = counted
+        #: of steps that append: where their table says how
+        self.appends: dict[int, tuple[Any, list[int]]] = {}
+        #: by the number of a step: is the past copied, how far its outer rows are apart
+        self.words: dict[int, tuple[int, int]] = {}
+        for state in () if template is None else template.states:
+            step = plan.steps[state.step]
+            run = next(t for t in self.together if step in t.run.steps)
+            self.appends[state.step] = run.launcher.words(run.run.steps.index(step), ("COPY", "PAST_STEP"))
         #: ways around all of this, where nothing is counted
         self.single = None if counted or template is not None else Single.of(plan, self)
         self.switch = None if counted else Switch.of(plan, self)
@@ -105,9 +118,11 @@ class Frame:
         plan, template = self.plan, self.plan.template
         assert template is not None
         sizes = template.pattern.sizes(inputs)
-        if sizes == self.sizes:
+        assert sizes is not None
+        spare = self._continued(template.states, inputs) if template.states else SPARE
+        if self.sizes == (*sizes, spare):
             return
-        fit = None if sizes is None else template.fit(sizes)
+        fit = template.fit(sizes, spare)
         assert fit is not None, "the plan is of another class of shapes"
         values, device = fit.values, plan.device
         if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
@@ -136,12 +151,42 @@ class Frame:
         for i in template.constants:
             template.fill(fit, i, self.values[i])
         self.fresh = fit.results
-        self.begins, self.piece = _side_by_side(self.fresh)
+        self.begins, self.piece = ({}, 0) if template.states else _side_by_side(self.fresh)
         self.results = [
             (i, storage, offset(i), shape(i), dtype) for i, storage, _, _, dtype in self.results
         ]  # fmt: skip
-        self.single = None if self._counted else Single.of(plan, self)
-        self.sizes = sizes
+        self.single = None if self._counted or template.states else Single.of(plan, self)
+        self.sizes = (*sizes, spare)
+
+    def _continued(self, states: Sequence[State], inputs: Sequence[Any]) -> int:
+        """Decide for each input that a result continues whether that is done in place; rows to spare."""
+        self.states = []
+        found = [continued(inputs[state.input], state.rows, LEAST + MOST_NEW) for state in states]
+        rows = max(inputs[state.input].shape[state.axis] + state.rows for state in states)
+        spares = [
+            buffer.capacity - inputs[state.input].shape[state.axis] - MOST_NEW
+            for state, buffer in zip(states, found, strict=True)
+            if buffer is not None
+        ]
+        spare = spares[0] if spares else grown(rows) - rows
+        for state, buffer in zip(states, found, strict=True):
+            past = inputs[state.input]
+            used = past.shape[state.axis]
+            in_place = buffer is not None and buffer.capacity == used + spare + MOST_NEW
+            if not in_place:
+                shape = (*past.shape[: state.axis], used + spare + MOST_NEW, *past.shape[state.axis + 1 :])
+                buffer = Buffer(shape, past.dtype, state.axis, used + state.rows)
+            assert buffer is not None
+            self.states.append((state, buffer))
+            apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
+            self.words[state.step] = (int(not in_place), apart)
+        return int(spare)
+
+    def append(self) -> None:
+        """Say how the past comes into the memory of each result that continues it."""
+        for number, (copies, apart) in self.words.items():
+            table, (copy, step) = self.appends[number]
+            table[copy], table[step] = copies, apart
 
 
 class _Detour(Kernel):
@@ -240,11 +285,17 @@ class Executor:
         With ``stay`` tensors stay in the device's memory, and may still be being computed.
         """
         plan = plan or program.plan_for(inputs)
+        if stay is not None and plan.template is not None and plan.template.states:
+            plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
         frame = self._frames.get(plan)
         if frame is None:
             frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        if any(type(value) is np.ndarray and not value.flags.c_contiguous for value in inputs):
+            apart = () if plan.template is None else plan.template.apart
+            inputs = [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]
         if plan.template is not None:
             frame.fit(inputs)
+            frame.append()
         queue = self.queue
         made: Sequence[Any]
         if stay is None and ranges.active is None:
@@ -279,6 +330,7 @@ class Executor:
                 values[i] = np.ndarray(shape, dtype, piece, begin_at + frame.begins[storage] + offset)
         else:
             lent = {} if stay is None or not plan.device.shares_memory else stay.storages(plan, inputs)
+            lent = lent | {state.storage: buffer.memory for state, buffer in frame.states}
             buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
             for i, storage, offset, shape, dtype in frame.results:
                 values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
@@ -292,6 +344,8 @@ class Executor:
                 else:
                     self.step(action, values, queue)
             made = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
+            for state, buffer in frame.states:
+                made[state.output] = buffer.view(inputs[state.input].shape[state.axis] + state.rows)
             if stay is None or plan.device.shares_memory:
                 if self.counters is None or plan.device.shares_memory:
                     made = queue.fetch(made)

@@ -22,6 +22,7 @@ from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint
 from ..ir.types import TensorType
 from ..ops import lookup
+from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
 from ..tuning.tuner import Choice, Origin
 from . import alias
@@ -30,6 +31,7 @@ from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step
 from .program import Environment, Packed, Program, like_nothing
+from .states import State
 from .template import Open, OpenKernel, Pattern, Template, Untraceable
 
 LOG = logging.getLogger("tunewright")
@@ -168,6 +170,7 @@ class _Lowering:
         for step in plan.steps:
             if step.kernel in depending and step not in linked:
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
+        self.open.states = self.states(plan)
         plan.template = Template(*self.traced, self.open, stack, self.env.settings.max_memory_bytes)
         for value in self.graph.values():
             if isinstance(value.type, TensorType):
@@ -178,6 +181,20 @@ class _Lowering:
             node.attrs = dict(attrs_at_hand(node.attrs))
         plan.types = tuple(v.type for v in self.graph.inputs)
         return plan
+
+    def states(self, plan: Plan) -> list[State]:
+        """Inputs that results continue (`passes/grow_states.py`)."""
+        found = []
+        for output, value in enumerate(self.graph.outputs):
+            node = value.producer
+            if node is None or node.op != APPEND:
+                continue
+            slot, past, axis = self.index[value], node.inputs[0], int(node.attrs["axis"])
+            assert past is not None and past.tensor is not None
+            rows = node.attrs["rows"] - past.tensor.dims[axis]
+            storage, step = plan.slots[slot].storage, self.nodes.index(node)
+            found.append(State(self.graph.inputs.index(past), output, slot, storage, step, axis, int(rows)))
+        return found
 
     def place(
         self, sharing: alias.Sharing, leaving: list[Value]

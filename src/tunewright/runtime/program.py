@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -245,23 +244,27 @@ class Program:
 
         Where all were made for far other ones, one that suits these better is made beside.
         """
-        found: Plan | None = None
-        least = math.inf
+        found: tuple[int, float, Plan, tuple[int, ...]] | None = None
         for plan in reversed(self._classes):
             assert plan.template is not None
             sizes = plan.template.pattern.sizes(inputs)
-            if sizes is None or plan.template.fit(sizes) is None:
+            misses = None if sizes is None else plan.template.misses(sizes)
+            if sizes is None or misses is None:
                 continue
             distance = plan.template.distance(sizes)
-            if distance < least:
-                found, least = plan, distance
-            if distance < FAR:
-                return found
-        if found is not None and grow and not self._growing.is_set():
+            if found is None or (misses, distance) < found[:2]:
+                found = misses, distance, plan, sizes
+            if not misses and distance < FAR:
+                break
+        if found is None:
+            return None
+        _, distance, plan, sizes = found
+        assert plan.template is not None
+        if distance >= FAR and grow and not self._growing.is_set():
             self._growing.set()
             types = tuple(type_of(v) for v in inputs)
             threading.Thread(target=self._grow, args=(types,), name="tunewright-plans", daemon=True).start()
-        return found
+        return plan if plan.template.fit(sizes) is not None else None
 
     def _grow(self, types: tuple[Type | None, ...]) -> None:
         """Make one more plan for the class of shapes that these are of, while others run."""

@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import TunewrightError
-from ..ir.symbolic import LEAST, MOST, Formulas, Guards, SymArray, SymInt, Trace, Whole
+from ..ir.formulas import Formulas
+from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem
 from ..solvers.classes import numbers, with_numbers
 from .memory import ALIGNMENT, Stack
+from .states import State
 
+#: rows to spare that plans are made for, and that hold where nothing grows
+SPARE = 64
 #: fits that a template remembers
 MOST_FITS = 32
 
@@ -93,6 +97,7 @@ def symbolic(
         fixed = tuple(d if isinstance(d, int) else None for d in dims)
         inputs.append((type.dtype.numpy, fixed))
         made[at] = type.with_shape(tuple(dims))
+    trace.spare = trace.symbol("spare", SPARE)
     return trace, Pattern(tuple(inputs), tuple(symbols), tuple(same)), made
 
 
@@ -119,6 +124,8 @@ class Open:
     offsets: dict[int, Whole] = field(default_factory=dict)
     #: the shape of a slot, for people
     texts: dict[int, str] = field(default_factory=dict)
+    #: inputs that results continue
+    states: list[State] = field(default_factory=list)
     #: bytes of storages in the arena and of results
     arena: dict[int, Whole] = field(default_factory=dict)
     results: dict[int, Whole] = field(default_factory=dict)
@@ -163,7 +170,9 @@ class Template:
         wanted = found.wanted()
         self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
         self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
-        place, self.texts = self.formulas.place, found.texts
+        place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)
+        #: inputs whose rows may lie apart
+        self.apart = frozenset(state.input for state in self.states)
         #: values by number: physical shapes and offsets of slots, elements of constants
         self.shapes = {at: [place(d) for d in shape] for at, shape in found.shapes.items()}
         self.offsets = {at: place(offset) for at, offset in found.offsets.items()}
@@ -178,11 +187,26 @@ class Template:
 
     def distance(self, sizes: tuple[int, ...]) -> float:
         """How many times as large, or as small, the size is that differs most from what the plan was made for."""
-        hints = [atom.hint for atom in self.trace.atoms[: self.trace.symbols]]
+        hints = [atom.hint for atom in self.trace.atoms[: self.trace.symbols - 1]]
         return max((max(a / b, b / a) for a, b in zip(sizes, hints, strict=True)), default=1.0)
 
-    def fit(self, sizes: tuple[int, ...]) -> Fit | None:
-        """The plan for these sizes of the symbols; None where it does not hold for them."""
+    def misses(self, sizes: tuple[int, ...]) -> int | None:
+        """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
+        values = self.formulas((*sizes, SPARE))
+        return None if values is None else len(self._missing(values))
+
+    def _missing(self, values: Sequence[int]) -> list[tuple[OpenKernel, bool]]:
+        """Kernels that do not serve these sizes, or for which another one is known there."""
+        found = []
+        for scope, (one, places) in enumerate(self._kernels):
+            is_known = bool(one.measured) and tuple([values[at] for at in places]) in one.measured
+            if is_known or not self.formulas.holds(scope, values):
+                found.append((one, is_known))
+        return found
+
+    def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
+        """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
+        sizes = (*sizes, spare)
         try:
             return self._fits[sizes]
         except KeyError:
@@ -200,10 +224,7 @@ class Template:
         if values is None:
             return None
         posed = {}
-        for scope, (one, places) in enumerate(self._kernels):
-            is_known = bool(one.measured) and tuple([values[at] for at in places]) in one.measured
-            if not is_known and self.formulas.holds(scope, values):
-                continue
+        for one, is_known in self._missing(values):
             kernel = self._posed(one, values, is_known)
             if kernel is None:
                 return None

@@ -303,6 +303,10 @@ class Launcher(ABC):
         """
         return None
 
+    def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
+        """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
+        raise NotImplementedError
+
     def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
         """Set what depends on sizes: ``place`` says which of the values an expression is; ``posed`` are kernels for
         these sizes alone."""

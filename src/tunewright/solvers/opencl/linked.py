@@ -96,6 +96,11 @@ class LinkedLauncher(Launcher, Chained):
         # A memoryview takes a number sooner than an array does.
         return self._table.data, [at for use in uses for at in self._places.get(use, ())]
 
+    def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
+        (begin,), (call,) = self._rows_of[kernel], self._made_of[kernel].calls
+        given = [param.split()[-1] for param in call.params]
+        return self._table.data, [begin + given.index(name) for name in names]
+
     def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
         table, places = self.places(uses)
 

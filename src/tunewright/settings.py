@@ -162,6 +162,7 @@ class Settings:
     )
     hetero_dump_graph_dot: bool = _setting(False, "HETERO writes hetero_affinity.dot and hetero_subgraphs.dot")
     join_launches: bool = _setting(True, "run neighbouring kernels as one launch")
+    shape_templates: bool = _setting(True, "make plans for whole classes of shapes where a model leaves sizes open")
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
     plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)

@@ -147,8 +147,9 @@ def test_a_network_is_one_launch_with_the_same_results(name):
         assert equal(one.infer(inputs), apart.infer(inputs))
 
 
+@pytest.mark.parametrize("classes", ["YES", "NO"])
 @pytest.mark.parametrize("threads", [1, 3, 20])
-def test_any_number_of_threads_does_every_item_once(threads, monkeypatch):
+def test_any_number_of_threads_does_every_item_once(threads, classes, monkeypatch):
     """Also more than there are cores, than items, and than parts of a step."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
         y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
@@ -159,13 +160,14 @@ def test_any_number_of_threads_does_every_item_once(threads, monkeypatch):
         return real(rows, threads)
 
     monkeypatch.setattr(steps, "table", table)
-    one = compiled(model)
+    one = compiled(model, SHAPE_TEMPLATES=classes)
     for n in (1, 2, 7, 301, 4000):
         (x,) = (inputs := feed(model, n=n)).values()
         powers = np.exp(x.astype(np.float64)).T
         for _ in range(3):
             assert np.allclose(one(inputs)["z"], powers / powers.sum(0), rtol=1e-5, atol=0)
-    assert len(tables) == 5 and all(made[1] == threads for made in tables)
+    assert len(tables) <= 3 if classes == "YES" else len(tables) == 5
+    assert all(made[1] == threads for made in tables)
 
 
 def test_other_shapes_compile_nothing(monkeypatch):
@@ -178,7 +180,7 @@ def test_other_shapes_compile_nothing(monkeypatch):
     for n in (13, 41, 78):
         inputs = feed(model, n=n)
         assert equal(one(inputs), apart(inputs))
-    assert len(runs(one)) == 6 and len({run.linker for run in runs(one)}) == 1
+    assert len(runs(one)) <= 3 and len({run.linker for run in runs(one)}) == 1
 
 
 def test_a_run_ends_where_the_host_has_a_step():

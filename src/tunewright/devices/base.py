@@ -26,6 +26,19 @@ def aligned(nbytes: int) -> np.ndarray[Any, Any]:
     return raw[offset : offset + nbytes]
 
 
+def in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array whose elements lie one behind the other, each where its type may be: the array itself, if it is so.
+
+    Kernels ask for no more than that. Of a view (a part of a picture, rows with padding behind them, every second
+    column, channels in reverse) there is one copy, of its elements alone.
+    """
+    if array.dtype == object or (array.flags.c_contiguous and array.flags.aligned):
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)  # which makes a row of a scalar
+    made = np.ndarray(array.shape, array.dtype, aligned(array.nbytes))
+    np.copyto(made, array)
+    return made
+
+
 def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array, or a copy of it, that begins where a cache line does. Numpy's begin at any multiple of 16 bytes: from
     most of those places on, every second vector or each lies across two lines, which takes longer to read."""
@@ -210,6 +223,8 @@ class Device(ABC):
     precision: DType = DType.FLOAT32
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
+    #: it runs plans that are made for classes of shapes
+    serves_classes: bool = False
     #: memory of the device, where it can be told
     memory_bytes: int | None = None
     #: where it is plugged in, where that is known (`devices.pci`)

@@ -11,7 +11,10 @@ from typing import TypeAlias, cast
 import ml_dtypes
 import numpy as np
 
-#: A dimension: a number, a name (symbolic, equal names are equal sizes), or None (nothing is known).
+from .symbolic import WHOLE, SymArray, SymInt, hint, same
+
+#: A dimension: a number, a name (symbolic, equal names are equal sizes), or None (nothing is known). While a plan is
+#: made for a class of shapes a number may be a `SymInt`.
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
 #: most dimensions of an array that every supported numpy allows
@@ -151,7 +154,7 @@ class TensorType:
     is_static: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        static = self.shape is not None and all(isinstance(d, int) for d in self.shape)
+        static = self.shape is not None and all(isinstance(d, WHOLE) for d in self.shape)
         object.__setattr__(self, "is_static", static)
 
     @property
@@ -187,8 +190,30 @@ class TensorType:
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape, self.layout)
 
+    @property
+    def is_symbolic(self) -> bool:
+        """Its shape depends on symbols."""
+        return self.shape is not None and any(isinstance(d, SymInt) for d in self.shape)
+
+    @property
+    def at_hand(self) -> TensorType:
+        """The type for the shapes at hand; nothing is guarded."""
+        if self.shape is None or not self.is_symbolic:
+            return self
+        return TensorType(self.dtype, tuple(hint(d) for d in self.shape), self.layout)
+
+    def is_same(self, other: object) -> bool:
+        """Equal, and for every size of a class of shapes. Comparing with == would make the class smaller instead."""
+        if not isinstance(other, TensorType) or (self.dtype, self.layout) != (other.dtype, other.layout):
+            return False
+        if self.shape is None or other.shape is None:
+            return self.shape is other.shape
+        return same(self.shape, other.shape)
+
     @staticmethod
     def of(array: np.ndarray) -> TensorType:
+        if isinstance(array, SymArray):
+            return TensorType(DType.INT64, tuple(array.shape))
         return TensorType(DType.of_numpy(array.dtype), tuple(array.shape))
 
     def __str__(self) -> str:
@@ -250,7 +275,7 @@ def merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
         raise ValueError(f"rank {len(a)} against {len(b)}")
     merged: list[Dim] = []
     for x, y in zip(a, b, strict=True):
-        if isinstance(x, int) and isinstance(y, int) and x != y:
+        if isinstance(x, WHOLE) and isinstance(y, WHOLE) and x != y:
             raise ValueError(f"{x} against {y}")
-        merged.append(x if isinstance(x, int) or y is None else y if isinstance(y, int) or x is None else x)
+        merged.append(x if isinstance(x, WHOLE) or y is None else y if isinstance(y, WHOLE) or x is None else x)
     return tuple(merged)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -128,9 +129,9 @@ def _heads(t: TensorType, heads: int) -> tuple[Dim, Dim, Dim, Dim]:
     if heads < 1:
         raise ValueError("inputs of rank 3 need q_num_heads and kv_num_heads")
     hidden = t.shape[2]
-    if isinstance(hidden, int) and hidden % heads:
+    if isinstance(hidden, WHOLE) and hidden % heads:
         raise ValueError(f"{hidden} features do not split into {heads} heads")
-    return t.shape[0], heads, t.shape[1], hidden // heads if isinstance(hidden, int) else None
+    return t.shape[0], heads, t.shape[1], hidden // heads if isinstance(hidden, WHOLE) else None
 
 
 def _infer_attention(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -140,17 +141,17 @@ def _infer_attention(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type 
     batch_v, _, _, value_size = _heads(v, int(attrs.get("kv_num_heads", 0)))
     batch = shapes.same_dim(shapes.same_dim(batch, batch_k, "batch"), batch_v, "batch")
     shapes.same_dim(size, key_size, "queries and keys differ in size")
-    if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+    if isinstance(heads, WHOLE) and isinstance(groups, WHOLE) and (not groups or heads % groups):
         raise ValueError(f"{heads} query heads do not divide into {groups} key heads")
     total = keys
     if shapes.given(operands, 4):
         past = shapes.need_rank(shapes.tensor(operands, 4), 4, "past_key")[2]
-        total = past + keys if isinstance(past, int) and isinstance(keys, int) else None
+        total = past + keys if isinstance(past, WHOLE) and isinstance(keys, WHOLE) else None
     y: tuple[Dim, ...] | None = None
     if q.shape is not None and len(q.shape) == 4:
         y = (batch, heads, queries, value_size)
     elif q.shape is not None:
-        whole = heads * value_size if isinstance(heads, int) and isinstance(value_size, int) else None
+        whole = heads * value_size if isinstance(heads, WHOLE) and isinstance(value_size, WHOLE) else None
         y = (batch, queries, whole)
     return [
         TensorType(q.dtype, y),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, Shape, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -144,9 +145,9 @@ def conv_shape(x: TensorType, w: TensorType, attrs: Attrs) -> Shape | None:
     if group < 1:
         raise ValueError(f"group {group} is not positive")
     channels, per_group, filters = xs[1], ws[1], ws[0]
-    if isinstance(channels, int) and isinstance(per_group, int) and channels != per_group * group:
+    if isinstance(channels, WHOLE) and isinstance(per_group, WHOLE) and channels != per_group * group:
         raise ValueError(f"{channels} channels do not fit weights for {per_group} channels in {group} groups")
-    if isinstance(filters, int) and filters % group:
+    if isinstance(filters, WHOLE) and filters % group:
         raise ValueError(f"{filters} filters do not divide into {group} groups")
     return (xs[0], filters, *output_dims(xs[2:], kernel_dims(ws, attrs), attrs))
 
@@ -253,13 +254,13 @@ def _infer_conv_transpose(operands: Operands, attrs: Attrs, n: int) -> Sequence[
     if group < 1:
         raise ValueError(f"group {group} is not positive")
     shapes.same_dim(xs[1], ws[0], "channels of the input and of the weights differ")
-    filters = ws[1] * group if isinstance(ws[1], int) else None
+    filters = ws[1] * group if isinstance(ws[1], WHOLE) else None
     _check_bias(operands, 2, filters)
     kernel = kernel_dims(ws, attrs)
     dims: list[Dim] = []
     for k in range(spatial):
         size, taps_ = xs[k + 2], kernel[k]
-        if isinstance(size, int) and isinstance(taps_, int):
+        if isinstance(size, WHOLE) and isinstance(taps_, WHOLE):
             dims.append(transposed_size(size, taps_, attrs, spatial, k)[0])
         else:
             wanted = attrs.get("output_shape")

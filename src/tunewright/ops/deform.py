@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -97,7 +98,7 @@ def _infer_col2im(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
         rank = shapes.length(shapes.tensor(operands, 1))
         return [TensorType(x.dtype, None if rank is None else (batch, *(None,) * (rank + 1)))]
     channels: Dim = None
-    if block is not None and isinstance(columns, int):
+    if block is not None and isinstance(columns, WHOLE):
         if min(block, default=1) < 1 or columns % math.prod(block):
             raise ValueError(f"{columns} columns do not divide into blocks {block}")
         channels = columns // math.prod(block)
@@ -112,7 +113,7 @@ def unpooled(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
         raise ValueError(f"kernel_shape {list(kernel)} does not fit {rank} spatial axes")
     strides, pads = spread(attrs, "strides", rank), all_pads(attrs, rank)
     return tuple(
-        (d - 1) * strides[k] - pads[k] - pads[k + rank] + kernel[k] if isinstance(d, int) else None
+        (d - 1) * strides[k] - pads[k] - pads[k + rank] + kernel[k] if isinstance(d, WHOLE) else None
         for k, d in enumerate(dims)
     )
 

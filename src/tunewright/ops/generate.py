@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE, SymArray
 from ..ir.types import DType, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -38,18 +39,22 @@ def _infer_constant_of_shape(operands: Operands, attrs: Attrs, n: int) -> Sequen
 def _range_length(start: float, limit: float, delta: float) -> int:
     if delta == 0:
         raise ValueError("delta is 0")
-    if all(isinstance(v, int) for v in (start, limit, delta)):
-        return int(max(0, -((start - limit) // delta)))
+    if all(isinstance(v, WHOLE) for v in (start, limit, delta)):
+        return max(0, -((start - limit) // delta))  # type: ignore[return-value]
     if not all(math.isfinite(v) for v in (start, limit, delta)):
         raise ValueError(f"a range from {start} to {limit} by {delta} has no end")
     return max(0, math.ceil((limit - start) / delta))
+
+
+def _number(value: Array) -> Any:
+    return (value if isinstance(value, SymArray) else wide(value)).reshape(()).item()
 
 
 def _range(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     dtype = inputs[0].dtype
     start, limit, delta = (wide(v).reshape(()).item() for v in inputs)
     count = _range_length(start, limit, delta)
-    kind = np.int64 if isinstance(start, int) else np.float64
+    kind = np.int64 if isinstance(start, WHOLE) else np.float64
     return [(np.arange(count, dtype=kind) * delta + start).astype(dtype)]
 
 
@@ -58,7 +63,7 @@ def _infer_range(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     values = [shapes.value(operands, i) for i in range(3)]
     if any(v is None for v in values):
         return [TensorType(first.dtype, (None,))]
-    return [TensorType(first.dtype, (_range_length(*(wide(v).reshape(()).item() for v in values)),))]
+    return [TensorType(first.dtype, (_range_length(*(_number(v) for v in values)),))]
 
 
 def _eye_dtype(fallback: DType, attrs: Attrs) -> DType:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -156,7 +157,7 @@ def _infer_top_k(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
         return [TensorType(x.dtype), TensorType(DType.INT64)][:n]
     axis = shapes.axis_of(int(attrs.get("axis", -1)), len(x.shape))
     dim = x.shape[axis]
-    if k and isinstance(dim, int) and not 0 <= k[0] <= dim:
+    if k and isinstance(dim, WHOLE) and not 0 <= k[0] <= dim:
         raise ValueError(f"K = {k[0]} of {dim} elements")
     shape = (*x.shape[:axis], k[0] if k else None, *x.shape[axis + 1 :])
     return [TensorType(x.dtype, shape), TensorType(DType.INT64, shape)][:n]

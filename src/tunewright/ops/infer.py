@@ -14,8 +14,9 @@ import numpy as np
 
 from ..errors import LimitError, ModelError, TunewrightError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import SymArray
 from ..ir.types import MAX_RANK, OptionalType, SequenceType, TensorType, Type, merge_shapes
-from . import lookup
+from . import lookup, symbolic
 from .base import Operand, OpSpec
 
 #: what inference raises on attributes and operands that make no sense
@@ -107,6 +108,8 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
         return True
     if not all(v is None or v.const is not None for v in node.inputs):
         return False
+    if any(v is not None and isinstance(v.const, SymArray) for v in node.inputs):
+        return symbolic.fold(graph, node)
     nbytes = 0
     for value in node.outputs:
         if not isinstance(value.type, TensorType):

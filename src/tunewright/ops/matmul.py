@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -160,7 +161,7 @@ def _einsum_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorT
     for term, t in zip(terms, inputs, strict=True):
         assert t is not None and t.shape is not None
         spread = shapes.broadcast(spread, _label(term, t.shape, sizes))
-    return 2.0 * math.prod(d for d in [*sizes.values(), *(spread or ())] if isinstance(d, int))
+    return 2.0 * math.prod(d for d in [*sizes.values(), *(spread or ())] if isinstance(d, WHOLE))
 
 
 OPS = with_samples(

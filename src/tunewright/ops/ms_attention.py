@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape, TensorType, Type
 from .base import Array, Attrs, Infer, Operands
 from .ms_common import along, dims, heavy, part, plus
@@ -111,7 +112,7 @@ def _infer_projected(past_at: int, bias_at: int) -> Infer:
         batch, length, _ = dims(operands, 0, 3)
         width = dims(operands, 1, 2)[1]
         dtype = tensor(operands, bias_at).dtype if given(operands, bias_at) else tensor(operands, 0).dtype
-        value: Dim = _sizes(width, attrs)[2] if isinstance(width, int) else None
+        value: Dim = _sizes(width, attrs)[2] if isinstance(width, WHOLE) else None
         total = plus(dims(operands, past_at, 5)[3] if given(operands, past_at) else 0, length)
         present = (2, batch, attrs["num_heads"], total, part(value, attrs["num_heads"], "the width of V"))
         return [TensorType(dtype, (batch, length, value)), TensorType(dtype, present)]
@@ -163,7 +164,7 @@ def _packed_attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
 
 def _infer_packed_attention(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     width = dims(operands, 1, 2)[1]
-    value: Dim = _sizes(width, attrs)[2] if isinstance(width, int) else None
+    value: Dim = _sizes(width, attrs)[2] if isinstance(width, WHOLE) else None
     return [TensorType(tensor(operands, 0).dtype, (dims(operands, 0, 2)[0], value))]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape, TensorType, Type
 from . import lookup
 from .base import Array, Attrs, Flops, Infer, Operand, Operands, OpSpec, Reference
@@ -170,12 +171,12 @@ def plus(a: Dim, b: Dim) -> Dim:
         return b
     if b == 0:
         return a
-    return a + b if isinstance(a, int) and isinstance(b, int) else None
+    return a + b if isinstance(a, WHOLE) and isinstance(b, WHOLE) else None
 
 
 def part(a: Dim, b: Dim, what: str) -> Dim:
     """a / b, which must be a whole number."""
-    if not (isinstance(a, int) and isinstance(b, int)):
+    if not (isinstance(a, WHOLE) and isinstance(b, WHOLE)):
         return None
     if b <= 0 or a % b:
         raise ValueError(f"{what}: {a} is not a multiple of {b}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape, TensorType, Type
 from .base import Array, Attrs, Operand, Operands, OpSpec
 from .matmul import matmul_shape
@@ -156,7 +157,7 @@ def _infer_conv_transpose(operands: Operands, attrs: Attrs, n: int) -> Sequence[
         if x.shape is None or w.shape is None:
             return [TensorType(x.dtype)]
         group, out = attrs.get("group", 1), w.shape[1]
-        channels: Dim = out * group if isinstance(out, int) else None
+        channels: Dim = out * group if isinstance(out, WHOLE) else None
         return [TensorType(x.dtype, (x.shape[0], channels, *[None] * (len(x.shape) - 2)))]
     taken = [operands[0], operands[1], operands[3] if given(operands, 3) else None]
     return [infer("ConvTranspose", taken, _with_pads(attrs, pads))]

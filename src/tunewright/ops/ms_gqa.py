@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_attention import heads
@@ -117,7 +118,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     total = value(operands, 6)
     whole: Dim = None if total is None else int(total.reshape(-1)[0])
     past: Dim = dims(operands, 3, 4)[2] if given(operands, 3) else 0
-    room = max(whole, past) if isinstance(whole, int) and isinstance(past, int) else None
+    room = max(whole, past) if isinstance(whole, WHOLE) and isinstance(past, WHOLE) else None
     cache: Shape = (batch, kv_count, room, size)
     shapes: list[Shape] = [
         (batch, length, None if size is None else count * size),

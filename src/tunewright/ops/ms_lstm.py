@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_common import MS, activate, dims, dynamic_quantize
@@ -136,7 +137,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     length, batch, _ = dims(operands, 0, 3)
     directions, size, _ = dims(operands, 2, 3)
     wanted = 2 if attrs.get("direction", "forward") == "bidirectional" else 1
-    if isinstance(directions, int) and directions != wanted:
+    if isinstance(directions, WHOLE) and directions != wanted:
         raise ValueError(f"R has {directions} direction(s) instead of {wanted}")
     last = TensorType(dtype, (directions, batch, size))
     return [TensorType(dtype, (length, directions, batch, size)), last, last]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec, Reference
 from .ms_common import MS, dims, infer, plus, run
@@ -206,9 +207,9 @@ def _infer_unfold(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
         return [t]
     axis = axis_of(attrs.get("dim", -1), len(t.shape), "dim")
     length = t.shape[axis]
-    if size < 1 or step < 1 or (isinstance(length, int) and length < size):
+    if size < 1 or step < 1 or (isinstance(length, WHOLE) and length < size):
         raise ValueError(f"slices of {size} every {step} do not fit a dimension of {length}")
-    count: Dim = (length - size) // step + 1 if isinstance(length, int) else None
+    count: Dim = (length - size) // step + 1 if isinstance(length, WHOLE) else None
     return [t.with_shape((*t.shape[:axis], count, *t.shape[axis + 1 :], size))]
 
 
@@ -233,7 +234,7 @@ def _infer_rfft(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
     if t.shape is None:
         return [t]
     last = t.shape[-1]
-    return [t.with_shape((*t.shape[:-1], last // 2 + 1 if isinstance(last, int) else None, 2))]
+    return [t.with_shape((*t.shape[:-1], last // 2 + 1 if isinstance(last, WHOLE) else None, 2))]
 
 
 def _infer_irfft(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -241,7 +242,7 @@ def _infer_irfft(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     if t.shape is None:
         return [t]
     last = t.shape[-2]
-    return [t.with_shape((*t.shape[:-2], 2 * (last - 1) if isinstance(last, int) else None))]
+    return [t.with_shape((*t.shape[:-2], 2 * (last - 1) if isinstance(last, WHOLE) else None))]
 
 
 def _complex_mul(conjugate: bool) -> Reference:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_common import MS, fast_gelu
@@ -67,7 +68,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     if kind == "swiglu" and not fusion and not given(operands, 6):
         raise ValueError("swiglu needs fc3_experts_weights, or swiglu_fusion 1 or 2")
     experts = tensor(operands, 2).shape
-    if experts is not None and isinstance(experts[0], int) and attrs.get("k", 1) > experts[0]:
+    if experts is not None and isinstance(experts[0], WHOLE) and attrs.get("k", 1) > experts[0]:
         raise ValueError(f"k is {attrs['k']}, but there are {experts[0]} experts")
     return [tensor(operands, 0)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import DType, Shape, TensorType, Type
 from .base import Array, Attrs, Infer, Operands, OpSpec
 from .ms_common import MS, dequantize, dims
@@ -155,7 +156,7 @@ def _group_norm(inputs: Sequence[Any], attrs: Attrs, skip: bool) -> Sequence[Any
 def _infer_group_norm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     t, shape = tensor(operands, 0), dims(operands, 0, 4)
     channels = shape[-1] if attrs.get("channels_last", 1) else shape[1]
-    if isinstance(channels, int) and (attrs["groups"] < 1 or channels % attrs["groups"]):
+    if isinstance(channels, WHOLE) and (attrs["groups"] < 1 or channels % attrs["groups"]):
         raise ValueError(f"{channels} channels do not make {attrs['groups']} groups")
     return [t.with_shape(shape), t.with_shape(shape)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from .base import Array, Attrs, Infer, Operands, OpSpec
 from .matmul import matmul_shape
@@ -113,7 +114,7 @@ def _infer_gemm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
     a, b = dims(operands, 0, 2), dims(operands, 3, 2)
     rows, inner = reversed(a) if attrs.get("transA", 0) else a
     depth, columns = reversed(b) if attrs.get("transB", 0) else b
-    if isinstance(inner, int) and isinstance(depth, int) and inner != depth:
+    if isinstance(inner, WHOLE) and isinstance(depth, WHOLE) and inner != depth:
         raise ValueError(f"columns of A ({inner}) and rows of B ({depth}) differ")
     dtype = DType.FLOAT32
     if given(operands, 7):
@@ -267,7 +268,7 @@ def _infer_gather_block_quantized(operands: Operands, attrs: Attrs, n: int) -> S
     shape: list[Dim] = list(data.shape)
     if data.dtype is DType.UINT8 and attrs.get("bits", 4) != 8:
         last = shape[-1]
-        shape[-1] = last * (8 // attrs.get("bits", 4)) if isinstance(last, int) else None
+        shape[-1] = last * (8 // attrs.get("bits", 4)) if isinstance(last, WHOLE) else None
     return [TensorType(scales.dtype, (*shape[:gather], *indices.shape, *shape[gather + 1 :]))]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import DType, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Flops, Operands, OpSpec
@@ -90,7 +91,7 @@ def _infer_affine(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
         (size,) = shapes.need_rank(shapes.tensor(operands, i), 1, what)
         channels = shapes.same_dim(channels, size, f"{what} and channels differ in number")
     groups = attrs.get("num_groups")
-    if groups is not None and isinstance(channels, int) and (groups < 1 or channels % groups):
+    if groups is not None and isinstance(channels, WHOLE) and (groups < 1 or channels % groups):
         raise ValueError(f"{channels} channels do not divide into {groups} groups")
     return [TensorType(x.dtype, x.shape)]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import wide
@@ -162,7 +163,7 @@ def _infer_per_channel(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
         t = tensor(operands, i)
         if t.is_static and t.size != 1 and len(t.dims) < len(data.shape):
             channels = data.shape[1]
-            if isinstance(channels, int) and t.size != channels:
+            if isinstance(channels, WHOLE) and t.size != channels:
                 raise ValueError(f"input {i} has {t.size} values for {channels} channels")
         elif t.is_static and t.size != 1 and broadcast(data.shape, t.shape) != data.shape and data.is_static:
             raise ValueError(f"input {i}, {t}, does not fit into the data, {data}")
@@ -216,9 +217,9 @@ def _infer_fully_connected(operands: Operands, attrs: Attrs, n: int) -> Sequence
     data, weights = tensor(operands, 0), tensor(operands, 1)
     inner: Dim = None
     outputs: Dim = None
-    if data.shape is not None and all(isinstance(d, int) for d in data.shape[1:]):
-        inner = math.prod(d for d in data.shape[1:] if isinstance(d, int))
-    if weights.is_static and isinstance(inner, int) and inner:
+    if data.shape is not None and all(isinstance(d, WHOLE) for d in data.shape[1:]):
+        inner = math.prod(d for d in data.shape[1:] if isinstance(d, WHOLE))
+    if weights.is_static and isinstance(inner, WHOLE) and inner:
         outputs = weights.size // inner
         if outputs * inner != weights.size:
             raise ValueError(f"{weights.size} weights (input 1) are no multiple of the {inner} inputs")

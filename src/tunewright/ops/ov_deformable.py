@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import wide
@@ -27,7 +28,7 @@ def _geometry(attrs: Attrs, size: Sequence[Dim], kernel: Sequence[Dim]) -> list[
     for axis, (n, k) in enumerate(zip(size, kernel, strict=True)):
         stride, dilation = strides[axis], dilations[axis]
         front, back = (0, 0) if auto == "VALID" else (pads[axis], pads[axis + 2])
-        if not isinstance(n, int) or not isinstance(k, int):
+        if not isinstance(n, WHOLE) or not isinstance(k, WHOLE):
             result.append((stride, dilation, front, None))
             continue
         reach = (k - 1) * dilation + 1
@@ -48,7 +49,7 @@ def deformable_conv(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
     batch, channels, height, width = x.shape
     outputs, _, kernel_h, kernel_w = weights.shape
     (sy, dy, py, oh), (sx, dx, px, ow) = _geometry(attrs, x.shape[2:], weights.shape[2:])
-    assert isinstance(oh, int) and isinstance(ow, int)
+    assert isinstance(oh, WHOLE) and isinstance(ow, WHOLE)
     taps = kernel_h * kernel_w
     moved = offsets.reshape(batch, shared, kernel_h, kernel_w, 2, oh, ow)
     rows = (np.arange(kernel_h) * dy)[:, None, None, None] + (np.arange(oh) * sy - py)[:, None]
@@ -80,17 +81,17 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     _, (_, moves, *_) = ranked(operands, 1, 4, "the offsets")
     _, (outputs, inner, *kernel) = ranked(operands, 2, 4, "the filters")
     groups, shared = int(attrs.get("group", 1)), int(attrs.get("deformable_groups", 1))
-    if isinstance(channels, int) and (channels % groups or channels % shared):
+    if isinstance(channels, WHOLE) and (channels % groups or channels % shared):
         raise ValueError(f"{channels} channels do not fall into {groups} groups and {shared} deformable groups")
-    if isinstance(channels, int) and isinstance(inner, int) and inner * groups != channels:
+    if isinstance(channels, WHOLE) and isinstance(inner, WHOLE) and inner * groups != channels:
         raise ValueError(f"the filters (input 2) take {inner} x {groups} channels, but there are {channels}")
-    if isinstance(kernel[0], int) and isinstance(kernel[1], int):
+    if isinstance(kernel[0], WHOLE) and isinstance(kernel[1], WHOLE):
         taps = shared * kernel[0] * kernel[1]
-        if isinstance(moves, int) and moves != 2 * taps:
+        if isinstance(moves, WHOLE) and moves != 2 * taps:
             raise ValueError(f"the offsets (input 1) have {moves} channels instead of {2 * taps}")
         if given(operands, 3):
             _, (_, weights, *_) = ranked(operands, 3, 4, "the mask")
-            if isinstance(weights, int) and weights != taps:
+            if isinstance(weights, WHOLE) and weights != taps:
                 raise ValueError(f"the mask (input 3) has {weights} channels instead of {taps}")
     return [TensorType(data.dtype, (batch, outputs, *(g[3] for g in _geometry(attrs, size, kernel))))]
 

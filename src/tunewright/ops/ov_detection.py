@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ov_common import descending, flag, ints, name, ranked, required, single, suppress
@@ -172,7 +173,7 @@ def detection_output(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]
             rows.append(row)
     found = np.concatenate(rows) if rows else np.empty((0, 7), np.float32)
     total = _rows(images, count, classes, s)
-    assert isinstance(total, int)
+    assert isinstance(total, WHOLE)
     result = np.zeros((1, 1, total, 7), np.float32)
     result[0, 0, : len(found)] = found[:total]
     if len(found) < total:
@@ -195,20 +196,20 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     locations, (images, coordinates) = ranked(operands, 0, 2, "the locations")
     _, (_, confidences) = ranked(operands, 1, 2, "the confidences")
     _, (_, halves, values) = ranked(operands, 2, 3, "the priors")
-    if isinstance(halves, int) and halves < (1 if s.variance_in_target else 2):
+    if isinstance(halves, WHOLE) and halves < (1 if s.variance_in_target else 2):
         raise ValueError("the priors (input 2) have no variances")
     priors: Dim = None
     classes: Dim = None
-    if isinstance(values, int):
+    if isinstance(values, WHOLE):
         priors = values // s.prior_size
         if priors * s.prior_size != values or not priors:
             raise ValueError(f"the priors (input 2) have {values} values, not a multiple of {s.prior_size}")
-        if isinstance(confidences, int):
+        if isinstance(confidences, WHOLE):
             classes = confidences // priors
             if classes * priors != confidences:
                 raise ValueError(f"{confidences} confidences (input 1) are no multiple of {priors} priors")
             expected = priors * 4 * (1 if s.share_location else classes)
-            if isinstance(coordinates, int) and coordinates != expected:
+            if isinstance(coordinates, WHOLE) and coordinates != expected:
                 raise ValueError(f"the locations (input 0) have {coordinates} values instead of {expected}")
     return [TensorType(locations.dtype, (1, 1, _rows(images, priors, classes, s), 7))]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import wide
@@ -49,7 +50,7 @@ def _infer_region(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
     data, (batch, channels, height, width) = ranked(operands, 0, 4, "the data")
     regions, coords, classes, _ = _regions(attrs)
     needed = regions * (coords + classes + 1)
-    if isinstance(channels, int) and channels < needed:
+    if isinstance(channels, WHOLE) and channels < needed:
         raise ValueError(f"the data (input 0) have {channels} channels, but {needed} are needed")
     return [TensorType(data.dtype, _region_shape((batch, needed, height, width), attrs))]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import wide
@@ -96,7 +97,7 @@ def _plan(
     """Axes, their new sizes (None where unknown), their scales, and the shape after padding."""
     begin, end = (ints(attrs, k)[: len(shape)] for k in ("pads_begin", "pads_end"))
     begin, end = (p + [0] * (len(shape) - len(p)) for p in (begin, end))
-    padded: list[Dim] = [d + b + e if isinstance(d, int) else None for d, b, e in zip(shape, begin, end, strict=True)]
+    padded: list[Dim] = [d + b + e if isinstance(d, WHOLE) else None for d, b, e in zip(shape, begin, end, strict=True)]
     chosen = [axis_of(int(a), len(shape)) for a in (axes if axes is not None else range(len(shape)))]
     new: list[Dim] = []
     factors: list[np.float32] = []
@@ -109,12 +110,12 @@ def _plan(
             new.append(None if wanted is None else int(wanted))
             factors.append(
                 np.float32(int(wanted) / size)
-                if wanted is not None and isinstance(size, int) and size
+                if wanted is not None and isinstance(size, WHOLE) and size
                 else np.float32(1)
             )
         else:
             factors.append(np.float32(1 if wanted is None else wanted))
-            known = isinstance(size, int) and wanted is not None
+            known = isinstance(size, WHOLE) and wanted is not None
             new.append(math.floor(np.float32(size) * np.float32(wanted) + np.float32(1e-5)) if known else None)
     return chosen, new, factors, padded
 
@@ -170,7 +171,7 @@ def _interp_size(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None)
     for key, d in (("height", shape[2]), ("width", shape[3])):
         if int(attrs.get(key, 0)) > 0:
             sizes.append(int(attrs[key]))
-        elif isinstance(d, int):
+        elif isinstance(d, WHOLE):
             size = (d - 1) // shrink + 1
             sizes.append(size + (size - 1) * (zoom - 1))
         else:

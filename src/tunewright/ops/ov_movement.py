@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ov_common import ints, name, ranked, required
@@ -36,12 +37,12 @@ def crop_window(attrs: Attrs, shape: Sequence[Dim], like: Sequence[Dim] | None) 
         if k < len(lengths):
             length = lengths[k]
         elif k < len(ends):
-            length = size - offsets[k] - ends[k] if isinstance(size, int) else None
+            length = size - offsets[k] - ends[k] if isinstance(size, WHOLE) else None
         elif like is not None:
             length = like[axis]
         else:
             raise ValueError("one of the attributes 'dim' and 'crop_end', or a second input, is needed")
-        if isinstance(size, int) and isinstance(length, int) and not 0 <= offsets[k] <= offsets[k] + length <= size:
+        if isinstance(size, WHOLE) and isinstance(length, WHOLE) and not 0 <= offsets[k] <= offsets[k] + length <= size:
             raise ValueError(f"elements {offsets[k]} to {offsets[k] + length} of axis {axis} are outside of its {size}")
         parts[axis] = (offsets[k], length)
     return parts
@@ -102,7 +103,7 @@ def _infer_shuffle(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
     data, group = tensor(operands, 0), int(attrs.get("group", 1))
     if data.shape is not None:
         size = data.shape[axis_of(int(attrs.get("axis", 1)), len(data.shape))]
-        if group < 1 or (isinstance(size, int) and size % group):
+        if group < 1 or (isinstance(size, WHOLE) and size % group):
             raise ValueError(f"{size} channels do not fall into {group} groups")
     return [data]
 
@@ -140,7 +141,7 @@ def _infer_blocks(operands: Operands, to_batch: bool) -> Sequence[Type | None]:
     area = int(np.prod(block))
     dims: list[Dim] = []
     for k, (d, b) in enumerate(zip(data.shape, block, strict=True)):
-        if not isinstance(d, int):
+        if not isinstance(d, WHOLE):
             dims.append(None)
         elif to_batch:
             padded = d + begin[k] + end[k]
@@ -207,12 +208,12 @@ def _stride(attrs: Attrs) -> int:
 def _infer_reorg(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     data, (batch, channels, height, width) = ranked(operands, 0, 4, "the data")
     stride = _stride(attrs)
-    if isinstance(channels, int) and (channels < stride * stride or channels % (stride * stride)):
+    if isinstance(channels, WHOLE) and (channels < stride * stride or channels % (stride * stride)):
         raise ValueError(f"{channels} channels are no multiple of {stride} x {stride}")
     for d in (height, width):
-        if isinstance(d, int) and d % stride:
+        if isinstance(d, WHOLE) and d % stride:
             raise ValueError(f"{d} rows or columns are no multiple of the stride, {stride}")
-    plane = (d // stride if isinstance(d, int) else None for d in (height, width))
+    plane = (d // stride if isinstance(d, WHOLE) else None for d in (height, width))
     return [TensorType(data.dtype, (batch, times(channels, stride, stride), *plane))]
 
 

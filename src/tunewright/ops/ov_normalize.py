@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import wide
@@ -85,11 +86,11 @@ def _infer_group_norm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type
     data, groups = tensor(operands, 0), int(required(attrs, "num_groups"))
     if data.shape is not None:
         channels = data.shape[1] if len(data.shape) > 1 else 1
-        if groups < 1 or (isinstance(channels, int) and channels % groups):
+        if groups < 1 or (isinstance(channels, WHOLE) and channels % groups):
             raise ValueError(f"{channels} channels do not fall into {groups} groups")
         for i in (1, 2):
             t = tensor(operands, i)
-            if t.is_static and isinstance(channels, int) and t.size != channels:
+            if t.is_static and isinstance(channels, WHOLE) and t.size != channels:
                 raise ValueError(f"input {i} has {t.size} values for {channels} channels")
     return [data]
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from .base import Array, Attrs, Infer, Operands, OpSpec, Reference
 from .ov_common import flag, floats, name, ranked, required, single
@@ -156,7 +157,7 @@ def _stand_in(operands: Operands, i: int) -> Array | None:
     known = value(operands, i)
     if known is not None or t.shape is None:
         return np.asarray(known) if known is not None else None
-    dims = [d for d in t.shape[-2:] if isinstance(d, int)]
+    dims = [d for d in t.shape[-2:] if isinstance(d, WHOLE)]
     return np.broadcast_to(np.float32(0), (1, 1, *dims)) if len(t.shape) == 4 and len(dims) == 2 else None
 
 
@@ -223,7 +224,7 @@ def prior_grid(inputs: Sequence[Any], attrs: Attrs, n: int) -> list[Array]:
 
 def _infer_grid(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     priors, (count, four) = ranked(operands, 0, 2, "the priors")
-    if four not in (4, None) and isinstance(four, int):
+    if four not in (4, None) and isinstance(four, WHOLE):
         raise ValueError(f"the priors (input 0) have {four} values each instead of 4")
     _, feature = ranked(operands, 1, 4, "the feature map")
     ranked(operands, 2, 4, "the image")

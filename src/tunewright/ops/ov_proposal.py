@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import DType, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ov_common import (
@@ -94,12 +95,12 @@ def _infer_proposal(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type |
     scores, (images, channels, _, _) = ranked(operands, 0, 4, "the class probabilities")
     ranked(operands, 1, 4, "the box deltas")
     count = len(floats(attrs, "ratio")) * len(floats(attrs, "scale"))
-    if isinstance(channels, int) and channels != 2 * count:
+    if isinstance(channels, WHOLE) and channels != 2 * count:
         raise ValueError(
             f"{count} ratios x scales need {2 * count} class probabilities (input 0) per cell, not {channels}"
         )
     after = int(attrs["post_nms_topn"])
-    rows = images * after if isinstance(images, int) else None
+    rows = images * after if isinstance(images, WHOLE) else None
     return [TensorType(scores.dtype, (rows, 5)), TensorType(scores.dtype, (rows,))][:n]
 
 
@@ -214,7 +215,7 @@ def _infer_detectron_output(operands: Operands, attrs: Attrs, n: int) -> Sequenc
     classes = int(attrs.get("num_classes", 81))
     for i, what, wanted in ((1, "the deltas", 4 * classes), (2, "the scores", classes)):
         _, (_, columns) = ranked(operands, i, 2, what)
-        if isinstance(columns, int) and columns != wanted:
+        if isinstance(columns, WHOLE) and columns != wanted:
             raise ValueError(f"{what} (input {i}) have {columns} columns instead of {wanted}")
     if len(floats(attrs, "deltas_weights", (10.0, 10.0, 5.0, 5.0))) != 4:
         raise ValueError("attribute 'deltas_weights' needs 4 values")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Type
 from .base import Array, Attrs, Operands, OpSpec, Sample
 from .numeric import wide
@@ -40,7 +41,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         both = broadcast(data.shape, t.shape)
         if both is not None and data.shape is not None:
             larger = len(both) > len(data.shape)
-            if larger or any(d == 1 and isinstance(b, int) and b != 1 for d, b in zip(data.shape, both, strict=True)):
+            if larger or any(d == 1 and isinstance(b, WHOLE) and b != 1 for d, b in zip(data.shape, both, strict=True)):
                 raise ValueError(f"input {i}, {t}, does not fit into the data, {data}")
     return [data]
 

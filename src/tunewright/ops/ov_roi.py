@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ov_common import choice, flag, ints, name, ranked, required, single
@@ -211,7 +212,7 @@ def _infer_psroi(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     outputs, bins = int(required(attrs, "output_dim")), int(attrs.get("group_size", 1))
     bilinear = not given(operands, 2) and attrs.get("mode", "average") == "bilinear"
     groups = int(attrs.get("spatial_bins_x", 1)) * int(attrs.get("spatial_bins_y", 1)) if bilinear else bins * bins
-    if isinstance(channels, int) and channels != outputs * groups:
+    if isinstance(channels, WHOLE) and channels != outputs * groups:
         raise ValueError(f"the feature map (input 0) has {channels} channels instead of {outputs} x {groups}")
     return [TensorType(data.dtype, (count, outputs, bins, bins))]
 

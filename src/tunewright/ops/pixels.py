@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import NHWC, DType, TensorType, Type
 from .base import Attrs, Operands, OpSpec, Sample
 from .samples import Rng, normal
@@ -34,7 +35,7 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     x, dtype = tensor(operands, 0), DType.of_onnx(attrs["dtype"])
     if x.shape is None:
         return [TensorType(dtype, None)]
-    sizes = [d + sum(p) if isinstance(d, int) else None for d, p in zip(x.shape[2:], _pads(attrs), strict=True)]
+    sizes = [d + sum(p) if isinstance(d, WHOLE) else None for d, p in zip(x.shape[2:], _pads(attrs), strict=True)]
     return [TensorType(dtype, (x.shape[0], int(attrs["channels"]), *sizes), NHWC)]
 
 

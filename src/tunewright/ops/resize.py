@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE, SymInt
 from ..ir.types import Dim, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -31,6 +33,10 @@ def _policy(attrs: Attrs) -> str:
 
 def _scaled(dim: int, scale: float) -> int:
     """floor(dim * scale) in single precision, as everyone computes it: 10 * 0.7 is 7."""
+    if isinstance(dim, SymInt):
+        exact = Fraction(float(np.float32(scale)))
+        if dim * exact.numerator < 1 << 24:  # the product has no more digits than single precision
+            return dim * exact.numerator // exact.denominator
     return math.floor(np.float32(dim) * np.float32(scale))
 
 
@@ -52,14 +58,17 @@ def _plan(
             output[axis], factor[axis] = _scaled(dims[axis], scale), float(scale)
         return output, factor
     policy = _policy(attrs)
-    ratios = [size / dims[axis] if dims[axis] else 1.0 for axis, size in zip(axes, sizes, strict=True)]
-    if policy != "stretch":
-        common = min(ratios) if policy == "not_larger" else max(ratios)
-        for axis in axes:
-            output[axis], factor[axis] = int(common * dims[axis] + 0.5), common
+    if policy == "stretch":
+        for axis, size in zip(axes, sizes, strict=True):
+            output[axis] = shapes.whole(size)
+            # a class of shapes has no ratio: who needs one asks for certain sizes
+            is_open = isinstance(dims[axis], SymInt) or isinstance(output[axis], SymInt)
+            factor[axis] = math.nan if is_open else size / dims[axis] if dims[axis] else 1.0
         return output, factor
-    for axis, size, ratio in zip(axes, sizes, ratios, strict=True):
-        output[axis], factor[axis] = int(size), ratio
+    ratios = [size / dims[axis] if dims[axis] else 1.0 for axis, size in zip(axes, sizes, strict=True)]
+    common = min(ratios) if policy == "not_larger" else max(ratios)
+    for axis in axes:
+        output[axis], factor[axis] = int(common * dims[axis] + 0.5), common
     return output, factor
 
 
@@ -205,6 +214,9 @@ def steps(
     What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one.
     """
     roi, scales, sizes = (None if a is None or not a.size else a.reshape(-1) for a in (roi, scales, sizes))
+    dims = [int(d) for d in dims]
+    if sizes is not None:
+        sizes = np.array([int(size) for size in sizes.tolist()], np.int64)
     output, factor = _plan(
         dims, None if scales is None else scales.tolist(), None if sizes is None else sizes.tolist(), attrs
     )
@@ -251,14 +263,15 @@ def _infer_resize(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
     result: list[Dim] = [None if i in axes else d for i, d in enumerate(x.shape)]
     if scales is None and sizes is None:
         return [TensorType(x.dtype, tuple(result))]
-    if all(isinstance(x.shape[a], int) for a in axes):
-        dims = [d if isinstance(d, int) else 1 for d in x.shape]
-        output, _ = _plan(dims, scales, None if sizes is None else [int(s) for s in sizes], attrs)
+    if all(isinstance(x.shape[a], WHOLE) for a in axes):
+        dims = [d if isinstance(d, WHOLE) else 1 for d in x.shape]
+        given = None if sizes is None else [shapes.whole(s) for s in sizes]
+        output, _ = _plan(dims, scales, given, attrs)
         return [TensorType(x.dtype, tuple(output[i] if i in axes else d for i, d in enumerate(x.shape)))]
     for k, axis in enumerate(axes):
         dim = x.shape[axis]
         if scales is not None:
-            result[axis] = _scaled(dim, scales[k]) if isinstance(dim, int) else dim if scales[k] == 1 else None
+            result[axis] = _scaled(dim, scales[k]) if isinstance(dim, WHOLE) else dim if scales[k] == 1 else None
         elif sizes is not None and _policy(attrs) == "stretch":
             result[axis] = int(sizes[k])
     return [TensorType(x.dtype, tuple(result))]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -196,7 +197,7 @@ def _infer_affine_grid(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
     batch, rows, _ = shapes.need_rank(theta, 3, "theta")
     if size is None:
         length = shapes.length(shapes.tensor(operands, 1))
-        rank: int | None = length - 2 if length is not None else rows if isinstance(rows, int) else None
+        rank: int | None = length - 2 if length is not None else rows if isinstance(rows, WHOLE) else None
         return [TensorType(theta.dtype, None if rank is None else (batch, *(None,) * rank, rank))]
     if len(size) not in (4, 5):
         raise ValueError(f"size {size} is not [N, C, H, W] or [N, C, D, H, W]")

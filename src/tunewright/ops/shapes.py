@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..ir.symbolic import WHOLE, SymInt, same
 from ..ir.types import MAX_RANK, Dim, DType, Shape, TensorType, Type
 from .base import Attrs, Infer, Operands
 
@@ -27,7 +28,12 @@ def value(operands: Operands, i: int) -> Any:
 def ints(operands: Operands, i: int) -> list[int] | None:
     """The constant value of an integer input as a flat list; None when it is absent or not constant."""
     found = value(operands, i)
-    return None if found is None else [int(v) for v in found.reshape(-1).tolist()]
+    return None if found is None else [whole(v) for v in found.reshape(-1).tolist()]
+
+
+def whole(value: Any) -> int:
+    """An integer out of an array, symbolic ones as they are."""
+    return value if isinstance(value, SymInt) else int(value)  # type: ignore[return-value]
 
 
 def given(operands: Operands, i: int) -> bool:
@@ -75,7 +81,7 @@ def length(type: TensorType) -> int | None:
         return None
     if not type.shape:
         return 1
-    return type.shape[0] if isinstance(type.shape[0], int) else None
+    return type.shape[0] if isinstance(type.shape[0], WHOLE) else None
 
 
 def count(shape: Iterable[Dim] | None) -> int | None:
@@ -85,25 +91,25 @@ def count(shape: Iterable[Dim] | None) -> int | None:
     dims = list(shape)
     if 0 in dims:
         return 0
-    return math.prod(dims) if all(isinstance(d, int) for d in dims) else None  # type: ignore[arg-type]
+    return math.prod(dims) if all(isinstance(d, WHOLE) for d in dims) else None  # type: ignore[arg-type]
 
 
 def times(*dims: Dim) -> Dim:
     """A product of dimensions; None unless all are numbers."""
-    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
+    return math.prod(d for d in dims if isinstance(d, WHOLE)) if all(isinstance(d, WHOLE) for d in dims) else None
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    if a == b:
+    if b == 1:
         return a
     if a == 1:
         return b
-    if b == 1:
+    if a == b:
         return a
-    if isinstance(a, int) and isinstance(b, int):
+    if isinstance(a, WHOLE) and isinstance(b, WHOLE):
         raise ValueError(f"dimensions {a} and {b} do not broadcast")
     # A number above one beats something open: the open one must be 1 or that number.
-    return a if isinstance(a, int) else b if isinstance(b, int) else None
+    return a if isinstance(a, WHOLE) else b if isinstance(b, WHOLE) else None
 
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
@@ -114,7 +120,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
     for shape in shapes[1:]:
         if result is None or shape is None:
             return None
-        if shape == result and None not in shape:
+        if None not in shape and same(shape, result):
             continue
         if len(result) < len(shape):
             result, shape = shape, result
@@ -126,9 +132,9 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
 
 def same_dim(a: Dim, b: Dim, what: str) -> Dim:
     """Two dimensions that must be equal; the one that says more."""
-    if isinstance(a, int) and isinstance(b, int) and a != b:
+    if isinstance(a, WHOLE) and isinstance(b, WHOLE) and a != b:
         raise ValueError(f"{what}: {a} against {b}")
-    return a if isinstance(a, int) or b is None else b if isinstance(b, int) or a is None else a
+    return a if isinstance(a, WHOLE) or b is None else b if isinstance(b, WHOLE) or a is None else a
 
 
 def need_rank(type: TensorType, rank: int, what: str) -> Shape:

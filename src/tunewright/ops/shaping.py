@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE, sym_array
 from ..ir.types import Dim, DType, Shape, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -37,7 +38,7 @@ def _shape_value(operands: Operands, attrs: Attrs) -> Array | None:
     if shape is None:
         return None
     dims = shape[_selected(len(shape), attrs)]
-    return np.array(dims, np.int64) if all(isinstance(d, int) for d in dims) else None
+    return sym_array(dims) if all(isinstance(d, WHOLE) for d in dims) else None
 
 
 def _size(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
@@ -51,7 +52,7 @@ def _infer_size(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
 
 def _size_value(operands: Operands, attrs: Attrs) -> Array | None:
     count = shapes.count(shapes.tensor(operands, 0).shape)
-    return None if count is None else np.array(count, np.int64)
+    return None if count is None else sym_array(count)
 
 
 # -- Identity, Reshape, Flatten, Squeeze, Unsqueeze -------------------------------------------------------------------
@@ -106,8 +107,8 @@ def reshaped(shape: Shape | None, wanted: Sequence[int], allow_zero: bool = Fals
         return tuple(result)
     left = [d for i, d in enumerate(shape) if i not in copied]
     fixed = math.prod(d for d in wanted if d > 0) * (0 if allow_zero and 0 in wanted else 1)
-    number = math.prod(d for d in left if isinstance(d, int))
-    names = [d for d in left if not isinstance(d, int)]
+    number = math.prod(d for d in left if isinstance(d, WHOLE))
+    names = [d for d in left if not isinstance(d, WHOLE)]
     if -1 not in wanted:
         if not names and number != fixed and 0 not in [shape[i] for i in copied]:
             raise ValueError(f"shape {list(shape)} cannot become {list(wanted)}")
@@ -116,7 +117,7 @@ def reshaped(shape: Shape | None, wanted: Sequence[int], allow_zero: bool = Fals
     if allow_zero and 0 in wanted:  # exporters write both: the empty dimensions cancel
         if names:
             return tuple(result)
-        number, fixed = math.prod(d for d in left if isinstance(d, int) and d), math.prod(d for d in wanted if d > 0)
+        number, fixed = math.prod(d for d in left if isinstance(d, WHOLE) and d), math.prod(d for d in wanted if d > 0)
         if 0 not in shape:
             raise ValueError(f"shape {list(shape)} cannot become {list(wanted)}")
     if not names:
@@ -168,7 +169,7 @@ def _infer_squeeze(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
     if x.shape is None:
         return [TensorType(x.dtype)]
     if not shapes.given(operands, 1):
-        known = all(isinstance(d, int) for d in x.shape)
+        known = all(isinstance(d, WHOLE) for d in x.shape)
         return [TensorType(x.dtype, tuple(d for d in x.shape if d != 1) if known else None)]
     axes = shapes.ints(operands, 1)
     if axes is None:
@@ -176,7 +177,7 @@ def _infer_squeeze(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | 
         return [TensorType(x.dtype, shapes.unknown(None if removed is None else max(0, len(x.shape) - removed)))]
     gone = shapes.axes_of(axes, len(x.shape))
     for a in gone:
-        if isinstance(x.shape[a], int) and x.shape[a] != 1:
+        if isinstance(x.shape[a], WHOLE) and x.shape[a] != 1:
             raise ValueError(f"axis {a} has {x.shape[a]} elements and cannot be removed")
     return [TensorType(x.dtype, tuple(d for i, d in enumerate(x.shape) if i not in gone))]
 
@@ -247,16 +248,16 @@ def _depth_to_space(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Arr
 def _infer_depth_to_space(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     x, b = shapes.tensor(operands, 0), _block(attrs)
     batch, c, h, w = shapes.need_rank(x, 4, "the input")
-    if isinstance(c, int) and c % (b * b):
+    if isinstance(c, WHOLE) and c % (b * b):
         raise ValueError(f"{c} channels are not divisible by {b} x {b}")
     return [
         TensorType(
             x.dtype,
             (
                 batch,
-                c // (b * b) if isinstance(c, int) else None,
-                h * b if isinstance(h, int) else None,
-                w * b if isinstance(w, int) else None,
+                c // (b * b) if isinstance(c, WHOLE) else None,
+                h * b if isinstance(h, WHOLE) else None,
+                w * b if isinstance(w, WHOLE) else None,
             ),
         )
     ]
@@ -274,16 +275,16 @@ def _infer_space_to_depth(operands: Operands, attrs: Attrs, n: int) -> Sequence[
     x, b = shapes.tensor(operands, 0), _block(attrs)
     batch, c, h, w = shapes.need_rank(x, 4, "the input")
     for d in (h, w):
-        if isinstance(d, int) and d % b:
+        if isinstance(d, WHOLE) and d % b:
             raise ValueError(f"{d} pixels are not divisible by {b}")
     return [
         TensorType(
             x.dtype,
             (
                 batch,
-                c * b * b if isinstance(c, int) else None,
-                h // b if isinstance(h, int) else None,
-                w // b if isinstance(w, int) else None,
+                c * b * b if isinstance(c, WHOLE) else None,
+                h // b if isinstance(h, WHOLE) else None,
+                w // b if isinstance(w, WHOLE) else None,
             ),
         )
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .numeric import narrow, wide
@@ -23,7 +24,7 @@ def _frames(length: int, frame: int, step: int) -> int:
 
 def _check(rank: int, parts: Dim, onesided: bool) -> None:
     """The signal is [batch, length] or [batch, length, 1] where real, [batch, length, 2] where complex."""
-    if rank not in (2, 3) or (isinstance(parts, int) and parts not in (1, 2)):
+    if rank not in (2, 3) or (isinstance(parts, WHOLE) and parts not in (1, 2)):
         raise ValueError("the signal must be [batch, length], [batch, length, 1] or [batch, length, 2]")
     if parts == 2 and onesided:
         raise ValueError("a complex signal has no one-sided spectrum")
@@ -63,10 +64,10 @@ def _infer_stft(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
     elif not given(operands, 3) and given(operands, 2):
         window = tensor(operands, 2)
         frame = window.shape[0] if window.shape is not None and len(window.shape) == 1 else None
-    if not isinstance(frame, int):
+    if not isinstance(frame, WHOLE):
         return [TensorType(x.dtype, (x.shape[0], None, None, 2))]
     length, count = x.shape[1], None
-    if isinstance(length, int) and step is not None:
+    if isinstance(length, WHOLE) and step is not None:
         count = _frames(length, frame, int(step.reshape(())))
     return [TensorType(x.dtype, (x.shape[0], count, frame // 2 + 1 if onesided else frame, 2))]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE, greater, lesser
 from ..ir.types import Dim, Shape, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
@@ -19,12 +20,24 @@ _FAR = (1 << 31) - 1  # exporters write the end of an unbounded slice as INT32_M
 def slice_range(start: int, end: int, step: int, dim: int) -> range:
     """The indices that a slice takes of an axis. Unlike numpy, ONNX moves a start before the first element onto it when
     stepping backwards."""
+    return range(*limits(start, end, step, dim), step)
+
+
+def slice_length(start: int, end: int, step: int, dim: int) -> int:
+    """How many there are; dimensions may be symbolic."""
+    first, last = limits(start, end, step, dim)
+    steps = -((first - last) // step)
+    return greater(0, steps)
+
+
+def limits(start: int, end: int, step: int, dim: int) -> tuple[int, int]:
+    """Where the indices begin and end, as in a `range`."""
     if step == 0:
         raise ValueError("a step is 0")
     start, end = (v + dim if v < 0 else v for v in (start, end))
     if step > 0:
-        return range(min(max(start, 0), dim), min(max(end, 0), dim), step)
-    return range(min(max(start, 0), dim - 1), min(max(end, -1), dim - 1), step)
+        return lesser(greater(start, 0), dim), lesser(greater(end, 0), dim)
+    return lesser(greater(start, 0), dim - 1), lesser(greater(end, -1), dim - 1)
 
 
 def _slice(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
@@ -75,8 +88,8 @@ def _slice_dim(dim: Dim, start: int | None, end: int | None, step: int | None) -
         raise ValueError("a step is 0")
     if start is None or end is None or step is None:
         return None
-    if isinstance(dim, int):
-        return len(slice_range(start, end, step, dim))
+    if isinstance(dim, WHOLE):
+        return slice_length(start, end, step, dim)
     if start == 0 and step == 1 and end >= _FAR:
         return dim
     if start == -1 and step == -1 and end <= -_FAR:
@@ -88,7 +101,7 @@ def _slice_dim(dim: Dim, start: int | None, end: int | None, step: int | None) -
 def split_sizes(dim: int, split: Sequence[int] | None, attrs: Attrs, n: int) -> list[int]:
     """The size of each part: as given, or equal with a smaller last one."""
     if split is not None:
-        sizes = [int(s) for s in split]
+        sizes = [shapes.whole(s) for s in split]
         if len(sizes) != n:
             raise ValueError(f"split {sizes} has {len(sizes)} parts for {n} outputs")
         if sum(sizes) != dim or min(sizes, default=0) < 0:
@@ -122,7 +135,7 @@ def _infer_split(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
     sizes: Sequence[Dim]
     if shapes.given(operands, 1) and split is None:
         sizes = [dim] if n == 1 else [None] * n
-    elif isinstance(dim, int):
+    elif isinstance(dim, WHOLE):
         sizes = split_sizes(dim, split, attrs, n)
     elif split is not None:
         sizes = split if len(split) == n else split_sizes(sum(split), split, attrs, n)
@@ -155,7 +168,7 @@ def _infer_concat(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
             raise ValueError(f"inputs differ in rank: {rank} and {len(shape)}")
         for i, d in enumerate(shape):
             if i == axis:
-                total = total + d if isinstance(total, int) and isinstance(d, int) else None
+                total = total + d if isinstance(total, WHOLE) and isinstance(d, WHOLE) else None
             elif d != result[i]:
                 result[i] = shapes.same_dim(result[i], d, f"inputs differ in dimension {i}")
     result[axis] = total if len(known) == len(types) else None
@@ -170,7 +183,7 @@ def pad_pairs(pads: Sequence[int], axes: Sequence[int] | None, rank: int) -> lis
         raise ValueError(f"{len(pads)} pads for {len(chosen)} axes")
     pairs = [(0, 0)] * rank
     for k, axis in enumerate(chosen):
-        pairs[axis] = (int(pads[k]), int(pads[k + len(chosen)]))
+        pairs[axis] = (shapes.whole(pads[k]), shapes.whole(pads[k + len(chosen)]))
     return pairs
 
 
@@ -220,7 +233,7 @@ def _infer_pad(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None
 
 
 def _padded(dim: Dim, by: int) -> Dim:
-    if isinstance(dim, int):
+    if isinstance(dim, WHOLE):
         if dim + by < 0:
             raise ValueError(f"pads take {-by} of {dim} elements")
         return dim + by
@@ -246,7 +259,7 @@ def _infer_tile(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | Non
         TensorType(
             x.dtype,
             tuple(
-                d if r == 1 else d * r if isinstance(d, int) else None for d, r in zip(x.shape, repeats, strict=True)
+                d if r == 1 else d * r if isinstance(d, WHOLE) else None for d, r in zip(x.shape, repeats, strict=True)
             ),
         )
     ]

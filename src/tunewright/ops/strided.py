@@ -22,6 +22,7 @@ from ..ir.types import TensorType, Type
 from . import lookup
 from .base import Array, Attrs, Operand, Operands, OpSpec, Sample
 from .samples import Rng, normal
+from .shapes import whole
 
 STRIDED = "tunewright::StridedAttention"
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
@@ -44,11 +45,11 @@ def main_attrs(attrs: Attrs) -> Mapping[str, Any]:
 
 def places(attrs: Attrs) -> tuple[Place, Place, Place]:
     """Where queries, keys and values lie in their sources."""
-    batch, heads, groups, queries, keys, size, width = (int(n) for n in attrs["sizes"])
+    batch, heads, groups, queries, keys, size, width = (whole(n) for n in attrs["sizes"])
     shapes = ((batch, heads, queries, size), (batch, groups, keys, size), (batch, groups, keys, width))
     found = []
     for shape, name in zip(shapes, "qkv", strict=True):
-        start, *steps = (int(n) for n in attrs[name])
+        start, *steps = (whole(n) for n in attrs[name])
         if min(start, *steps, *shape) < 0:
             raise ValueError(f"{name} has negative strides or sizes")
         found.append((shape, start, (steps[0], steps[1], steps[2], 1)))
@@ -88,7 +89,7 @@ def part_type(main: str) -> Callable[[TensorType, Place], TensorType]:
 
 def result_shape(attrs: Attrs) -> tuple[int, ...]:
     """Of rank 4, as ``order`` says."""
-    batch, heads, _, queries, _, _, width = (int(n) for n in attrs["sizes"])
+    batch, heads, _, queries, _, _, width = (whole(n) for n in attrs["sizes"])
     return tuple((batch, heads, queries, width)[int(axis)] for axis in attrs["order"])
 
 

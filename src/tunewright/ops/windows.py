@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim
 from .base import Array, Attrs
 from .slicing import pad
@@ -112,7 +113,7 @@ def output_dims(spatial: Sequence[Dim], kernel: Sequence[Dim], attrs: Attrs) -> 
     result: list[Dim] = []
     for k in range(rank):
         size, taps = spatial[k], kernel[k]
-        if not isinstance(size, int) or not isinstance(taps, int):
+        if not isinstance(size, WHOLE) or not isinstance(taps, WHOLE):
             # Checked with a size that fits, so that a bad attribute is found now; the result stays open.
             result.append(_open_dim(size, taps, attrs, rank, k))
             continue
@@ -123,7 +124,7 @@ def output_dims(spatial: Sequence[Dim], kernel: Sequence[Dim], attrs: Attrs) -> 
 def _open_dim(size: Dim, taps: Dim, attrs: Attrs, rank: int, k: int) -> Dim:
     one = one_axis(attrs, rank, k)
     same = one.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER")
-    if one["strides"][0] != 1 or not isinstance(taps, int):
+    if one["strides"][0] != 1 or not isinstance(taps, WHOLE):
         return size if same and one["strides"][0] == 1 else None
     extent = (taps - 1) * one["dilations"][0] + 1
     pads = (0, 0) if one.get("auto_pad") == "VALID" else one["pads"]

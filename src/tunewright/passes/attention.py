@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from ..ops import lookup
 from ..ops.infer import infer_node
 from . import facts
@@ -87,9 +88,9 @@ def _check_heads(match: Match) -> str | None:
     q, v, out = (facts.shape(x) for x in (match["q"], match["v"], match.root.output))
     for name in ("q", "k", "v"):
         dims = facts.shape(match[name])
-        if dims is None or not (isinstance(dims[2], int) and isinstance(dims[3], int)):
+        if dims is None or not (isinstance(dims[2], WHOLE) and isinstance(dims[3], WHOLE)):
             return f"heads and their size are not known of {match[name]!r}"
-    assert q is not None and v is not None and isinstance(q[2], int) and isinstance(v[3], int)
+    assert q is not None and v is not None and isinstance(q[2], WHOLE) and isinstance(v[3], WHOLE)
     if out is None or None in q[:2] or out != (q[0], q[1], q[2] * v[3]):
         return f"{match.root.output!r} may not have the heads of {match['q']!r} side by side"
     return None
@@ -98,7 +99,7 @@ def _check_heads(match: Match) -> str | None:
 def _side_by_side(graph: Graph, value: Value) -> Value:
     """[batch, length, heads, size] as [batch, length, heads * size], which it mostly was before."""
     dims, node = facts.shape(value), value.producer
-    assert dims is not None and isinstance(dims[2], int) and isinstance(dims[3], int)
+    assert dims is not None and isinstance(dims[2], WHOLE) and isinstance(dims[3], WHOLE)
     size = dims[2] * dims[3]
     if node is not None and node.op == "Reshape":
         before = node.inputs[0]

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Node, Value
+from ..ir.symbolic import same
 from ..ir.types import DType, Shape, TensorType
+from ..ops.shapes import whole
 
 
 def shape(value: Value | None) -> Shape | None:
@@ -32,7 +34,7 @@ def static(value: Value | None) -> TensorType | None:
 def same_shape(a: Value | None, b: Value | None) -> bool:
     """True only when the shapes are equal whatever the open dimensions turn out to be."""
     x, y = shape(a), shape(b)
-    return x is not None and x == y and None not in x
+    return x is not None and y is not None and None not in x and same(x, y)
 
 
 def same_type(a: Value | None, b: Value | None) -> bool:
@@ -53,7 +55,7 @@ def axis(node: Node, default: int, value: Value | None) -> int | None:
 
 def int_list(value: Value | None) -> list[int] | None:
     """The elements of a constant list of integers; None when it is absent or not constant."""
-    return None if value is None or value.const is None else [int(i) for i in value.const.reshape(-1)]
+    return None if value is None or value.const is None else [whole(i) for i in value.const.reshape(-1)]
 
 
 def per_axis(array: np.ndarray[Any, Any], n: int, at: int, size: int) -> np.ndarray[Any, Any] | None:

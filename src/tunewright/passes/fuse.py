@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..ir.graph import Fused, Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from . import facts
 from .base import Context
 
@@ -247,7 +248,7 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
     kind, dims = facts.dtype(node.output), facts.shape(node.output)
     if fusion.backwards or (kind is not None and not kind.is_integer):
         return False
-    return dims is None or not dims or (len(dims) == 1 and not (isinstance(dims[0], int) and dims[0] > MOST_AXES))
+    return dims is None or not dims or (len(dims) == 1 and not (isinstance(dims[0], WHOLE) and dims[0] > MOST_AXES))
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:

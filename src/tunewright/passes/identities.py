@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Rule
 
@@ -26,7 +27,7 @@ def _may_keep_shape(node: Node) -> bool:
     steps = facts.int_list(node.input(4))
     if node.op == "Slice" and node.input(4) is not None and (steps is None or min(steps, default=1) < 1):
         return False
-    return all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(x, out, strict=True))
+    return all(a == b or not (isinstance(a, WHOLE) and isinstance(b, WHOLE)) for a, b in zip(x, out, strict=True))
 
 
 def _unchanged(match: Match) -> str | None:
@@ -112,9 +113,9 @@ def _known_target(match: Match) -> str | None:
 def _target(value: Value) -> list[int] | None:
     """A shape for Reshape that gives the value's: at most one dimension may be open."""
     dims = facts.shape(value)
-    if dims is None or sum(not isinstance(d, int) for d in dims) > 1:
+    if dims is None or sum(not isinstance(d, WHOLE) for d in dims) > 1:
         return None
-    target = [d if isinstance(d, int) else -1 for d in dims]
+    target = [d if isinstance(d, WHOLE) else -1 for d in dims]
     return None if 0 in target else target
 
 

@@ -8,6 +8,7 @@ from functools import reduce
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from ..ops.ov_movement import crop_window
 from . import facts
 from .pattern import Match, Op, Rule
@@ -143,7 +144,7 @@ def _known(match: Match) -> str | None:
 def _parameters(match: Match) -> str | None:
     for value in match.root.inputs[1:]:
         dims = facts.shape(value)
-        if value is not None and (dims is None or not all(isinstance(d, int) for d in dims)):
+        if value is not None and (dims is None or not all(isinstance(d, WHOLE) for d in dims)):
             return "the shape of a parameter is not known"
         if facts.dtype(value) not in (None, facts.dtype(match.root.input(0))):
             return "a parameter is of another type"

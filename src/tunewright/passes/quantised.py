@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from ..ir.types import PLAIN, DType
 from ..ops import lookup
 from ..ops.base import Array
@@ -231,7 +232,7 @@ def _gemm(match: Match) -> Layer | str:
     if a.zero.dtype.itemsize != 1 or b.zero.dtype.itemsize != 1 or facts.rank(match["b"]) != 2:
         return "its operands are not bytes"
     columns = (facts.shape(match["b"]) or (0, 0))[0 if turned else 1]
-    if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or not isinstance(columns, int):
+    if node.attrs.get("alpha", 1.0) != 1.0 or node.attrs.get("beta", 1.0) != 1.0 or not isinstance(columns, WHOLE):
         return "it scales its operands"
     given = node.input(2)
     if given is not None and facts.shape(given) not in ((columns,), (1, columns)):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Pattern, Rule, product
@@ -129,7 +130,7 @@ def _suffix(match: Match) -> tuple[int, list[int]] | str:
     at = sorted(a % len(dims) for a in axes)
     if at != list(range(len(dims) - len(at), len(dims))) or not at:
         return f"axes {axes} are not the last ones"
-    sizes = [d for d in dims[at[0] :] if isinstance(d, int)]
+    sizes = [d for d in dims[at[0] :] if isinstance(d, WHOLE)]
     return (at[0], sizes) if len(sizes) == len(at) else "the normalised size is not known"
 
 
@@ -215,7 +216,7 @@ def _check_group(match: Match) -> str | None:
     groups, channels = inner[1], dims[1]
     if not facts.same_shape(match["x"], match.root.output):
         return "the result has not the operand's shape"
-    if not isinstance(groups, int) or not isinstance(channels, int) or inner[0] != dims[0] or channels % groups:
+    if not isinstance(groups, WHOLE) or not isinstance(channels, WHOLE) or inner[0] != dims[0] or channels % groups:
         return f"{list(inner)} is not a grouping of the channels of {list(dims)}"
     if not (_all_ones(match.const("scale")) and not match.const("bias").any()):
         return "the groups have a scale or bias of their own"
@@ -226,7 +227,7 @@ def _group_norm(graph: Graph, match: Match) -> Value:
     x, node = match["x"], match.node("instance")
     assert x.tensor is not None and x.tensor.shape is not None
     channels, dtype = x.tensor.shape[1], x.tensor.dtype.numpy
-    assert isinstance(channels, int)
+    assert isinstance(channels, WHOLE)
     ones = graph.constant(np.ones(channels, dtype), "ones")
     zeros = graph.constant(np.zeros(channels, dtype), "zeros")
     attrs = {"num_groups": int(match.const("scale").size), "epsilon": float(node.attrs.get("epsilon", 1e-5))}

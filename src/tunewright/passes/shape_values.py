@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType
 from . import facts
 from .pattern import Match, Op, Rule
@@ -64,7 +65,7 @@ def _holds_shape(node: Node) -> bool:
 
 def _all_known(match: Match) -> str | None:
     vector = evaluate(match.root.output) or [None]
-    return None if all(isinstance(d, int) for d in vector) else "one of the dimensions is open"
+    return None if all(isinstance(d, WHOLE) for d in vector) else "one of the dimensions is open"
 
 
 def _constant(graph: Graph, match: Match) -> Value:
@@ -87,7 +88,7 @@ def _target(match: Match) -> list[int] | str:
         return "nothing is known of the target shape"
     target: list[int] = []
     for k, d in enumerate(vector):
-        if isinstance(d, int):
+        if isinstance(d, WHOLE):
             target.append(d)
         elif isinstance(d, str) and dims is not None and k < len(dims) and dims[k] == d:
             target.append(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE
 from . import facts
 from .pattern import Match, Op, Rule
 
@@ -21,12 +22,12 @@ def _check(match: Match) -> str | None:
     if out != x or None in x or len(split) != len(x) + 1 or split[0] != x[0] or split[3:] != x[2:]:
         return f"{x} to {split} to {out} is more than channels in groups"
     groups, each = split[1:3]
-    return None if isinstance(groups, int) and isinstance(each, int) else "the number of channels is not known"
+    return None if isinstance(groups, WHOLE) and isinstance(each, WHOLE) else "the number of channels is not known"
 
 
 def _build(graph: Graph, match: Match) -> Value:
     split = facts.shape(match["split"])
-    assert split is not None and isinstance(split[1], int)
+    assert split is not None and isinstance(split[1], WHOLE)
     return graph.add(SHUFFLE, [match["x"]], {"axis": 1, "group": split[1]}).output
 
 

@@ -30,6 +30,7 @@ from .conv_pair import ConvPairs
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
+from .grow_states import GrowStates
 from .layout import AssignLayouts
 from .pattern import RewritePass
 from .pieces import Pieces
@@ -81,6 +82,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
     Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
+    GrowStates(),
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     RewritePass("views", views.RULES),

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import common_divisor
 from ..ir.types import PLAIN
 from . import facts
 from .pattern import Const, Match, Op, Rule
@@ -69,7 +70,7 @@ class View:
                 if not left:
                     return None
                 whole, stride = left.pop()
-                taken = math.gcd(whole, size)
+                taken = common_divisor(whole, size)
                 if taken == 1 or (taken < whole and taken < size):
                     return None
                 factors.insert(0, (taken, stride))

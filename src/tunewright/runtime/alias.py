@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
+from ..ir.symbolic import same
 from ..ir.types import NHWC, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER, moves_nothing
+from ..ops.slicing import limits
 from .plan import static_tensor
 
 
@@ -132,10 +134,12 @@ def _slice_offset(node: Node) -> list[int]:
     steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
     begin = [0] * len(dims)
     size = list(dims)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes, steps, strict=True):
+        if step != 1:
+            return []
         axis = int(axis) % len(dims)
-        lo, hi, stride = slice(int(start), int(end), int(step)).indices(dims[axis])
-        if stride != 1 or hi <= lo:
+        lo, hi = limits(start, end, 1, dims[axis])
+        if hi <= lo:
             return []
         begin[axis], size[axis] = lo, hi - lo
     if source.tensor.layout == NHWC:
@@ -144,7 +148,7 @@ def _slice_offset(node: Node) -> list[int]:
     if block:  # in memory there are blocks where the channels are, and lanes at the end; a slice begins with a block
         dims, begin, size = source.tensor.physical, [*begin, 0], [*size, block]
         begin[1], size[1] = begin[1] // block, -(-size[1] // block)
-    cut = [a for a in range(len(dims)) if size[a] != dims[a]]
+    cut = [a for a in range(len(dims)) if not same([size[a]], [dims[a]])]
     if cut and math.prod(size[: max(cut)]) != 1:
         return []
     strides = [math.prod(dims[a + 1 :]) for a in range(len(dims))]
@@ -206,10 +210,12 @@ def _in_place(
     candidates = node.inputs if spec.elementwise else node.inputs[len(node.main_inputs) :]
     protected = set() if spec.elementwise else set(node.main_inputs)
     for victim in candidates:
-        if victim is None or victim in protected or victim.type != value.type or victim not in sharing.place:
+        if victim is None or victim in protected or victim not in sharing.place or victim.tensor is None:
+            continue
+        if not victim.tensor.is_same(value.type):
             continue
         storage = sharing.place[victim][0]
-        if sharing.sizes[storage] != _nbytes(victim):
+        if not same([sharing.sizes[storage]], [_nbytes(victim)]):
             continue
         # A view of the same bytes may be read in another order than the result is written.
         if any(v is not None and v is not victim and sharing.place.get(v, (-1,))[0] == storage for v in node.inputs):

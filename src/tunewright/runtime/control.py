@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ExecutionError, LimitError
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import WHOLE, SymInt
 from ..ir.types import TensorType
 from ..passes.control import goes_on
 from .program import Environment, Program
@@ -25,7 +26,7 @@ class Control(ABC):
         self.node = node
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
-        self.bodies = {key: Program(body, env) for key, body in node.bodies.items()}
+        self.bodies = {key: Program(body, env, True, _open(node, body)) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Formal inputs, captured values."""
@@ -147,8 +148,25 @@ def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:
     type = graph.outputs[output].type
     if not isinstance(type, TensorType):
         return np.empty((0,), np.float32)
-    dims = [d if isinstance(d, int) else 0 for d in type.shape or ()]
+    dims = [d if isinstance(d, WHOLE) else 0 for d in type.shape or ()]
     return np.empty((0, *dims), type.dtype.numpy)
+
+
+def _open(node: Node, body: Graph) -> set[tuple[int, int]]:
+    """(input, axis) of the sizes in a body that depend on those of the plan that is being made."""
+    given: list[Value | None] = [None] * len(body.inputs)
+    for back in range(1, node.captures + 1):
+        given[-back] = node.inputs[-back]
+    if node.op == "Loop":
+        carried = node.inputs[2 : len(node.inputs) - node.captures]
+        given[2 : 2 + len(carried)] = carried
+    return {
+        (at, axis)
+        for at, value in enumerate(given)
+        if value is not None and value.tensor is not None
+        for axis, size in enumerate(value.tensor.shape or ())
+        if isinstance(size, SymInt)
+    }
 
 
 def _detached(values: Sequence[Any]) -> list[Any]:

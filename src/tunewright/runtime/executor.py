@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..devices.base import Device, Hints, Queue, address
+from ..devices.base import Device, Hints, Queue, address, in_order
 from ..errors import ExecutionError, TunewrightError
+from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import check_results
+from ..passes.grow_states import MOST_NEW
 from ..solvers.base import Kernel
 from . import ranges
 from .brief import Single, Switch
 from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
-from .program import Program
+from .program import Program, type_of
 from .remote import Stay
+from .states import Buffer, State, continued, grown
+from .template import SPARE, Fit, Template
 
 #: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
 PIECE = 16 << 10
@@ -31,8 +35,11 @@ class Frame:
     """A request's memory for one plan: the arena, every slot that does not change, and kernels with their arguments."""
 
     def __init__(self, plan: Plan, queue: Queue, runs: Mapping[int, Run], counted: bool = False) -> None:
-        self.queue, device = queue, plan.device
-        arena = device.alloc(plan.arena_bytes) if plan.arena_bytes else None
+        self.plan, self.queue, device = plan, queue, plan.device
+        template = plan.template
+        self.arena = device.alloc(plan.arena_bytes) if plan.arena_bytes and template is None else None
+        #: the sizes that everything here is for, where the plan is for a class of shapes
+        self.sizes: tuple[int, ...] | None = None
         self.values: list[Any] = [None] * len(plan.slots)
         #: slots in memory that is made anew for each inference: where in which storage, and as what
         self.results: list[tuple[int, int, int, tuple[int, ...], np.dtype[Any]]] = []
@@ -49,10 +56,13 @@ class Frame:
         on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
         for i, slot in enumerate(plan.slots):
             if slot.place is Place.CONST:
-                self.values[i] = slot.const
+                own = template is not None and i in template.constants and slot.const is not None
+                self.values[i] = slot.const.copy() if own and slot.const is not None else slot.const
+            elif slot.place is Place.ARENA and template is not None:
+                continue  # see `fit`
             elif slot.place is Place.ARENA:
-                assert arena is not None and isinstance(slot.type, TensorType)
-                self.values[i] = device.view(arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
+                assert self.arena is not None and isinstance(slot.type, TensorType)
+                self.values[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, slot.type)
             elif slot.place is Place.RESULT and shared:
                 assert isinstance(slot.type, TensorType)
                 self.results.append((i, slot.storage, slot.offset, slot.type.physical, slot.type.dtype.numpy))
@@ -64,14 +74,17 @@ class Frame:
                 if type is not None:
                     self.values[i] = device.view(device.alloc(type.nbytes), 0, type)
                     self.copies.append((i, self.values[i]))
+        arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
         lasting = {i for i, value in enumerate(self.values) if value is not None} | {-1}
+        #: inputs that results continue, with the memory of those
+        self.states: list[tuple[State, Buffer]] = []
         #: each step with what runs it: without arguments where they never change in this frame
         self.actions: list[_Action | _Together] = []
         self.together: list[_Together] = []
         together = {step for run in runs.values() for step in run.steps}
         for at, step in enumerate(plan.steps):
             if at in runs:
-                self.together.append(_Together(runs[at], self.values, queue, counted))
+                self.together.append(_Together(runs[at], self.values, queue, counted, arena))
                 self.actions.append(self.together[-1])
             if step.optimized_out or step in together:
                 continue
@@ -79,15 +92,101 @@ class Frame:
             kernel = step.kernel
             if kernel is not None and step.on_host and not shared:
                 kernel = _Detour(kernel)
-            if kernel is not None and lasting.issuperset((*step.ins, *step.outs)):
+            if kernel is not None and lasting.issuperset((*step.ins, *step.outs)):  # none of `viewed`
                 ins = [None if i < 0 else self.values[i] for i in step.ins]
                 action.bound = kernel.bind(queue, ins, [self.values[i] for i in step.outs])
             elif kernel is not None:
                 action.launch = kernel.launcher(queue)
             self.actions.append(action)
+        #: slots in the arena that steps see as arrays, where those change with sizes
+        self.viewed = arena & {i for a in self.actions if isinstance(a, _Action) for i in (*a.step.ins, *a.step.outs)}
+        self._counted = counted
+        #: of steps that append: where their table says how
+        self.appends: dict[int, tuple[Any, list[int]]] = {}
+        #: by the number of a step: is the past copied, how far its outer rows are apart
+        self.words: dict[int, tuple[int, int]] = {}
+        for state in () if template is None else template.states:
+            step = plan.steps[state.step]
+            run = next(t for t in self.together if step in t.run.steps)
+            self.appends[state.step] = run.launcher.words(run.run.steps.index(step), ("COPY", "PAST_STEP"))
         #: ways around all of this, where nothing is counted
-        self.single = None if counted else Single.of(plan, self)
+        self.single = None if counted or template is not None else Single.of(plan, self)
         self.switch = None if counted else Switch.of(plan, self)
+
+    def fit(self, inputs: Sequence[Any]) -> None:
+        """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
+        plan, template = self.plan, self.plan.template
+        assert template is not None
+        sizes = template.pattern.sizes(inputs)
+        assert sizes is not None
+        spare = self._continued(template.states, inputs) if template.states else SPARE
+        if self.sizes == (*sizes, spare):
+            return
+        fit = template.fit(sizes, spare)
+        assert fit is not None, "the plan is of another class of shapes"
+        values, device = fit.values, plan.device
+        if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
+            self.arena = None  # before there is another one
+            self.arena = device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
+
+        def shape(i: int) -> tuple[int, ...]:
+            type = plan.slots[i].type
+            assert isinstance(type, TensorType)
+            places = template.shapes.get(i)
+            return type.physical if places is None else tuple([values[at] for at in places])
+
+        def offset(i: int) -> int:
+            at = template.offsets.get(i)
+            return plan.slots[i].offset if at is None else values[at]
+
+        base = 0 if self.arena is None else address(self.arena)
+        for together in self.together:
+            begins = {i: base + fit.offsets[plan.slots[i].storage] + offset(i) for i in together.arena}
+            together.fit(fit, template, begins)
+        for i in self.viewed:
+            slot = plan.slots[i]
+            assert isinstance(slot.type, TensorType) and self.arena is not None
+            begin = fit.offsets[slot.storage] + offset(i)
+            self.values[i] = np.ndarray(shape(i), slot.type.dtype.numpy, self.arena, begin)
+        for i in template.constants:
+            template.fill(fit, i, self.values[i])
+        self.fresh = fit.results
+        self.begins, self.piece = ({}, 0) if template.states else _side_by_side(self.fresh)
+        self.results = [
+            (i, storage, offset(i), shape(i), dtype) for i, storage, _, _, dtype in self.results
+        ]  # fmt: skip
+        self.single = None if self._counted or template.states else Single.of(plan, self)
+        self.sizes = (*sizes, spare)
+
+    def _continued(self, states: Sequence[State], inputs: Sequence[Any]) -> int:
+        """Decide for each input that a result continues whether that is done in place; rows to spare."""
+        self.states = []
+        found = [continued(inputs[state.input], state.rows, LEAST + MOST_NEW) for state in states]
+        rows = max(inputs[state.input].shape[state.axis] + state.rows for state in states)
+        spares = [
+            buffer.capacity - inputs[state.input].shape[state.axis] - MOST_NEW
+            for state, buffer in zip(states, found, strict=True)
+            if buffer is not None
+        ]
+        spare = spares[0] if spares else grown(rows) - rows
+        for state, buffer in zip(states, found, strict=True):
+            past = inputs[state.input]
+            used = past.shape[state.axis]
+            in_place = buffer is not None and buffer.capacity == used + spare + MOST_NEW
+            if not in_place:
+                shape = (*past.shape[: state.axis], used + spare + MOST_NEW, *past.shape[state.axis + 1 :])
+                buffer = Buffer(shape, past.dtype, state.axis, used + state.rows)
+            assert buffer is not None
+            self.states.append((state, buffer))
+            apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
+            self.words[state.step] = (int(not in_place), apart)
+        return int(spare)
+
+    def append(self) -> None:
+        """Say how the past comes into the memory of each result that continues it."""
+        for number, (copies, apart) in self.words.items():
+            table, (copy, step) = self.appends[number]
+            table[copy], table[step] = copies, apart
 
 
 class _Detour(Kernel):
@@ -117,22 +216,41 @@ class _Action:
 class _Together:
     """Steps that are one launch, with the places of arguments that are each inference's own."""
 
-    def __init__(self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False) -> None:
+    def __init__(
+        self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False, arena: Collection[int] = ()
+    ) -> None:
+        """``arena``: slots whose places change with sizes; `fit` sets them."""
         kernels = [step.kernel for step in run.steps if step.kernel is not None]
         self.run, self.launcher = run, run.linker.link(kernels, queue)
         if counted:
             self.launcher.clock()
         own: dict[int, list[tuple[int, bool, int]]] = {}
+        moving: dict[int, list[tuple[int, bool, int]]] = {}
         for kernel, step in enumerate(run.steps):
             for output, slots in ((False, step.ins), (True, step.outs)):
                 for index, slot in enumerate(slots):
                     if slot >= 0 and values[slot] is not None:
                         self.launcher.set(kernel, output, index, values[slot])
+                    elif slot in arena:
+                        moving.setdefault(slot, []).append((kernel, output, index))
                     elif slot >= 0:
                         own.setdefault(slot, []).append((kernel, output, index))
+        self.arena = [*moving]
+        self._moving = [self.launcher.places(uses) for uses in moving.values()]
         self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
         #: where their addresses are written, where that is how they are set
         self.places = {slot: self.launcher.places(uses) for slot, uses in own.items()}
+
+    def fit(self, fit: Fit, template: Template, addresses: Mapping[int, int]) -> None:
+        """Set what depends on sizes, and where slots in the arena are."""
+        kernels = [step.kernel for step in self.run.steps]
+        posed = {at: fit.posed[kernel] for at, kernel in enumerate(kernels) if kernel in fit.posed}
+        self.launcher.fit(fit.values, template.formulas.place, posed)
+        for slot, found in zip(self.arena, self._moving, strict=True):
+            assert found is not None
+            table, places = found
+            for at in places:
+                table[at] = addresses[slot]
 
     def __call__(self, values: Sequence[Any]) -> None:
         for slot, set in self.own:
@@ -167,9 +285,17 @@ class Executor:
         With ``stay`` tensors stay in the device's memory, and may still be being computed.
         """
         plan = plan or program.plan_for(inputs)
+        if stay is not None and plan.template is not None and plan.template.states:
+            plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
         frame = self._frames.get(plan)
         if frame is None:
             frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        if any(type(value) is np.ndarray and not value.flags.c_contiguous for value in inputs):
+            apart = () if plan.template is None else plan.template.apart
+            inputs = [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]
+        if plan.template is not None:
+            frame.fit(inputs)
+            frame.append()
         queue = self.queue
         made: Sequence[Any]
         if stay is None and ranges.active is None:
@@ -204,6 +330,7 @@ class Executor:
                 values[i] = np.ndarray(shape, dtype, piece, begin_at + frame.begins[storage] + offset)
         else:
             lent = {} if stay is None or not plan.device.shares_memory else stay.storages(plan, inputs)
+            lent = lent | {state.storage: buffer.memory for state, buffer in frame.states}
             buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
             for i, storage, offset, shape, dtype in frame.results:
                 values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
@@ -217,6 +344,8 @@ class Executor:
                 else:
                     self.step(action, values, queue)
             made = [values[i] if kind == "slot" else None for kind, i in plan.outputs]
+            for state, buffer in frame.states:
+                made[state.output] = buffer.view(inputs[state.input].shape[state.axis] + state.rows)
             if stay is None or plan.device.shares_memory:
                 if self.counters is None or plan.device.shares_memory:
                     made = queue.fetch(made)

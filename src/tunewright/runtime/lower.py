@@ -13,22 +13,26 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
+from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint
 from ..ir.types import TensorType
 from ..ops import lookup
-from ..solvers.base import Kernel, Linker, Problem
+from ..ops.append import APPEND
+from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
 from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import make_control
 from .late import LateKernel, ShapeKernel, follows_from_shapes
-from .memory import Lifetime, pack
+from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step
 from .program import Environment, Packed, Program, like_nothing
+from .states import State
+from .template import Open, OpenKernel, Pattern, Template, Untraceable
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -37,15 +41,17 @@ MOST_NAMED = 10
 PACKERS = min(4, os.cpu_count() or 1)
 
 
-def lower(graph: Graph, env: Environment, only: bool = False) -> Plan:
+def lower(graph: Graph, env: Environment, only: bool = False, traced: tuple[Trace, Pattern] | None = None) -> Plan:
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights."""
+    weights. ``traced``: its types are those of a class of shapes."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
+        if traced is not None:
+            raise Untraceable("shapes depend on data")
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only).run(rest)
+    return _Lowering(graph, now, boundary, env, only, traced).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -106,6 +112,9 @@ class _Lowering:
     env: Environment
     #: weights may be freed when they are packed
     only: bool = False
+    traced: tuple[Trace, Pattern] | None = None
+    #: what depends on sizes, where they are symbolic
+    open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
@@ -117,7 +126,7 @@ class _Lowering:
         made = {v for n in self.nodes for v in n.outputs}
         leaving = [v for v in self.graph.outputs if v in made]
         sharing = alias.share(self.nodes, leaving, self.boundary)
-        offsets, total, results = self.place(sharing, leaving)
+        lifetimes, offsets, total, results = self.place(sharing, leaving)
         inputs = tuple(self.slot(v, Slot(v.name, Place.INPUT, v.type)) for v in self.graph.inputs)
         for node in self.nodes:
             for v in node.inputs:
@@ -134,7 +143,7 @@ class _Lowering:
         self.prepare(steps)
         self.release(steps)
         rest_outputs = {} if rest is None else {name: i for i, name in enumerate(rest.output_names)}
-        return Plan(
+        plan = Plan(
             device=self.env.device,
             types=tuple(v.type for v in self.graph.inputs),
             inputs=inputs,
@@ -147,13 +156,50 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env),
+            rest=None if rest is None else Program(rest, self.env, is_part=True),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
+        return plan if self.traced is None else self.of_class(plan, Stack(lifetimes, offsets))
 
-    def place(self, sharing: alias.Sharing, leaving: list[Value]) -> tuple[dict[int, int], int, dict[int, int]]:
-        """Which storages are in the arena, and where; which are made anew for each inference."""
+    def of_class(self, plan: Plan, stack: Stack) -> Plan:
+        """The plan as that of the shapes at hand, with what changes for others of its class."""
+        assert self.traced is not None
+        linked = {step for run in plan.runs.values() for step in run.steps}
+        depending = {one.kernel for one in self.open.kernels}
+        for step in plan.steps:
+            if step.kernel in depending and step not in linked:
+                raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
+        self.open.states = self.states(plan)
+        plan.template = Template(*self.traced, self.open, stack, self.env.settings.max_memory_bytes)
+        for value in self.graph.values():
+            if isinstance(value.type, TensorType):
+                if isinstance(value.const, SymArray):
+                    value.const = at_hand(value.const, value.type.dtype.numpy)
+                value.type = value.type.at_hand
+        for node in self.graph.nodes:
+            node.attrs = dict(attrs_at_hand(node.attrs))
+        plan.types = tuple(v.type for v in self.graph.inputs)
+        return plan
+
+    def states(self, plan: Plan) -> list[State]:
+        """Inputs that results continue (`passes/grow_states.py`)."""
+        found = []
+        for output, value in enumerate(self.graph.outputs):
+            node = value.producer
+            if node is None or node.op != APPEND:
+                continue
+            slot, past, axis = self.index[value], node.inputs[0], int(node.attrs["axis"])
+            assert past is not None and past.tensor is not None
+            rows = node.attrs["rows"] - past.tensor.dims[axis]
+            storage, step = plan.slots[slot].storage, self.nodes.index(node)
+            found.append(State(self.graph.inputs.index(past), output, slot, storage, step, axis, int(rows)))
+        return found
+
+    def place(
+        self, sharing: alias.Sharing, leaving: list[Value]
+    ) -> tuple[dict[int, Lifetime], dict[int, int], int, dict[int, int]]:
+        """Which storages are in the arena, how long and where; which are made anew for each inference."""
         kept = {sharing.place[v][0] for v in leaving if v in sharing.place}
         # What the rest of the plan reads must outlive this segment's arena, which the next inference overwrites.
         kept |= {sharing.place[v][0] for v in self.boundary if v in sharing.place}
@@ -166,26 +212,40 @@ class _Lowering:
                     first.setdefault(storage, at)
                     last[storage] = at
         arena = sorted(s for s in first if s not in kept)
-        offsets, total = pack([Lifetime(sharing.sizes[s], first[s], last[s]) for s in arena])
+        lifetimes = {s: Lifetime(hint(sharing.sizes[s]), first[s], last[s]) for s in arena}
+        offsets, total = pack([*lifetimes.values()])
         if total > self.env.settings.max_memory_bytes:
             raise LimitError(
                 f"the model needs {total:,} bytes of working memory",
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
-        return dict(zip(arena, offsets, strict=True)), total, {s: sharing.sizes[s] for s in sorted(kept)}
+        if self.traced is not None:
+            self.open.arena = {s: sharing.sizes[s] for s in arena}
+            self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
+        results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
+        return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
 
     def output_slot(self, value: Value, sharing: alias.Sharing, results: dict[int, int]) -> Slot:
         if value not in sharing.place:
             return Slot(value.name, Place.DYNAMIC, value.type)
         storage, offset = sharing.place[value]
-        return Slot(
-            value.name, Place.RESULT if storage in results else Place.ARENA, value.type, storage=storage, offset=offset
-        )
+        place = Place.RESULT if storage in results else Place.ARENA
+        return Slot(value.name, place, value.type, storage=storage, offset=offset)
 
     def slot(self, value: Value, slot: Slot) -> int:
-        self.index[value] = len(self.slots)
+        at = self.index[value] = len(self.slots)
+        type = slot.type
+        if isinstance(type, TensorType) and type.is_symbolic:
+            self.open.shapes[at] = type.physical
+            self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"
+            slot = replace(slot, type=type.at_hand)
+        if isinstance(slot.offset, SymInt):
+            self.open.offsets[at] = slot.offset
+            slot = replace(slot, offset=hint(slot.offset))
+        if isinstance(value.const, SymArray):
+            self.open.constants[at] = value.const
         self.slots.append(slot)
-        return self.index[value]
+        return at
 
     def constant(self, value: Value | None) -> None:
         if value is not None and value.const is not None and value not in self.index:
@@ -195,7 +255,8 @@ class _Lowering:
         """Constants into their slots, as they are or packed, now that nobody frees one any more."""
         for value, at in self.index.items():
             if value.const is not None:
-                self.slots[at] = replace(self.slots[at], const=value.const)
+                assert isinstance(value.type, TensorType)
+                self.slots[at] = replace(self.slots[at], const=at_hand(value.const, value.type.dtype.numpy))
         for packed, at in self.packed.items():
             self.slots[at] = replace(self.slots[at], const=packed.array)
 
@@ -241,14 +302,34 @@ class _Lowering:
             return Step(node, ins, outs, optimized_out=True)
         if not self.env.settings.host_fallback and follows_from_shapes(node):
             return Step(node, ins, outs, ShapeKernel(node))
-        problem = Problem.of(node)
+        of_class = Problem.of_class(node)
+        problem = of_class.at_hand
         if self.env.tuner.is_late(problem, self.env.device):
             return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
             choice = self.choose(problem)
+        if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
+            choice = self.env.tuner.default(problem, self.env.device)
         with self.env.phases("kernels"):
-            kernel = self.env.compile(choice, problem)
+            whole = problem is of_class or choice.solver.host  # the host reads shapes as it runs
+            kernel = self.env.compile(choice, problem) if whole else self.of_sizes(of_class, choice)
         return Step(node, self.pack(node, ins, kernel), outs, kernel, choice=choice)
+
+    def of_sizes(self, problem: Problem, choice: Choice) -> Kernel:
+        """The kernel for a problem of a class of shapes."""
+        assert self.traced is not None
+        env, solver = self.env, choice.solver
+        if not solver.serves_classes:
+            raise Untraceable(f"{solver.id} is for one shape")
+        with self.traced[0].scope() as guards:
+            reason = env.tuner.why_not(solver, problem, env.device)
+            kernel = env.compile(choice, problem)
+        if reason is not None:
+            raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
+        if all(one.kernel is not kernel for one in self.open.kernels):
+            measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
+            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice)))
+        return kernel
 
     def choose(self, problem: Problem) -> Choice:
         """Layers that are equal have one choice. What was searched for the first of them, the others only know."""

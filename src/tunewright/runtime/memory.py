@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -45,6 +45,43 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         placed.append(i)
         total = max(total, at + size)
     return offsets, total
+
+
+class Stack:
+    """Which storages lie above which others, for sizes that change.
+
+    As `pack` placed them for the sizes at hand: of two that are alive together, the one that lies higher begins behind
+    the other one whatever their sizes are.
+    """
+
+    def __init__(self, lifetimes: Mapping[int, Lifetime], offsets: Mapping[int, int]) -> None:
+        order = sorted(lifetimes, key=lambda k: (offsets[k], k))
+        self._rows: list[tuple[int, tuple[int, ...]]] = []
+        #: sizes as they were last, mostly those of now, and what came of them
+        self._last: tuple[Mapping[int, int], tuple[dict[int, int], int]] | None = None
+        under: dict[int, set[int]] = {}
+        for at, one in enumerate(order):
+            life = lifetimes[one]
+            below = [k for k in order[:at] if lifetimes[k].first <= life.last and life.first <= lifetimes[k].last]
+            implied = set().union(*(under[k] for k in below)) if below else set()
+            under[one] = {*below}
+            self._rows.append((one, tuple(k for k in below if k not in implied)))
+
+    def offsets(self, nbytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+        """Where each storage begins, and the arena's size."""
+        if self._last is not None and self._last[0] == nbytes:
+            return self._last[1]
+        found: dict[int, int] = {}
+        total = 0
+        for one, below in self._rows:
+            at = 0
+            for k in below:
+                end = found[k] + nbytes[k]
+                at = max(at, end)
+            found[one] = at
+            total = max(total, at + nbytes[one])
+        self._last = nbytes, (found, total)
+        return found, total
 
 
 def _scan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:

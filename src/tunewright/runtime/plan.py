@@ -17,6 +17,7 @@ from ..tuning.tuner import Choice
 if TYPE_CHECKING:
     from .control import Control
     from .program import Packed, Program
+    from .template import Template
 
 
 class Place(enum.Enum):
@@ -91,6 +92,8 @@ class Plan:
     #: what runs after this segment, when shapes depended on data, and the slots that it takes
     rest: Program | None = None
     rest_inputs: tuple[int, ...] = ()
+    #: for which other shapes it holds, and what changes with them; types and sizes here are those that it was made for
+    template: Template | None = None
     #: runs of steps that are one launch, by the number of their first step
     runs: dict[int, Run] = field(default_factory=dict)
 

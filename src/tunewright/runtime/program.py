@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -33,7 +33,15 @@ from ..tuning.tuner import Choice, Tuner
 from .phases import Phases
 from .plan import Plan
 
+if TYPE_CHECKING:
+    from ..ir.symbolic import Trace
+    from .template import Pattern
+
 LOG = logging.getLogger("tunewright")
+#: after so many shapes for which no plan for a class of them could be made, none is attempted any more
+MOST_ATTEMPTS = 2
+#: how many times as large or small sizes are for which another plan would do better
+FAR = 8.0
 
 
 @dataclass
@@ -53,6 +61,12 @@ class Environment:
     phases: Phases = field(default_factory=Phases)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def serves_classes(self) -> bool:
+        """Plans may be for classes of shapes: nothing is searched or locked for exact ones."""
+        wanted = self.settings.shape_templates and self.device.serves_classes and self.device.compiles
+        return wanted and self.tuner.serves_classes
+
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
         """The kernel for a choice; equal problems share one. See `prepare`."""
         key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
@@ -62,6 +76,15 @@ class Environment:
                 with self._building():
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
+
+    def posed(self, before: Choice, problem: Problem, is_known: bool) -> Kernel:
+        """The kernel for a problem of a class of shapes: as chosen before, unless another one is known for it."""
+        choice = before
+        if is_known or self.tuner.why_not(before.solver, problem, self.device) is not None:
+            choice = self.tuner.choose(problem, self.device)
+        kernel = self.compile(choice, problem)
+        self.prepare(kernel)
+        return kernel
 
     def prepare(self, kernel: Kernel) -> None:
         """Compile what a kernel needs to run."""
@@ -145,23 +168,33 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment) -> None:
-        self.graph, self.env = graph, env
+    def __init__(
+        self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """``is_part``: of a larger one. Then those sizes are ``open`` (input, axis) that are so in the larger one, and
+        those that were seen to change, whatever is declared."""
+        self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
         self._lock = threading.Lock()
+        #: plans for classes of shapes, the one that was made last at the end
+        self._classes: list[Plan] = []
+        #: how often in a row none could be made
+        self._untraceable = 0
+        #: one is being made beside what runs, or could not be made
+        self._growing = threading.Event()
         #: its weights are the only plan's
         self._spent = False
         #: weights that are only in their file, from one plan to the next
         self._stored: dict[Value, Stored] = {}
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
-        """The plan for these values."""
+        """The plan for these values: one of a class of shapes where their sizes are open."""
         last = self._last
         if last is not None and like(inputs, last[0]):
             return last[1]
-        plan = self.plan(tuple(type_of(v) for v in inputs))
+        plan = self._of_class(inputs) or self.plan(tuple(type_of(v) for v in inputs))
         if all(type(v) is np.ndarray and v.dtype != object for v in inputs):
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
@@ -183,12 +216,108 @@ class Program:
                 self._plans.move_to_end(types)
             return plan
 
+    def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
+        """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
+        if not self.env.serves_classes or (self._is_part and not self._plans and not self._open):
+            return None
+        plan = self._nearest(inputs)
+        if plan is not None:
+            return plan
+        types = tuple(type_of(v) for v in inputs)
+        with self._lock:
+            # a second look: another thread may have been here meanwhile
+            plan = self._nearest(inputs, grow=False)
+            if plan is not None or types in self._plans or self._untraceable >= MOST_ATTEMPTS:
+                return plan
+            made = self._traced(types)
+            self._untraceable = self._untraceable + 1 if made is None else 0
+            if made is None:
+                return None
+            self._add(made)
+        return self._nearest(inputs, grow=False)  # for these very shapes something else may be known
+
+    def _add(self, plan: Plan) -> None:
+        self._classes = [*self._classes, plan][-self.env.settings.plan_cache_size :]
+
+    def _nearest(self, inputs: Sequence[Any], grow: bool = True) -> Plan | None:
+        """Of the plans for classes of shapes the one that was made for sizes closest to these.
+
+        Where all were made for far other ones, one that suits these better is made beside.
+        """
+        found: tuple[int, float, Plan, tuple[int, ...]] | None = None
+        for plan in reversed(self._classes):
+            assert plan.template is not None
+            sizes = plan.template.pattern.sizes(inputs)
+            misses = None if sizes is None else plan.template.misses(sizes)
+            if sizes is None or misses is None:
+                continue
+            distance = plan.template.distance(sizes)
+            if found is None or (misses, distance) < found[:2]:
+                found = misses, distance, plan, sizes
+            if not misses and distance < FAR:
+                break
+        if found is None:
+            return None
+        _, distance, plan, sizes = found
+        assert plan.template is not None
+        if distance >= FAR and grow and not self._growing.is_set():
+            self._growing.set()
+            types = tuple(type_of(v) for v in inputs)
+            threading.Thread(target=self._grow, args=(types,), name="tunewright-plans", daemon=True).start()
+        return plan if plan.template.fit(sizes) is not None else None
+
+    def _grow(self, types: tuple[Type | None, ...]) -> None:
+        """Make one more plan for the class of shapes that these are of, while others run."""
+        with self._lock:
+            made = self._traced(types)
+            if made is not None:
+                self._add(made)
+                self._last = None
+                self._growing.clear()
+
+    def _symbol_of(self, types: Sequence[Type | None]) -> Callable[[int, int], str | None]:
+        """Names the symbols of sizes that change: those that are declared open, or that were other ones before."""
+        declared = [v.type.shape if isinstance(v.type, TensorType) else None for v in self.graph.inputs]
+        seen = [key for key in self._plans if [_kind(t) for t in key] == [_kind(t) for t in types]]
+
+        def symbol_of(at: int, axis: int) -> str | None:
+            shape = declared[at]
+            size = None if shape is None or axis >= len(shape) else shape[axis]
+            if not self._is_part and isinstance(size, int):
+                return None
+            is_fixed = self._is_part and (at, axis) not in self._open
+            if is_fixed and all(key[at].dims[axis] == types[at].dims[axis] for key in seen):  # type: ignore[union-attr]
+                return None
+            return size if isinstance(size, str) else f"{self.graph.inputs[at].name}.{axis}"
+
+        return symbol_of
+
+    def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
+        """A plan for the class of shapes that these are of."""
+        from .template import Untraceable, symbolic
+
+        if len(types) != len(self.graph.inputs):
+            return None
+        try:
+            trace, pattern, made = symbolic(types, self._symbol_of(types), [v.name for v in self.graph.inputs])
+            if not pattern.symbols:
+                return None
+            return self._make(tuple(made), only=False, traced=(trace, pattern))
+        except Untraceable as reason:
+            LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
+            return None
+        except Exception:  # a plan for the shapes at hand says what is wrong, if anything is
+            LOG.debug("%s: a plan for each shape", self.graph.name, exc_info=True)
+            return None
+
     @property
     def plans(self) -> list[Plan]:
         with self._lock:
-            return list(self._plans.values())
+            return [*self._plans.values(), *self._classes]
 
-    def _make(self, types: tuple[Type | None, ...], only: bool) -> Plan:
+    def _make(
+        self, types: tuple[Type | None, ...], only: bool, traced: tuple[Trace, Pattern] | None = None
+    ) -> Plan:
         for value, origin in self._stored.items():
             value.const = origin.array()
         graph = self.graph.clone()
@@ -208,19 +337,25 @@ class Program:
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
         if self.env.device.compiles:
-            return self._lower(graph, self.env, only)
+            return self._lower(graph, self.env, only, traced)
         try:
             return self._lower(graph.clone(), self.env, only)
         except NoCompiler as error:
             return self._lower(graph, self.env.without_compiler(error), only)
 
-    def _lower(self, graph: Graph, env: Environment, only: bool) -> Plan:
+    def _lower(
+        self, graph: Graph, env: Environment, only: bool, traced: tuple[Trace, Pattern] | None = None
+    ) -> Plan:
         from .lower import lower
 
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only)
+            return lower(graph, env, only, traced)
+
+
+def _kind(type: Type | None) -> Any:
+    return (type.dtype, len(type.dims)) if isinstance(type, TensorType) and type.is_static else type
 
 
 def type_of(value: Any) -> Type | None:

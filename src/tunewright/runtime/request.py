@@ -12,7 +12,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from ..devices.base import Hints, Queue, aligned
+from ..devices.base import Hints, Queue, in_order
 from ..devices.remote import RemoteContext
 from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
@@ -24,6 +24,7 @@ from .executor import Executor
 from .plan import Plan
 from .program import Environment, Looks, Program, like
 from .remote import Stay, adopt, is_lent, on_host
+from .states import is_view
 from .streams import Streams
 
 
@@ -277,7 +278,7 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
     if array.dtype.kind in "USTO":
         array = array.astype(object)
     _check_tensor(array, type, where, symbols)
-    return _in_order(array)
+    return array if is_view(array) else in_order(array)
 
 
 def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
@@ -288,19 +289,6 @@ def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, t
         )
     if type.shape is not None:
         _check_shape(array.shape, type, where, symbols)
-
-
-def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array whose elements lie one behind the other, each where its type may be: the array itself, if it is so.
-
-    Kernels ask for no more than that. Of a view (a part of a picture, rows with padding behind them, every second
-    column, channels in reverse) there is one copy, of its elements alone.
-    """
-    if array.dtype == object or (array.flags.c_contiguous and array.flags.aligned):
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)  # which makes a row of a scalar
-    made = np.ndarray(array.shape, array.dtype, aligned(array.nbytes))
-    np.copyto(made, array)
-    return made
 
 
 def _copy(value: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir.graph import Fused
+from ..ir.symbolic import greater, lesser
 from ..ir.types import DType, TensorType
 from ..ops import strided
 from .base import Problem, tensor
@@ -57,7 +58,7 @@ class Mask:
         dims = (1, 1, 1, *type.dims)[-4:]
         row, head, batch = dims[3], dims[3] * dims[2], dims[3] * dims[2] * dims[1]
         batch, head, row = (s if d > 1 else 0 for s, d in ((batch, dims[0]), (head, dims[1]), (row, dims[2])))
-        return Mask(index, batch, head, row, min(dims[3], keys))
+        return Mask(index, batch, head, row, lesser(dims[3], keys))
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def form(problem: Problem) -> Form:
     return Form(
         q.dims[0], heads, groups, queries, past, keys, size, width,
         Heads.of(q, heads), Heads.of(k, groups), Heads.of(v, groups), y,
-        scale=float(attrs.get("scale") or 1 / math.sqrt(max(size, 1))),
+        scale=float(attrs.get("scale") or 1 / math.sqrt(greater(size, 1))),
         softcap=float(attrs.get("softcap", 0.0)) if standard else 0.0,
         left=left if left >= 0 else UNBOUNDED, right=min(ahead),
         mask=None if mask is None else Mask.of(at, tensor(mask), past + keys),

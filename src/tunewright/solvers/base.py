@@ -16,6 +16,7 @@ import numpy as np
 from .. import discovery
 from ..devices.base import Device, Queue, Target
 from ..ir.graph import Fused, Node, Value
+from ..ir.symbolic import SymArray, SymInt, Whole, at_hand, hint
 from ..ir.text import format_attrs
 from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
@@ -97,6 +98,20 @@ class Problem:
     def is_static(self) -> bool:
         return all(t is None or t.is_static for t in [*self.inputs, *self.outputs])
 
+    @property
+    def at_hand(self) -> Problem:
+        """The problem for the shapes at hand, where it is one of a class of shapes."""
+        attrs = attrs_at_hand(self.attrs)
+        if attrs is self.attrs and not any(isinstance(v, SymArray) for _, v in self.values):
+            types = [*self.inputs, *self.outputs]
+            if not any(isinstance(t, TensorType) and t.is_symbolic for t in types):
+                return self
+        inputs, outputs = (
+            tuple(t.at_hand if isinstance(t, TensorType) else t for t in types) for types in (self.inputs, self.outputs)
+        )
+        values = tuple((i, at_hand(v, tensor(self.inputs[i]).dtype.numpy)) for i, v in self.values)
+        return Problem(self.op, inputs, outputs, attrs, self.epilogue, self.operands, self.constant, values)
+
     def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
         """The same with some inputs and the output in a layout."""
 
@@ -121,7 +136,20 @@ class Problem:
         epilogue: tuple[Fused, ...] = (),
         output: Value | None = None,
     ) -> Problem:
-        """The problem that a node poses; with ``operands``, the one it would pose with that epilogue."""
+        """The problem that a node poses; with ``operands``, the one it would pose with that epilogue.
+
+        It is the one of the shapes at hand; see `of_class`.
+        """
+        return Problem.of_class(node, operands, epilogue, output).at_hand
+
+    @staticmethod
+    def of_class(
+        node: Node,
+        operands: Sequence[Value] | None = None,
+        epilogue: tuple[Fused, ...] = (),
+        output: Value | None = None,
+    ) -> Problem:
+        """The same for a whole class of shapes, where the node's are symbolic."""
         if operands is None:
             values, count, epilogue = node.inputs, node.operands, node.epilogue
         else:
@@ -144,7 +172,7 @@ class Problem:
 
 def is_value(op: str, i: int, array: Array) -> bool:
     """A constant input of this kind is part of the problem, not of the data."""
-    kinds = array.dtype.kind in "iub" or i in _FLOAT_VALUES.get(op, ())
+    kinds = array.dtype.kind in "iub" or isinstance(array, SymArray) or i in _FLOAT_VALUES.get(op, ())
     return kinds and array.ndim <= 2 and array.size <= MOST_VALUES
 
 
@@ -152,6 +180,21 @@ def is_value(op: str, i: int, array: Array) -> bool:
 def _open(dtype: DType, rank: int, layout: Layout) -> str:
     """The text of a tensor type whose sizes are left open."""
     return str(TensorType(dtype, (None,) * rank, layout))
+
+
+def attrs_at_hand(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Attributes for the shapes at hand."""
+    if not any(_depends(value) for value in attrs.values()):
+        return attrs
+    return {name: _value_at_hand(value) for name, value in attrs.items()}
+
+
+def _depends(value: Any) -> bool:
+    return isinstance(value, SymInt) or (isinstance(value, tuple) and any(map(_depends, value)))
+
+
+def _value_at_hand(value: Any) -> Any:
+    return tuple(map(_value_at_hand, value)) if isinstance(value, tuple) else hint(value)
 
 
 def tensor(type: Type | None) -> TensorType:
@@ -198,6 +241,10 @@ class Kernel(ABC):
 
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet: making a kernel need not, running it does."""
+
+    def is_like(self, other: Kernel) -> bool:
+        """It can take another one's place among linked kernels."""
+        return False
 
     @property
     def linker(self) -> Linker | None:
@@ -256,6 +303,15 @@ class Launcher(ABC):
         """
         return None
 
+    def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
+        """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
+        raise NotImplementedError
+
+    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
+        """Set what depends on sizes: ``place`` says which of the values an expression is; ``posed`` are kernels for
+        these sizes alone."""
+        raise NotImplementedError
+
     @abstractmethod
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
@@ -285,6 +341,8 @@ class Solver(ABC):
     ops: frozenset[str] | None = None
     #: what its kernels are written in: asked about devices that compile it; None: about any
     language: str | None = None
+    #: its kernels can be made for a class of shapes: what it computes from sizes is arithmetic alone
+    serves_classes: bool = False
     #: the same config gives the same bits at each run, in every process; else a frozen model refuses it
     reproducible: bool = True
 
@@ -320,7 +378,8 @@ class Solver(ABC):
         return None
 
     @abstractmethod
-    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel: ...
+    def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
+        """The kernel. `serves_classes`: its problem may be of a class of shapes."""
 
 
 #: of modules here whose solvers have one language, which: for a device that compiles another they are not imported

@@ -68,7 +68,8 @@ def graph(
 ) -> None:
     """Show a model's graph: as text, for Graphviz, or as an ONNX file for Netron.
 
-    The executed graph names the kernel of every step, where the choice came from, and the model's nodes it stands for.
+    The executed graph names the kernel of every step, where the choice came from, and the model's nodes it stands for;
+    where sizes are open also the shape for any of them, and the conditions under which this plan holds.
 
     Example: tunewright graph model.onnx --stage executed -o executed.onnx
     """
@@ -87,22 +88,25 @@ def graph(
     device = _only(core, device)
     notes: dict[Node, str] = {}
     about: dict[Node, dict[str, str]] = {}
+    holds: list[str] = []
     with working("compiling"):
         loaded = coming(core.read_model(model), preprocess)
         shown, log = loaded.graph, None
         if stage is Stage.EXECUTED:
             from ..runtime.request import of_one_device
-            from .inputs import concrete, make_feed
+            from .inputs import make_feed
 
             feed = make_feed(loaded, input, shape, seed, core.settings)
             for text in feed.notes:
                 note(text)
-            compiled = of_one_device(core.compile_model(concrete(feed), device))
-            compiled(feed.values)  # segments behind data-dependent shapes are planned now
-            shown, steps = executed_graph(compiled.program.plans[-1], compiled.graph.inputs)
+            compiled = of_one_device(core.compile_model(feed.model, device))
+            compiled(feed.values)  # plans are made now: for a class of shapes, behind data-dependent shapes
+            plan = compiled.program.plans[-1]
+            shown, steps = executed_graph(plan, compiled.graph.inputs)
             shown.output_names = list(compiled.graph.output_names)
             log = compiled.env.context.log
-            about = {node: describe_step(step) for node, step in steps.items()}
+            about = {node: describe_step(step) | describe_sizes(plan, step) for node, step in steps.items()}
+            holds = [] if plan.template is None else plan.template.trace.guard_texts()
             notes = {node: ", ".join(texts.values()) for node, texts in about.items()}
         elif stage is Stage.OPTIMIZED or why:
             from ..runtime.request import of_one_device
@@ -122,7 +126,7 @@ def graph(
         data = to_model(shown, about, loaded.name, loaded.declared).SerializeToString()
     else:
         text = to_dot(shown, notes.get) if chosen is Format.DOT else to_text(shown, note=notes.get)
-        data = (text + "\n").encode()
+        data = "\n".join([text, *(f"# holds where {guard}" for guard in holds), ""]).encode()
     if output is None:
         sys.stdout.write(data.decode())
         return
@@ -216,6 +220,12 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
     for value in collect(plan, given):
         graph.add_output(value)
     return graph, steps
+
+
+def describe_sizes(plan: Plan, step: Step) -> dict[str, str]:
+    """The shape of the first result for a whole class of shapes, where the plan is for one."""
+    texts = {} if plan.template is None else plan.template.texts
+    return {"shape": texts[step.outs[0]]} if step.outs and step.outs[0] in texts else {}
 
 
 def describe_step(step: Step) -> dict[str, str]:

@@ -59,6 +59,7 @@ class LayoutCosts:
         return self.tuner.layouts(Problem.of(node), self.device)
 
     def reorder(self, type: TensorType, layout: Layout) -> float:
+        type = type.at_hand
         there, plain = type.with_layout(layout), type.with_layout(PLAIN)
         # one of the two directions is free already if the other one only fills up a block
         if moves_nothing(there, plain):

@@ -123,6 +123,14 @@ class Lookup:
             known = self._grouped[at] = stored, groups
         return known[1]
 
+    def measured_sizes(self, problem: Problem, target: Target) -> frozenset[tuple[int, ...]]:
+        """Sizes of problems of the same family for which something was measured on a target's processor."""
+        here, found = Where.of(target), set[tuple[int, ...]]()
+        for layer in self.layers:
+            for group in self._groups(layer, problem).values():
+                found |= {m.sizes for m in group if _same_processor(m.key.where, here)}
+        return frozenset(found)
+
     def fastest(self, problem: Problem, where: Where) -> float | None:
         """Seconds of the fastest candidate that was measured for exactly a problem on a processor; None: none was."""
         groups = [group for layer in self.layers if (group := self._groups(layer, problem))]

@@ -150,6 +150,12 @@ class Tuner:
         for text in self.policy.warnings:
             warn(text)
 
+    @property
+    def serves_classes(self) -> bool:
+        """What it chooses for some shapes may serve a class of them: nothing is searched, locked or noted for each."""
+        noted = self.settings.enable_tune_dump or self.settings.enable_logging_cmd or self.policy.extend_tuning_file
+        return self.policy.search is Search.NEVER and not (noted or self.custom or self.locked or self.policy.delete)
+
     @cached_property
     def heuristic(self) -> Heuristic | None:
         """Read when it is first asked: who has tuned everything needs none."""
@@ -226,8 +232,7 @@ class Tuner:
                 elif self._search(problem, device, default):
                     origin = Origin.SEARCH
             answer = self.known(problem, device, default)
-        best = answer.best
-        if best is None:
+        if (best := answer.best) is None:
             advice = self.advise(problem, device, default)
             if advice is not None and advice.picks:
                 return Choice(

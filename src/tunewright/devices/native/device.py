@@ -85,6 +85,7 @@ class NativeDevice(CDevice):
     kinds = ("CPU",)
     title = "CPU.NATIVE"
     dialect = "c"
+    serves_classes = True
 
     @classmethod
     def available(cls) -> list[str] | str:

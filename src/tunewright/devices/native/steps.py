@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
-from .pool import HEAD, ROW
+from .pool import HEAD
+from .pool import ROW as ROW
 
 #: kernels count work-items in 32 bits
 MOST_ITEMS = 2**31 - 1

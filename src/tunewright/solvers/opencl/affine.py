@@ -28,10 +28,10 @@ class Access:
         """Axis k of the result is axis ``order[k]`` of this."""
         return replace(self, dims=tuple(self.dims[k] for k in order), strides=tuple(self.strides[k] for k in order))
 
-    def cut(self, axis: int, taken: range) -> Access:
-        """Only these indices of an axis."""
-        start = taken.start if taken else 0
-        return self._with(axis, [len(taken)], [self.strides[axis] * taken.step], start * self.strides[axis])
+    def cut(self, axis: int, start: int, count: int, step: int = 1) -> Access:
+        """So many indices of an axis from one on."""
+        start = start if count else 0
+        return self._with(axis, [count], [self.strides[axis] * step], start * self.strides[axis])
 
     def split(self, axis: int, sizes: Sequence[int]) -> Access:
         """An axis as several, the last of them the fastest."""
@@ -76,7 +76,6 @@ class Move:
     @staticmethod
     def between(source: Access, target: Access, words: int = 1) -> Move:
         """Copies between accesses of equal sizes; an element is ``words`` words, and the move counts these."""
-        assert source.dims == target.dims, (source, target)
         loops = [
             Axis(d, s * words, t * words)
             for d, s, t in zip(source.dims, source.strides, target.strides, strict=True)

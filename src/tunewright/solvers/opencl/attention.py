@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType, TensorType
+from ...ops.strided import STRIDED
 from ...search.space import Scalar, Space
 from .. import attention_form
 from ..attention_form import Form, Heads, form
@@ -46,15 +48,16 @@ class Attention(CSolver):
     """Softmax(q k' * scale + mask) v in blocks of query rows."""
 
     family = "attention"
-    ops = attention_form.OPS
+    ops = attention_form.ANYWHERE
     dtypes = attention_form.FLOATS | {DType.BOOL, DType.INT64, DType.INT32}
     rank = 50
-    version = "2.1"
+    version = "2.2"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         if problem.epilogue:
             return "takes no epilogue"
-        return attention_form.why_not(problem)
+        reason = attention_form.why_not(problem)
+        return _why_not_apart(problem) if reason is None and problem.op == STRIDED else reason
 
     def default(self, problem: Problem, target: Target) -> Config:
         f = form(problem)
@@ -74,14 +77,14 @@ class Attention(CSolver):
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         f = form(problem)
-        given = [tensor(problem.inputs[i]).dtype for i in range(3)]
+        given = [tensor(problem.inputs[i]).dtype for i in f.sources]
         dtype = SUM[given[0]]
         lanes = target.vector_bytes // dtype.itemsize
         width = config["vectors"] * lanes
         source = Source("attention", self.specialise)
         source.fixed(ROWS=config["rows"], VECTORS=config["vectors"], LANES=lanes, T=COMPUTE[dtype])
         source.fixed(MULTIPLY=f"multiply_{config['rows']}")
-        source.buffer("q", given[0], In(0))
+        source.buffer("q", given[0], In(f.sources[0]))
         keys, calls = self._joined(problem, f, 1, f.k, f.size)
         values, more = self._joined(problem, f, 2, f.v, f.width)
         calls += more
@@ -89,23 +92,23 @@ class Attention(CSolver):
         few = f.queries <= FEW_QUERIES
         own = bool(config["own"]) and not few
         if few or own:
-            source.buffer("k", given[1], keys or In(1))
+            source.buffer("k", given[1], keys or In(f.sources[1]))
             source.dims(K_BATCH=k.batch, K_HEAD=k.head, K_ROW=k.row)
         else:
-            packed = Operand(Matrix(1, 1, k.row), f.size, f.total, ((f.batch, k.batch), (f.groups, k.head)))
+            packed = Operand(Matrix(f.sources[1], 1, k.row), f.size, f.total, ((f.batch, k.batch), (f.groups, k.head)))
             calls.append(matmul_pack.launch(packed, width, given[1], dtype, "k", self.specialise, keys))
             source.buffer("k", dtype, packed.scratch(width, dtype, "k"))
             step = packed.packed_size(width)
             source.dims(K_BATCH=f.groups * step, K_HEAD=step)
         if own:
-            source.buffer("v", given[2], values or In(2))
+            source.buffer("v", given[2], values or In(f.sources[2]))
             source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_ROW=v.row, V_ACROSS=f.total, V_LAST=f.width)
             source.fixed(V_STEP=width)
         elif given[2] is dtype and f.width >= width:  # the last panel begins earlier, to end where the row does
-            source.buffer("v", dtype, values or In(2))
+            source.buffer("v", dtype, values or In(f.sources[2]))
             source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_STEP=v.row, V_ACROSS=1, V_LAST=f.width - width)
         else:
-            packed = Operand(Matrix(2, v.row, 1), f.total, f.width, ((f.batch, v.batch), (f.groups, v.head)))
+            packed = Operand(Matrix(f.sources[2], v.row, 1), f.total, f.width, ((f.batch, v.batch), (f.groups, v.head)))
             calls.append(matmul_pack.launch(packed, width, given[2], dtype, "v", self.specialise, values))
             source.buffer("v", dtype, packed.scratch(width, dtype, "v"))
             step = packed.packed_size(width)
@@ -113,9 +116,10 @@ class Attention(CSolver):
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out(0))
         _number(source, dtype, SCALE=f.scale)
         source.dims(
-            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries,
+            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // greater(f.groups, 1), QUERIES=f.queries,
             KEYS=f.total, SIZE=f.size, VALUES=f.width, PAST=f.past, LEFT=f.left, RIGHT=f.right,
-            Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
+            Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row, Q_START=f.q.start,
+            Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
         )  # fmt: skip
         grid = split(source, f, config["rows"], width, own, config["split"] * target.units, target.units, dtype)
         source.function(VECTORS)
@@ -127,21 +131,21 @@ class Attention(CSolver):
         self, problem: Problem, f: Form, i: int, heads: Heads, size: int
     ) -> tuple[Out | Scratch | None, list[Call]]:
         """Where all keys (i = 1) or values (i = 2) lie as [batch, groups, length, size], if not in the input alone."""
-        given = tensor(problem.inputs[i])
         wanted = len(problem.outputs) > i and problem.outputs[i] is not None
         if not wanted and not f.past:
             return None, []
+        given = tensor(problem.inputs[i])
         where: Out | Scratch = Out(i)
         if not wanted:
             nbytes = f.batch * f.groups * f.total * size * given.dtype.itemsize
-            where = Scratch(f"joined{i}", max(nbytes, 1))
+            where = Scratch(f"joined{i}", greater(nbytes, 1))
         source = Source("join", self.specialise)
         raw = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}[given.dtype.itemsize]
         source.buffer("x", raw, In(i))
         source.buffer("past", raw, In(i + 3 if f.past else i))
         source.buffer("y", raw, where)
         rows = f.batch * f.groups * f.total
-        share = max(1, SLICE // max(size, 1), -(-rows // matmul_pack.MOST_ITEMS))
+        share = greater(1, SLICE // greater(size, 1), -(-rows // matmul_pack.MOST_ITEMS))
         source.dims(BATCH=heads.batch, HEAD=heads.head, ROW=heads.row, GROUPS=f.groups, PAST=f.past, TOTAL=f.total)
         source.dims(SIZE=size, ROWS=rows, SHARE=share)
         source.add(JOIN)
@@ -158,6 +162,17 @@ for (int row = GID(0) * SHARE; row < (GID(0) + 1) * SHARE && row < ROWS; row++) 
   else
     for (int i = 0; i < SIZE; i++) y[row * SIZE + i] = x[new + i];
 }"""
+
+
+def _why_not_apart(problem: Problem) -> str | None:
+    """Queries, keys and values that lie in other tensors are read for one thing: caches with room to grow."""
+    if not problem.is_static:
+        return "shapes are not known"
+    f = form(problem)
+    if f.queries > FEW_QUERIES:
+        return "reads keys where they lie for one or two queries only"
+    rooms = [heads.head > f.total * heads.row and not heads.start for heads in (f.k, f.v)]
+    return None if all(rooms) else "keys and values have no room to grow"
 
 
 def _number(source: Source, dtype: DType, **values: float) -> None:
@@ -178,18 +193,19 @@ def split(
 ) -> tuple[int, int]:
     """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own: ``more``
     elements beside scores, results and what it packs."""
-    matrices, tiles = f.batch * f.heads, -(-f.queries // rows)
-    items = max(1, min(items, int(f.flops / LEAST_FLOPS), matrices * tiles))
-    heads = max(1, matrices // items)
+    # how many share the work is decided for the sizes at hand; any shares are right
+    matrices, tiles = hint(f.batch * f.heads), -(-hint(f.queries) // rows)
+    items = greater(1, lesser(items, int(hint(f.flops) / LEAST_FLOPS), matrices * tiles))
+    heads = greater(1, matrices // items)
     # few heads: their rows are shared out, to twice as many items as there are units, which come out about even
-    parts = min(tiles, 1 if matrices >= units else -(-min(items, 2 * units) // max(matrices, 1)))
-    share = max(1, -(-tiles // max(parts, 1)))
+    parts = lesser(tiles, 1 if matrices >= units else -(-lesser(items, 2 * units) // greater(matrices, 1)))
+    share = greater(1, -(-tiles // greater(parts, 1)))
     span, out = (-(-n // width) * width for n in (f.total, f.width))
     slot = rows * (span + out + f.size) + (span * f.size + f.total * out if own else 0) + more
     source.dims(SHARE_HEADS=heads, SHARE_ROWS=share * rows, SPAN=span, OUT_SPAN=out, SLOT=slot)
-    x, y = -(-matrices // heads), -(-tiles // share)
+    x, y = -(-(f.batch * f.heads) // heads), -(-f.queries // (rows * share))
     source.dims(ITEMS=x)
-    source.buffer("memory", dtype, Scratch("memory", max(1, x * y * slot * dtype.itemsize)))
+    source.buffer("memory", dtype, Scratch("memory", greater(1, x * y * slot * dtype.itemsize)))
     return x, y
 
 
@@ -224,7 +240,7 @@ def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
     weights = [(f"scores[t] = {rounded.format('scores[t] * part')};", True), (show, True)]
     keep = not f.rounding and not (shown and f.shown == 3)  # then the result is divided, not the weights
     return BODY.format(
-        query=source.load("q", "q_at + i"),
+        query=source.load("q", "Q_START + q_at + i"),
         pack=PACK.format(key=source.load("k", "k_at + i"), value=source.load("v", "v_at + i")) if own else THERE,
         products=DOTS.format(key=source.load("k", "k_at + i")) if f.queries <= FEW_QUERIES else PANELS,
         valid=valid,

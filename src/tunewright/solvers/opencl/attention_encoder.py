@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, TensorType
 from ...search.space import Scalar, Space
 from .. import attention_form
@@ -82,7 +83,7 @@ class AttentionEncoder(CSolver):
         source.buffer("y", dtype, Out(0))
         source.numbers(SCALE=f.scale * LOG2_E)
         source.dims(
-            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // max(f.groups, 1), QUERIES=f.queries,
+            MATRICES=f.batch * f.heads, HEADS=f.heads, SHARING=f.heads // greater(f.groups, 1), QUERIES=f.queries,
             KEYS=f.total, SIZE=f.size, VALUES=f.width, Q_BATCH=f.q.batch, Q_HEAD=f.q.head, Q_ROW=f.q.row,
             K_BATCH=f.k.batch, K_HEAD=f.k.head, K_ROW=f.k.row, V_BATCH=f.v.batch, V_HEAD=f.v.head, V_ROW=f.v.row,
             Y_BATCH=f.y.batch, Y_HEAD=f.y.head, Y_ROW=f.y.row,
@@ -100,7 +101,7 @@ class AttentionEncoder(CSolver):
 def _why_not(f: Form, lanes: int) -> str | None:
     if f.past or f.valid is not None:
         return "takes neither past keys nor lengths"
-    if min(f.left, f.right) < UNBOUNDED or (f.mask is not None and f.mask.row):
+    if lesser(f.left, f.right) < UNBOUNDED or (f.mask is not None and f.mask.row):
         return "queries of a head see different keys"
     if f.softcap > 0 or f.rounding:
         return "neither caps nor rounds scores"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,8 +13,10 @@ import numpy as np
 
 from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
+from ...devices.native import steps
 from ...devices.native.device import NativeDevice
 from ...errors import ModelError
+from ...ir.symbolic import SymInt
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
@@ -34,6 +38,7 @@ class CSolver(Solver):
     """
 
     language = "c"
+    serves_classes = True
     #: operations that it solves
     ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
@@ -101,7 +106,7 @@ class CSolver(Solver):
             calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
         except MISTAKES as error:
             raise ModelError(str(error) or repr(error)) from error
-        kernel = CKernel(self.id, problem, device, calls, self.packings(problem, config, device.target))
+        kernel = CKernel(self.id, problem.at_hand, device, calls, self.packings(problem, config, device.target))
         device.begin_build(kernel.texts)
         return kernel
 
@@ -112,7 +117,10 @@ class CKernel(Kernel):
     def __init__(
         self, name: str, problem: Problem, device: CDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
     ) -> None:
-        self.name, self.problem, self.device, self.calls = name, problem, device, calls
+        self.name, self.problem, self.device = name, problem, device
+        self.calls = [call.at_hand for call in calls]
+        #: what of its launches depends on shapes, where it is made for a class of them
+        self.open = OpenCalls.of(calls)
         self.packings = packings
         self.costs = Costs(len(calls))
 
@@ -128,6 +136,11 @@ class CKernel(Kernel):
 
     def prepare(self) -> None:
         _ = self.programs
+
+    def is_like(self, other: Kernel) -> bool:
+        return isinstance(other, CKernel) and [[*map(_kind, c.args)] for c in self.calls] == [
+            [*map(_kind, c.args)] for c in other.calls
+        ]
 
     @property
     def linker(self) -> Linker | None:
@@ -157,6 +170,37 @@ class CKernel(Kernel):
         bound = self.launcher(queue, lasting=False)
         queue.keep(bound)
         return bound(inputs, outputs)
+
+
+@dataclass(frozen=True)
+class OpenCalls:
+    """What of a kernel's launches depends on shapes: words of its rows in a table, and bytes of scratch memory."""
+
+    #: (launch, word of its row, value)
+    words: tuple[tuple[int, int, SymInt], ...]
+    scratch: Mapping[str, SymInt]
+
+    @staticmethod
+    def of(calls: Sequence[Call]) -> OpenCalls | None:
+        """None where nothing does."""
+        words: list[tuple[int, int, Any]] = []
+        scratch: dict[str, Any] = {}
+        for launch, call in enumerate(calls):
+            x, y, _ = (*call.grid, 1, 1)[:3]
+            items = math.prod(call.grid)
+            if items > steps.MOST_ITEMS:
+                raise ModelError(f"a kernel over {items:,} work-items")
+            words += [(launch, at, value) for at, value in ((1, x), (2, y), (3, items))]
+            words += [(launch, steps.ROW + at, arg) for at, arg in enumerate(call.args)]
+            scratch.update({arg.name: arg.nbytes for arg in call.args if isinstance(arg, Scratch)})
+        found = tuple(each for each in words if isinstance(each[2], SymInt))
+        sizes = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
+        return OpenCalls(found, sizes) if found or sizes else None
+
+
+def _kind(arg: Any) -> Any:
+    """What an argument of a launch is, but for its value."""
+    return arg if isinstance(arg, In | Out) else arg.name if isinstance(arg, Scratch) else isinstance(arg, Table)
 
 
 class Costs:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import TensorType, Type
 from ...search.space import Config as Point
 from ...search.space import Space
@@ -91,11 +92,11 @@ class Parts(CSolver):
         numbers = list(group)
         items = slices(rows * sum(group.values()) * dtype.itemsize, target, config["slice"])
         per_item = -(-rows // items)
-        columns = max(1, items // rows)
+        columns = greater(1, items // rows)
         source.dims(ROWS=rows, ITEM=per_item, STRIDE=stride, COLUMNS=columns, AT=at)
         source.fixed(COUNT=count)
         for k in range(count):
-            i = numbers[min(k, len(numbers) - 1)]
+            i = numbers[lesser(k, len(numbers) - 1)]
             source.buffer(f"part{k}", dtype, In(i) if self.joins else Out(i))
             source.dims(**{f"N{k}": group[i] if k < len(numbers) else 0})
         c = STORAGE[dtype]

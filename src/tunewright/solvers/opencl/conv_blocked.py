@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...devices.base import Target, on_lines
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -151,7 +152,7 @@ class ConvBlocked(CSolver):
             SLABS=size.slabs(nb) // groups, ALL=size.slabs(nb), IC=size.depth, XBLOCKS=x.physical[1],
             YBLOCKS=out.physical[1], OBLOCKS=size.blocks, OC=out.dims[1], RUN=run, STAY=slabs,
             # floats of the next slab's weights that are fetched with a block of channels: all of them over a run
-            AHEAD=min(16, -(-nb * block * block // run)) if config["ahead"] else 0,
+            AHEAD=lesser(16, -(-nb * block * block // run)) if config["ahead"] else 0,
         )  # fmt: skip
         channel = "(c + l < OC ? c + l : OC - 1)" if out.dims[1] % block else "c + l"
         lines, result = steps.apply("v", channel, "at + l")
@@ -199,7 +200,7 @@ class _Size:
         self.pixel, self.input = self.depth * 4 * window.stride[2], self.depth * 4 * math.prod(window.input)
         self.weights = self.depth * 4 * window.taps * width
         #: the smallest tile that holds all pixels
-        self.most = next((n for n in PIXELS if n >= self.pixels), PIXELS[-1])
+        self.most = next((n for n in PIXELS if n >= hint(self.pixels)), PIXELS[-1])
 
     def slabs(self, nb: int) -> int:
         """Of NB blocks, in all groups."""
@@ -208,17 +209,21 @@ class _Size:
     def fits(self, nb: int, ur: int) -> bool:
         """A tile is worth trying."""
         # accumulators, and one register each for a broadcast and a weight
-        if nb * ur + min(nb, ur) >= self.registers or nb > self.blocks:
+        if nb * ur + lesser(nb, ur) >= self.registers or nb > self.blocks:
             return False
         return ur == self.most or (ur < self.most and nb * ur >= self.registers // 2)
 
     def run(self, tiles: int, most: int, rounds: int, units: int) -> int:
-        """Tiles of a run, more than half as many as are wanted, so that the units get about the same."""
+        """Tiles of a run, more than half as many as are wanted, so that the units get about the same.
+
+        Decided for the sizes at hand: any length is right.
+        """
+        tiles, rounds, batch = hint(tiles), hint(rounds), hint(self.batch)
 
         def last(run: int) -> int:  # tiles of the unit that has most to do
-            return -(-(-(-tiles // run) * rounds * self.batch) // units) * run
+            return -(-(-(-tiles // run) * rounds * batch) // units) * run
 
-        most = min(most, tiles)
+        most = lesser(most, tiles)
         return min(range(most, most // 2, -1), key=last)
 
     def tile(self, known: Mapping[tuple[int, int], float]) -> tuple[int, int]:
@@ -446,7 +451,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
         return f"{out.dims[1]} output channels fill a vector of {block} badly"
     if x.layout == PLAIN:
         copied = 4 * math.prod((*x.dims[:2], *widened(Window.of(problem)).input))
-        if copied > max(MOST_COPIED, 4 * x.nbytes):
+        if copied > greater(MOST_COPIED, 4 * x.nbytes):
             return f"with its padding the input takes {copied:,} bytes"
     return None
 

@@ -23,6 +23,7 @@ from functools import partial
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -145,7 +146,7 @@ class ConvBytes(CSolver):
         source.buffer("plane", DType.INT32, plane)
         source.buffer("under", DType.INT32, under)
         rows = size.batch * window.output[0] * window.output[1]
-        part = max(1, PART // max(1, 4 * window.output[2] * window.taps))
+        part = greater(1, PART // greater(1, 4 * window.output[2] * window.taps))
         source.dims(ROWS=rows, PART=part)
         for axis, name in enumerate("DHW"):
             source.dims(**{f"K{name}": window.kernel[axis], f"S{name}": window.stride[axis]})
@@ -166,7 +167,7 @@ class ConvBytes(CSolver):
         if plane is not None:
             source.buffer("sums", DType.INT32, plane)
         rows = size.batch * size.padded[0] * size.padded[1]
-        part = max(1, PART // max(1, size.padded[2] * size.inner * size.x_blocks))
+        part = greater(1, PART // greater(1, size.padded[2] * size.inner * size.x_blocks))
         source.fixed(L=size.inner, FLIP=128 if type.dtype is DType.INT8 else 0, PENDING=int(plane is not None))
         source.dims(XBLOCKS=size.x_blocks, ROWS=rows, PART=part, C=size.channels)
         for axis, name in enumerate("DHW"):
@@ -211,7 +212,7 @@ class ConvBytes(CSolver):
         # again: not where an operand may lie in their place.
         again = out.layout != PLAIN and roles.y_scale is not None and size.pixels >= ur
         source.fixed(FLAT=int(size.flat(inside) and (not direct or again)), EARLIER=int(direct))
-        source.fixed(PLAIN=int(out.layout == PLAIN), KEPT=max(1, COLLECTED // ur))
+        source.fixed(PLAIN=int(out.layout == PLAIN), KEPT=greater(1, COLLECTED // ur))
         source.dims(SLABS=slabs, TILES=tiles, RUN=run, PIXELS=size.pixels, OC=out.dims[1], XBLOCKS=size.x_blocks)
         source.dims(YBLOCKS=size.blocks, DEPTH=size.channels * window.taps)
         for axis, name in enumerate("DHW"):
@@ -322,7 +323,7 @@ class _Size:
         #: for an output channel
         self.products = shape.batch * shape.pixels * shape.channels * shape.window.taps
         #: a plain input as far as windows reach
-        self.padded = tuple(max(size, 1) for size in shape.padded)
+        self.padded = tuple(greater(size, 1) for size in shape.padded)
         self.tiling = dot.Tiling(self.blocks, self.pixels, target.registers)
 
     def flat(self, inside: tuple[int, ...]) -> bool:

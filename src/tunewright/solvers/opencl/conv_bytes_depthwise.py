@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, Layout, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -64,7 +65,7 @@ class ConvBytesDepthwise(CSolver):
             return "the input's zero point is constant, and that of the weights is in their middle"
         if problem.is_static:
             window = Shape(problem).window
-            if min(*window.head, *window.tail) < 0:
+            if lesser(*window.head, *window.tail) < 0:
                 return "its padding is not negative"
             if -(-window.kernel[1] // 4) * window.kernel[2] > LARGEST:
                 return "its window is too large"
@@ -80,7 +81,7 @@ class ConvBytesDepthwise(CSolver):
         height = Shape(problem).window.output[1]
 
         def allow(c: Mapping[str, Scalar]) -> bool:
-            return int(str(c["rows"])) // 2 < max(height, 1)
+            return int(str(c["rows"])) // 2 < greater(height, 1)
 
         return Space({"rows": ROWS, "tile": TILES}, allow)
 
@@ -90,7 +91,7 @@ class ConvBytesDepthwise(CSolver):
         window, out = Shape(problem).window, tensor(problem.outputs[0])
         _, height, width = window.output
         blocks, row = math.prod(out.physical[:2]), width * window.taps * lanes(target)
-        rows = [r for r in ROWS if r // 2 < max(height, 1)]
+        rows = [r for r in ROWS if r // 2 < greater(height, 1)]
         while len(rows) > 1 and blocks * -(-height // rows[-1]) < ITEMS * target.units and rows[-1] * row > WORK:
             rows.pop()
         return {"rows": rows[-1], "tile": 4}
@@ -107,7 +108,7 @@ class ConvBytesDepthwise(CSolver):
         rows, width, type = int(config["rows"]), lanes(target), tensor(problem.inputs[0])
         (_, high, wide), groups = window.kernel, -(-window.kernel[1] // 4)
         columns = window.head[2] + window.input[2]
-        columns = max(columns, (window.output[2] - 1) * window.stride[2] + (wide - 1) * window.dilation[2] + 1)
+        columns = greater(columns, (window.output[2] - 1) * window.stride[2] + (wide - 1) * window.dilation[2] + 1)
         parts = -(-window.output[1] // rows)
         source = Source("conv_bytes_depthwise", self.specialise)
         source.buffer("x", DType.UINT8, In(0))

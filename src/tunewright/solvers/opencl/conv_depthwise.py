@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import SymInt, greater, lesser
 from ...ir.types import DType, Layout, TensorType, blocked
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -98,7 +99,7 @@ class ConvDepthwise(CSolver):
 
     def _knows(self, width: int) -> bool:
         """Whether the width of the result is part of the text."""
-        return self.specialise or width in WIDTHS
+        return self.specialise or (not isinstance(width, SymInt) and width in WIDTHS)
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
         block = _layout(target).block
@@ -130,7 +131,7 @@ class ConvDepthwise(CSolver):
         blocks = -(-channels // block)
         rows = out.dims[0] * blocks * win.output[0] * win.output[1]
         work = rows * win.output[2] * win.taps
-        items = max(1, min(rows, config["slices"] * target.units, work // LEAST_WORK))
+        items = greater(1, lesser(rows, config["slices"] * target.units, work // LEAST_WORK))
         source.dims(BLOCKS=blocks, ROWS=rows, ITEMS=items)
         source.fixed(W=block, TILE=tile, TAPS=win.taps)
         source.function(f"vector_of(f32, {block}, V);\ntypedef V VU __attribute__((aligned(4)));")

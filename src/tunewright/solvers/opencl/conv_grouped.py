@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, Layout, TensorType, blocked
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -123,7 +124,7 @@ class Slabs:
     def ranges(self) -> Iterator[tuple[int, int]]:
         """The input channels [low, high) of each slab."""
         for first in range(0, self.groups * self.outputs, self.width):
-            last = min(first + self.width, self.groups * self.outputs) - 1
+            last = lesser(first + self.width, self.groups * self.outputs) - 1
             yield first // self.outputs * self.inputs, (last // self.outputs + 1) * self.inputs
 
     @property
@@ -188,7 +189,7 @@ class ConvGrouped(CSolver):
         def cycles(tile: tuple[int, int]) -> float:
             nb, ur = tile
             # two multiply-adds a cycle; loads are a third more than their number: those of weights are not hidden
-            return -(-pixels // ur) * _slabs(problem, nb * block).depth * max(nb * ur, 1.3 * (nb + ur), 8)
+            return -(-pixels // ur) * _slabs(problem, nb * block).depth * greater(nb * ur, 1.3 * (nb + ur), 8)
 
         nb, ur = min(tiles, key=cycles)
         return {"nb": nb, "ur": ur, "slices": 4}
@@ -222,8 +223,8 @@ class ConvGrouped(CSolver):
             source.dims(**{f"I{axis}": window.input[k], f"O{axis}": window.output[k], f"HEAD_{axis}": window.head[k]})
             source.fixed(**{f"K{axis}": window.kernel[k], f"S{axis}": window.stride[k], f"D{axis}": window.dilation[k]})
         work = out.dims[0] * tiles * nb * ur * slabs.depth * window.taps
-        items = max(1, min(int(config["slices"]) * target.units, work // LEAST_WORK))
-        run = -(-tiles // max(1, items // (slabs.count * out.dims[0])))
+        items = greater(1, lesser(int(config["slices"]) * target.units, work // LEAST_WORK))
+        run = -(-tiles // greater(1, items // (slabs.count * out.dims[0])))
         source.dims(
             PIXELS=pixels, XBLOCKS=x.physical[1], YBLOCKS=out.physical[1], RUN=run, CHANNELS=out.dims[1],
         )  # fmt: skip
@@ -267,7 +268,7 @@ def pack(w: Array, slabs: Slabs, block: int) -> Array:
     parts = []
     for slab, (low, high) in enumerate(slabs.ranges()):
         whole = np.zeros((high - low, taps, slabs.width), np.float32)
-        for lane, out in enumerate(range(slab * slabs.width, min((slab + 1) * slabs.width, len(given)))):
+        for lane, out in enumerate(range(slab * slabs.width, lesser((slab + 1) * slabs.width, len(given)))):
             first = out // slabs.outputs * slabs.inputs - low
             whole[first : first + slabs.inputs, :, lane] = given[out]
         ends = [low, *range((low // block + 1) * block, high, block), high]

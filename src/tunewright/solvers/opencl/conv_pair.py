@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, DType, TensorType, blocked
 from ...ops.base import Operand
 from ...ops.conv_pair import MAIN, PAIR, apart, between, middle
@@ -81,8 +82,8 @@ class ConvPair(CSolver):
         tile = min((t for t in (8, 7, 4) if form.fits(nb, ur, t)), key=lambda t: (-(-width // t) * (t + 2), -t))
         _, kh, _ = form.window.kernel
         _, sh, _ = form.window.stride
-        rows = next((r for r in ROWS if max(0, kh - sh) <= TWICE * r * sh), ROWS[-1])
-        rows = next((r for r in ROWS if r >= min(rows, form.window.output[1])), ROWS[-1])
+        rows = next((r for r in ROWS if greater(0, kh - sh) <= TWICE * r * sh), ROWS[-1])
+        rows = next((r for r in ROWS if r >= lesser(rows, form.window.output[1])), ROWS[-1])
         strips = form.batch * form.panels(nb, tile) * -(-form.window.output[1] // rows)
         slabs = [s for s in SLABS if s == 1 or (s // 2 < form.slabs(nb))]
         while len(slabs) > 1 and strips * -(-form.slabs(nb) // slabs[-1]) < ITEMS * target.units:
@@ -234,12 +235,12 @@ class _Form:
         (_, _, width), (_, _, stride), (_, _, head) = self.window.output, self.window.stride, self.window.head
         (_, _, taps), (_, _, size) = self.window.kernel, self.window.input
         cuts = [(width * p // panels, width * (p + 1) // panels) for p in range(panels)]
-        return [min(size, (c1 - 1) * stride - head + taps) - max(0, c0 * stride - head) for c0, c1 in cuts]
+        return [lesser(size, (c1 - 1) * stride - head + taps) - greater(0, c0 * stride - head) for c0, c1 in cuts]
 
     def fits(self, nb: int, ur: int, tile: int) -> bool:
         """Tiles that the registers hold, and that are not wider than what they are cut from."""
         registers = self.target.registers
-        if nb > self.blocks or nb * ur + min(nb, ur) >= registers or tile + self.window.kernel[2] >= registers:
+        if nb > self.blocks or nb * ur + lesser(nb, ur) >= registers or tile + self.window.kernel[2] >= registers:
             return False
         panels = self.panels(nb, tile)
         return panels > 0 and ur <= min(self.columns(panels))
@@ -359,7 +360,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
         return "takes no dilation"
     if form.plain and x.dims[1] > FEW:
         return f"a plain input of more than {FEW} channels"
-    if form.plain and 4 * math.prod((*x.dims[:2], *widened(form.first).input)) > max(MOST_COPIED, 4 * x.nbytes):
+    if form.plain and 4 * math.prod((*x.dims[:2], *widened(form.first).input)) > greater(MOST_COPIED, 4 * x.nbytes):
         return "the input with its padding is too large"
     if not form.plain and (x.layout != out.layout or not form.first.pointwise):
         return f"the first convolution is neither 1 x 1 nor over a plain input ({x.layout})"

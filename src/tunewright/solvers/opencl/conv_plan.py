@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -61,7 +62,7 @@ class Axis:
         if per_tap:  # every tap has its own copy: nothing between taps, nothing shared
             return Axis(band, kernel, stride, head, dilation, tuple((0, k, 0) for k in range(kernel)))
         taps = tuple((0, k * dilation % stride, k * dilation // stride) for k in range(kernel))
-        return Axis(band + reach // stride, min(stride, reach + 1), stride, head, 1, taps)
+        return Axis(band + reach // stride, lesser(stride, reach + 1), stride, head, 1, taps)
 
     @staticmethod
     def transposed(window: Window, axis: int, band: int) -> Axis:
@@ -129,13 +130,13 @@ def plan(problem: Problem, config: Config, target: Target) -> Plan:
         Window.of(problem).flat(), problem.op == "ConvTranspose", tensor(problem.inputs[0]).dims[0], *groups(problem),
         channels, positions, rows=1, columns=1, axes=(_POINT, _POINT, _POINT), items=1,
     )  # fmt: skip
-    limit = int(config["slab"]) * 1024 // compute_dtype(problem).itemsize // max(1, made.inputs)
+    limit = int(config["slab"]) * 1024 // compute_dtype(problem).itemsize // greater(1, made.inputs)
     height, width = made.results[1:]
     columns = _share(width, positions, lambda n: _banded(made, 1, n).channel_slots <= limit)
     rows = 1 if columns < width else _share(height, 1, lambda n: _banded(made, n, width).channel_slots <= limit)
     made = _banded(made, rows, columns)
     work = made.batch * made.groups * made.outputs * made.inputs * made.window.taps * math.prod(made.results)
-    return replace(made, items=max(1, min(made.tasks, 4 * target.units, work // LEAST_WORK)))
+    return replace(made, items=greater(1, lesser(made.tasks, 4 * target.units, work // LEAST_WORK)))
 
 
 #: an axis of one element
@@ -159,11 +160,11 @@ def _banded(made: Plan, rows: int, columns: int) -> Plan:
 
 def _share(whole: int, least: int, fits: Callable[[int], bool]) -> int:
     """The largest of equal shares of ``whole`` that fits, but not below ``least``."""
-    few, many = 1, max(1, -(-whole // least))
+    few, many = 1, greater(1, -(-whole // least))
     while few < many:
         half = (few + many) // 2
         few, many = (few, half) if fits(-(-whole // half)) else (half + 1, many)
-    return max(1, -(-whole // few))
+    return greater(1, -(-whole // few))
 
 
 def compute_dtype(problem: Problem) -> DType:
@@ -173,7 +174,7 @@ def compute_dtype(problem: Problem) -> DType:
 
 def lanes(problem: Problem, target: Target) -> int:
     """Elements of a vector."""
-    return max(2, target.vector_bytes // compute_dtype(problem).itemsize)
+    return greater(2, target.vector_bytes // compute_dtype(problem).itemsize)
 
 
 def space(target: Target) -> Space:
@@ -200,7 +201,7 @@ def default(problem: Problem, target: Target) -> Config:
     for scalars in (1, 2, 4, widest):
         vectors = max(v for v in VECTORS if _registers(v, scalars) <= most and (v <= 4 or scalars == 1))
         full, rest = divmod(positions, vectors * width)
-        full, rest = (full + 1, 0) if rest > width else (full, min(rest, 1))
+        full, rest = (full + 1, 0) if rest > width else (full, lesser(rest, 1))
         cycles = full * _cycles(vectors, scalars, depth, 2) + rest * _cycles(1, scalars, depth, 2)
         found.append((cycles * -(-outputs // scalars), "positions", vectors, scalars))
     for scalars in (1, widest):
@@ -214,7 +215,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 def _cycles(vectors: int, scalars: int, depth: int, store: int) -> float:
     """Of one tile: two multiply-adds or two loads a cycle (half of the vectors cross a line), four to wait for one."""
-    step = max(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
+    step = greater(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
     return depth * step + vectors * scalars * store
 
 

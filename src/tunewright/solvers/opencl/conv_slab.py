@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 
 from ...devices.base import Target
+from ...ir.symbolic import lesser
 from ...ir.types import DType
 from ..base import Config, Problem, tensor
 from .conv_plan import Plan, compute_dtype, lanes, table
@@ -212,7 +213,7 @@ def _pack(problem: Problem, made: Plan, packed: Scratch, specialise: bool) -> Ca
     source.buffer("w", tensor(problem.inputs[1]).dtype, In(1))
     source.buffer("packed", compute_dtype(problem), packed)
     source.fixed(T=COMPUTE[compute_dtype(problem)], CT=made.channels)
-    items = min(made.groups * made.blocks, made.items)
+    items = lesser(made.groups * made.blocks, made.items)
     _geometry(source, made, items)
     filter = "(group * IC + c) * OC + channel" if made.transposed else "(group * OC + channel) * IC + c"
     source.add(_marked(_PACK, {"WEIGHT": source.load("w", f"({filter}) * TAPS + order[begin + t]")}))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -101,7 +102,7 @@ class ConvTransposeBlocked(CSolver):
 
         def cost(tile: tuple[int, int]) -> float:
             nb, ur = tile
-            loads = max(nb * ur, nb + ur, 8) / (nb * ur)  # of a multiply-add: two of them or two loads in a cycle
+            loads = greater(nb * ur, nb + ur, 8) / (nb * ur)  # of a multiply-add: two of them or two loads in a cycle
             return plan.slabs(nb) * nb * plan.tiles(ur) * ur * loads
 
         nb, ur = min((t for t in itertools.product(VECTORS, RESULTS) if plan.fits(*t, target)), key=cost)
@@ -235,7 +236,7 @@ class Plan:
 
     def fits(self, nb: int, ur: int, target: Target) -> bool:
         """A tile is worth trying: it fits the registers, and is not much smaller than they are without need."""
-        if nb * ur + min(nb, ur) >= target.registers or nb > self.vectors:
+        if nb * ur + lesser(nb, ur) >= target.registers or nb > self.vectors:
             return False
         # rows of a plain result are put together from all of its vectors
         if self.merged and nb != self.vectors:

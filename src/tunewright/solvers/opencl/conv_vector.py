@@ -7,12 +7,14 @@ last block, so any mixture of them is fine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, DType, Layout, TensorType, blocked
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -117,7 +119,7 @@ class ConvVector(CSolver):
         steps = epilogue.Epilogue(source, problem)
         source.buffer("y", DType.FLOAT32, Out())
         work = slabs * nb * depth
-        items = max(1, min(slabs, int(config["slices"]) * target.units, work // LEAST_WORK))
+        items = greater(1, lesser(slabs, int(config["slices"]) * target.units, work // LEAST_WORK))
         source.dims(
             SLABS=slabs, ITEMS=items, DEPTH=depth, CHANNELS=out.dims[1], XSIZE=_size(x) // x.dims[0],
             YSIZE=_size(out) // out.dims[0],
@@ -138,7 +140,7 @@ def _layout(target: Target) -> Layout:
 
 def _size(type: TensorType) -> int:
     """Elements in memory."""
-    return int(np.prod(type.physical))
+    return math.prod(type.physical)
 
 
 def _registers(nb: Any, chains: Any) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...devices.base import Target, empty_on_lines
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, blocked
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -84,13 +85,13 @@ class Sizes:
         tiles = out[0] * down * across
         groups, blocks, slabs = -(-tiles // ur), -(-x[1] // block), -(-out[1] // (nb * block))
         fused = config["form"] == FUSED
-        band = min(int(config["band"]), groups)
+        band = lesser(int(config["band"]), groups)
         tasks = groups if fused else -(-groups // band) * slabs
         # On a processor an item of the fused form has the nearest caches for itself: if a unit took several, it would
         # find the memory of each cold, or where another unit has written it.
         each = 1 if fused and target.device == "cpu" else int(config["items"])
-        items = min(each * max(target.units, 1), tasks)
-        band = min(band, -(-groups // items)) if fused else band
+        items = lesser(each * greater(target.units, 1), tasks)
+        band = lesser(band, -(-groups // items)) if fused else band
         inputs = (band if fused else groups) * blocks * ur * block + STAGGER
         return Sizes(
             tile, nb, ur, down, across, tiles, groups, band, items, blocks, slabs, inputs,
@@ -119,7 +120,7 @@ def _fits(problem: Problem, config: Config, target: Target) -> bool:
 
 def _widest(problem: Problem, target: Target) -> int:
     """The largest NB that is worth trying: two, or the blocks that there are."""
-    return max(2, -(-tensor(problem.outputs[0]).dims[1] // lanes(target)))
+    return greater(2, -(-tensor(problem.outputs[0]).dims[1] // lanes(target)))
 
 
 class ConvWinograd(CSolver):
@@ -164,7 +165,7 @@ class ConvWinograd(CSolver):
         def allow(config: Mapping[str, Scalar]) -> bool:
             nb, ur = int(str(config["nb"])), int(str(config["ur"]))
             # accumulators, the weights of an input channel and a broadcast; a dozen sums hide latencies
-            if nb * ur < min(most // 2, 12) or nb * ur + nb + 1 > most:
+            if nb * ur < lesser(most // 2, 12) or nb * ur + nb + 1 > most:
                 return False
             return not problem.is_static or (nb <= _widest(problem, target) and _fits(problem, config, target))
 
@@ -191,7 +192,7 @@ class ConvWinograd(CSolver):
             nb, ur = choice
             return -(-out[1] // (nb * block)) * nb * -(-tiles(tile) // ur) * ur * choices[choice]
 
-        tile = min((4, 2), key=lambda tile: (tile + 2) ** 2 * max(tiles(tile), COLD))
+        tile = min((4, 2), key=lambda tile: (tile + 2) ** 2 * greater(tiles(tile), COLD))
         nb, ur = min((choice for choice in choices if choice[0] <= _widest(problem, target)), key=work)
         fused = tiles(tile) >= out[1]  # more inputs than weights
         group = 4 * (tile + 2) ** 2 * ur * tensor(problem.inputs[0]).dims[1]
@@ -236,7 +237,7 @@ class ConvWinograd(CSolver):
         source.buffer("x", DType.FLOAT32, In(0))
         source.buffer("v", DType.FLOAT32, v)
         # blocks of channels of a work-item: a group's places are found once for all of them
-        chunk = max(1, min(sizes.blocks, sizes.blocks * sizes.groups // (16 * max(target.units, 1))))
+        chunk = greater(1, lesser(sizes.blocks, sizes.blocks * sizes.groups // (16 * greater(target.units, 1))))
         source.dims(CHUNK=chunk)
         source.add(_filled(_INPUT, INPUT=_transform(sizes.tile)))
         return [source.call([-(-sizes.blocks // chunk), sizes.groups]), last]
@@ -275,6 +276,7 @@ class ConvWinogradTwo(ConvWinograd):
             return "whether it is faster than direct summation depends on shapes, which are not known"
         if target.device != "cpu":
             return "whether it is faster than direct summation is known of processors alone"
+        problem = problem.at_hand  # what follows is no matter of what it can do
         if 9 * tensor(problem.inputs[0]).dims[1] * tensor(problem.outputs[0]).size < LEAST_WORK:
             return "too little to multiply for a kernel of its own"
         gain = speedup(problem, self.default(problem, target), target)
@@ -299,7 +301,7 @@ def speedup(problem: Problem, config: Config, target: Target) -> float:
     depth, pixels = tensor(problem.inputs[0]).dims[1], out[0] * out[2] * out[3]
     blocks = -(-out[1] // lanes(target))
     products = sizes.side**2 * depth * sizes.slabs * sizes.nb * sizes.groups * sizes.ur
-    moves, units = sizes.tiles * (sizes.blocks + blocks), max(target.units, 1)
+    moves, units = sizes.tiles * (sizes.blocks + blocks), greater(target.units, 1)
     waiting = -(-sizes.groups // units) * units / sizes.groups  # for the unit that has most to do
     return 9 * (depth + TAP) * blocks * pixels / ((PRODUCT * products + MOVE * moves) * waiting)
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...devices.base import Target
+from ...ir.symbolic import hint, lesser
 from .emit import Source
 
 #: for vectors of so many bytes: the feature that brings `dot4`, and what defines it
@@ -120,11 +121,11 @@ class Tiling:
     @property
     def _most(self) -> int:
         """The smallest tile that holds all rows."""
-        return next((n for n in ROWS if n >= self.rows), ROWS[-1])
+        return next((n for n in ROWS if n >= hint(self.rows)), ROWS[-1])
 
     def fits(self, nb: int, ur: int) -> bool:
         """A tile is worth trying: it stays in registers, and is not larger than what there is, or very small."""
-        if nb * ur + min(nb, ur) + 1 > self.registers or nb > self.blocks:
+        if nb * ur + lesser(nb, ur) + 1 > self.registers or nb > self.blocks:
             return False
         return ur == self._most or (ur < self._most and nb * ur >= self.registers // 2)
 
@@ -136,7 +137,8 @@ class Tiling:
 
         def done(tile: tuple[int, int]) -> float:
             nb, ur = tile
-            return -(-self.blocks // nb) * nb * -(-self.rows // ur) * ur * fitting[tile]
+            rows: int = hint(self.rows)
+            return -(-self.blocks // nb) * nb * -(-rows // ur) * ur * fitting[tile]
 
         return min(fitting, key=done)
 

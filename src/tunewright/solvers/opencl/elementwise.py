@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...devices.base import Target
+from ...ir.symbolic import WHOLE, greater
 from ...ir.types import PLAIN, Layout, TensorType
 from ...ops.fused import from_plain
 from ...search.space import Space
@@ -57,7 +58,7 @@ class Elementwise(CSolver):
         """Four work-items for each unit, as long as they have enough to do."""
         ops = [problem.op, *(step.op for step in problem.epilogue)]
         least = LEAST if all(op in _CHEAP for op in ops) else LEAST_COSTLY
-        wanted = max(math.prod(tensor(problem.outputs[0]).physical) // (4 * target.units), least)
+        wanted = greater(math.prod(tensor(problem.outputs[0]).physical) // (4 * target.units), least)
         return {"chunk": max(c for c in CHUNKS if c <= wanted), "interleave": 0}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
@@ -127,7 +128,7 @@ def _misfit(problem: Problem, i: int) -> str | None:
         return None
     if any(d != 1 for d in padded[2:]):
         return f"{type} varies over channels and positions, but not in the layout of the result"
-    if isinstance(channels, int) and channels % out.layout.block and not problem.constant[i]:
+    if isinstance(channels, WHOLE) and channels % out.layout.block and not problem.constant[i]:
         return f"the channels of {type} are no whole blocks"
     return None
 
@@ -146,7 +147,7 @@ def _incomplete(problem: Problem, i: int) -> bool:
     if type.layout == out.layout or type.size == 1:
         return False
     channels = _padded(type, len(out.dims))[1]
-    return isinstance(channels, int) and channels != 1 and channels % out.layout.block != 0
+    return isinstance(channels, WHOLE) and channels != 1 and channels % out.layout.block != 0
 
 
 def _in_blocks(array: Array, layout: Layout, rank: int) -> Array:
@@ -162,7 +163,7 @@ def _view(problem: Problem, i: int) -> tuple[int, ...]:
         return (1,) * len(out.physical)
     if type.layout == out.layout != PLAIN:
         return type.physical
-    padded = tuple(d for d in _padded(type, len(out.dims)) if isinstance(d, int))
+    padded = tuple(d for d in _padded(type, len(out.dims)) if isinstance(d, WHOLE))
     if out.layout == PLAIN:
         return padded
     return (*padded, 1) if padded[1] == 1 else out.layout.physical(padded)
@@ -273,7 +274,7 @@ class Loop:
 def _flat(source: Source, walk: Walk, chunk: int, operands: Sequence[Operand], loop: Loop) -> list[int]:
     """Everything is one row."""
     size = walk.dims[0]
-    chunk = max(chunk, -(-size // MOST_ITEMS))
+    chunk = greater(chunk, -(-size // MOST_ITEMS))
     source.dims(N=size, CHUNK=chunk)
     source.add("int begin = GID(0) * CHUNK, end = N - begin > CHUNK ? begin + CHUNK : N;")
     source.add(loop.text("begin", "end"))
@@ -285,8 +286,8 @@ def _rows(source: Source, walk: Walk, chunk: int, operands: Sequence[Operand], l
     *outer, middle, inner = walk.dims
     rows = math.prod(outer) * middle
     part = chunk if inner >= 2 * chunk else inner
-    part = max(part, -(-inner // MOST_ITEMS))
-    count = max(chunk // max(part, 1), 1, -(-rows // MOST_ITEMS))
+    part = greater(part, -(-inner // MOST_ITEMS))
+    count = greater(chunk // greater(part, 1), 1, -(-rows // MOST_ITEMS))
     source.dims(ROWS=rows, COUNT=count, M=middle)
     if loop.block:
         source.fixed(N=inner)

@@ -6,6 +6,7 @@ one it is an argument, so that every shape shares one text and a new shape compi
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ...ir.symbolic import SymInt, hint
 from ...ir.types import DType
 from .prelude import PRELUDES
 
@@ -50,7 +52,7 @@ class Table:
     array: np.ndarray[Any, Any]
 
 
-Arg: TypeAlias = In | Out | Scratch | Table | np.generic
+Arg: TypeAlias = In | Out | Scratch | Table | np.generic | SymInt
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,20 @@ class Call:
         """What tells a kernel from others, whatever its dialect."""
         return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
 
+    @property
+    def at_hand(self) -> Call:
+        """The launch for the shapes at hand, where it is one of a class of shapes."""
+        return dataclasses.replace(self, grid=tuple(hint(g) for g in self.grid), args=tuple(map(_arg, self.args)))
+
     def program(self, dialect: str) -> str:
         """The complete text in a dialect."""
         return _PROGRAMS[dialect](self)
+
+
+def _arg(arg: Arg) -> Arg:
+    if isinstance(arg, SymInt):
+        return np.int32(arg.hint)
+    return Scratch(arg.name, hint(arg.nbytes)) if isinstance(arg, Scratch) else arg
 
 
 def _opencl(call: Call) -> str:
@@ -196,7 +209,7 @@ class Source:
                 defines[name] = _literal(value)
             elif name in named:
                 params.append(f"const int {name}")
-                args.append(np.int32(value))
+                args.append(value if isinstance(value, SymInt) else np.int32(value))
         for name, number in self._numbers.items():
             if name not in named:
                 continue
@@ -208,6 +221,8 @@ class Source:
 
 
 def _literal(value: int | float | str) -> str:
+    if isinstance(value, SymInt):
+        value = int(value)
     if isinstance(value, (int, np.integer)):
         return str(value) if value >= 0 else f"({value})"
     if isinstance(value, float):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import TensorType
 from ..base import Array, Config, Problem, tensor
 from .base import CSolver, both
@@ -31,12 +32,12 @@ class Fill(CSolver):
         width = y.dims[1] if problem.op == "EyeLike" else y.size
         rows = y.size // width
         items = slices(y.nbytes, target)
-        per_item, part = -(-rows // items), -(-width // max(1, items // rows))
+        per_item, part = -(-rows // items), -(-width // greater(1, items // rows))
         source = Source("fill", self.specialise)
         source.buffer("y", dtype, Out())
         source.buffer("values", dtype, Table(_values(problem, y).view(dtype.numpy)))
         shift = int(problem.attrs.get("k", 0)) if problem.op == "EyeLike" else width
-        source.dims(ROWS=rows, WIDTH=width, ITEM=per_item, PART=part, SHIFT=max(-rows, min(width, shift)))
+        source.dims(ROWS=rows, WIDTH=width, ITEM=per_item, PART=part, SHIFT=greater(-rows, lesser(width, shift)))
         source.add("""
 int first = GID(0) * ITEM, last = first + ITEM < ROWS ? first + ITEM : ROWS;
 int begin = GID(1) * PART, end = begin + PART < WIDTH ? begin + PART : WIDTH;

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from .emit import COMPUTE, Source
 
@@ -139,13 +140,13 @@ def lanes_for(size: int) -> int:
 
 def split(count: int, items: int) -> tuple[int, int]:
     """``count`` things over at most ``items`` work-items: (things of each, number of work-items)."""
-    each = -(-count // max(1, items)) if count else 1
-    return max(1, each), -(-count // max(1, each))
+    each = greater(1, -(-count // greater(1, items)))
+    return each, -(-count // each)
 
 
 def work_items(elements: int, units: int, grain: int = GRAIN) -> int:
     """How many work-items that many elements are worth."""
-    return max(1, min(ITEMS_PER_UNIT * units, elements // grain))
+    return greater(1, lesser(ITEMS_PER_UNIT * units, elements // grain))
 
 
 def around(dims: Sequence[int], axis: int) -> tuple[int, int, int]:

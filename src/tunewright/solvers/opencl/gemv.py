@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Config, Packing, Problem, tensor
@@ -86,7 +87,7 @@ class Gemv(CSolver):
             store = Store(source, problem, p).element("sums[i]", "m", "n + i", "(z * M + m) * N + n + i")
             source.add(DOT.format(begin=begin, step=step, sums=sums, left=left, store=store))
             return [source.call(grid)]
-        partial = Scratch("partial", max(1, p.count * p.m * p.n * parts * dtype.itemsize))
+        partial = Scratch("partial", greater(1, p.count * p.m * p.n * parts * dtype.itemsize))
         source.buffer("y", dtype, partial)
         source.dims(PARTS=parts)
         store = "y[((z * M + m) * N + n + i) * PARTS + GID(1)] = sums[i];"
@@ -138,16 +139,17 @@ def _matrix(p: Product) -> Operand:
 def _split(source: Source, p: Product, columns: int, items: int) -> tuple[tuple[int, int, int], int]:
     """Decides what a work-item takes; the grid over columns, parts of the sum and the batch, and the parts."""
     whole = p.count * p.n * p.k * p.m
-    items = max(1, min(items, whole // SLICE))
-    batches = min(p.count, items, MOST_ITEMS)
+    items = greater(1, lesser(items, whole // SLICE))
+    batches = lesser(p.count, items, MOST_ITEMS)
     groups = -(-p.n // columns)
-    strips = min(groups, -(-items // max(1, batches)))
-    parts = max(1, min(-(-items // max(1, batches * strips)), p.k // LEAST_SUM)) if p.count * p.m < MOST_ITEMS else 1
+    strips = lesser(groups, -(-items // greater(1, batches)))
+    few = hint(p.count * p.m) < MOST_ITEMS
+    parts = greater(1, lesser(-(-items // greater(1, batches * strips)), p.k // LEAST_SUM)) if few else 1
     share_batch, share_groups, share_k = (
-        -(-total // max(1, among)) for total, among in ((p.count, batches), (groups, strips), (p.k, parts))
+        -(-total // greater(1, among)) for total, among in ((p.count, batches), (groups, strips), (p.k, parts))
     )
     source.dims(SHARE_BATCH=share_batch, SHARE_N=share_groups * columns, SHARE_K=share_k)
-    return (-(-groups // max(1, share_groups)), parts, -(-p.count // max(1, share_batch))), parts
+    return (-(-groups // greater(1, share_groups)), parts, -(-p.count // greater(1, share_batch))), parts
 
 
 SOLVERS = both(Gemv)

@@ -8,6 +8,7 @@ second launch adds the parts up; a small one by columns, which saves that launch
 from __future__ import annotations
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -135,18 +136,18 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++) {{
 def _split(source: Source, p: Product, strip: int, items: int) -> tuple[tuple[int, int, int], int]:
     """Decides what a work-item takes; the grid over strips, parts of the sum and the batch, and the parts."""
     whole = p.count * p.m * p.n * p.k
-    batches = min(p.count, max(1, min(items, whole // SLICE)), MOST_ITEMS)
-    wanted = -(-max(1, min(items, whole // SLICE)) // max(1, batches))
+    batches = lesser(p.count, greater(1, lesser(items, whole // SLICE)), MOST_ITEMS)
+    wanted = -(-greater(1, lesser(items, whole // SLICE)) // greater(1, batches))
     strips, parts = -(-p.n // (strip // p.m)), 1
     if p.n * p.k < LARGE or p.count * p.m >= MOST_ITEMS:
-        strips = max(strips, min(wanted, p.n // LEAST_STRIP))
+        strips = greater(strips, lesser(wanted, p.n // LEAST_STRIP))
     else:
-        parts = max(1, min(-(-wanted // strips), p.k // LEAST_SUM))
+        parts = greater(1, lesser(-(-wanted // strips), p.k // LEAST_SUM))
     share_batch, share_n, share_k = (
-        -(-total // max(1, among)) for total, among in ((p.count, batches), (p.n, strips), (p.k, parts))
+        -(-total // greater(1, among)) for total, among in ((p.count, batches), (p.n, strips), (p.k, parts))
     )
     source.dims(SHARE_BATCH=share_batch, SHARE_N=share_n, SHARE_K=share_k)
-    return (-(-p.n // share_n), parts, -(-p.count // max(1, share_batch))), parts
+    return (-(-p.n // share_n), parts, -(-p.count // greater(1, share_batch))), parts
 
 
 SOLVERS = both(GemvRows)

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType, TensorType, Type
 from ..base import Problem
 from .words import MOVABLE, words
@@ -42,10 +43,12 @@ class Shares:
     @staticmethod
     def of(rows: int, columns: int, nbytes: float, target: Target, least: int = LEAST_BYTES) -> Shares:
         """Whole rows where there are enough of them, else pieces of rows. ``nbytes``: what one element moves."""
-        wanted = max(1, min(int(rows * columns * nbytes) // least, PER_UNIT * target.units))
-        row = max(1, rows // wanted)
-        column = columns if rows >= wanted else -(-columns // -(-wanted // max(rows, 1)))
-        return Shares(row, column, (-(-rows // row), -(-columns // max(column, 1))))
+        # decided for the sizes at hand; any shares are right
+        high, wide = hint(rows), hint(columns)
+        wanted = greater(1, lesser(int(high * wide * nbytes) // least, PER_UNIT * target.units))
+        row = greater(1, high // wanted)
+        column = columns if high >= wanted else -(-columns // -(-wanted // greater(high, 1)))
+        return Shares(row, column, (-(-rows // row), -(-columns // greater(column, 1))))
 
 
 def strides(dims: Sequence[int]) -> list[int]:

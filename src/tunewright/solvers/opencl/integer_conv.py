@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -87,8 +88,8 @@ class IntegerConv(CSolver):
         if not problem.is_static:
             return {"rows": 6, "blocks": 2, "run": 1}
         shape, width = Shape(problem), target.vector_bytes // 4
-        rows, blocks = tile_of(max(shape.pixels, 2), shape.filters, target)
-        tile = rows * blocks * width * 2 * max(shape.steps, 1)
+        rows, blocks = tile_of(greater(shape.pixels, 2), shape.filters, target)
+        tile = rows * blocks * width * 2 * greater(shape.steps, 1)
         others = shape.batch * shape.groups * -(-shape.filters // (blocks * width))
         tiles, run = -(-shape.pixels // rows), 1
         while run < 32 and tile * run < LEAST_WORK and others * -(-tiles // (2 * run)) >= 4 * target.units:
@@ -137,16 +138,16 @@ class IntegerConv(CSolver):
         source.buffer("out", DType.UINT32 if paired else DType.INT16, out)
         planes = shape.batch * shape.groups * (shape.pairs if paired else shape.channels)
         rows = planes * shape.padded[0] * shape.padded[1]
-        least = max(1, LEAST // shape.padded[2])
+        least = greater(1, LEAST // shape.padded[2])
         first, last = (
-            [min(max(bound, 0), shape.padded[k]) for k, bound in enumerate(bounds)]
+            [lesser(greater(bound, 0), shape.padded[k]) for k, bound in enumerate(bounds)]
             for bounds in (w.head, [w.head[k] + w.input[k] for k in range(3)])
         )
         source.dims(ROWS=rows, LEAST=least, CHANNELS=shape.channels, PAIRS=shape.pairs)
         for axis, name in enumerate("DHW"):
             source.dims(**{f"IN_{name}": w.input[axis], f"HEAD_{name}": w.head[axis]})
             source.dims(**{f"OUT_{name}": shape.padded[axis]})
-        source.dims(FIRST=first[2], LAST=max(last[2], first[2]))
+        source.dims(FIRST=first[2], LAST=greater(last[2], first[2]))
         if paired:
             load = """
   int pair = plane % PAIRS, channel = plane / PAIRS * CHANNELS + 2 * pair;
@@ -216,7 +217,7 @@ for (int s = 0; s < STEPS; s++)
         Sums(source, weights, rows, blocks, target)
         tiles = -(-shape.filters // (blocks * (target.vector_bytes // 4)))
         pixel_tiles = -(-shape.pixels // rows)
-        run = max(run, -(-pixel_tiles // 16384))
+        run = greater(run, -(-pixel_tiles // 16384))
         source.dims(PIXELS=shape.pixels, FILTERS=shape.filters, GROUPS=shape.groups, STEPS=shape.steps, RUN=run)
         source.dims(PIXEL_TILES=pixel_tiles, TILES=tiles, VOLUME=shape.pairs * shape.plane)
         row_sums = """
@@ -273,8 +274,8 @@ for (int j = 0; j < right; j++)
         depth, height, width = window.output
         work = shape.channels * window.taps * width * height * depth
         rows, filters = depth * height, shape.batch * shape.groups * shape.filters
-        least = max(1, min(rows, LEAST_WORK // 8 * rows // max(work, 1)))
-        many = max(1, min(filters, LEAST_WORK // 8 // max(work, 1)))
+        least = greater(1, lesser(rows, LEAST_WORK // 8 * rows // greater(work, 1)))
+        many = greater(1, lesser(filters, LEAST_WORK // 8 // greater(work, 1)))
         source.dims(ALL=filters, MANY=many, HEIGHT=rows, LEAST=least, OUT_H=height, OUT_W=width)
         source.dims(FILTERS=shape.filters, GROUPS=shape.groups, STEPS=shape.channels * window.taps)
         source.dims(VOLUME=shape.channels * shape.plane, DOWN=window.stride[1] * shape.padded[2])

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -85,7 +86,7 @@ class IntegerMatMul(CSolver):
         shape = Shape(problem)
         rows, blocks = tile_of(shape.rows, shape.columns, target)
         width = blocks * (target.vector_bytes // 4)
-        tile, run = rows * width * max(shape.depth, 1), 1
+        tile, run = rows * width * greater(shape.depth, 1), 1
         tiles = shape.batches * -(-shape.rows // rows) * -(-shape.columns // width)
         while run < 32 and tile * run < LEAST_WORK and tiles >= 4 * target.units * run:
             run *= 2
@@ -144,7 +145,7 @@ class IntegerMatMul(CSolver):
         if weights.pending:
             source.buffer("row_sums", DType.INT32, Scratch("row_sums", 4 * rows))
         turned = bool(problem.attrs.get("transA", 0))
-        least = max(1, LEAST // max(shape.depth, 1))
+        least = greater(1, LEAST // greater(shape.depth, 1))
         source.dims(HEIGHT=rows, DEPTH=shape.depth, PITCH=shape.pitch, LEAST=least)
         source.add(f"""
 int begin = GID(0) * LEAST, end = begin + LEAST < HEIGHT ? begin + LEAST : HEIGHT;
@@ -208,7 +209,7 @@ for (int k = 0; k < 2 * STEPS; k++)
         row_tiles, column_tiles = -(-shape.rows // height), -(-shape.columns // tile)
         # a work-item makes several tiles of rows, or of columns where there are few rows
         tall = row_tiles >= run
-        run = max(run, -(-(row_tiles if tall else column_tiles) // 16384))
+        run = greater(run, -(-(row_tiles if tall else column_tiles) // 16384))
         source.dims(HEIGHT=shape.rows, WIDE=shape.columns, DEPTH=shape.depth, STEPS=shape.pitch // 2, RUN=run)
         source.dims(ROW_TILES=row_tiles, COLUMN_TILES=column_tiles)
         batched = shape.batches > 1

@@ -6,7 +6,8 @@ device are one call, in any order, and a plan for another shape compiles nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...devices.base import Chained, Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
+from ...ir.symbolic import Whole
 from ..base import Kernel, Launcher, Linker
 from .base import CKernel
 from .emit import In, Out, Scratch, Table
@@ -52,6 +54,8 @@ class LinkedLauncher(Launcher, Chained):
         self._kept: list[Any] = [program for _, _, program in calls]
         held: dict[tuple[int, str], Any] = {}
         numbers = [0] * len(kernels)
+        #: of scratch memory: where its address stands, and by which number it is shared
+        self._scratch: dict[tuple[int, str], tuple[list[int], int]] = {}
         for (kernel, call, _), begin in zip(calls, begins, strict=True):
             for at, arg in enumerate(call.args, begin):
                 if isinstance(arg, In | Out):
@@ -60,13 +64,23 @@ class LinkedLauncher(Launcher, Chained):
                     if (kernel, arg.name) not in held:
                         held[kernel, arg.name] = queue.borrow(device, numbers[kernel], arg.nbytes)
                         numbers[kernel] += 1
+                        self._scratch[kernel, arg.name] = [], numbers[kernel] - 1
+                    self._scratch[kernel, arg.name][0].append(at)
                     table[at] = address(held[kernel, arg.name])
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
                     table[at] = address(arg.array if arg.array.size else NOTHING)
                 else:
-                    table[at] = steps.number(arg)
-        self._kept += held.values()
+                    table[at] = steps.number(arg)  # type: ignore[arg-type]
+        self._held, self._open = held, _open_words(kernels, begins)
+        self._rows_of: list[list[int]] = [[] for _ in kernels]
+        for (kernel, _, _), begin in zip(calls, begins, strict=True):
+            self._rows_of[kernel].append(begin)
+        #: kernels whose rows are those of kernels for certain sizes alone
+        self._posed: set[int] = set()
+        self._kept_posed: Mapping[int, Kernel] = {}
+        #: which values those are, once somebody asks
+        self._values: list[int] | None = None
         self._kernels = [kernel for kernel, _, _ in calls]
         #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
         self._stamps = np.zeros(1 + len(calls), np.uint64)
@@ -82,6 +96,11 @@ class LinkedLauncher(Launcher, Chained):
         # A memoryview takes a number sooner than an array does.
         return self._table.data, [at for use in uses for at in self._places.get(use, ())]
 
+    def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
+        (begin,), (call,) = self._rows_of[kernel], self._made_of[kernel].calls
+        given = [param.split()[-1] for param in call.params]
+        return self._table.data, [begin + given.index(name) for name in names]
+
     def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
         table, places = self.places(uses)
 
@@ -91,6 +110,43 @@ class LinkedLauncher(Launcher, Chained):
                 table[at] = where
 
         return set
+
+    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
+        for kernel in self._posed - posed.keys():
+            self._write(kernel, self._made_of[kernel])
+        places, wanted = self._open
+        if self._values is None:
+            self._values = [place(one) for one in wanted]
+        self._table[places] = [values[at] for at in self._values]
+        for kernel, one in posed.items():
+            assert isinstance(one, CKernel)
+            self._write(kernel, one)
+        self._posed, self._kept_posed = {*posed}, posed
+        for kernel, one in enumerate(self._made_of):
+            for name, nbytes in one.open.scratch.items() if one.open is not None else ():
+                if kernel not in posed:
+                    self._borrow(kernel, name, values[place(nbytes)])
+
+    def _write(self, number: int, kernel: CKernel) -> None:
+        """Everything of a kernel's rows but the addresses of tensors: it has as many launches as the one before."""
+        table, at_hand = self._table, self._rows_of[number]
+        for begin, call, program in zip(at_hand, kernel.calls, kernel.programs, strict=True):
+            x, y, _ = (*call.grid, 1, 1)[:3]
+            table[begin - steps.ROW : begin - 1] = program.entry(call.name), x, y, math.prod(call.grid)
+            for at, arg in enumerate(call.args, begin):
+                if isinstance(arg, Scratch):
+                    self._borrow(number, arg.name, arg.nbytes)
+                elif isinstance(arg, Table):
+                    table[at] = address(arg.array if arg.array.size else NOTHING)
+                elif not isinstance(arg, In | Out):
+                    table[at] = steps.number(arg)  # type: ignore[arg-type]
+
+    def _borrow(self, kernel: int, name: str, nbytes: int) -> None:
+        found, number = self._scratch[kernel, name]
+        memory = self.queue.borrow(self._device, number, nbytes)
+        if memory is not self._held[kernel, name]:
+            self._held[kernel, name] = memory
+            self._table[found] = address(memory)
 
     def costs(self) -> list[int]:
         """What the pool has learned of each step so far (see `base.Costs`)."""
@@ -120,6 +176,18 @@ class LinkedLauncher(Launcher, Chained):
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick
         count = len(self._made_of)
         return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
+
+
+def _open_words(kernels: Sequence[CKernel], begins: Sequence[int]) -> tuple[Any, list[Whole]]:
+    """Words of a table that depend on sizes: their places, and what they are."""
+    places, wanted = list[int](), list[Whole]()
+    first = 0
+    for kernel in kernels:
+        for launch, word, value in kernel.open.words if kernel.open is not None else ():
+            places.append(begins[first + launch] - steps.ROW + word)
+            wanted.append(value)
+        first += len(kernel.calls)
+    return np.array(places, np.intp), wanted
 
 
 def _places_of_costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:

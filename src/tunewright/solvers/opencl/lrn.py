@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import TensorType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -53,9 +54,9 @@ class LRN(CSolver):
             source.numbers(**numbers)
         source.fixed(REAL=real, ROOT=f"{real}_sqrt", TILE=int(config["tile"]))
         source.fixed(POWER=_ROOTS.get(beta, f"{real}_pow(t, BETA)"))
-        per_item = max(1, int(config["elements"]) // max(pixels, 1), -(-rows // MOST_ITEMS))
+        per_item = greater(1, int(config["elements"]) // greater(pixels, 1), -(-rows // MOST_ITEMS))
         source.dims(ROWS=rows, CHANNELS=x.dims[1], PIXELS=pixels, PER_ITEM=per_item)
-        source.dims(BEFORE=min((size - 1) // 2, x.dims[1]), BEHIND=min(size // 2, x.dims[1]))
+        source.dims(BEFORE=lesser((size - 1) // 2, x.dims[1]), BEHIND=lesser(size // 2, x.dims[1]))
         source.add(f"""int begin = GID(0) * PER_ITEM, end = ROWS - begin < PER_ITEM ? ROWS : begin + PER_ITEM;
 REAL sums[TILE];
 for (int row = begin; row < end; row++) {{

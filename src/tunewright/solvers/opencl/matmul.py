@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType
 from ...search.space import Scalar, Space
 from ..base import Config, Packing, Problem, tensor
@@ -120,7 +121,7 @@ class MatMul(CSolver):
             A_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, a_batch, strict=True)), 'A')})",
             B_BEGIN=f"({batch_offset(source, 'z', list(zip(sizes, b_batch, strict=True)), 'B')})",
         )
-        rows, less = int(config["rows"]), max(int(config["rows"]) - 1, 1)
+        rows, less = int(config["rows"]), greater(int(config["rows"]) - 1, 1)
         source.function(VECTORS)
         for count in sorted({rows, less}):
             source.function(tile(count, config["prefetch"] and not direct))
@@ -179,18 +180,18 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
 
 def _lanes(problem: Problem, target: Target) -> int:
     """Elements of a vector of sums."""
-    return max(target.vector_bytes // summed(problem).itemsize, 1)
+    return greater(target.vector_bytes // summed(problem).itemsize, 1)
 
 
 def _tile(p: Product, lanes: int, target: Target) -> tuple[int, int]:
     """Rows and vectors of the default tile: sums in three quarters of the registers, in the shape that wastes least."""
     if p.m <= 2:
-        return max(p.m, 1), 4
+        return greater(p.m, 1), 4
     if target.registers > 16:
         return (4 if p.m <= 4 else 6), 4
     columns = {vectors: -(-p.n // (vectors * lanes)) * vectors for vectors in (2, 3)}
     if p.m <= 4 or columns[3] <= columns[2] * 1.04:  # a wide tile loads less
-        return min(p.m, 4), 3
+        return lesser(p.m, 4), 3
     return 6, 2
 
 
@@ -210,33 +211,35 @@ def _split(
 ) -> tuple[int, int, int]:
     """Decides what a work-item takes; how many of them there are along columns, rows and batch."""
     rows = int(config["rows"])
-    tiles, panels = -(-p.m // rows), -(-p.n // width)
-    near = max(1, NEAR_BYTES // max(rows * p.k * dtype.itemsize, 1))
-    items = max(1, min(int(config["split"]) * units, int(p.flops / LEAST_FLOPS)))
-    batches = min(p.count, items, MOST_ITEMS)
+    # how many share the work is decided for the sizes at hand; any shares are right
+    tiles, panels, k = -(-hint(p.m) // rows), -(-hint(p.n) // width), hint(p.k)
+    near = greater(1, NEAR_BYTES // greater(rows * k * dtype.itemsize, 1))
+    items = greater(1, lesser(int(config["split"]) * units, int(hint(p.flops) / LEAST_FLOPS)))
+    batches = lesser(hint(p.count), items, MOST_ITEMS)
     bands = -(-tiles // near)
-    columns = min(panels, -(-items // max(1, batches * bands)))
+    columns = lesser(panels, -(-items // greater(1, batches * bands)))
     if columns == panels:
-        bands = max(bands, min(tiles, -(-items // max(1, batches * columns))))
-    if p.n * p.k * dtype.itemsize <= NEAR_BYTES:  # a small matrix may be read by several bands of rows
+        bands = greater(bands, lesser(tiles, -(-items // greater(1, batches * columns))))
+    if hint(p.n) * k * dtype.itemsize <= NEAR_BYTES:  # a small matrix may be read by several bands of rows
 
         def longest(split: tuple[int, int]) -> int:
             """Tiles that the busiest unit gets."""
-            each = -(-panels // max(split[0], 1)) * -(-tiles // max(split[1], 1))
+            each = -(-panels // greater(split[0], 1)) * -(-tiles // greater(split[1], 1))
             return each * -(-split[0] * split[1] * batches // units)
 
-        many = [(c, min(tiles, bands * b)) for b in (1, 2, 4) for c in (-(-columns // b), 1)]
-        most = max(items, columns * bands * batches)
+        many = [(c, lesser(tiles, bands * b)) for b in (1, 2, 4) for c in (-(-columns // b), 1)]
+        most = greater(items, columns * bands * batches)
         columns, bands = min((s for s in many if s[0] * s[1] * batches <= most), key=longest)
-    wanted = ((panels, columns), (tiles, bands), (p.count, batches))
-    shares = [max(1, -(-total // max(1, parts))) for total, parts in wanted]
-    x, y, z = (-(-total // share) for (total, _), share in zip(wanted, shares, strict=True))
+    wanted = ((panels, columns), (tiles, bands), (hint(p.count), batches))
+    shares = [greater(1, -(-total // greater(1, parts))) for total, parts in wanted]
+    whole = (-(-p.n // width), -(-p.m // rows), p.count)
+    x, y, z = (-(-total // share) for total, share in zip(whole, shares, strict=True))
     source.dims(SHARE_PANELS=shares[0], SHARE_ROWS=shares[1] * rows, SHARE_BATCH=shares[2])
-    k_block = -(-p.k // max(1, round(p.k / config["k_block"])))
-    blocks = max(1, -(-p.k // max(k_block, 1)))
+    k_block = -(-k // greater(1, round(k / config["k_block"])))
+    blocks = greater(1, -(-p.k // greater(k_block, 1)))
     slot = (shares[1] if blocks > 1 else 1) * rows * width  # the last tile may be a row too high, but not beyond it
     source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y, SLOT=slot, SUM_ROW=width if blocks > 1 else 0)
-    source.buffer("memory", dtype, Scratch("sums", max(1, x * y * z * slot * dtype.itemsize)))
+    source.buffer("memory", dtype, Scratch("sums", greater(1, x * y * z * slot * dtype.itemsize)))
     return x, y, z
 
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -67,7 +68,7 @@ class MatMulBytes(CSolver):
         def allow(c: Mapping[str, Scalar]) -> bool:
             nb, ur, stay = (int(str(c[name])) for name in ("nb", "ur", "stay"))
             slab = nb * (target.vector_bytes // 4)
-            return tiling.fits(nb, ur) and stay // 2 < max(1, -(-shape.columns // slab))
+            return tiling.fits(nb, ur) and stay // 2 < greater(1, -(-shape.columns // slab))
 
         return Space({"nb": dot.BLOCKS, "ur": dot.ROWS, "stay": STAYS, "ahead": [0, 1]}, allow)
 
@@ -78,7 +79,7 @@ class MatMulBytes(CSolver):
         nb, ur = _tiling(problem, target).best()
         slab, stay = nb * (target.vector_bytes // 4), 1
         slabs = -(-shape.columns // slab)
-        work = slab * max(shape.depth * shape.rows, 1)
+        work = slab * greater(shape.depth * shape.rows, 1)
         while stay < STAYS[-1] and stay * work < LEAST_WORK and slabs >= 8 * stay * target.units:
             stay *= 2
         # with one tile of rows weights are streamed, which the processor fetches ahead by itself
@@ -93,7 +94,7 @@ class MatMulBytes(CSolver):
         if not math.prod((shape.rows, shape.columns)):
             return []
         quads = -(-shape.depth // 4)
-        rows, sums = Scratch("rows", 4 * shape.rows * max(quads, 1)), Scratch("row_sums", 4 * shape.rows)
+        rows, sums = Scratch("rows", 4 * shape.rows * greater(quads, 1)), Scratch("row_sums", 4 * shape.rows)
         return [
             self._regroup(problem, shape, quads, rows, sums),
             self._multiply(problem, shape, quads, rows, sums, config, target, roles.b),
@@ -108,7 +109,7 @@ class MatMulBytes(CSolver):
             source.buffer("zero", DType.UINT8, In(roles.a_zero or 0))
         source.buffer("rows", DType.UINT8, rows)
         source.buffer("sums", DType.INT32, sums)
-        least = max(1, LEAST // max(shape.depth, 1))
+        least = greater(1, LEAST // greater(shape.depth, 1))
         source.fixed(FLIP=128 if type.dtype is DType.INT8 else 0)
         source.dims(HEIGHT=shape.rows, DEPTH=shape.depth, PITCH=4 * quads, LEAST=least)
         source.add(f"""
@@ -144,10 +145,10 @@ for (int row = begin; row < end; row++) {{
         pending = present(problem, roles.b_zero) is not None
         finish = Finish(source, problem, roles, Weights(weights.dtype, None, pending, True))
         slabs = -(-shape.columns // (nb * width))
-        stay = max(stay, -(-slabs // 16384))
+        stay = greater(stay, -(-slabs // 16384))
         source.fixed(NB=nb, UR=ur, MOVED=128 if tensor(problem.inputs[roles.a]).dtype is DType.INT8 else 0)
         source.fixed(WMOVED=128 if weights.dtype is DType.UINT8 else 0)
-        fetching = min(FETCHING, -(-shape.rows // ur)) if config["ahead"] else 0
+        fetching = lesser(FETCHING, -(-shape.rows // ur)) if config["ahead"] else 0
         source.dims(HEIGHT=shape.rows, WIDE=shape.columns, QUADS=quads, SLABS=slabs, STAY=stay)
         source.dims(FETCHED=fetching * ur, AHEAD=-(-4 * nb * width // fetching) if fetching else 0)
         source.fixed(FETCH=int(fetching > 0))
@@ -166,7 +167,7 @@ _PLAIN = IntegerMatMul()
 def _tiling(problem: Problem, target: Target) -> dot.Tiling:
     shape = Shape(problem)
     blocks = -(-shape.columns // (target.vector_bytes // 4))
-    return dot.Tiling(max(blocks, 1), max(shape.rows, 1), target.registers)
+    return dot.Tiling(greater(blocks, 1), greater(shape.rows, 1), target.registers)
 
 
 def pack(b: Array, slab: int, turned: bool) -> Array:

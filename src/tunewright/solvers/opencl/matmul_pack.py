@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.base import empty_on_lines
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType
 from ..base import Array, Packing
 from .emit import Call, In, Out, Scratch, Source
@@ -53,7 +54,7 @@ class Operand:
 
     def scratch(self, width: int, dtype: DType, name: str) -> Scratch:
         """Memory for the packed matrices."""
-        return Scratch(name, max(self.count * self.packed_size(width) * dtype.itemsize, 1))
+        return Scratch(name, greater(self.count * self.packed_size(width) * dtype.itemsize, 1))
 
 
 def packing(operand: Operand, width: int, dtype: DType) -> Packing:
@@ -83,7 +84,7 @@ def launch(
     """Packs an operand whose elements are ``given`` into the scratch memory ``name``; it is an input unless told."""
     panels = -(-operand.n // width)
     units = panels * operand.count
-    share = max(1, min(units, SLICE // max(operand.k * width, 1)), -(-units // MOST_ITEMS))
+    share = greater(1, lesser(hint(units), SLICE // greater(hint(operand.k) * width, 1)), -(-hint(units) // MOST_ITEMS))
     source = Source("pack", specialise)
     source.buffer("x", given, where or In(operand.matrix.index))
     source.buffer("y", dtype, operand.scratch(width, dtype, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...ir.symbolic import greater
 from ...ir.types import DType, TensorType
 from ..base import Problem, tensor
 from .emit import COMPUTE
@@ -139,7 +140,7 @@ def _matmul(problem: Problem) -> Product:
         a_dims, a_strides = (1, *a_dims), (0, *a_strides)
     if len(b_dims) == 1:
         b_dims, b_strides = (*b_dims, 1), (*b_strides, 0)
-    rank = max(len(a_dims), len(b_dims)) - 2
+    rank = greater(len(a_dims), len(b_dims)) - 2
     batch = []
     for axis in range(rank):
         x, x_stride = _at(a_dims, a_strides, axis - rank - 2)

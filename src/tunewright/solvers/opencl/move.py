@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Config as Point
 from ...search.space import Space
@@ -53,7 +54,7 @@ class MoveSolver(CSolver):
 
     def default(self, problem: Problem, target: Target) -> Config:
         copies = self.copies(problem)
-        widest = max(4, min(16, target.vector_bytes // word(tensor(problem.outputs[0]).dtype).itemsize))
+        widest = greater(4, lesser(16, target.vector_bytes // word(tensor(problem.outputs[0]).dtype).itemsize))
         width = next((w for w in _WIDTHS if w <= widest and any(_pair(c.move, w) for c in copies)), 0)
         return Point(slice=SLICE, width=width, tile=4 if width else 0)
 
@@ -81,14 +82,15 @@ class MoveSolver(CSolver):
 
 def slices(nbytes: int, target: Target, slice: int = SLICE) -> int:
     """Among how many work-items to divide bytes to be moved."""
-    return max(1, min(-(-nbytes // slice), 4 * target.units))
+    return greater(1, lesser(-(-nbytes // slice), 4 * target.units))
 
 
 def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
     """The axes along which target and source are contiguous, where these differ and are long enough for tiles."""
     p = next((a for a in move.axes if a.target == 1), None)
     q = next((a for a in move.axes if a.source == 1), None)
-    return (p, q) if p and q and p != q and min(p.size, q.size) >= width else None
+    is_long = p and q and p is not q and p.size >= width and q.size >= width
+    return (p, q) if p and q and is_long else None
 
 
 def _inner(move: Move) -> Axis:
@@ -139,14 +141,12 @@ def _begin(name: str, copy: Copy, specialise: bool) -> Source:
 def _rows(copy: Copy, config: Config, target: Target, specialise: bool) -> Call:
     source, c = _begin("move_rows", copy, specialise), STORAGE[copy.dtype]
     inner = _inner(copy.move)
-    outer = list(copy.move.axes)
-    if inner in outer:
-        outer.remove(inner)
+    outer = [axis for axis in copy.move.axes if axis is not inner]
     rank = _outer(source, outer)
     rows = math.prod(a.size for a in outer)
     items = slices(copy.move.size * copy.dtype.itemsize, target, config["slice"])
     per_item = -(-rows // items)
-    parts = max(1, items // rows)
+    parts = greater(1, items // rows)
     part = -(-inner.size // parts)
     source.dims(COUNT=rows, ROWS=per_item, N=inner.size, PART=part, SX=inner.source, SY=inner.target)
     source.function(_COPY_STRIDED.replace("WORD", c))
@@ -188,10 +188,10 @@ INLINE void copy_strided(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* r
 def _tiles(copy: Copy, pair: tuple[Axis, Axis], config: Config, target: Target, specialise: bool) -> Call:
     source, c = _begin("move_tiles", copy, specialise), STORAGE[copy.dtype]
     p, q = pair
-    rank = _outer(source, [a for a in copy.move.axes if a not in pair])
+    rank = _outer(source, [a for a in copy.move.axes if a is not p and a is not q])
     width, long = config["width"], config["width"] * config["tile"]
     across, along = -(-p.size // long), -(-q.size // long)
-    count = across * along * math.prod(a.size for a in copy.move.axes if a not in pair)
+    count = across * along * math.prod(a.size for a in copy.move.axes if a is not p and a is not q)
     per_item = -(-count // slices(copy.move.size * copy.dtype.itemsize, target, config["slice"]))
     source.dims(P=p.size, Q=q.size, XP=p.source, YQ=q.target, ACROSS=across, ALONG=along, COUNT=count, TILES=per_item)
     source.fixed(W=width, LONG=long)

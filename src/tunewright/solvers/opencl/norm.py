@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, TensorType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -235,7 +236,7 @@ class Norm(CSolver):
 def _repeats(type: TensorType, first: TensorType) -> bool:
     """The operand's elements are those of whole rows, taken again from its start when they are used up."""
     found = factor(type.dims, first.dims)
-    return found is not None and found.divisor == 1 and type.size % max(first.dims[-1], 1) == 0
+    return found is not None and found.divisor == 1 and type.size % greater(first.dims[-1], 1) == 0
 
 
 @dataclass
@@ -376,7 +377,8 @@ for (int r0 = 0; r0 < R0; r0++) {{
             assert found is not None
             upper = name.upper()
             self.source.buffer(name, tensor(self.problem.inputs[i]).dtype, In(i))
-            self.source.dims(**{f"{upper}_DIVISOR": max(found.divisor, 1), f"{upper}_MODULUS": max(found.modulus, 1)})
+            divisor, modulus = greater(found.divisor, 1), greater(found.modulus, 1)
+            self.source.dims(**{f"{upper}_DIVISOR": divisor, f"{upper}_MODULUS": modulus})
             lines.append(f"int {name}_at = (at + c) / {upper}_DIVISOR % {upper}_MODULUS;")
             if found.per_element:
                 term = self.source.load(name, f"{name}_at + s")
@@ -384,14 +386,14 @@ for (int r0 = 0; r0 < R0; r0++) {{
                 lines.append(f"{self.source.compute(name)} {name}_v = {self.source.load(name, f'{name}_at')};")
                 term = f"{name}_v"
             value = f"{value} {operator} {term}"
-            run = min(run, found.run or run)
+            run = lesser(run, found.run or run)
         return lines, value, run
 
     def rows(self, config: Config) -> Call:
         source, problem, seen = self.source, self.problem, self.view
-        rows = max(1, int(config["elements"]) // max(seen.count, 1), -(-seen.rows // MOST_ITEMS))
+        rows = greater(1, int(config["elements"]) // greater(seen.count, 1), -(-seen.rows // MOST_ITEMS))
         lines, value, run = self._affine()
-        source.dims(PER_ITEM=rows, RUN=max(run, 1))
+        source.dims(PER_ITEM=rows, RUN=greater(run, 1))
         stores = [source.store("y", "at + c + s", value)]
         kept = []
         for what, i in (("mean", self.form.mean), ("norm", self.form.inverse), ("total", self.form.total)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, TensorType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -69,11 +70,11 @@ class BatchNorm(CSolver):
         if x.layout != PLAIN:
             block = x.layout.block
             source.fixed(LANES=block, WIDTH="LANES")
-            per_item = max(1, wanted // block)
+            per_item = greater(1, wanted // block)
             return [_lanes(source, batch, -(-channels // block), channels, pixels, block, pixels * block, per_item)]
         if pixels == 1:
             source.fixed(LANES=LANES, WIDTH="n")
-            per_item = max(1, wanted // max(1, min(channels, LANES)))
+            per_item = greater(1, wanted // greater(1, lesser(channels, LANES)))
             return [_lanes(source, 1, -(-channels // LANES), channels, batch, channels, LANES, per_item)]
         return [_rows(source, wanted, batch * channels, channels, pixels)]
 
@@ -86,7 +87,7 @@ def _factor(source: Source, channel: str) -> str:
 
 def _rows(source: Source, elements: int, rows: int, channels: int, pixels: int) -> Call:
     """Each row of pixels has one channel."""
-    per_item = max(1, elements // max(pixels, 1), -(-rows // MOST_ITEMS))
+    per_item = greater(1, elements // greater(pixels, 1), -(-rows // MOST_ITEMS))
     source.dims(ROWS=rows, CHANNELS=channels, PIXELS=pixels, PER_ITEM=per_item)
     source.add(f"""int first = GID(0) * PER_ITEM, last = ROWS - first < PER_ITEM ? ROWS : first + PER_ITEM;
 for (int row = first; row < last; row++) {{
@@ -101,7 +102,7 @@ def _lanes(
     source: Source, outer: int, tiles: int, channels: int, positions: int, step: int, tile_step: int, per_item: int
 ) -> Call:
     """Neighbours have different channels: the factors of a tile of channels, then position by position."""
-    per_item = max(per_item, -(-positions // MOST_ITEMS))
+    per_item = greater(per_item, -(-positions // MOST_ITEMS))
     source.dims(CHANNELS=channels, TILES=tiles, POSITIONS=positions, STEP=step, TILE_STEP=tile_step)
     source.dims(PER_ITEM=per_item, OUTER_STEP=tiles * tile_step)
     source.add(f"""int tile = GID(0) % TILES, base = GID(0) / TILES * OUTER_STEP + tile * TILE_STEP;

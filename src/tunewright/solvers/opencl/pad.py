@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import TensorType
 from ...ops import ms_common, shapes, slicing
 from ...search.space import Config as Point
@@ -93,7 +94,7 @@ class Pad(CSolver):
             source.dims(**{f"D{k}": axis.size, f"B{k}": axis.before, f"K{k}": axis.kept, f"S{k}": axis.stride})
         rows, row = math.prod(a.size for a in axes[:-1]), axes[-1].size
         items = slices(rows * row * dtype.itemsize, target, config["slice"])
-        per_item, part = -(-rows // items), -(-row // max(1, items // rows))
+        per_item, part = -(-rows // items), -(-row // greater(1, items // rows))
         source.dims(XO=sum(a.start for a in axes), ROWS=rows, ITEM=per_item, PART=part)
         source.fixed(D=f"D{rank}", B=f"B{rank}", K=f"K{rank}")
         source.function(COPY_ROW.replace("WORD", c))
@@ -152,9 +153,9 @@ def _axes(problem: Problem) -> list[_Axis]:
     pairs = [*_pairs(problem), (0, 0)][: len(dims)]
     axes = []
     for d, stride, (before, after) in zip(dims, Access.of(dims).strides, pairs, strict=True):
-        start = max(0, -before)
-        kept = max(0, d - start - max(0, -after))
-        axes.append(_Axis(d + before + after, max(0, before), kept, start * stride, stride))
+        start = greater(0, -before)
+        kept = greater(0, d - start - greater(0, -after))
+        axes.append(_Axis(d + before + after, greater(0, before), kept, start * stride, stride))
     return axes
 
 

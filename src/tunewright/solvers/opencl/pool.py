@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import PLAIN, DType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -93,7 +94,7 @@ class Pool(CSolver):
         block = x.layout.block or 1
         planes = x.dims[0] * -(-x.dims[1] // block)
         rows = planes * win.output[0] * win.output[1]
-        each, grid = fold.split(rows, fold.work_items(max(x.size, y.size), target.units, int(config["grain"])))
+        each, grid = fold.split(rows, fold.work_items(greater(x.size, y.size), target.units, int(config["grain"])))
         source.dims(ROWS=rows, ROWS_EACH=each, CHANNELS=x.dims[1], CHANNEL_BLOCKS=-(-x.dims[1] // block))
         source.fixed(BLOCK=block, UNROLL_TAPS="UNROLL" if max(win.kernel) <= _UNROLLED_TAPS else "")
         for i, axis in enumerate(_AXES):

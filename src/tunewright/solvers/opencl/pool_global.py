@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import PLAIN
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -45,7 +46,7 @@ class GlobalPool(CSolver):
     def default(self, problem: Problem, target: Target) -> Config:
         x = tensor(problem.inputs[0])
         size = math.prod(x.dims[2:]) if x.is_static else 0
-        return {"lanes": fold.lanes_for(size * max(1, x.layout.block)), "grain": fold.GRAIN}
+        return {"lanes": fold.lanes_for(size * greater(1, x.layout.block)), "grain": fold.GRAIN}
 
     def space(self, problem: Problem, target: Target) -> Space:
         return Space({"lanes": [16, 32, 64], "grain": [4096, fold.GRAIN, 65536]})
@@ -63,7 +64,7 @@ class GlobalPool(CSolver):
         how.define(source, COMPUTE[x.dtype], COMPUTE[main])
         each, grid = fold.split(rows, fold.work_items(x.size, target.units, int(config["grain"])))
         source.dims(ROWS=rows, ROWS_EACH=each, SIZE=size, CHANNELS=x.dims[1], CHANNEL_BLOCKS=blocks)
-        source.fixed(LANES=max(block, int(config["lanes"])), BLOCK=block)
+        source.fixed(LANES=greater(block, int(config["lanes"])), BLOCK=block)
         source.add(f"""
 const int stop = (GID(0) + 1) * ROWS_EACH < ROWS ? (GID(0) + 1) * ROWS_EACH : ROWS;
 for (int row = GID(0) * ROWS_EACH; row < stop; row++) {{

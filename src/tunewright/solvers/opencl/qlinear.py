@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import PLAIN, DType, TensorType
 from ...search.space import Space
 from ..base import Config, Problem, tensor
@@ -234,7 +235,7 @@ class QLinearSoftmax(_Quantised):
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         x = tensor(problem.inputs[0])
-        axis = int(problem.attrs.get("axis", -1)) % max(len(x.dims), 1)
+        axis = int(problem.attrs.get("axis", -1)) % greater(len(x.dims), 1)
         one = int(problem.attrs["opset"]) >= 13
         length = x.dims[axis] if one else math.prod(x.dims[axis:])
         inner = math.prod(x.dims[axis + 1 :]) if one else 1
@@ -244,7 +245,7 @@ class QLinearSoftmax(_Quantised):
         source.buffer("x", x.dtype, In(0))
         _parameters(source, problem, {"s": 1, "z": 2, "ys": 3, "yz": 4})
         source.buffer("y", x.dtype, Out())
-        least = max(1, int(config["least"]) // max(length, 1))
+        least = greater(1, int(config["least"]) // greater(length, 1))
         source.dims(ROWS=rows, LEAST=least, LENGTH=length)
         at = "k"
         if inner > 1:
@@ -296,9 +297,9 @@ class QLinearPool(_Quantised):
         _parameters(source, problem, {"s": 1, "z": 2, "ys": 3, "yz": 4})
         source.buffer("y", y.dtype, Out())
         channels = x.dims[-1 if last else 1]
-        pixels = x.size // max(x.dims[0] * channels, 1)
-        made = y.size // max(x.dims[0] * channels, 1)
-        least = max(1, int(config["least"]) // max(x.size // max(y.size, 1), 1))
+        pixels = x.size // greater(x.dims[0] * channels, 1)
+        made = y.size // greater(x.dims[0] * channels, 1)
+        least = greater(1, int(config["least"]) // greater(x.size // greater(y.size, 1), 1))
         source.dims(SIZE=y.size, LEAST=least, CHANNELS=channels, PIXELS=pixels, MADE=made)
         place, at = ("i % CHANNELS", "i / CHANNELS % MADE"), "image * CHANNELS * PIXELS + channel + ({}) * CHANNELS"
         if not last:

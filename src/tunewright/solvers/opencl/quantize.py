@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, DType, TensorType
 from ...ops import shapes
 from ...ops.numeric import limits
@@ -53,7 +54,7 @@ def to_integer(value: str, zero: str, dtype: DType, lowest: bool = False) -> str
 
 def chunk_of(size: int, target: Target, least: int = LEAST) -> int:
     """Elements of a work-item: a few work-items per unit, none of them too small."""
-    return max(least, -(-size // (4 * target.units * 64)) * 64)
+    return greater(least, -(-size // (4 * target.units * 64)) * 64)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def spread_of(x: TensorType, parameters: TensorType, axis: int, block: int) -> S
     """Of static types; a parameter is one number, one per index of an axis, or one per block along it."""
     dims = x.dims
     if parameters.size == 1:
-        return Spread(max(x.size, 1))
+        return Spread(greater(x.size, 1))
     axis %= len(dims)
     size, inner = dims[axis], math.prod(dims[axis + 1 :])
     if not block:
@@ -138,7 +139,7 @@ class Quantize(CSolver):
             return _blocks(source, convert, x, int(config["least"]), target)
         size = math.prod(x.physical)
         axis, block = int(problem.attrs.get("axis", 1)), int(problem.attrs.get("block_size", 0))
-        spread = Spread(max(size, 1)) if scale.size == 1 else spread_of(x, scale, axis, block)
+        spread = Spread(greater(size, 1)) if scale.size == 1 else spread_of(x, scale, axis, block)
         emit = _lanes if spread.follows else _runs
         return emit(source, convert, spread, size, chunk_of(size, target, int(config["least"])))
 
@@ -230,7 +231,7 @@ while (begin < stop) {{
 def _lanes(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:
     """Parameters follow the elements of a row."""
     rows = size // spread.run if spread.run else 0
-    least = max(1, chunk // max(spread.run, 1))
+    least = greater(1, chunk // greater(spread.run, 1))
     source.dims(RUN=spread.run, ROWS=spread.rows, BLOCK=spread.block, OUTER=spread.outer, INNER=spread.inner)
     source.dims(HEIGHT=rows, LEAST=least)
     share = ""
@@ -255,8 +256,8 @@ def _blocks(source: Source, convert: _Conversion, x: TensorType, least: int, tar
     """A row is a block of channels of an image; its parameters are kept next to each other, as its lanes are."""
     batch, blocks, *space, lanes = x.physical
     pixels, chunk = math.prod(space), chunk_of(math.prod(x.physical), target, least)
-    count = max(1, min(chunk // lanes, pixels))
-    rows = max(1, chunk // max(count * lanes, 1))
+    count = greater(1, lesser(chunk // lanes, pixels))
+    rows = greater(1, chunk // greater(count * lanes, 1))
     source.fixed(LANES=lanes)
     source.dims(CHANNELS=x.dims[1], BLOCKS=blocks, HEIGHT=batch * blocks, ROWS=rows, PIXELS=pixels, COUNT=count)
     source.add(f"""
@@ -334,7 +335,7 @@ def dynamic_quantize(
 ) -> list[Call]:
     """Input 0 as uint8 with its scale and zero point; ``made`` takes the three. 1 / ``flat``: the scale of zeros."""
     chunk = chunk_of(size, target, least)
-    parts = max(1, -(-size // chunk))
+    parts = greater(1, -(-size // chunk))
     calls = []
     if parts > 1:
         source = Source("range_of_part", specialise)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.base import Target, empty_on_lines
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, TensorType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -140,7 +141,7 @@ class Recurrent(CSolver):
         vectors = 2 if rows == 4 and target.registers < 32 else 4
         while vectors > 1 and r[2] * _real_type(problem).itemsize <= vectors * target.vector_bytes // 2:
             vectors //= 2  # a block should not be mostly padding
-        return {"rows": rows, "vectors": vectors, "chains": min(4, max(1, 8 // (rows * vectors)))}
+        return {"rows": rows, "vectors": vectors, "chains": lesser(4, greater(1, 8 // (rows * vectors)))}
 
     def space(self, problem: Problem, target: Target) -> Space:
         return Space(
@@ -219,7 +220,7 @@ for (int k = 0; k < DEPTH; k++) for (int n = 0; n < BLOCK; n++) {{
         source = self._source("widen")
         source.buffer("narrow", x.dtype, In(0))
         source.buffer("wide", self.real, self._scratch("x", x.size))
-        chunk = max(8192, -(-x.size // MOST_ITEMS))
+        chunk = greater(8192, -(-x.size // MOST_ITEMS))
         source.dims(SIZE=x.size, CHUNK=chunk)
         source.add(f"""int begin = GID(0) * CHUNK, end = SIZE - begin < CHUNK ? SIZE : begin + CHUNK;
 for (int i = begin; i < end; i++) wide[i] = {source.load("narrow", "i")};""")
@@ -272,15 +273,16 @@ INLINE void tile(GLOBAL const REAL* panel, int depth, GLOBAL const REAL** from, 
         sizes = self.sizes
         rows = sizes.steps * sizes.batch
         source = self._source("project")
-        self._tile(source, max(1, (self.target.registers - 4) // sizes.vectors), 1)
+        self._tile(source, greater(1, (self.target.registers - 4) // sizes.vectors), 1)
         source.buffer("x", self.real, self._x())
         source.buffer("w", self.real, self._panels("w", 1))
         source.buffer("projected", self.real, self._projected())
         panels = sizes.directions * sizes.panels
-        worth = max(1, rows * panels * sizes.block * sizes.features // WORTH)
-        items = min(worth, 8 * self.target.units)
-        wide = -(-panels // min(items, panels))
-        high = -(-rows // max(1, min(items * wide // panels, -(-rows // 16))))  # enough rows for a panel to stay cached
+        worth = greater(1, rows * panels * sizes.block * sizes.features // WORTH)
+        items = lesser(worth, 8 * self.target.units)
+        wide = -(-panels // lesser(items, panels))
+        # enough rows for a panel to stay cached
+        high = -(-rows // greater(1, lesser(items * wide // panels, -(-rows // 16))))
         source.dims(N_ROWS=rows, FEATURES=sizes.features, PANELS=sizes.panels, GATES=sizes.panels * sizes.block)
         source.dims(ALL_PANELS=panels, WIDE=wide, HIGH=high)
         source.add("""int first = GID(0) * WIDE, last = ALL_PANELS - first < WIDE ? ALL_PANELS : first + WIDE;
@@ -308,7 +310,7 @@ for (int panel = first; panel < last; panel++) {
             return 1
         work = sizes.rows * sizes.gates * sizes.padded * (sizes.hidden + sizes.features)
         spare = -(-4 * self.target.units // (sizes.tiles * sizes.directions))
-        return max(1, min(work // (WORTH // 2), spare, sizes.blocks))
+        return greater(1, lesser(work // (WORTH // 2), spare, sizes.blocks))
 
     @property
     def _two_products(self) -> bool:

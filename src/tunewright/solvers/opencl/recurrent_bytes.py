@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -70,7 +71,7 @@ class BytesWriter(Writer):
         if i == 2:
             return super().tile(i)
         blocks = -(-4 * self.hidden // (self.target.vector_bytes // 4))
-        nb, ur = dot.Tiling(max(blocks, 1), max(self.steps * self.batch, 1), self.target.registers).best()
+        nb, ur = dot.Tiling(greater(blocks, 1), greater(self.steps * self.batch, 1), self.target.registers).best()
         return ur, nb
 
     def packing(self, i: int) -> Packing:
@@ -90,7 +91,7 @@ class BytesWriter(Writer):
             for at in PARAMETERS[i]
         )
         rows, blocks = self.tile(i)
-        height, wide = max(self.steps * self.batch, 1), 4 * blocks * (self.target.vector_bytes // 4)
+        height, wide = greater(self.steps * self.batch, 1), 4 * blocks * (self.target.vector_bytes // 4)
         fetched = i == 1 and self.config["ahead"] and height > rows
         source.fixed(ROWS=rows, BLOCKS=blocks, COLUMNS=blocks * (self.target.vector_bytes // 4))
         source.fixed(MOVED=128 if weights.dtype is DType.UINT8 else 0, FETCH=int(fetched))

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from ...devices.base import Target, empty_on_lines
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
@@ -73,8 +74,8 @@ class GatesLSTM(Recurrent):
         steps, batch = _extent(problem)
         directions, _, hidden = tensor(problem.inputs[2]).dims
         # a tile takes as long as its rows, and reading the weights; tiles are for every thread
-        most = min((target.registers - 3) // GATES, MOST_ROWS, -(-batch * directions // target.units))
-        rows = min(range(1, max(most, 1) + 1), key=lambda rows: -(-batch // rows) * (rows + 1))
+        most = lesser((target.registers - 3) // GATES, MOST_ROWS, -(-batch * directions // target.units))
+        rows = min(range(1, greater(most, 1) + 1), key=lambda rows: -(-batch // rows) * (rows + 1))
         panel = 2 * target.vector_bytes * GATES * hidden
         two = rows == 1 and _wide(problem, target) > 1 and (steps == 1 or panel <= NEAR)
         return {"rows": rows, "vectors": 2 if two else 1}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType, TensorType
 from ...search.space import Space
 from ..base import Config, Packing, Problem, tensor
@@ -52,8 +53,8 @@ class QuantisedLSTM(CSolver):
         for i in (i for pair in PARAMETERS.values() for i in pair):
             if tensor(problem.inputs[i]).size not in (w.dims[0], w.dims[0] * w.dims[2]):
                 return f"{problem.inputs[i]} is neither one number per direction nor one per gate and hidden unit"
-        if max(w.dims[1], r.dims[1]) > DEEPEST:
-            return f"sums of {max(w.dims[1], r.dims[1])} products may not fit into 32 bits"
+        if greater(w.dims[1], r.dims[1]) > DEEPEST:
+            return f"sums of {greater(w.dims[1], r.dims[1])} products may not fit into 32 bits"
         if x.dims[0] * x.dims[1] * w.dims[0] * w.dims[2] > MOST_ELEMENTS:
             return "the gates of all steps are too many"
         return None
@@ -181,7 +182,7 @@ for (int k = 0; k < PITCH; k++)
         """The input's rows as centred numbers, their sums, and the step of the grid that they lie on."""
         rows, size = self.steps * self.batch, self.steps * self.batch * self.features
         chunk = chunk_of(size, self.target)
-        parts = max(1, -(-size // chunk))
+        parts = greater(1, -(-size // chunk))
         calls = []
         ranges = Scratch("ranges", 8 * parts)
         if parts > 1:
@@ -205,7 +206,7 @@ ranges[2 * GID(0)] = low; ranges[2 * GID(0) + 1] = high;""")
             source.add("for (int k = 0; k < PARTS; k++) join_range(ranges[2 * k], ranges[2 * k + 1], &low, &high);")
         else:
             source.add(f"range_of(x, {self._longest(source)} * BATCH * FEATURES, &low, &high);")
-        each = max(1, -(-rows // parts))
+        each = greater(1, -(-rows // parts))
         source.dims(EACH=each)
         source.add("""low = low == low ? low : 0.0f; high = high == high ? high : 0.0f;
 f32 s = step_of(low, high, 1.0f), zero = zero_of(low, s);
@@ -233,9 +234,9 @@ for (int row = begin; row < end; row++)
         source.buffer("products", DType.FLOAT32, self._projected())
         product = self._product(source, 1)
         tiles = self.directions * self._tiles(1)
-        items = min(max(1, rows * self.directions * wide * self.features // LEAST_WORK), 8 * self.target.units)
-        columns = -(-tiles // min(items, tiles))
-        high = -(-rows // max(1, min(items * columns // tiles, -(-rows // 16))))  # columns should stay cached
+        items = lesser(greater(1, rows * self.directions * wide * self.features // LEAST_WORK), 8 * self.target.units)
+        columns = -(-tiles // lesser(items, tiles))
+        high = -(-rows // greater(1, lesser(items * columns // tiles, -(-rows // 16))))  # columns should stay cached
         source.dims(N_ROWS=rows, WIDE=wide, DEPTH=self.features, TILES=self._tiles(1), ALL_TILES=tiles)
         source.dims(EACH=columns, HIGH=high)
         source.add(f"""int last = ALL_TILES - GID(0) * EACH < EACH ? ALL_TILES : (GID(0) + 1) * EACH;

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...devices.base import Target
+from ...ir.symbolic import hint
 from ...ir.types import DType
 from ...search.space import Space
 from ..base import Config, Missing, Problem, tensor
@@ -200,7 +201,8 @@ class _Plan:
         slabs = -(-self.pattern.columns // SLAB) or 1
         tiles = self.pattern.outer * slabs
         # a second launch pays when half of the work-items would have nothing to do
-        parts = Parts.of(self.pattern, -(-self.items // tiles) if 0 < 2 * tiles < self.items else 1)
+        few = 0 < 2 * hint(tiles) < hint(self.items)
+        parts = Parts.of(self.pattern, -(-hint(self.items) // hint(tiles)) if few else 1)
         if parts.count == 1:
             return [self._fold(f"{name}reduce", how, source, result, out, top, parts, tiles)]
         partial = Scratch(f"{name}partial", parts.count * self.pattern.outputs * how.acc.itemsize)

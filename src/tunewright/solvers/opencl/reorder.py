@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...devices.base import Target
+from ...ir.symbolic import hint
 from ...ir.types import NHWC, PLAIN, TensorType
 from ...ops.fused import REORDER
 from ...search.space import Config as Point
@@ -75,7 +76,7 @@ class Blocked(CSolver):
         pixels, blocks = math.prod(x.dims[2:]), -(-channels // block)
         items = slices(inside.nbytes, target, config["slice"])
         # a stretch of pixels of one block of channels is the unit of work
-        stretch = pixels if items <= batch * blocks else -(-pixels // -(-items // (batch * blocks)))
+        stretch = pixels if hint(items) <= hint(batch * blocks) else -(-pixels // -(-items // (batch * blocks)))
         parts = -(-pixels // stretch)
         count = batch * blocks * parts
         per_item = -(-count // items)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import lesser
 from ...ir.types import DType, TensorType
 from ...ops.ms_misc import GRID_MODES
 from ...ops.sampling import MOST_SAMPLES, axis_points
@@ -250,7 +251,7 @@ class RoiAlign(CSolver):
         count, channels, height, width = y.dims
         half = str(attrs.get("coordinate_transformation_mode", "half_pixel")).lower() == "half_pixel"
         chunks = -(-channels // _CHUNK)
-        shares = Shares.of(count, 1, 64 * height * width * min(channels, _CHUNK), target)
+        shares = Shares.of(count, 1, 64 * height * width * lesser(channels, _CHUNK), target)
         source = Source("roi_align", self.specialise)
         source.buffer("x", x.dtype, In(0))
         source.buffer("rois", rois.dtype, In(1))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...devices.base import Target
+from ...ir.symbolic import greater
 from ...ir.types import DType, TensorType
 from ...ops.deform import unpooled
 from ...ops.shapes import axis_of
@@ -223,7 +224,7 @@ class ScatterND(_Scatter):
         inner = math.prod(x.dims[depth:])
         if not rows * inner:
             return self._around(problem, [], where, target)
-        piece = max(Shares.of(1, inner, rows * 3 * x.dtype.itemsize, target).columns, _LEAST_COLUMNS)
+        piece = greater(Shares.of(1, inner, rows * 3 * x.dtype.itemsize, target).columns, _LEAST_COLUMNS)
         source = Source("scatter_nd", self.specialise)
         source.buffer("indices", indices.dtype, In(1))
         source.buffer("updates", where.updates, In(2))
@@ -334,7 +335,7 @@ class MaxUnpool(CSolver):
             return []
         axes = merged(y.dims, made, -1)
         shares = Shares.of(1, y.size, y.dtype.itemsize, target)
-        piece = max(shares.columns, -(-y.size // target.units))
+        piece = greater(shares.columns, -(-y.size // target.units))
         source = Source("max_unpool", self.specialise)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from ...search.space import Config as Point
 from ...search.space import Space
@@ -34,7 +35,7 @@ class ShuffleChannels(CSolver):
         x = tensor(problem.inputs[0])
         if layout_of(x) != layout_of(problem.outputs[0]):
             return "input and output differ in layout"
-        if x.rank is not None and int(problem.attrs.get("axis", 1)) % max(x.rank, 1) != 1:
+        if x.rank is not None and int(problem.attrs.get("axis", 1)) % greater(x.rank, 1) != 1:
             return "it is not the channels that are exchanged"
         if x.layout.block and words(x.dtype) != 1:
             return f"blocks of {x.dtype}"
@@ -60,9 +61,9 @@ class ShuffleChannels(CSolver):
         planes = x.dims[0] * blocks
         items = slices(planes * size * block * dtype.itemsize, target, config["slice"])
         if block > 1:  # every block of the result reads several: those of some pixels stay in the cache
-            parts, items = min(size, -(-items // x.dims[0])), x.dims[0]
+            parts, items = lesser(size, -(-items // x.dims[0])), x.dims[0]
         else:
-            parts = max(1, -(-items // planes))
+            parts = greater(1, -(-items // planes))
         source.dims(PLANES=planes, PLANES_EACH=-(-planes // items), BLOCKS=blocks, SIZE=size, PART=-(-size // parts))
         source.fixed(W=block)
         c, groups = STORAGE[dtype], int(problem.attrs.get("group", 1))

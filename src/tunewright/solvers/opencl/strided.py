@@ -21,27 +21,28 @@ Accesses: TypeAlias = Callable[[Problem, Access, Access], tuple[Access, Access]]
 
 def _ints(problem: Problem, i: int) -> list[int] | None:
     found = problem.value(i)
-    return None if found is None else [int(v) for v in found.reshape(-1)]
+    return None if found is None else [shapes.whole(v) for v in found.reshape(-1)]
 
 
-def _taken(problem: Problem) -> list[range]:
-    """The indices that a Slice takes of each axis."""
+def _taken(problem: Problem) -> list[tuple[int, int, int]]:
+    """Of each axis the first index that a Slice takes, how many, and the step between them."""
     dims = tensor(problem.inputs[0]).dims
     starts, ends = _ints(problem, 1) or [], _ints(problem, 2) or []
     axes, steps = _ints(problem, 3), _ints(problem, 4) or [1] * len(starts)
     chosen = range(len(starts)) if axes is None else shapes.axes_of(axes, len(dims))
-    taken = [range(d) for d in dims]
+    taken = [(0, d, 1) for d in dims]
     for start, end, axis, step in zip(starts, ends, chosen, steps, strict=True):
-        taken[axis] = slicing.slice_range(start, end, step, dims[axis])
+        first, _ = slicing.limits(start, end, step, dims[axis])
+        taken[axis] = first, slicing.slice_length(start, end, step, dims[axis]), step
     return taken
 
 
 def _slice(problem: Problem, x: Access, y: Access) -> tuple[Access, Access]:
     block = layout_of(problem.inputs[0]).block
-    for axis, taken in enumerate(_taken(problem)):
+    for axis, (first, count, step) in enumerate(_taken(problem)):
         if axis == 1 and block:
-            taken = range(taken.start // block, -(-taken.stop // block))
-        x = x.cut(axis, taken)
+            first, count = first // block, -(-(first + count) // block) - first // block
+        x = x.cut(axis, first, count, step)
     return x, y
 
 
@@ -85,7 +86,7 @@ def _crop(problem: Problem, x: Access, y: Access) -> tuple[Access, Access]:
     like = problem.input(1)
     window = ov_movement.crop_window(problem.attrs, x.dims, None if like is None else tensor(like).dims)
     for axis, (start, _) in enumerate(window):
-        x = x.cut(axis, range(start, start + y.dims[axis]))
+        x = x.cut(axis, start, y.dims[axis])
     return x, y
 
 
@@ -127,9 +128,9 @@ def _blocks(problem: Problem) -> str | None:
         return f"{problem.op} from {x.layout} to {y.layout}"
     if not x.is_static:
         return None
-    channels = _taken(problem)[1]
-    if channels.step != 1 or channels.start % x.layout.block:
-        return f"the channels {channels.start}:{channels.stop}:{channels.step} do not begin with a block"
+    first, count, step = _taken(problem)[1]
+    if step != 1 or first % x.layout.block:
+        return f"the channels {first}:{first + count * step}:{step} do not begin with a block"
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ...ir.graph import Fused
+from ...ir.symbolic import SymInt, greater, lesser
 from ...ir.types import TensorType
 from ...ops.conv import transposed_size
 from ...ops.ms_common import PARAMETERS
@@ -78,8 +79,8 @@ class Window:
     def inside(self, axis: int) -> tuple[int, int]:
         """The output positions [begin, end) along an axis whose windows lie wholly inside the input."""
         stride, head, reach = self.stride[axis], self.head[axis], (self.kernel[axis] - 1) * self.dilation[axis]
-        begin = max(0, -(-head // stride))
-        end = min(self.output[axis], (self.input[axis] - 1 - reach + head) // stride + 1)
+        begin = greater(0, -(-head // stride))
+        end = lesser(self.output[axis], (self.input[axis] - 1 - reach + head) // stride + 1)
         return (begin, end) if begin < end else (0, 0)
 
 
@@ -101,8 +102,8 @@ def spatial(type: object) -> tuple[int, ...]:
 
 
 def _triple(values: Sequence[Any], fill: int) -> Triple:
-    depth, height, width = [fill] * (3 - len(values)) + [int(v) for v in values]
-    return depth, height, width
+    depth, height, width = [fill] * (3 - len(values)) + [v if isinstance(v, SymInt) else int(v) for v in values]
+    return depth, height, width  # type: ignore[return-value]
 
 
 def as_conv(problem: Problem) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...ir.symbolic import lesser
 from ...ir.types import DType
 from .emit import STORAGE
 
@@ -39,7 +40,7 @@ def transpose_tile(dtype: DType, width: int) -> str:
     interleaved. Each of those shuffles is one instruction.
     """
     assert width & (width - 1) == 0
-    lane = min(width, 16 // dtype.itemsize)
+    lane = lesser(width, 16 // dtype.itemsize)
     names = [f"r{i}" for i in range(width)]
     lines = []
 

@@ -1,0 +1,193 @@
+"""Shape arithmetic on symbolic integers: what folds while a plan is made for a class of shapes.
+
+Operators on small integer tensors compute with `SymInt` elements; see `ir/symbolic.py`. For any other operator the
+values are pinned, as long as its result is small too; what makes large tensors out of sizes (a mask, positions)
+stays a node and runs with each inference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import SymArray, sym_array
+from ..ir.types import DType, TensorType
+from . import lookup, shapes
+from .base import Array, Attrs
+
+#: elements of a result that is still shape arithmetic
+FEW = 64
+
+_Fold = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
+
+
+def fold(graph: Graph, node: Node) -> bool:
+    """Replace a node over constants of which some are symbolic; False where it has to run with each inference."""
+    types = [v.type for v in node.outputs]
+    if not all(isinstance(t, TensorType) and t.is_static and not t.is_symbolic and t.size <= FEW for t in types):
+        return False
+    arrays = [None if v is None else v.const for v in node.inputs]
+    main = arrays[: len(arrays) - node.operands]
+    found = [*_evaluate(node.op, main, node.attrs, len(node.outputs))]
+    if node.epilogue:
+        results = [found[0]]
+        for step in node.epilogue:
+            given = [arrays[i] if i >= 0 else results[~i] for i in step.args]
+            results.append(_evaluate(step.op, given, step.attrs, 1)[0])
+        found = results[-1:]
+    for value, result in zip(node.outputs, found, strict=False):
+        graph.replace(value, _constant(graph, value, result))
+    graph.remove(node)
+    return True
+
+
+def _evaluate(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    way = _WAYS.get(op)
+    if way is not None and any(isinstance(a, SymArray) or (a is not None and a.dtype == object) for a in arrays):
+        return way(arrays, attrs, n)
+    spec = lookup(op)
+    assert spec is not None
+    return spec.reference([a if a is None else pinned(a) for a in arrays], attrs, n)
+
+
+def _constant(graph: Graph, value: Value, result: Array) -> Value:
+    """The result as a constant, of the type that was inferred."""
+    type = value.type
+    array = sym_array(result.tolist() if result.ndim else result.item()) if result.dtype == object else result
+    if array.dtype != object:
+        dtype = type.dtype.numpy if isinstance(type, TensorType) and result.dtype == object else None
+        array = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    made = graph.constant(array, value.name)
+    if isinstance(type, TensorType) and isinstance(made.type, TensorType):
+        made.type = made.type.with_dtype(type.dtype)
+    return made
+
+
+def pinned(array: Any) -> Any:
+    """The tensor with its values from now on."""
+    if array.dtype != object:
+        return array
+    return np.array([int(v) for v in array.flat], np.int64).reshape(array.shape)
+
+
+def _objects(array: Any) -> Array:
+    made = np.empty(array.shape, object)
+    made[...] = np.asarray(array, object)
+    return made
+
+
+def _elementwise(function: Callable[..., Any]) -> _Fold:
+    def run(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+        given = np.broadcast_arrays(*[_objects(a) for a in arrays])
+        made = np.empty(given[0].shape, object)
+        for at in np.ndindex(made.shape):
+            made[at] = function(*[a[at] for a in given])
+        return [made]
+
+    return run
+
+
+def _divided(a: Any, b: Any) -> Any:
+    """ONNX rounds towards zero."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _truth(function: Callable[[Any, Any], bool]) -> _Fold:
+    made = _elementwise(function)
+
+    def run(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+        return [made(arrays, attrs, n)[0].astype(bool)]
+
+    return run
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+def _cast(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    to = shapes.dtype_of(attrs.get("to"), "to")
+    if to in (DType.INT64, DType.INT32):
+        return [arrays[0]]
+    return [np.array([int(v) for v in arrays[0].flat]).reshape(arrays[0].shape).astype(to.numpy)]
+
+
+def _gather(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    x, indices = arrays
+    axis, at = shapes.axis_of(int(attrs.get("axis", 0)), x.ndim), np.array(indices, np.int64)
+    made = np.empty((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]), object)
+    made[...] = np.take(_objects(x), at, axis)
+    return [made]
+
+
+def _by(name: str) -> _Fold:
+    """The reference, which only moves elements."""
+
+    def run(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+        spec = lookup(name)
+        assert spec is not None
+        moved = [_objects(arrays[0]), *arrays[1:]] if name != "Concat" else [_objects(a) for a in arrays]
+        return spec.reference(moved, attrs, n)
+
+    return run
+
+
+def _range(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    start, limit, delta = (a.reshape(()).item() for a in arrays)
+    count = int(-((start - limit) // delta))
+    made = np.empty(max(0, count), object)
+    made[:] = [start + k * delta for k in range(max(0, count))]
+    return [made]
+
+
+def _reduced(function: Callable[[Sequence[Any]], Any]) -> _Fold:
+    def run(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+        x = _objects(arrays[0])
+        given = shapes.optional(arrays, 1)
+        named = [] if given is None else given.reshape(-1).tolist()
+        if given is not None and not named and attrs.get("noop_with_empty_axes", 0):
+            return [x]
+        axes = shapes.axes_of(named, x.ndim) or [*range(x.ndim)]
+        if len(axes) != x.ndim:
+            raise ValueError("only whole shapes are reduced here")
+        made = np.empty((1,) * x.ndim if attrs.get("keepdims", 1) else (), object)
+        made[...] = function([*x.flat])
+        return [made]
+
+    return run
+
+
+_WAYS: Mapping[str, _Fold] = {
+    "Add": _elementwise(lambda a, b: a + b),
+    "Sub": _elementwise(lambda a, b: a - b),
+    "Mul": _elementwise(lambda a, b: a * b),
+    "Div": _elementwise(_divided),
+    "Neg": _elementwise(lambda a: -a),
+    "Abs": _elementwise(abs),
+    "Min": _elementwise(min),
+    "Max": _elementwise(max),
+    "Where": _elementwise(_where),
+    "Equal": _truth(lambda a, b: a == b),
+    "Less": _truth(lambda a, b: a < b),
+    "LessOrEqual": _truth(lambda a, b: a <= b),
+    "Greater": _truth(lambda a, b: a > b),
+    "GreaterOrEqual": _truth(lambda a, b: a >= b),
+    "Cast": _cast,
+    "Gather": _gather,
+    "Range": _range,
+    "ReduceSum": _reduced(sum),
+    "ReduceProd": _reduced(math.prod),
+    "ReduceMin": _reduced(min),
+    "ReduceMax": _reduced(max),
+} | {
+    name: _by(name)
+    for name in (
+        "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Tile",
+        "Expand",
+    )
+}  # fmt: skip

@@ -1,0 +1,110 @@
+"""Tensors that grow from inference to inference: results with room to spare, which the next inference appends to.
+
+A `Buffer` is memory of a result with more rows than are used. What the caller gets is a view of the rows in use, which
+cannot be written to; given back as an input it is recognised. The inference that continues the newest view appends in
+place; any other one (an older view, a second continuation, a copy) begins a buffer of its own with a copy of the past.
+So old views keep what they showed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import address, aligned
+
+
+@dataclass(frozen=True)
+class State:
+    """An input that is continued by a result of the same plan."""
+
+    input: int
+    output: int
+    #: slot of the result, its storage, and the number of the step that appends
+    slot: int
+    storage: int
+    step: int
+    axis: int
+    #: new rows of one inference
+    rows: int
+
+
+class Buffer:
+    """Memory of a result that grows, and how many of its rows are in use."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int, used: int) -> None:
+        self.memory = aligned(math.prod(shape) * dtype.itemsize)
+        self.array = np.ndarray(shape, dtype, self.memory)
+        self.axis, self.used = axis, used
+
+    @property
+    def capacity(self) -> int:
+        return int(self.array.shape[self.axis])
+
+    def view(self, rows: int) -> np.ndarray[Any, Any]:
+        """The first rows, for the caller."""
+        found = self.array[(*(slice(None),) * self.axis, slice(0, rows))]
+        found.flags.writeable = False
+        _KNOWN[id(found)] = found, self
+        return found
+
+    def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
+        """Nobody appended behind these rows."""
+        return view.shape[self.axis] == self.used and address(view) == address(self.array)
+
+
+class _Views:
+    """Buffers by the views that callers hold, as long as they hold them."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Any], Buffer]] = {}
+        self._lock = threading.Lock()
+
+    def __setitem__(self, at: int, pair: tuple[np.ndarray[Any, Any], Buffer]) -> None:
+        view, buffer = pair
+
+        def forget(_: object) -> None:
+            self._found.pop(at, None)
+
+        self._found[at] = weakref.ref(view, forget), buffer
+
+    def of(self, array: Any) -> Buffer | None:
+        found = self._found.get(id(array))
+        return found[1] if found is not None and found[0]() is array else None
+
+    def continued(self, array: Any, rows: int, room: int) -> Buffer | None:
+        """The buffer to append so many rows to in place, which from now on are in use.
+
+        None: there is none, or it has less room.
+        """
+        buffer = self.of(array)
+        if buffer is None:
+            return None
+        with self._lock:
+            if not buffer.is_newest(array) or buffer.used + max(rows, room) > buffer.capacity:
+                return None
+            buffer.used += rows
+            return buffer
+
+
+_KNOWN = _Views()
+
+
+def is_view(array: Any) -> bool:
+    """A view of rows of a buffer, which lie apart."""
+    return _KNOWN.of(array) is not None
+
+
+def continued(array: Any, rows: int, room: int) -> Buffer | None:
+    """See `_Views.continued`."""
+    return _KNOWN.continued(array, rows, room)
+
+
+def grown(rows: int) -> int:
+    """Rows of a new buffer for so many: twice as many, so that copies cost a row each in the mean."""
+    return max(64, 1 << (2 * rows - 1).bit_length())

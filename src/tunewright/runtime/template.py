@@ -1,0 +1,253 @@
+"""Plans for classes of shapes: what of a plan depends on sizes, and how to compute it for other ones.
+
+A `Template` belongs to a plan that was made with symbolic sizes (`ir/symbolic.py`). Its guards say for which shapes the
+plan holds; its formulas give shapes of slots, places in memory and arguments of kernels in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import TunewrightError
+from ..ir.formulas import Formulas
+from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
+from ..ir.types import TensorType, Type
+from ..solvers.base import Problem
+from ..solvers.classes import numbers, with_numbers
+from .memory import ALIGNMENT, Stack
+from .states import State
+
+#: rows to spare that plans are made for, and that hold where nothing grows
+SPARE = 64
+#: fits that a template remembers
+MOST_FITS = 32
+
+
+class Untraceable(Exception):
+    """A plan cannot be made for a class of shapes; it can be for the shapes at hand."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Inputs of a class of shapes."""
+
+    #: for each input: element type and dimensions, None where a symbol stands; None: no tensor
+    inputs: tuple[tuple[Any, tuple[int | None, ...]] | None, ...]
+    #: (input, axis) of each symbol
+    symbols: tuple[tuple[int, int], ...]
+    #: (input, axis, number of the symbol) where it stands again
+    same: tuple[tuple[int, int, int], ...] = ()
+
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
+        """The symbols' values; None where inputs are of another class."""
+        for value, wanted in zip(inputs, self.inputs, strict=True):
+            if wanted is None:
+                if value is not None:
+                    return None
+                continue
+            shape = getattr(value, "shape", None)
+            if shape is None or value.dtype != wanted[0] or len(shape) != len(wanted[1]):
+                return None
+            for got, want in zip(shape, wanted[1], strict=True):
+                if got != want if want is not None else not LEAST <= got <= MOST:
+                    return None
+        sizes = tuple([inputs[at].shape[axis] for at, axis in self.symbols])
+        for at, axis, symbol in self.same:
+            if inputs[at].shape[axis] != sizes[symbol]:
+                return None
+        return sizes
+
+
+def symbolic(
+    types: Sequence[Type | None], symbol_of: Callable[[int, int], str | None], names: Sequence[str]
+) -> tuple[Trace, Pattern, list[Type | None]]:
+    """A trace with symbols for sizes that are open, and the types that begin with it.
+
+    ``symbol_of(input, axis)`` names the symbol of a size, or is None where the size is fixed.
+    """
+    trace, made = Trace(), list(types)
+    inputs: list[tuple[Any, tuple[int | None, ...]] | None] = []
+    symbols: list[tuple[int, int]] = []
+    same: list[tuple[int, int, int]] = []
+    known: dict[str, SymInt] = {}
+    for at, type in enumerate(types):
+        if type is None:
+            inputs.append(None)
+            continue
+        if not isinstance(type, TensorType) or not type.is_static:
+            raise Untraceable(f"input {names[at]} is no tensor")
+        dims: list[Any] = list(type.dims)
+        for axis, size in enumerate(type.dims):
+            name = symbol_of(at, axis)
+            if name is None or not LEAST <= size <= MOST:
+                continue
+            if name not in known:
+                known[name] = trace.symbol(name, size)
+                symbols.append((at, axis))
+            elif known[name].hint != size:
+                raise Untraceable(f"{name} is {size} and {known[name].hint}")
+            else:
+                same.append((at, axis, [*known].index(name)))
+            dims[axis] = known[name]
+        fixed = tuple(d if isinstance(d, int) else None for d in dims)
+        inputs.append((type.dtype.numpy, fixed))
+        made[at] = type.with_shape(tuple(dims))
+    trace.spare = trace.symbol("spare", SPARE)
+    return trace, Pattern(tuple(inputs), tuple(symbols), tuple(same)), made
+
+
+@dataclass(frozen=True, eq=False)
+class OpenKernel:
+    """A kernel whose problem depends on sizes."""
+
+    problem: Problem
+    kernel: Any
+    #: under which it solves the problem; where they fail the problem is posed anew
+    guards: Guards
+    #: sizes of the same family for which something was measured: there it is posed anew, too
+    measured: frozenset[tuple[int, ...]]
+    #: the kernel for a problem of given sizes: as it is chosen for them, or else made as this one
+    pose: Callable[[Problem, bool], Any]
+
+
+@dataclass
+class Open:
+    """What of a plan depends on sizes, as it is found while the plan is made."""
+
+    #: the physical shape of a slot, where it begins in its storage
+    shapes: dict[int, tuple[Whole, ...]] = field(default_factory=dict)
+    offsets: dict[int, Whole] = field(default_factory=dict)
+    #: the shape of a slot, for people
+    texts: dict[int, str] = field(default_factory=dict)
+    #: inputs that results continue
+    states: list[State] = field(default_factory=list)
+    #: bytes of storages in the arena and of results
+    arena: dict[int, Whole] = field(default_factory=dict)
+    results: dict[int, Whole] = field(default_factory=dict)
+    #: constants that consist of sizes
+    constants: dict[int, SymArray] = field(default_factory=dict)
+    kernels: list[OpenKernel] = field(default_factory=list)
+
+    def wanted(self) -> list[Whole]:
+        """Every number that has to be computed."""
+        found: list[Whole] = [*self.offsets.values(), *self.arena.values(), *self.results.values()]
+        for shape in self.shapes.values():
+            found += shape
+        for array in self.constants.values():
+            found += array.reshape(-1).tolist()
+        for one in self.kernels:
+            if one.kernel.open is not None:
+                found += [value for _, _, value in one.kernel.open.words]
+                found += one.kernel.open.scratch.values()
+            found += numbers(one.problem)
+        return found
+
+
+@dataclass(eq=False)
+class Fit:
+    """A plan for some sizes."""
+
+    #: every value that formulas make
+    values: list[int]
+    #: offset of each storage in the arena
+    offsets: dict[int, int]
+    arena_bytes: int
+    #: bytes of each storage of results
+    results: dict[int, int]
+    #: kernels that were posed anew, instead of which
+    posed: dict[Any, Any]
+
+
+class Template:
+    """The class of shapes that a plan serves. Immutable but for what it remembers; safe to use from several threads."""
+
+    def __init__(self, trace: Trace, pattern: Pattern, found: Open, stack: Stack, most_bytes: int) -> None:
+        wanted = found.wanted()
+        self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
+        self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
+        place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)
+        #: inputs whose rows may lie apart
+        self.apart = frozenset(state.input for state in self.states)
+        #: values by number: physical shapes and offsets of slots, elements of constants
+        self.shapes = {at: [place(d) for d in shape] for at, shape in found.shapes.items()}
+        self.offsets = {at: place(offset) for at, offset in found.offsets.items()}
+        self.constants = {
+            at: (array.shape, [place(v) for v in array.reshape(-1).tolist()]) for at, array in found.constants.items()
+        }
+        self._arena = [(storage, place(nbytes)) for storage, nbytes in found.arena.items()]
+        self._results = [(storage, place(nbytes)) for storage, nbytes in found.results.items()]
+        self._kernels = [(one, [place(s) for s in one.problem.sizes]) for one in found.kernels]
+        self._stack = stack
+        self._fits: OrderedDict[tuple[int, ...], Fit | None] = OrderedDict()
+
+    def distance(self, sizes: tuple[int, ...]) -> float:
+        """How many times as large, or as small, the size is that differs most from what the plan was made for."""
+        hints = [atom.hint for atom in self.trace.atoms[: self.trace.symbols - 1]]
+        return max((max(a / b, b / a) for a, b in zip(sizes, hints, strict=True)), default=1.0)
+
+    def misses(self, sizes: tuple[int, ...]) -> int | None:
+        """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
+        values = self.formulas((*sizes, SPARE))
+        return None if values is None else len(self._missing(values))
+
+    def _missing(self, values: Sequence[int]) -> list[tuple[OpenKernel, bool]]:
+        """Kernels that do not serve these sizes, or for which another one is known there."""
+        found = []
+        for scope, (one, places) in enumerate(self._kernels):
+            is_known = bool(one.measured) and tuple([values[at] for at in places]) in one.measured
+            if is_known or not self.formulas.holds(scope, values):
+                found.append((one, is_known))
+        return found
+
+    def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
+        """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
+        sizes = (*sizes, spare)
+        try:
+            return self._fits[sizes]
+        except KeyError:
+            pass
+        found = self._fits[sizes] = self._fitted(sizes)
+        while len(self._fits) > MOST_FITS:
+            try:
+                self._fits.popitem(last=False)
+            except KeyError:
+                break
+        return found
+
+    def _fitted(self, sizes: tuple[int, ...]) -> Fit | None:
+        values = self.formulas(sizes)
+        if values is None:
+            return None
+        posed = {}
+        for one, is_known in self._missing(values):
+            kernel = self._posed(one, values, is_known)
+            if kernel is None:
+                return None
+            posed[one.kernel] = kernel
+        nbytes = {storage: -(-values[at] // ALIGNMENT) * ALIGNMENT or ALIGNMENT for storage, at in self._arena}
+        offsets, total = self._stack.offsets(nbytes)
+        if total > self._most_bytes:
+            return None  # making a plan says so
+        return Fit(values, offsets, total, {storage: values[at] for storage, at in self._results}, posed)
+
+    def _posed(self, one: OpenKernel, values: Sequence[int], is_known: bool) -> Any:
+        """The kernel for these sizes; None where it wants something else than the plan has."""
+        problem = with_numbers(one.problem, lambda number: values[self.formulas.place(number)])
+        try:
+            kernel = one.pose(problem, is_known)
+        except TunewrightError:
+            return None
+        wanted, given = getattr(kernel, "packings", None), one.kernel.packings
+        if wanted is None or {i: p.key for i, p in wanted.items()} != {i: p.key for i, p in given.items()}:
+            return None
+        return kernel if kernel.is_like(one.kernel) else None
+
+    def fill(self, fit: Fit, slot: int, array: np.ndarray[Any, Any]) -> None:
+        """A constant that consists of sizes."""
+        shape, places = self.constants[slot]
+        array[...] = np.array([fit.values[at] for at in places], array.dtype).reshape(shape)

@@ -1,0 +1,61 @@
+"""Append: rows behind those of a buffer; those that are not in it yet are copied first."""
+
+from __future__ import annotations
+
+import math
+
+from ...devices.base import Target
+from ...ops.append import APPEND
+from ...search.space import Config as Point
+from ...search.space import Space
+from ..base import Config, Problem, tensor
+from .base import CSolver
+from .emit import STORAGE, Call, In, Out, Source
+from .move import slices
+from .words import MOVABLE, word
+
+#: arguments that each inference sets: whether the past is copied, and how far its outer rows are apart. As they are
+#: written into a table, the past is copied from a tensor without gaps.
+COPY, PAST_STEP = "COPY", "PAST_STEP"
+
+_BODY = """
+int begin = GID(0) * EACH, end = begin + EACH < OUTER ? begin + EACH : OUTER;
+for (int o = begin; o < end; o++) {
+  GLOBAL W* to = y + o * CAPACITY;
+  if (COPY) for (int i = 0; i < PAST; i++) to[i] = past[o * PAST_STEP + i];
+  for (int i = 0; i < NEW; i++) to[PAST + i] = x[o * NEW + i];
+}"""
+
+
+class Append(CSolver):
+    family = "append"
+    ops = frozenset({APPEND})
+    dtypes = MOVABLE
+    rank = 60
+
+    def refuse(self, problem: Problem, target: Target) -> str | None:
+        return "has no epilogue" if problem.epilogue else None
+
+    def default(self, problem: Problem, target: Target) -> Config:
+        return Point()
+
+    def space(self, problem: Problem, target: Target) -> Space:
+        return Space({})
+
+    def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
+        past, new, out = tensor(problem.inputs[0]), tensor(problem.inputs[1]), tensor(problem.outputs[0])
+        axis, kind = int(problem.attrs["axis"]), word(out.dtype)
+        outer, inner = math.prod(out.dims[:axis]), math.prod(out.dims[axis + 1 :])
+        source = Source("append", self.specialise)
+        source.buffer("past", kind, In(0))
+        source.buffer("x", kind, In(1))
+        source.buffer("y", kind, Out())
+        source.fixed(W=STORAGE[kind])
+        each = -(-outer // slices(past.nbytes, target))
+        source.dims(OUTER=outer, EACH=each, CAPACITY=out.dims[axis] * inner, PAST=past.dims[axis] * inner)
+        source.dims(NEW=new.dims[axis] * inner, PAST_STEP=past.dims[axis] * inner, COPY=1)
+        source.add(_BODY)
+        return [source.call([-(-outer // each)])]
+
+
+SOLVERS = (Append(),)

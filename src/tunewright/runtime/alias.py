@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
 from ..ir.symbolic import same
-from ..ir.types import NHWC, TensorType
+from ..ir.types import NHWC, PLAIN, TensorType
 from ..ops import lookup
 from ..ops.fused import REORDER, moves_nothing
 from ..ops.slicing import limits
@@ -90,10 +90,22 @@ def _is_view(node: Node, sharing: Sharing) -> bool:
         return False
     if node.op == REORDER:
         return moves_nothing(source.type, node.output.type)  # type: ignore[arg-type]
+    if node.op == "Transpose":
+        return _keeps_order(node)
     spec = lookup(node.op)
     if spec is not None and spec.view:
         return _nbytes(node.output) == _nbytes(source) and node.output.type.dtype == source.type.dtype  # type: ignore[union-attr]
     return bool(_view_offsets(node)) if node.op in ("Slice", "Split") else False
+
+
+def _keeps_order(node: Node) -> bool:
+    """A Transpose that moves axes of one element alone."""
+    source = static_tensor(node.inputs[0].type if node.inputs[0] is not None else None)
+    if source is None or source.layout != PLAIN or node.output.tensor is None or node.output.tensor.layout != PLAIN:
+        return False
+    perm = node.attrs.get("perm") or tuple(reversed(range(len(source.dims))))
+    order = [int(axis) for axis in perm if source.dims[int(axis)] != 1]
+    return order == sorted(order)
 
 
 def _view_offsets(node: Node) -> list[int]:
@@ -196,7 +208,8 @@ def _may_alias(node: Node) -> bool:
         assert source is not None
         return moves_nothing(source.type, node.output.type)  # type: ignore[arg-type]
     spec = lookup(node.op)
-    return node.op in ("Slice", "Split", "Concat") or (spec is not None and spec.view) or bool(node.bodies)
+    is_view = (spec is not None and spec.view) or (node.op == "Transpose" and _keeps_order(node))
+    return node.op in ("Slice", "Split", "Concat") or is_view or bool(node.bodies)
 
 
 def _in_place(

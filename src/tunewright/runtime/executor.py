@@ -113,6 +113,10 @@ class Frame:
         self.single = None if counted or template is not None else Single.of(plan, self)
         self.switch = None if counted else Switch.of(plan, self)
 
+    @property
+    def arena_bytes(self) -> int:
+        return 0 if self.arena is None else int(self.arena.nbytes)
+
     def fit(self, inputs: Sequence[Any]) -> None:
         """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
         plan, template = self.plan, self.plan.template

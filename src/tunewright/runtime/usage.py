@@ -66,7 +66,7 @@ def _constants(model: DeviceModel) -> Iterator[Any]:
 
 def _add(found: Usage, executor: Executor) -> None:
     for plan, frame in executor.frames():
-        found["arenas"] += plan.arena_bytes
+        found["arenas"] += frame.arena_bytes
         if not plan.device.shares_memory:
             found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
             held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}

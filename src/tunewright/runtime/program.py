@@ -180,6 +180,7 @@ class Program:
         self._lock = threading.Lock()
         #: plans for classes of shapes, the one that was made last at the end
         self._classes: list[Plan] = []
+        self._serves_classes = env.serves_classes
         #: how often in a row none could be made
         self._untraceable = 0
         #: one is being made beside what runs, or could not be made
@@ -218,7 +219,7 @@ class Program:
 
     def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
         """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
-        if not self.env.serves_classes or (self._is_part and not self._plans and not self._open):
+        if not self._serves_classes or (self._is_part and not self._plans and not self._open):
             return None
         plan = self._nearest(inputs)
         if plan is not None:
@@ -258,13 +259,13 @@ class Program:
                 break
         if found is None:
             return None
-        _, distance, plan, sizes = found
+        misses, distance, plan, sizes = found
         assert plan.template is not None
         if distance >= FAR and grow and not self._growing.is_set():
             self._growing.set()
             types = tuple(type_of(v) for v in inputs)
             threading.Thread(target=self._grow, args=(types,), name="tunewright-plans", daemon=True).start()
-        return plan if plan.template.fit(sizes) is not None else None
+        return plan if not misses or plan.template.fit(sizes) is not None else None
 
     def _grow(self, types: tuple[Type | None, ...]) -> None:
         """Make one more plan for the class of shapes that these are of, while others run."""

@@ -193,7 +193,9 @@ class Template:
     def misses(self, sizes: tuple[int, ...]) -> int | None:
         """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
         values = self.formulas((*sizes, SPARE))
-        return None if values is None else len(self._missing(values))
+        if values is None or sum(values[at] for _, at in self._arena) > self._most_bytes:
+            return None
+        return len(self._missing(values))
 
     def _missing(self, values: Sequence[int]) -> list[tuple[OpenKernel, bool]]:
         """Kernels that do not serve these sizes, or for which another one is known there."""

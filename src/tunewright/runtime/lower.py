@@ -328,7 +328,7 @@ class _Lowering:
             raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
         if all(one.kernel is not kernel for one in self.open.kernels):
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
-            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice)))
+            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice, kernel)))
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

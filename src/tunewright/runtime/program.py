@@ -77,12 +77,13 @@ class Environment:
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
 
-    def posed(self, before: Choice, problem: Problem, is_known: bool) -> Kernel:
+    def posed(self, choice: Choice, before: Kernel, problem: Problem, is_known: bool) -> Kernel:
         """The kernel for a problem of a class of shapes: as chosen before, unless another one is known for it."""
-        choice = before
-        if is_known or self.tuner.why_not(before.solver, problem, self.device) is not None:
-            choice = self.tuner.choose(problem, self.device)
-        kernel = self.compile(choice, problem)
+        if is_known or self.tuner.why_not(choice.solver, problem, self.device) is not None:
+            kernel = self.compile(self.tuner.choose(problem, self.device), problem)
+        else:
+            with self._building():
+                kernel = choice.solver.compile_again(problem, choice.config, self.device, before)
         self.prepare(kernel)
         return kernel
 

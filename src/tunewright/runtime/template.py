@@ -25,7 +25,7 @@ from .states import State
 #: rows to spare that plans are made for, and that hold where nothing grows
 SPARE = 64
 #: fits that a template remembers
-MOST_FITS = 32
+MOST_FITS = 128
 
 
 class Untraceable(Exception):

@@ -381,6 +381,11 @@ class Solver(ABC):
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         """The kernel. `serves_classes`: its problem may be of a class of shapes."""
 
+    def compile_again(self, problem: Problem, config: Config, device: Device, before: Kernel) -> Kernel:
+        """The same, where ``before`` was made with the same config for other sizes: what it compiled is not looked for
+        again."""
+        return self.compile(problem, config, device)
+
 
 #: of modules here whose solvers have one language, which: for a device that compiles another they are not imported
 LANGUAGES = {"opencl": "c", "cuda": "cuda", "triton": "cuda", "vendor": "cuda"}

@@ -101,14 +101,25 @@ class CSolver(Solver):
         return "\n".join([MATHEMATICS, *(call.text for call in self.calls(problem, config, target))])
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
+        kernel = self._made(problem, config, device)
+        kernel.device.begin_build(kernel.texts)
+        return kernel
+
+    def compile_again(self, problem: Problem, config: Config, device: Device, before: Kernel) -> Kernel:
+        kernel = self._made(problem, config, device)
+        if isinstance(before, CKernel) and [c.text for c in kernel.calls] == [c.text for c in before.calls]:
+            kernel.programs = before.programs
+        else:
+            kernel.device.begin_build(kernel.texts)
+        return kernel
+
+    def _made(self, problem: Problem, config: Config, device: Device) -> CKernel:
         assert isinstance(device, CDevice)
         try:
             calls = [c for c in self.calls(problem, config, device.target) if all(c.grid)]
         except MISTAKES as error:
             raise ModelError(str(error) or repr(error)) from error
-        kernel = CKernel(self.id, problem.at_hand, device, calls, self.packings(problem, config, device.target))
-        device.begin_build(kernel.texts)
-        return kernel
+        return CKernel(self.id, problem.at_hand, device, calls, self.packings(problem, config, device.target))
 
 
 class CKernel(Kernel):

@@ -1,7 +1,7 @@
 """Gather, GatherND and GatherElements: rows or elements picked by index.
 
-Indices are read at run time. The reference raises for an index that is out of range; a kernel cannot, so it takes the
-nearest legal one. Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+Indices are read at run time. For one that is out of range a kernel takes the nearest legal one, and reports it.
+Where indices are small constants they are looked at beforehand, and a wrong one is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...ops.shapes import axis_of
 from ..base import Config, Problem, tensor
 from .base import CSolver, both
 from .emit import Call, In, Out, Source, Table
-from .indices import ONE_WORD, WRAPPED, Shares, merged, no_indices, outside, strides, table, unfit
+from .indices import NEAREST, ONE_WORD, WRAPPED, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import MOVABLE, word, words
 
 _ROWS = """
@@ -25,7 +25,7 @@ int row = begin % INDEX_ROWS, left = BATCH_ROWS - begin % BATCH_ROWS, batch = be
 for (int r = begin; r < end; r++) {
   int at = batch;
   for (int k = 0; k < DEPTH; k++)
-    at += wrapped(indices[row * DEPTH + k], bounds[2 * k]) * bounds[2 * k + 1];
+    at += wrapped(indices[row * DEPTH + k], bounds[2 * k], report) * bounds[2 * k + 1];
   if (INNER == 1) {
     y[r] = x[at];
   } else {
@@ -105,8 +105,14 @@ for (int r = begin; r < end; r++) {
     at += rest % axes[2 * k] * axes[2 * k + 1];
     rest /= axes[2 * k];
   }
-  for (int j = 0; j < count; j++)
-    y[line + j] = x[at + j * STEP + wrapped(indices[line + j], SIZE) * STRIDE];
+  int wrong_ones = 0;
+  for (int j = 0; j < count; j++) {
+    y[line + j] = x[at + j * STEP + nearest(indices[line + j], SIZE) * STRIDE];
+    wrong_ones |= is_outside(indices[line + j], SIZE);
+  }
+  if (wrong_ones)
+    for (int j = 0; j < count; j++)
+      if (is_outside(indices[line + j], SIZE)) wrong(report, WRONG_INDEX, indices[line + j], SIZE);
 }
 """
 
@@ -141,7 +147,7 @@ class GatherElements(CSolver):
         rows = indices.size // line.length
         shares = Shares.of(rows, line.length, 2 * x.dtype.itemsize + indices.dtype.itemsize, target)
         source = Source("gather_elements", self.specialise)
-        source.function(WRAPPED)
+        source.function(NEAREST)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
         # Along the chosen axis it is the index that moves through the data, not the position.

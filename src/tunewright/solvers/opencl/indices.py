@@ -17,11 +17,29 @@ from .words import MOVABLE, words
 ONE_WORD = frozenset(d for d in MOVABLE if words(d) == 1)
 INDEX_TYPES = frozenset({DType.INT32, DType.INT64})
 
-#: Legal whatever the index is: a kernel cannot report one that is out of range, but it never reads outside.
+#: Legal whatever the index is: the nearest place. One that is out of range is reported.
 WRAPPED = """
-INLINE int wrapped(i64 i, int size) {
+INLINE int wrapped(i64 i, int size, GLOBAL i64* report) {
+  i64 at = i < 0 ? i + size : i;
+  if (at >= 0 && at < size) return (int)at;
+  wrong(report, WRONG_INDEX, i, size);
+  return at < 0 ? 0 : size - 1;
+}
+"""
+#: The same in a loop that is to be vectorised: who takes `nearest` looks for the index that is wrong behind it.
+NEAREST = """
+INLINE int nearest(i64 i, int size) {
   i = i < 0 ? i + size : i;
   return i < 0 ? 0 : i < size ? (int)i : size - 1;
+}
+INLINE int is_outside(i64 i, int size) { return (i < -(i64)size) | (i >= size); }
+"""
+#: Row ``i + more`` of so many, counted from 0: the nearest one, where that is reported.
+ROW = """
+INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
+  if (i >= 0 && i < rows - more) return (int)i + more;
+  wrong(report, WRONG_ROW, (i64)((u64)i + (u64)more), rows);
+  return i < 0 ? 0 : rows - 1;
 }
 """
 

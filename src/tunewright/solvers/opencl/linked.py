@@ -16,9 +16,10 @@ from ...devices.base import Chained, Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
+from ...devices.reports import Reports
 from ..base import Kernel, Launcher, Linker
 from .base import CKernel
-from .emit import In, Out, Scratch, Table
+from .emit import In, Out, Report, Scratch, Table
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class LinkedLauncher(Launcher, Chained):
         self._kept: list[Any] = [program for _, _, program in calls]
         held: dict[tuple[int, str], Any] = {}
         numbers = [0] * len(kernels)
+        reporting = sorted({k for k, call, _ in calls if Report() in call.args})
+        #: what kernels say of their inputs; None: none of them says anything
+        self._reports = Reports(reporting) if reporting else None
         for (kernel, call, _), begin in zip(calls, begins, strict=True):
             for at, arg in enumerate(call.args, begin):
                 if isinstance(arg, In | Out):
@@ -64,6 +68,9 @@ class LinkedLauncher(Launcher, Chained):
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
                     table[at] = address(arg.array if arg.array.size else NOTHING)
+                elif isinstance(arg, Report):
+                    assert self._reports is not None
+                    table[at] = address(self._reports.record(kernel))
                 else:
                     table[at] = steps.number(arg)
         self._kept += held.values()
@@ -114,7 +121,16 @@ class LinkedLauncher(Launcher, Chained):
         return made
 
     def __call__(self) -> None:
-        self.queue.run(self._runner)
+        reports = self._reports
+        if reports is None:
+            self.queue.run(self._runner)
+            return
+        try:
+            self.queue.run(self._runner)
+        except BaseException:  # Ctrl-C: what kernels said until then is not of the next inference
+            reports.clear()
+            raise
+        reports.check()
 
     def seconds(self) -> list[float]:
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick

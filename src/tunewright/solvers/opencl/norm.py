@@ -18,6 +18,7 @@ from ...search.space import Space
 from ..base import Config, Problem, tensor
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
+from .indices import ROW
 
 MS = "com.microsoft::"
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
@@ -295,9 +296,9 @@ class Writer:
                 self._term(name, i, f"row * R1 % {name.upper()}_SIZE")
 
     def _embedding(self) -> None:
-        """Word, position and segment vectors. An index out of range is cut to the range: nothing else is read."""
+        """Word, position and segment vectors. An index out of range is reported, and cut to the range."""
         problem, source = self.problem, self.source
-        source.function("INLINE int within(i64 i, int n) { return (int)(i < 0 ? 0 : i < n ? i : n - 1); }")
+        source.function(ROW)
         source.dims(LENGTH=tensor(problem.inputs[0]).dims[1])
         positions = problem.input(8)
         if positions is not None:
@@ -314,7 +315,7 @@ class Writer:
             if indices is not None:
                 source.buffer(f"{name}_ids", tensor(problem.inputs[indices]).dtype, In(indices))
                 at = f"{name}_ids[{at}]"
-            self._term(name, i, f"within({at}, {count}) * R1")
+            self._term(name, i, f"row_of({at}, 0, {count}, report) * R1")
 
     def _count_mask(self) -> str:
         """The second output: the ones in each row of the mask, counted along with a sequence's first token."""

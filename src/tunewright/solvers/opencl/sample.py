@@ -18,7 +18,7 @@ from ...ops.sampling import MOST_SAMPLES, axis_points
 from ..base import Config, Missing, Problem, tensor
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source, Table
-from .indices import WRAPPED, Shares, no_indices, unfit
+from .indices import ROW, Shares, no_indices, unfit
 
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
@@ -183,8 +183,9 @@ for (int r = begin; r < end; r++) {
   tall = GROW && tall < 1 ? 1 : tall;
   f64 down = RATIO ? RATIO : __builtin_ceil(tall / HEIGHT), along = RATIO ? RATIO : __builtin_ceil(wide / WIDTH);
   bool sampled = down >= 1 && along >= 1, large = down * HEIGHT * along * WIDTH > MOST;
+  if (sampled && large) wrong(report, WRONG_BOX, r, MOST_SAMPLES);
   int rows = sampled && !large ? (int)down : 0, columns = sampled && !large ? (int)along : 0;
-  i64 image = (wrapped(batch[r], IMAGES) * CHANNELS + first) * H * W;
+  i64 image = (row_of(batch[r], 0, IMAGES, report) * CHANNELS + first) * H * W;
   for (int i = 0; i < HEIGHT; i++)
     for (int j = 0; j < WIDTH; j++) {
       for (int c = 0; c < count; c++) sum[c] = MAXIMUM && rows && columns ? -INFINITY : 0;
@@ -222,7 +223,7 @@ _CHUNK = 64
 
 
 class RoiAlign(CSolver):
-    """A box of so many pixels that the reference raises for it is filled with NaN: a kernel cannot report it."""
+    """A box of more pixels than the reference takes is reported, and filled with NaN."""
 
     family = "roi_align"
     ops = frozenset({"RoiAlign"})
@@ -259,9 +260,10 @@ class RoiAlign(CSolver):
         source.buffer("y", y.dtype, Out())
         maximum = str(attrs.get("mode", "avg")).lower() == "max"
         source.fixed(T=COMPUTE[x.dtype], CHUNK=_CHUNK, MAXIMUM=int(maximum), MOST=f"{MOST_SAMPLES}.0")
+        source.fixed(MOST_SAMPLES=MOST_SAMPLES)
         source.dims(ROIS=count, CHANNELS=channels, IMAGES=x.dims[0], H=x.dims[2], W=x.dims[3], SHARE=shares.rows)
         source.dims(HEIGHT=height, WIDTH=width, RATIO=int(attrs.get("sampling_ratio", 0)), GROW=int(not half))
-        source.function(WRAPPED)
+        source.function(ROW)
         source.function(_LINE)
         place = "((r * CHANNELS + first + c) * HEIGHT + i) * WIDTH + j"
         text = _ROI.replace("STORE", source.store("y", place, "value"))

@@ -53,10 +53,10 @@ class Reports:
     def __init__(self, kernels: Sequence[int]) -> None:
         """``kernels``: numbers of those that have a record."""
         self.kernels = list(kernels)
-        self.records = np.zeros((len(self.kernels), WORDS), np.int64)
-        #: comparing bytes takes 0.05 us, asking an array 2 us
-        self._bytes = self.records.reshape(-1).view(np.uint8).data
+        #: to compare these takes 0.05 us for hundred records, to ask an array 2 us for one
+        self._bytes = bytearray(len(self.kernels) * _RECORD.nbytes)
         self._clean = bytes(self._bytes)
+        self.records = np.frombuffer(self._bytes, np.int64).reshape(-1, WORDS)
 
     def record(self, kernel: int) -> Array:
         """Where kernel number ``kernel`` writes."""

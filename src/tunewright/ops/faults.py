@@ -26,6 +26,8 @@ class Fault(IntEnum):
     DIVISION = 4
     #: the number of a box, and the sample points that one may have
     BOX = 5
+    #: a number that has no upper bound
+    NEGATIVE = 6
 
 
 _TEXTS = {
@@ -33,6 +35,7 @@ _TEXTS = {
     Fault.ROW: "an index is out of range: {value}, not 0 to {last}",
     Fault.LENGTH: "a sequence length is out of range: {value}, not 0 to {limit}",
     Fault.DIVISION: "an integer is divided by zero",
+    Fault.NEGATIVE: "an index is out of range: {value} is negative",
     Fault.BOX: "box {value} has more than {limit} sample points",
 }
 
@@ -50,6 +53,11 @@ def check_indices(indices: Array, size: int) -> None:
 def check_rows(rows: Array, count: int) -> None:
     """IndexError unless each is from 0 to below ``count``."""
     _check(Fault.ROW, rows, 0, count, count)
+
+
+def check_natural(numbers: Array) -> None:
+    """IndexError where one is negative."""
+    _check(Fault.NEGATIVE, numbers, 0, 1 << 64, 0)
 
 
 def check_lengths(lengths: Array, steps: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..ir.types import Dim, DType, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
-from .faults import check_indices, check_lengths, check_rows
+from .faults import check_indices, check_lengths, check_natural, check_rows
 from .numeric import narrow, wide
 from .samples import with_samples
 
@@ -129,10 +129,14 @@ def _tensor_scatter(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Arr
     if count > size or updates.shape != (*x.shape[:axis], count, *x.shape[axis + 1 :]):
         raise ValueError(f"updates of shape {list(updates.shape)} do not fit a cache of {list(x.shape)}")
     starts = np.zeros(len(x), np.int64) if starts is None else starts
-    check_rows(starts, size - count + 1 if mode == "linear" else np.iinfo(np.int64).max - count)
+    if mode == "linear":
+        check_rows(starts, size - count + 1)
+    else:
+        check_natural(starts)
     y = np.moveaxis(x.copy(), axis, 1)
     for cache, new, start in zip(y, np.moveaxis(updates, axis, 1), starts.tolist(), strict=True):
-        cache[(start + np.arange(count)) % size if size else []] = new
+        if count:
+            cache[(start % size + np.arange(count)) % size] = new
     return [np.ascontiguousarray(np.moveaxis(y, 1, axis))]
 
 

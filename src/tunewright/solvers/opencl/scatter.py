@@ -245,7 +245,7 @@ int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;
 for (int r = begin; r < end; r++) {
   i64 first = FIRST;
   if (first < 0 || (!CIRCULAR && first > SIZE - LENGTH)) {
-    wrong(report, WRONG_ROW, first, SIZE - LENGTH + 1);
+    wrong(report, CIRCULAR ? WRONG_NEGATIVE : WRONG_ROW, first, SIZE - LENGTH + 1);
     continue;
   }
   first %= SIZE;

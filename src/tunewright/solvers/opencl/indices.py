@@ -17,22 +17,16 @@ from .words import MOVABLE, words
 ONE_WORD = frozenset(d for d in MOVABLE if words(d) == 1)
 INDEX_TYPES = frozenset({DType.INT32, DType.INT64})
 
-#: Legal whatever the index is: the nearest place. One that is out of range is reported.
-WRAPPED = """
-INLINE int wrapped(i64 i, int size, GLOBAL i64* report) {
+#: Legal whatever the index is, and whether it was before. A loop collects that, and who finds something looks for the
+#: index that is wrong behind the loop: a call of `wrong` in it would cost registers, and keep it scalar.
+LEGAL = """
+INLINE i64 legal(i64 i, int size, int* wrong_ones) {
   i64 at = i < 0 ? i + size : i;
-  if (at >= 0 && at < size) return (int)at;
-  wrong(report, WRONG_INDEX, i, size);
-  return at < 0 ? 0 : size - 1;
+  int outside = (u64)at >= (u64)size;
+  *wrong_ones |= outside;
+  return outside ? 0 : at;
 }
-"""
-#: The same in a loop that is to be vectorised: who takes `nearest` looks for the index that is wrong behind it.
-NEAREST = """
-INLINE int nearest(i64 i, int size) {
-  i = i < 0 ? i + size : i;
-  return i < 0 ? 0 : i < size ? (int)i : size - 1;
-}
-INLINE int is_outside(i64 i, int size) { return (i < -(i64)size) | (i >= size); }
+INLINE int is_outside(i64 i, int size) { return i < -(i64)size || i >= size; }
 """
 #: Row ``i + more`` of so many, counted from 0: the nearest one, where that is reported.
 ROW = """

@@ -103,6 +103,8 @@ def _update(source: Source, where: _Target, reduction: str) -> str:
     if reduction != "none":
         lines.append(f"{kind} old = {source.load('y', 'to')};")
     text = _COMBINE[reduction].format(nan=fold.is_nan(source.dtype("y"), "old"))
+    if reduction == "mul" and where.dtype.is_integer:
+        text = f"1u * {text}"  # C multiplies u16 as int, which may overflow
     return "\n".join([*lines, source.store("y", "to", text)])
 
 

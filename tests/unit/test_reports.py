@@ -64,8 +64,10 @@ def check(results: dict[str, Any], given: dict[str, np.ndarray]) -> None:
 
 
 GOOD, BAD_FIRST, BAD_SECOND = feed(), feed(i=(0, 17, 9)), feed(k=(-11, 0, 0))
-#: more than one launch; each step a launch; nothing around the steps
-WAYS = [{}, {"PERF_COUNT": True}, {"NUM_STREAMS": 2}, {"CPU_THREADS_NUM": 1}, {"HOST_FALLBACK": "NO"}]
+WAYS = [
+    {}, {"PERF_COUNT": True}, {"NUM_STREAMS": 2}, {"CPU_THREADS_NUM": 1}, {"HOST_FALLBACK": "NO"},
+    {"JOIN_LAUNCHES": "NO"},
+]  # fmt: skip
 
 
 def raises(call: Any, message: str) -> None:

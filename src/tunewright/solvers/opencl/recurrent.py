@@ -384,7 +384,6 @@ for (int panel = first; panel < last; panel++) {
         if self.problem.input(4) is None:
             return []
         source.buffer("lengths", tensor(self.problem.inputs[4]).dtype, In(4))
-        source.function(cells.WITHIN)
         return ["""for (int m = 0; m < ROWS; m++)
   if (lengths[sequence(m)] < 0 || lengths[sequence(m)] > STEPS)
     wrong(report, WRONG_LENGTH, lengths[sequence(m)], STEPS);"""]
@@ -393,11 +392,12 @@ for (int panel = first; panel < last; panel++) {
         """Which step of the input each sequence is at: in a reversed one the last comes first, within its length."""
         length = "STEPS"
         if self.problem.input(4) is not None:
-            length = "within(lengths[sequence(m)], STEPS)"
+            length = "lengths[sequence(m)]"
         source.dims(BACKWARDS=cells.directions(self.problem)[1])
         return f"""int times[ROWS], alive[ROWS];
 UNROLL for (int m = 0; m < ROWS; m++) {{
   int length = {length};
+  length = length < 0 ? 0 : length > STEPS ? STEPS : length;
   alive[m] = t < length;
   times[m] = alive[m] && (BACKWARDS >> d & 1) ? length - 1 - t : t;
 }}"""

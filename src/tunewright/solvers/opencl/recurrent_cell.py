@@ -28,10 +28,6 @@ _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
 }
 
 
-#: the steps of a sequence, whatever its length is said to be
-WITHIN = "INLINE int within(i64 n, int steps) { return n < 0 ? 0 : n < steps ? (int)n : steps; }"
-
-
 @dataclass(frozen=True)
 class Cell:
     """What makes one operation different from the others."""

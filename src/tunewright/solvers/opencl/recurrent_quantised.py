@@ -391,9 +391,9 @@ def _even(size: int) -> int:
     return size + size % 2
 
 
-_LONGEST = f"""
-{cells.WITHIN}
-""" + """INLINE int longest(GLOBAL const i32* lengths, int batch, int steps) {
+_LONGEST = """
+INLINE int within(i32 length, int steps) { return length < 0 ? 0 : length < steps ? length : steps; }
+INLINE int longest(GLOBAL const i32* lengths, int batch, int steps) {
   int most = 0;
   for (int m = 0; m < batch; m++) most = within(lengths[m], steps) > most ? within(lengths[m], steps) : most;
   return most;

@@ -316,3 +316,16 @@ def test_nothing_to_look_up(op: str, inputs: list[np.ndarray], device: str) -> N
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (want,) = session.run(None, feeds(inputs))
     assert got.shape == want.shape and (got == want).all()
+
+
+@pytest.mark.parametrize("device", ["CPU", OPENCL])
+def test_all_is_wrong(device: str) -> None:
+    """Whoever comes first fills in the record, and nobody else writes to it."""
+    x, at = floats(7, 5, 3), np.zeros((50000, 2), np.int64)
+    at[:, 0], at[:, 1] = np.arange(50000) + 100, -np.arange(50000) - 60000
+    model = Lookup("GatherND", [x, at], 1, 0, 0, "").model(np.int64)
+    request = Core().compile_model(model, device, {"HOST_FALLBACK": "NO"}).create_infer_request()
+    for _ in range(20):
+        said = message(request, feeds([x, at])).partition("out of range: ")[2].split()
+        value, size = int(said[0]), int(said[-1])
+        assert (size == 7 and 100 <= value < 50100) or (size == 5 and -110000 < value <= -60000)

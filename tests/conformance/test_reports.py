@@ -329,3 +329,15 @@ def test_all_is_wrong(device: str) -> None:
         said = message(request, feeds([x, at])).partition("out of range: ")[2].split()
         value, size = int(said[0]), int(said[-1])
         assert (size == 7 and 100 <= value < 50100) or (size == 5 and -110000 < value <= -60000)
+
+
+@pytest.mark.parametrize("device", ["CPU", OPENCL])
+def test_a_box_that_is_too_large(device: str) -> None:
+    given = [floats(2, 3, 9, 9), np.array([[0, 0, 3, 3], [0, 0, 1e6, 1e6]], np.float32), np.array([0, 1])]
+    lookup = Lookup("RoiAlign", given, 2, 0, 0, "", attrs={"output_height": 2, "output_width": 2})
+    request = Core().compile_model(lookup.model(np.int64), device, {"HOST_FALLBACK": "NO"}).create_infer_request()
+    host = Core().compile_model(lookup.model(np.int64), "CPU.HOST").create_infer_request()
+    said = message(request, feeds(given))
+    assert said == message(host, feeds(given)) == "node 'the_node' (RoiAlign): box 1 has more than 67108864 sample points"
+    small = feeds([given[0], np.minimum(given[1], 5), given[2]])
+    np.testing.assert_allclose(request.infer(small)["o0"], host.infer(small)["o0"], rtol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 from conformance.short_form import every_other
+from tunewright.devices.base import Queue
+from tunewright.devices.reports import KernelError
 from tunewright.ir.types import TensorType
 from tunewright.plugins.single import open_device
-from tunewright.solvers.base import Problem, solvers
+from tunewright.solvers.base import Kernel, Problem, solvers
 from tunewright.testing.kernelcheck import Case, check
 
 RNG = np.random.default_rng(0)
@@ -70,8 +73,14 @@ def test_gather_keeps_bits() -> None:
     assert (y.view(np.uint32) == x[case.inputs[1]].view(np.uint32)).all()
 
 
+def run(kernel: Kernel, queue: Queue, inputs: Sequence[np.ndarray], y: np.ndarray) -> None:
+    """And wait for what it reports."""
+    kernel.run(queue, inputs, [y])
+    queue.check()
+
+
 def test_gather_index_out_of_range() -> None:
-    """The host reports what it can see beforehand; what it cannot is read from the nearest element."""
+    """The host says what it can see beforehand; else the kernel reads the first element, and reports the index."""
     x, wrong = data(4, 3), np.array([5])
     types = tuple(TensorType.of(a) for a in (x, wrong))
     out = (TensorType(types[0].dtype, (1, 3)),)
@@ -80,10 +89,11 @@ def test_gather_index_out_of_range() -> None:
     assert "outside of 4 elements" in str(solver.why_not(seen, device.target))
     unseen = Problem("Gather", types, out, {}, constant=(False, False))
     queue, kernel = device.queue(), solver.compile(unseen, {}, device)
-    for index, nearest in ((4, 3), (2**62, 3), (-5, 0), (-(2**62), 0)):
-        (y,) = kernel.run(queue, [x, np.array([index])], [None])
-        queue.finish()
-        assert (y == x[nearest]).all()
+    for index in (4, 2**62, -5, -(2**62)):
+        y = np.zeros((1, 3), np.float32)
+        with pytest.raises(KernelError, match=f"an index is out of range: {index} for an axis of 4$"):
+            run(kernel, queue, [x, np.array([index])], y)
+        assert (y == x[0]).all()
 
 
 def test_gather_from_nothing_is_refused() -> None:
@@ -196,9 +206,9 @@ def test_scatter_leaves_out_what_is_out_of_range() -> None:
     types = tuple(TensorType.of(a) for a in (x, wrong, updates))
     problem = Problem("ScatterND", types, types[:1], {}, constant=(False,) * 3)
     solver, device = next(s for s in solvers() if s.id == "opencl.scatter_nd"), open_device("CPU")
-    queue = device.queue()
-    (y,) = solver.compile(problem, {}, device).run(queue, [x, wrong, updates], [None])
-    queue.finish()
+    queue, y = device.queue(), np.zeros_like(x)
+    with pytest.raises(KernelError, match=f"an index is out of range: {2**40} for an axis of 4$"):
+        run(solver.compile(problem, {}, device), queue, [x, wrong, updates], y)
     x[1] = updates[1]
     assert (y == x).all()
 
@@ -217,7 +227,7 @@ def test_max_unpool(wanted: tuple[int, ...] | None) -> None:
     at = RNG.integers(0, 2 * 3 * 8 * 7, (2, 3, 4, 3))
     inputs = [data(2, 3, 4, 3), at, *([] if wanted is None else [np.array(wanted)])]
     agrees("MaxUnpool", *inputs, kernel_shape=(2, 3), strides=(2, 2), family="max_unpool")
-    inputs = [data(1, 1, 5), np.array([[[0, 2, -1, 2, 9]]])]
+    inputs = [data(1, 1, 5), np.array([[[0, 2, 7, 2, 9]]])]
     agrees("MaxUnpool", *inputs, kernel_shape=(2,), strides=(2,), family="max_unpool")
 
 

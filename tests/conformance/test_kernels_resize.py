@@ -199,7 +199,7 @@ def test_roi_align(dtype: Any) -> None:
     corner = RNG.uniform(-3, 8, (9, 2))
     rois = np.concatenate([corner, corner + RNG.uniform(-2, 9, (9, 2))], -1)
     rois[0] = (-40, -40, -30, -30)
-    inputs = [normal(2, 70, 9, 11, dtype=dtype), rois.astype(dtype), RNG.integers(-2, 2, 9)]
+    inputs = [normal(2, 70, 9, 11, dtype=dtype), rois.astype(dtype), RNG.integers(0, 2, 9)]
     for attrs in (
         {"output_height": 3, "output_width": 2, "sampling_ratio": 2},
         {"output_height": 2, "output_width": 2, "spatial_scale": 0.5},

@@ -112,6 +112,19 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
+    #: what is being launched, for those who look at reports later
+    launching: Any = None
+
+    @property
+    def watching(self) -> bool:
+        """Kernels were launched that may report something (`devices.reports`), and nobody has looked yet."""
+        return False
+
+    def check(self) -> None:  # noqa: B027 (nothing is reported)
+        """Wait for what was launched. KernelError where a kernel reports what is wrong with its inputs."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Wait for what was launched, whatever kernels report."""
 
     @property
     def scratch_bytes(self) -> int:

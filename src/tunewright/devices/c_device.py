@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..errors import ExecutionError
 from .base import Device, Queue
+from .reports import KernelError, QueueReports
 
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
 NOTHING = np.zeros(64, np.uint8)
@@ -44,6 +46,8 @@ class CQueue(Queue):
         self.waits = 0
         #: what must live until everything queued so far has finished
         self.kept: list[Any] = []
+        #: of kernels that run later than their launch
+        self.reports = QueueReports(self)
         #: scratch memory by number: kernels run one after the other, and share it while it is warm
         self.scratch: dict[int, Any] = {}
 
@@ -57,6 +61,17 @@ class CQueue(Queue):
     @property
     def scratch_bytes(self) -> int:
         return sum(held.nbytes for held in self.scratch.values())
+
+    @property
+    def watching(self) -> bool:
+        return bool(self.reports.watched)
+
+    def check(self) -> None:
+        self.reports.check()
+
+    def forget(self) -> None:
+        with suppress(KernelError):
+            self.reports.check()
 
     def keep(self, owner: object) -> None:
         """Let something live until everything queued so far has finished."""

@@ -12,6 +12,7 @@ from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import check_lengths, check_rows
 from .numeric import narrow, wide
 from .samples import with_samples
 from .slicing import pad
@@ -86,6 +87,8 @@ def _attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         k, v = np.concatenate([past_key, k], 2), np.concatenate([past_value, v], 2)
     batch, heads, queries, size = q.shape
     groups, keys = k.shape[1], k.shape[2]
+    if valid is not None:
+        check_lengths(valid, keys)
     if heads % groups:
         raise ValueError(f"{heads} query heads do not divide into {groups} key heads")
     wq, wk, wv = wide(q), wide(k), wide(v)
@@ -175,6 +178,7 @@ def _rotary(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, cos, sin, positions = inputs[0], wide(inputs[1]), wide(inputs[2]), shapes.optional(inputs, 3)
     y = wide(split_heads(x, int(attrs.get("num_heads", 0)))).copy()
     if positions is not None:
+        check_rows(positions, len(cos))
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]  # one angle for all heads
     size = int(attrs.get("rotary_embedding_dim", 0)) or y.shape[-1]

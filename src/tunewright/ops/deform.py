@@ -14,6 +14,7 @@ from ..ir.types import Dim, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Operands, OpSpec
 from .conv import add_bias, conv_flops, conv_shape
+from .faults import check_rows
 from .numeric import narrow, wide
 from .samples import with_samples
 from .slicing import pad
@@ -122,6 +123,7 @@ def _max_unpool(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, indices, wanted = inputs[0], inputs[1], shapes.optional(inputs, 2)
     dims = [d for d in (*x.shape[:2], *unpooled(x.shape[2:], attrs)) if d is not None]
     y = np.zeros(math.prod(int(d) for d in dims), x.dtype)
+    check_rows(indices, y.size)
     y[indices.reshape(-1)] = x.reshape(-1)
     y = y.reshape([int(d) for d in dims])
     if wanted is None:

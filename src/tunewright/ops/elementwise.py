@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.types import DType, TensorType, Type
 from . import samples, shapes
 from .base import Array, Attrs, Infer, Operands, OpSpec, Reference
+from .faults import check_divisors
 from .numeric import erf, narrow, wide
 from .samples import with_samples
 
@@ -61,6 +62,7 @@ def divide(a: Array, b: Array) -> Array:
     """Integers towards zero, as C does."""
     if a.dtype.kind not in "iu":
         return np.divide(a, b)
+    check_divisors(b)
     if a.dtype.kind == "u":
         return np.floor_divide(a, b)
     quotient, rest = np.divmod(a, b)
@@ -84,6 +86,7 @@ def power(a: Array, b: Array) -> Array:
 
 def _mod(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     a, b = inputs
+    check_divisors(b)
     function = np.fmod if attrs.get("fmod", 0) else np.mod
     return [narrow(function(wide(a), wide(b)), a.dtype)]
 

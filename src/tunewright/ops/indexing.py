@@ -11,6 +11,7 @@ from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, DType, TensorType, Type
 from . import samples_shape, shapes
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import check_indices, check_lengths, check_natural, check_rows
 from .numeric import narrow, wide
 from .samples import with_samples
 
@@ -18,7 +19,12 @@ from .samples import with_samples
 # -- Gather -----------------------------------------------------------------------------------------------------------
 def _gather(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, indices = inputs
-    return [np.asarray(np.take(x, indices, axis=shapes.axis_of(int(attrs.get("axis", 0)), x.ndim)))]
+    axis = shapes.axis_of(int(attrs.get("axis", 0)), x.ndim)
+    try:
+        return [np.asarray(np.take(x, indices, axis=axis))]
+    except IndexError:
+        check_indices(indices, x.shape[axis])
+        raise
 
 
 def _infer_gather(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -29,10 +35,9 @@ def _infer_gather(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
     return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
 
 
-def _wrapped(indices: Array, size: int, what: str = "index") -> Array:
+def _wrapped(indices: Array, size: int) -> Array:
     """Non-negative indices; one outside raises."""
-    if indices.size and not (-size <= indices.min() and indices.max() < size):
-        raise IndexError(f"an {what} is outside of {size} elements")
+    check_indices(indices, size)
     return np.where(indices < 0, indices + size, indices)
 
 
@@ -112,6 +117,28 @@ def _scatter_nd(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     x, indices, updates = inputs
     where = tuple(_wrapped(indices[..., k], x.shape[k]) for k in range(indices.shape[-1]))
     return [_scatter(x, where, updates, attrs)]
+
+
+def _tensor_scatter(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
+    x, updates, starts = inputs[0], inputs[1], shapes.optional(inputs, 2)
+    axis, mode = shapes.axis_of(int(attrs.get("axis", -2)), x.ndim), attrs.get("mode", "linear")
+    if mode not in ("linear", "circular"):
+        raise ValueError(f"mode {mode!r} is not linear or circular")
+    if axis == 0:
+        raise ValueError("axis 0 is that of the batch")
+    size, count = x.shape[axis], updates.shape[axis]
+    if count > size or updates.shape != (*x.shape[:axis], count, *x.shape[axis + 1 :]):
+        raise ValueError(f"updates of shape {list(updates.shape)} do not fit a cache of {list(x.shape)}")
+    starts = np.zeros(len(x), np.int64) if starts is None else starts
+    if mode == "linear":
+        check_rows(starts, size - count + 1)
+    else:
+        check_natural(starts)
+    y = np.moveaxis(x.copy(), axis, 1)
+    for cache, new, start in zip(y, np.moveaxis(updates, axis, 1), starts.tolist(), strict=True):
+        if count:
+            cache[(start % size + np.arange(count)) % size] = new
+    return [np.ascontiguousarray(np.moveaxis(y, 1, axis))]
 
 
 def _infer_scatter(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
@@ -243,6 +270,7 @@ def _reverse_sequence(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[A
     time, batch = int(attrs.get("time_axis", 0)), int(attrs.get("batch_axis", 1))
     if {time, batch} != {0, 1}:
         raise ValueError(f"time_axis {time} and batch_axis {batch} are not 0 and 1")
+    check_lengths(lengths, x.shape[time])
     steps, ends = np.ogrid[0 : x.shape[time], 0:1]
     ends = lengths.reshape(1, -1)
     source = np.where(steps < ends, ends - 1 - steps, steps)
@@ -258,6 +286,7 @@ OPS = with_samples(
         OpSpec("Scatter", _scatter_elements, _infer_scatter),
         OpSpec("ScatterElements", _scatter_elements, _infer_scatter),
         OpSpec("ScatterND", _scatter_nd, _infer_scatter),
+        OpSpec("TensorScatter", _tensor_scatter, shapes.same_as()),
         OpSpec("TopK", _top_k, _infer_top_k),
         OpSpec("OneHot", _one_hot, _infer_one_hot),
         OpSpec("NonZero", _non_zero, _infer_non_zero),

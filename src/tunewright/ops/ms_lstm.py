@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.symbolic import WHOLE
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import check_lengths
 from .ms_common import MS, activate, dims, dynamic_quantize
 from .numeric import integer_matmul, sigmoid
 from .shapes import optional, tensor
@@ -111,7 +112,9 @@ def _lstm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     w_scale, w_zero, r_scale, r_zero = inputs[8:12]
     length, batch, _ = x.shape
     directions, size = r.shape[:2]
-    lengths = np.full(batch, length) if lengths is None else np.minimum(lengths.astype(np.int64), length)
+    if lengths is not None:
+        check_lengths(lengths, length)
+    lengths = np.full(batch, length) if lengths is None else lengths.astype(np.int64)
     functions = _activations(attrs, directions)
     results = []
     for d in range(directions):

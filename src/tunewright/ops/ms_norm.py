@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.symbolic import WHOLE
 from ..ir.types import DType, Shape, TensorType, Type
 from .base import Array, Attrs, Infer, Operands, OpSpec
+from .faults import check_rows
 from .ms_common import MS, dequantize, dims
 from .numeric import sigmoid, wide
 from .shapes import axis_of, given, optional, tensor
@@ -83,13 +84,9 @@ def _embed(
     assert word is not None and position is not None
     if positions is None:
         positions = np.arange(ids.shape[1])[None]
-    for what, table, index in (
-        ("input_ids", word, ids),
-        ("positions", position, positions),
-        ("segment_ids", segment, segments),
-    ):
-        if table is not None and index is not None and index.size and not 0 <= index.min() <= index.max() < len(table):
-            raise ValueError(f"{what} go from {index.min()} to {index.max()}, but the table has {len(table)} rows")
+    for table, index in ((word, ids), (position, positions), (segment, segments)):
+        if table is not None and index is not None:
+            check_rows(index, len(table))
     total = wide(word)[ids] + wide(position)[positions]
     if segment is not None and segments is not None:
         total = total + wide(segment)[segments]

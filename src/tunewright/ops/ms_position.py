@@ -9,6 +9,7 @@ import numpy as np
 
 from ..ir.types import Dim, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import check_rows
 from .ms_attention import heads
 from .ms_common import MS, dims
 from .numeric import sigmoid, wide
@@ -17,8 +18,7 @@ from .shapes import optional, tensor, value
 
 def rotate(x: Array, positions: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     """Rotate the first 2 * cos.shape[1] elements of each head of (B, N, S, H); positions are (B or 1, S)."""
-    if positions.size and not 0 <= positions.min() <= positions.max() < len(cos):
-        raise ValueError(f"positions {positions.min()} to {positions.max()} are outside a cache of {len(cos)} rows")
+    check_rows(positions, len(cos))
     half = cos.shape[1]
     c, s = wide(cos)[positions][:, None], wide(sin)[positions][:, None]
     y = wide(x).copy()

@@ -10,6 +10,7 @@ import numpy as np
 from ..ir.types import Dim, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import check_lengths
 from .numeric import narrow, sigmoid, softplus, wide
 from .samples import with_samples
 
@@ -116,10 +117,10 @@ def _recur(
     backwards = _directions(attrs)
     if w.shape[0] != len(backwards):
         raise ValueError(f"weights for {w.shape[0]} directions where {len(backwards)} are needed")
-    if lengths is not None and (
-        lengths.size != x.shape[1] or lengths.min(initial=0) < 0 or lengths.max(initial=0) > x.shape[0]
-    ):
-        raise ValueError(f"sequence_lens do not fit {x.shape[1]} sequences of {x.shape[0]} steps")
+    if lengths is not None:
+        if lengths.size != x.shape[1]:
+            raise ValueError(f"{lengths.size} sequence lengths for {x.shape[1]} sequences")
+        check_lengths(lengths, x.shape[0])
     states: list[tuple[Array, ...]] = []
     outputs = []
     for d, back in enumerate(backwards):

@@ -106,6 +106,12 @@ INDEXING: dict[str, Samples] = {
             for r in ("add", "mul", "max", "min")
         ),
     ),
+    "TensorScatter": join(
+        each(lambda rng: [normal(rng, 3, 2, 7, 4), normal(rng, 3, 2, 2, 4), ints(0, 5, 3)]),
+        each(lambda rng: [normal(rng, 3, 7, 4), normal(rng, 3, 3, 4), ints(6, 0, 19)], {"mode": "circular"}),
+        each(lambda rng: [normal(rng, 2, 5, 4), normal(rng, 2, 5, 1)], {"axis": -1}),
+        each(lambda rng: [normal(rng, 2, 5, 4), normal(rng, 2, 5, 4)], {"axis": 1, "mode": "circular"}),
+    ),
     "TopK": join(
         each(lambda rng: [normal(rng, 3, 11), ints(4)], {}, {"largest": 0}, outputs=2),
         each(lambda rng: [integers(rng, 0, 5, 7, 3), ints(4)], {"axis": 0}, outputs=2),

@@ -13,6 +13,7 @@ from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, TensorType, Type
 from . import samples_model, shapes
 from .base import Array, Attrs, Operands, OpSpec
+from .faults import Fault, check_rows, describe
 from .numeric import narrow, wide
 from .resize import cubic
 from .samples import with_samples
@@ -136,6 +137,7 @@ def _roi_align(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     mode = str(attrs.get("mode", "avg")).lower()
     if mode not in ("avg", "max"):
         raise ValueError(f"mode {mode!r} is not avg or max")
+    check_rows(batch, len(x))
     y = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
     for r, (x1, y1, x2, y2) in enumerate(rois * scale - (0.5 if half else 0.0)):
         wide_, tall = x2 - x1, y2 - y1
@@ -145,7 +147,7 @@ def _roi_align(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
         if rows < 1 or columns < 1:
             continue  # nothing is sampled: zero
         if rows * height * columns * width > MOST_SAMPLES:
-            raise ValueError(f"roi {r} is {wide_:.4g} x {tall:.4g} pixels")
+            raise ValueError(describe(Fault.BOX, r, MOST_SAMPLES))
         yl, yh, wyl, wyh, _ = _line(y1, tall, height, rows, x.shape[2])
         xl, xh, wxl, wxh, _ = _line(x1, wide_, width, columns, x.shape[3])
         image = x[int(batch[r])]

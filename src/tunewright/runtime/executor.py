@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..devices.base import Device, Hints, Queue, address, in_order
+from ..devices.reports import KernelError
 from ..errors import ExecutionError, TunewrightError
 from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
@@ -306,6 +307,8 @@ class Executor:
             if frame.single is not None:
                 try:
                     return frame.single(inputs)
+                except KernelError as error:
+                    raise _located(error, frame.together[0].run.steps) from None
                 finally:
                     queue.finish()
             if frame.switch is not None and (branch := frame.switch(inputs)) is not None:
@@ -360,7 +363,9 @@ class Executor:
                     self._copied(self.counters, "results", begin, there)
             else:
                 made = stay.keep(plan, made, queue)
+            self.check_reports()
         except BaseException:
+            queue.forget()
             queue.finish()  # what runs still writes to memory that is given up here
             raise
         if frame.switch is not None:
@@ -409,7 +414,10 @@ class Executor:
 
     def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
         begin = time.perf_counter()
-        action(values)
+        try:
+            action(values)
+        except KernelError as error:
+            raise _located(error, action.run.steps) from None
         if self.counters is not None:
             queue.finish()
             times = action.launcher.seconds()
@@ -422,6 +430,8 @@ class Executor:
         try:
             if step.on_host:
                 queue.finish()
+                self.check_reports()
+            queue.launching = step
             if action.bound is not None:
                 action.bound()
             else:
@@ -429,13 +439,11 @@ class Executor:
         except ExecutionError as error:
             if error.where:
                 raise
-            raise ExecutionError(
-                error.what, where=f"node {step.node.name!r} ({step.node.op})", hint=error.hint
-            ) from error
+            raise ExecutionError(error.what, where=_where(step), hint=error.hint) from error
         except TunewrightError:
             raise
         except MemoryError as error:
-            raise ExecutionError("not enough memory", where=f"node {step.node.name!r} ({step.node.op})") from error
+            raise ExecutionError("not enough memory", where=_where(step)) from error
         if self.counters is not None:
             self.counters.record(step, queue.now() - begin, self.launches - launches, begin)
 
@@ -444,11 +452,14 @@ class Executor:
         step = action.step
         ins: Sequence[Any] = [None if i < 0 else values[i] for i in step.ins]
         if step.control is not None:
-            made = step.control.run(self, queue.fetch(ins))
+            ins = queue.fetch(ins)
+            self.check_reports()
+            made = step.control.run(self, ins)
         else:
             assert action.launch is not None
             if not all(action.planned):
                 ins = queue.fetch(ins)  # how large its results are may depend on values that are being computed
+                self.check_reports()
                 self.check(step, ins)
             outs = [values[i] if planned else None for i, planned in zip(step.outs, action.planned, strict=True)]
             made = action.launch(ins, outs)
@@ -458,11 +469,29 @@ class Executor:
         for i in step.release:
             values[i] = None
 
+    def check_reports(self) -> None:
+        """Raise what kernels that have finished say of their inputs."""
+        if not self.queue.watching:
+            return
+        try:
+            self.queue.check()
+        except KernelError as error:
+            raise error.at(_where(error.subject)) from None
+
     def check(self, step: Step, ins: Sequence[Any]) -> None:
         """Bound the results of a step that allocates them itself."""
         spec = lookup(step.node.op)
         if spec is not None:
             check_results(step.node, spec, ins, self.max_tensor_bytes)
+
+
+def _where(step: Step) -> str:
+    return f"node {step.node.name!r} ({step.node.op})"
+
+
+def _located(error: KernelError, steps: Sequence[Step]) -> ExecutionError:
+    """An error of one launch for several steps, which says in which it was."""
+    return error.at(_where(steps[error.subject]))
 
 
 def _side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:

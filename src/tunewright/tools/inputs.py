@@ -16,9 +16,18 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..frontend.model import Model
     from ..frontend.pictures import Preprocess
+    from ..ir.graph import Value
     from ..ir.types import Dim, TensorType, Type
     from ..settings import Settings
 
+#: random integers are below this, and below the rows of a table in which they are looked up
+SMALL = 10
+#: operations that hand on the numbers of their first input
+_SAME = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+#: where operations take indices, and the input with their table
+_TABLES = {
+    "Gather": {1: 0}, "com.microsoft::EmbedLayerNormalization": {0: 2, 1: 4, 8: 3},
+}  # fmt: skip
 WORDS = ("apple", "pear", "plum", "fig", "quince", "cherry", "lemon", "grape")
 
 
@@ -133,7 +142,8 @@ def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
     for name, type in feed.model.inputs.items():
         if name in feed.values or isinstance(type, OptionalType):  # an optional input may stay away
             continue
-        feed.values[name] = random_value(rng, type, name, sizes)
+        value = next((v for v in feed.model.graph.inputs if v.name == name), None)
+        feed.values[name] = random_value(rng, type, name, sizes, SMALL if value is None else below(value))
         feed.origin[name] = f"random, seed {seed}"
     return feed
 
@@ -305,20 +315,39 @@ def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarr
 
 
 # -- random values ----------------------------------------------------------------------------------------------------
-def random_value(rng: np.random.Generator, type: Type | None, name: str, sizes: Sizes) -> Any:
-    """A random tensor, or a list of two."""
+def below(value: Value) -> int:
+    """Integers of an input are below this: not more than the rows of any table in which they are looked up."""
+    from ..ir.types import TensorType
+
+    found, seen, waiting = SMALL, {value}, [value]
+    while waiting:
+        for node, i in waiting.pop().uses:
+            at = _TABLES.get(node.op, {}).get(i)
+            table = None if at is None else node.inputs[at]
+            type = None if table is None else table.type
+            if isinstance(type, TensorType) and type.shape:
+                rows = type.shape[int(node.attrs.get("axis", 0)) % len(type.shape)]
+                found = min(found, rows) if isinstance(rows, int) and rows else found
+            if i == 0 and node.op in _SAME and node.output not in seen:
+                seen.add(node.output)
+                waiting.append(node.output)
+    return found
+
+
+def random_value(rng: np.random.Generator, type: Type | None, name: str, sizes: Sizes, top: int = SMALL) -> Any:
+    """A random tensor, or a list of two. Integers are below ``top``."""
     from ..ir.types import SequenceType, TensorType
 
     if isinstance(type, SequenceType) and type.elem is not None:
-        return [random_value(rng, type.elem, name, sizes) for _ in range(2)]
+        return [random_value(rng, type.elem, name, sizes, top) for _ in range(2)]
     if not isinstance(type, TensorType):
         hint = f"give one: --input {name}=..."
         raise InputError(f"there are no random values of type {type or '?'}", where=f"input {name!r}", hint=hint)
-    return random_tensor(rng, sizes.static(type, name))
+    return random_tensor(rng, sizes.static(type, name), top)
 
 
-def random_tensor(rng: np.random.Generator, type: TensorType) -> np.ndarray[Any, Any]:
-    """Floats from the normal distribution, bytes over their range, other integers small, words for strings."""
+def random_tensor(rng: np.random.Generator, type: TensorType, top: int = SMALL) -> np.ndarray[Any, Any]:
+    """Floats from the normal distribution, bytes over their range, other integers below ``top``, words for strings."""
     import numpy as np
 
     from ..ir.types import DType
@@ -329,10 +358,10 @@ def random_tensor(rng: np.random.Generator, type: TensorType) -> np.ndarray[Any,
     if dtype is DType.BOOL:
         return rng.integers(0, 2, dims).astype(bool)
     if dtype is DType.UINT8:
-        return rng.integers(0, 256, dims, np.uint8)
+        return rng.integers(0, 256 if top == SMALL else top, dims, np.uint8)
     if dtype.is_integer:
         bits = int("".join(c for c in dtype.value if c.isdigit()))
-        top = min(10, 1 << (bits - (not dtype.value.startswith("u"))))
+        top = min(top, 1 << (bits - (not dtype.value.startswith("u"))))
         return rng.integers(0, top, dims).astype(dtype.numpy)
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         return (rng.standard_normal(dims) + 1j * rng.standard_normal(dims)).astype(dtype.numpy)

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..devices.base import Device, Queue
 from ..devices.host import HostQueue, free_bytes
+from ..devices.reports import KernelError
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
@@ -266,7 +267,12 @@ def examine(
         outs = [Guarded(device, _tensor(t)) for t in problem.outputs]
         for out in outs:
             out.poison(queue, poison)
-        kernel.run(queue, [None if p is None else p[0].view for p in there], [out.view for out in outs])
+        try:
+            kernel.run(queue, [None if p is None else p[0].view for p in there], [out.view for out in outs])
+            if queue.watching:
+                queue.check()
+        except KernelError as reported:
+            return Verdict(f"run {run + 1}: it reports that {reported.what}", error)
         if queue.compares and not run:
             known = next((r for r in kept.right if r.is_in(queue, outs, run)), None)
         if queue.compares and known is not None and known.is_in(queue, outs, run):

@@ -234,12 +234,13 @@ def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
         source.fixed(MASK_BATCH=0, MASK_HEAD=0, MASK_ROW=0, MASK_COLUMNS="KEYS")
     if f.valid is not None:
         source.buffer("valid", DType.INT64, In(f.valid))
-        valid = "(int)valid[batch]"
+        valid = "seen_keys"
     rounded = f"{f.rounding}_load({f.rounding}_store({{}}))" if f.rounding else "{}"
     later = [(show, f.shown == 2), (f"scores[t] = {rounded.format('scores[t]')};", bool(f.rounding))]
     weights = [(f"scores[t] = {rounded.format('scores[t] * part')};", True), (show, True)]
     keep = not f.rounding and not (shown and f.shown == 3)  # then the result is divided, not the weights
     return BODY.format(
+        check="" if f.valid is None else SEEN,
         query=source.load("q", "Q_START + q_at + i"),
         pack=PACK.format(key=source.load("k", "k_at + i"), value=source.load("v", "v_at + i")) if own else THERE,
         products=DOTS.format(key=source.load("k", "k_at + i")) if f.queries <= FEW_QUERIES else PANELS,
@@ -271,6 +272,15 @@ INLINE f32 falling_exp(f32 x) {
   f32 v = p * as_f32((as_u32(t) << 23) + (127u << 23));
   return x < -87.0f ? 0.0f : v;
 }"""
+
+#: keys of a sequence of the batch
+SEEN = """i64 given = valid[batch];
+  if (given < 0 || given > KEYS) {
+    wrong(report, WRONG_LENGTH, given, KEYS);
+    given = given < 0 ? 0 : KEYS;
+  }
+  int seen_keys = (int)given;
+  """
 
 PANELS = """
   for (int n = 0; n < KEYS; n += WIDTH)
@@ -330,7 +340,7 @@ int first_matrix = GID(0) * SHARE_HEADS, m_end = (GID(1) + 1) * SHARE_ROWS;
 m_end = m_end < QUERIES ? m_end : QUERIES;
 for (int matrix = first_matrix; matrix < first_matrix + SHARE_HEADS && matrix < MATRICES; matrix++) {{
   int batch = matrix / HEADS, head = matrix % HEADS;
-  {pack}
+  {check}{pack}
 for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
   int rows = m_end - m < ROWS ? m_end - m : ROWS;
   for (int r = 0; r < rows; r++) {{

@@ -15,12 +15,13 @@ from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice
+from ...devices.reports import Record
 from ...errors import ModelError
 from ...ir.symbolic import SymInt
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
-from .emit import STORAGE, Call, In, Out, Scratch, Table
+from .emit import STORAGE, Call, In, Out, Report, Scratch, Table
 from .prelude import MATHEMATICS
 
 if TYPE_CHECKING:
@@ -211,7 +212,9 @@ class OpenCalls:
 
 def _kind(arg: Any) -> Any:
     """What an argument of a launch is, but for its value."""
-    return arg if isinstance(arg, In | Out) else arg.name if isinstance(arg, Scratch) else isinstance(arg, Table)
+    if isinstance(arg, In | Out | Report):
+        return arg
+    return arg.name if isinstance(arg, Scratch) else isinstance(arg, Table)
 
 
 class Costs:
@@ -248,6 +251,8 @@ class Bound:
         #: memory of the device for inputs that are the host's
         self.copies: dict[int, Any] = {}
         self.kept: Sequence[Any] = ()
+        #: where its launches say what is wrong with their inputs, if they do
+        self.report: Record | None = None
         for program, call in zip(kernel.programs, kernel.calls, strict=True):
             launch = kernel.device.launch(queue, program, call.name, call.grid)
             for at, arg in enumerate(call.args):
@@ -257,6 +262,8 @@ class Bound:
                     launch.set(at, self._scratch(arg))
                 elif isinstance(arg, Table):
                     launch.set(at, kernel.device.constant(arg.array))
+                elif isinstance(arg, Report):
+                    launch.set(at, self._report())
                 else:
                     launch.set(at, arg)
             self.launches.append(launch)
@@ -268,10 +275,16 @@ class Bound:
         assert self.scratch[arg.name].nbytes >= arg.nbytes, f"{arg.name} is of two sizes"
         return self.scratch[arg.name]
 
+    def _report(self) -> Any:
+        if self.report is None:
+            assert isinstance(self.queue, CQueue)
+            self.report = self.queue.reports.take(self, self.kernel.device)
+        return self.report.memory
+
     def fix(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         """With these arguments for good."""
         self._set(inputs, outputs)
-        if len(self.launches) == 1:
+        if len(self.launches) == 1 and self.report is None:
             return self.launches[0]
         return self._go
 
@@ -312,6 +325,9 @@ class Bound:
     def _go(self) -> Sequence[Any]:
         for launch in self.launches:
             launch()
+        if self.report is not None:
+            assert isinstance(self.queue, CQueue)
+            self.queue.reports.watched[self.report.place] = self.queue.launching
         return ()
 
 

@@ -19,7 +19,7 @@ from ...search.space import Space
 from ..base import Array, Config, Packing, Problem, tensor
 from ..steps import main_type, step_dtypes
 from . import epilogue, expr
-from .base import CSolver, both
+from .base import CSolver, both, layout_of
 from .emit import COMPUTE, Call, In, Out, Source
 
 #: elements of one work-item among which tuning chooses
@@ -49,6 +49,8 @@ class Elementwise(CSolver):
             return "the first input is absent"
         main = main_type(problem).dtype
         reason = expr.why_not(problem.op, _dtypes(problem), main, problem.attrs) or epilogue.why_not_steps(problem)
+        if reason is None and layout_of(problem.outputs[0]) != PLAIN:
+            reason = epilogue.divides(problem)
         return reason or next((r for i in _operands(problem) if (r := _misfit(problem, i))), None)
 
     def space(self, problem: Problem, target: Target) -> Space:

@@ -52,7 +52,12 @@ class Table:
     array: np.ndarray[Any, Any]
 
 
-Arg: TypeAlias = In | Out | Scratch | Table | np.generic | SymInt
+@dataclass(frozen=True)
+class Report:
+    """Where a kernel writes what is wrong with its inputs (`devices.reports`): all launches of a kernel share it."""
+
+
+Arg: TypeAlias = In | Out | Scratch | Table | Report | np.generic | SymInt
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,8 @@ _LOAD = {DType.FLOAT16: "f16_load({})", DType.BFLOAT16: "bf16_load({})"}
 _STORE = {DType.FLOAT16: "f16_store({})", DType.BFLOAT16: "bf16_store({})", DType.BOOL: "({}) != 0"}
 
 
+#: what a kernel calls the place for what is wrong with its inputs; a text that names it has it as an argument
+REPORT = "report"
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -215,6 +222,9 @@ class Source:
                 continue
             params.append(f"const f32 {name}")
             args.append(number)
+        if REPORT in named:
+            params.append(f"GLOBAL i64* restrict {REPORT}")
+            args.append(Report())
         head = "\n".join([*(f"#define {k} {v}" for k, v in defines.items()), *self._functions])
         body = "\n".join(self._body)
         return Call(self.name, tuple(grid), tuple(args), head, tuple(params), body)

@@ -39,7 +39,18 @@ def why_not(problem: Problem, axis: int = 1) -> str | None:
     for i in range(len(problem.main_inputs), len(problem.inputs)):
         if kind(problem, i, axis) is None:
             return f"operand {problem.inputs[i]} is neither one value, one per channel nor of the result's shape"
-    return why_not_steps(problem)
+    return why_not_steps(problem) or divides(problem)
+
+
+def divides(problem: Problem) -> str | None:
+    """Why not, where integers are divided: what fills up a tile or a block may be zero, and nobody may hear of it."""
+    dtypes = step_dtypes(problem)
+    ops = [problem.op, *(step.op for step in problem.epilogue)]
+    if isinstance(dtypes, str):
+        return None
+    if any(op in expr.DIVISIONS and dtype.is_integer for op, dtype in zip(ops, dtypes, strict=True)):
+        return "divides integers, perhaps by the zeros that fill up a block"
+    return None
 
 
 def why_not_steps(problem: Problem) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from ...ir.types import DType
-from .emit import COMPUTE, STORAGE
+from .emit import COMPUTE, REPORT, STORAGE
 
 A = TypeVar("A")
 Attrs: TypeAlias = Mapping[str, Any]
@@ -174,13 +174,13 @@ def _absolute(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -
 
 
 def _divide(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """Integers towards zero, 0 for what is divided by 0; the smallest one divided by -1 is itself again."""
+    """Integers towards zero, a report for what is divided by 0; the smallest one divided by -1 is itself again."""
     x, y = a
     if out.is_float:
         return f"{x} / {y}"
     if not _signed(out):
-        return f"{y} == 0 ? 0 : {x} / {y}"
-    return f"{y} == 0 ? 0 : {y} == -1 ? {_negative(a, types, out, attrs)} : {x} / {y}"
+        return f"{y} == 0 ? BY_ZERO({REPORT}) : {x} / {y}"
+    return f"{y} == 0 ? BY_ZERO({REPORT}) : {y} == -1 ? {_negative(a, types, out, attrs)} : {x} / {y}"
 
 
 def _modulo(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
@@ -189,8 +189,8 @@ def _modulo(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> 
     if out.is_float:
         rest = f"{COMPUTE[out]}_fmod({x}, {y})"
     else:
-        trap = f"{y} == 0 || {y} == -1" if _signed(out) else f"{y} == 0"
-        rest = f"({trap} ? 0 : {x} % {y})"
+        minus = f"{y} == -1 ? 0 : " if _signed(out) else ""
+        rest = f"({y} == 0 ? BY_ZERO({REPORT}) : {minus}{x} % {y})"
     if attrs.get("fmod", 0) or not (out.is_float or _signed(out)):
         return rest
     return f"{rest} + ({rest} != 0 && ({rest} < 0) != ({y} < 0) ? {y} : 0)"
@@ -401,6 +401,8 @@ def why_not(op: str, types: Types, out: DType, attrs: Attrs) -> str | None:
     return None
 
 
+#: operations that report a division of integers by zero
+DIVISIONS = frozenset({"Div", "Mod"})
 #: operations whose results a narrow float holds if it holds the arguments
 EXACT = frozenset({"Abs", "Ceil", "Clip", "Floor", "Max", "Min", "Neg", "Relu", "Round", "Sign", "Where"})
 

@@ -1,7 +1,7 @@
 """Gather, GatherND and GatherElements: rows or elements picked by index.
 
-Indices are read at run time. The reference raises for an index that is out of range; a kernel cannot, so it takes the
-nearest legal one. Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+Indices are read at run time. For one that is out of range a kernel takes the first one, and reports it.
+Where indices are small constants they are looked at beforehand, and a wrong one is refused.
 """
 
 from __future__ import annotations
@@ -15,17 +15,40 @@ from ...ops.shapes import axis_of
 from ..base import Config, Problem, tensor
 from .base import CSolver, both
 from .emit import Call, In, Out, Source, Table
-from .indices import ONE_WORD, WRAPPED, Shares, merged, no_indices, outside, strides, table, unfit
+from .indices import LEGAL, ONE_WORD, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import MOVABLE, word, words
 
 _ROWS = """
 int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;
 int from = GID(1) * PIECE, count = INNER - from < PIECE ? INNER - from : PIECE;
 int row = begin % INDEX_ROWS, left = BATCH_ROWS - begin % BATCH_ROWS, batch = begin / BATCH_ROWS * BATCH;
-for (int r = begin; r < end; r++) {
+int wrong_ones = 0, r = begin;
+if (INNER == 1 && DEPTH == 1 && BATCH_ROWS < 16 && BATCH_ROWS == INDEX_ROWS) {  /* a few columns of each batch */
+  for (int k = 0; k < INDEX_ROWS; k++) {
+    int at = (int)legal(indices[k], bounds[0], &wrong_ones) * bounds[1];
+    int first = begin + (k < row ? k - row + INDEX_ROWS : k - row);
+    i64 from = first / INDEX_ROWS * BATCH + at;
+    for (i64 to = first; to < end; to += INDEX_ROWS, from += BATCH) y[to] = x[from];
+  }
+  r = end;
+} else if (INNER == 1 && DEPTH == 1)
+  for (int run = 0; r < end; r += run) {  /* single elements of one batch at a time */
+    run = end - r < left ? end - r : left;
+    for (int j = 0; j < run; j++) {
+      int at = (int)legal(indices[row + j], bounds[0], &wrong_ones) * bounds[1];
+      y[r + j] = x[batch + at];
+    }
+    row = row + run == INDEX_ROWS ? 0 : row + run;
+    left -= run;
+    if (left == 0) {
+      left = BATCH_ROWS;
+      batch += BATCH;
+    }
+  }
+for (; r < end; r++) {
   int at = batch;
   for (int k = 0; k < DEPTH; k++)
-    at += wrapped(indices[row * DEPTH + k], bounds[2 * k]) * bounds[2 * k + 1];
+    at += (int)legal(indices[row * DEPTH + k], bounds[2 * k], &wrong_ones) * bounds[2 * k + 1];
   if (INNER == 1) {
     y[r] = x[at];
   } else {
@@ -38,6 +61,12 @@ for (int r = begin; r < end; r++) {
     batch += BATCH;
   }
 }
+if (wrong_ones)
+  for (r = begin; r < end; r++)
+    for (int k = 0; k < DEPTH; k++) {
+      i64 i = indices[r % INDEX_ROWS * DEPTH + k];
+      if (is_outside(i, bounds[2 * k])) wrong(report, WRONG_INDEX, i, bounds[2 * k]);
+    }
 """
 
 
@@ -84,7 +113,7 @@ class Gather(CSolver):
         shares = Shares.of(batches * rows, inner, 2 * word(x.dtype).itemsize, target)
         bounds = [(d, s * wide) for d, s in zip(x.dims[first : first + depth], strides(x.dims)[first:], strict=False)]
         source = Source("gather", self.specialise)
-        source.function(WRAPPED)
+        source.function(LEGAL)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
         source.buffer("bounds", DType.INT32, Table(table(bounds)))
@@ -105,8 +134,12 @@ for (int r = begin; r < end; r++) {
     at += rest % axes[2 * k] * axes[2 * k + 1];
     rest /= axes[2 * k];
   }
+  int wrong_ones = 0;
   for (int j = 0; j < count; j++)
-    y[line + j] = x[at + j * STEP + wrapped(indices[line + j], SIZE) * STRIDE];
+    y[line + j] = x[at + j * STEP + (int)legal(indices[line + j], SIZE, &wrong_ones) * STRIDE];
+  if (wrong_ones)
+    for (int j = 0; j < count; j++)
+      if (is_outside(indices[line + j], SIZE)) wrong(report, WRONG_INDEX, indices[line + j], SIZE);
 }
 """
 
@@ -141,7 +174,7 @@ class GatherElements(CSolver):
         rows = indices.size // line.length
         shares = Shares.of(rows, line.length, 2 * x.dtype.itemsize + indices.dtype.itemsize, target)
         source = Source("gather_elements", self.specialise)
-        source.function(WRAPPED)
+        source.function(LEGAL)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
         # Along the chosen axis it is the index that moves through the data, not the position.

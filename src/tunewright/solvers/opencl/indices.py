@@ -18,11 +18,23 @@ from .words import MOVABLE, words
 ONE_WORD = frozenset(d for d in MOVABLE if words(d) == 1)
 INDEX_TYPES = frozenset({DType.INT32, DType.INT64})
 
-#: Legal whatever the index is: a kernel cannot report one that is out of range, but it never reads outside.
-WRAPPED = """
-INLINE int wrapped(i64 i, int size) {
-  i = i < 0 ? i + size : i;
-  return i < 0 ? 0 : i < size ? (int)i : size - 1;
+#: Legal whatever the index is, and whether it was before. A loop collects that, and who finds something looks for the
+#: index that is wrong behind the loop: a call of `wrong` in it would cost registers, and keep it scalar.
+LEGAL = """
+INLINE i64 legal(i64 i, int size, int* wrong_ones) {
+  i64 at = i < 0 ? i + size : i;
+  int outside = (u64)at >= (u64)size;
+  *wrong_ones |= outside;
+  return outside ? 0 : at;
+}
+INLINE int is_outside(i64 i, int size) { return i < -(i64)size || i >= size; }
+"""
+#: Row ``i + more`` of so many, counted from 0: the nearest one, where that is reported.
+ROW = """
+INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
+  if (i >= 0 && i < rows - more) return (int)i + more;
+  wrong(report, WRONG_ROW, (i64)((u64)i + (u64)more), rows);
+  return i < 0 ? 0 : rows - 1;
 }
 """
 

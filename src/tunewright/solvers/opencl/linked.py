@@ -17,10 +17,11 @@ from ...devices.base import Chained, Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
+from ...devices.reports import Reports
 from ...ir.symbolic import Whole
 from ..base import Kernel, Launcher, Linker
 from .base import CKernel
-from .emit import In, Out, Scratch, Table
+from .emit import In, Out, Report, Scratch, Table
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class LinkedLauncher(Launcher, Chained):
         numbers = [0] * len(kernels)
         #: of scratch memory: where its address stands, and by which number it is shared
         self._scratch: dict[tuple[int, str], tuple[list[int], int]] = {}
+        reporting = sorted({k for k, call, _ in calls if Report() in call.args})
+        #: what kernels say of their inputs; None: none of them says anything
+        self._reports = Reports(reporting) if reporting else None
         for (kernel, call, _), begin in zip(calls, begins, strict=True):
             for at, arg in enumerate(call.args, begin):
                 if isinstance(arg, In | Out):
@@ -70,6 +74,9 @@ class LinkedLauncher(Launcher, Chained):
                 elif isinstance(arg, Table):
                     self._kept.append(arg.array)
                     table[at] = address(arg.array if arg.array.size else NOTHING)
+                elif isinstance(arg, Report):
+                    assert self._reports is not None
+                    table[at] = address(self._reports.record(kernel))
                 else:
                     table[at] = steps.number(arg)  # type: ignore[arg-type]
         self._held, self._open = held, _open_words(kernels, begins)
@@ -138,7 +145,7 @@ class LinkedLauncher(Launcher, Chained):
                     self._borrow(number, arg.name, arg.nbytes)
                 elif isinstance(arg, Table):
                     table[at] = address(arg.array if arg.array.size else NOTHING)
-                elif not isinstance(arg, In | Out):
+                elif not isinstance(arg, In | Out | Report):
                     table[at] = steps.number(arg)  # type: ignore[arg-type]
 
     def _borrow(self, kernel: int, name: str, nbytes: int) -> None:
@@ -170,7 +177,16 @@ class LinkedLauncher(Launcher, Chained):
         return made
 
     def __call__(self) -> None:
-        self.queue.run(self._runner)
+        reports = self._reports
+        if reports is None:
+            self.queue.run(self._runner)
+            return
+        try:
+            self.queue.run(self._runner)
+        except BaseException:  # Ctrl-C: what kernels said until then is not of the next inference
+            reports.clear()
+            raise
+        reports.check()
 
     def seconds(self) -> list[float]:
         times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick

@@ -250,6 +250,8 @@ class Writer:
     #: statements that find where a row's terms begin
     starts: list[str] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
+    #: and that look for indices out of range, before all rows
+    checks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         source, problem, seen = self.source, self.problem, self.view
@@ -296,7 +298,7 @@ class Writer:
                 self._term(name, i, f"row * R1 % {name.upper()}_SIZE")
 
     def _embedding(self) -> None:
-        """Word, position and segment vectors. An index out of range is cut to the range: nothing else is read."""
+        """Word, position and segment vectors. An index out of range is reported, and cut to the range."""
         problem, source = self.problem, self.source
         source.function("INLINE int within(i64 i, int n) { return (int)(i < 0 ? 0 : i < n ? i : n - 1); }")
         source.dims(LENGTH=tensor(problem.inputs[0]).dims[1])
@@ -316,6 +318,8 @@ class Writer:
                 source.buffer(f"{name}_ids", tensor(problem.inputs[indices]).dtype, In(indices))
                 at = f"{name}_ids[{at}]"
             self._term(name, i, f"within({at}, {count}) * R1")
+            if indices is not None or tensor(problem.inputs[0]).dims[1] > tensor(problem.inputs[i]).dims[0]:
+                self.checks.append(f"if ({at} < 0 || {at} >= {count}) wrong(report, WRONG_ROW, {at}, {count});")
 
     def _count_mask(self) -> str:
         """The second output: the ones in each row of the mask, counted along with a sequence's first token."""
@@ -404,8 +408,9 @@ for (int r0 = 0; r0 < R0; r0++) {{
                 stores.append(source.store("total_out", "at + c + s", "VALUE(c + s)"))
             else:
                 kept.append(source.store(f"{what}_out", "row", what))
+        checks = f"for (int row = first; row < last; row++) {{ {' '.join(self.checks)} }}\n" if self.checks else ""
         source.add(f"""int first = GID(0) * PER_ITEM, last = ROWS - first < PER_ITEM ? ROWS : first + PER_ITEM;
-for (int row = first; row < last; row++) {{
+{checks}for (int row = first; row < last; row++) {{
   int base = row / K1 * (R0 * K1 * R1) + row % K1 * R1;
   {self._count_mask()}
   {self._statistics()}

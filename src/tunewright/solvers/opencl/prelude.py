@@ -7,6 +7,8 @@ compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like become instr
 
 from __future__ import annotations
 
+from ...ops.faults import Fault
+
 #: the words of each dialect of C: nothing that follows, and no kernel, uses others
 OPENCL = """
 #define GLOBAL __global
@@ -33,6 +35,7 @@ INLINE u64 as_u64(f64 x) { return as_ulong(x); }
 #endif
 #define f64_of(name) name
 #define fmod_f32 fmod
+#define CLAIM(report, fault) (atomic_cmpxchg((volatile GLOBAL i32*)(report), 0, fault) == 0)
 """
 
 C = r"""
@@ -57,6 +60,8 @@ INLINE f32 as_f32(u32 x) { return __builtin_bit_cast(f32, x); }
 INLINE u32 as_u32(f32 x) { return __builtin_bit_cast(u32, x); }
 INLINE f64 as_f64(u64 x) { return __builtin_bit_cast(f64, x); }
 INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
+#define CLAIM(report, fault) ({ i64 none = 0; \
+  __atomic_compare_exchange_n(report, &none, fault, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED); })
 #define f64_of(name) __builtin_##name
 #define fmod_f32 __builtin_fmodf
 /* conversions are instructions; elsewhere the compiler would call a function for each number */
@@ -64,6 +69,17 @@ INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
 #define WITH_F16
 typedef _Float16 f16;
 #endif
+"""
+
+#: What is wrong with a kernel's inputs goes into its record (`devices.reports`), once: CLAIM answers whether nothing
+#: stood there. Never inlined, so that loops stay what they are.
+REPORTS = "\n".join(f"#define WRONG_{fault.name} {fault.value}" for fault in Fault) + """
+static __attribute__((noinline, cold, unused))
+void wrong(GLOBAL i64* report, int fault, i64 value, i64 limit) {
+  if (CLAIM(report, fault)) { report[1] = value; report[2] = limit; }
+}
+/* 0, for what is divided by 0 */
+#define BY_ZERO(report) (wrong(report, WRONG_DIVISION, 0, 0), 0)
 """
 
 VECTORS = """
@@ -375,6 +391,6 @@ MATHEMATICS = ORDER + EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE
 
 #: what completes a text, by dialect
 PRELUDES = {
-    "c": C + VECTORS + CONVERSIONS + MATHEMATICS,
-    "opencl": OPENCL + VECTORS + CONVERSIONS + MATHEMATICS,
+    "c": C + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
+    "opencl": OPENCL + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
 }

@@ -337,7 +337,8 @@ for (int panel = first; panel < last; panel++) {
         source.dims(FEATURES=sizes.features, TILES=sizes.tiles, BLOCKS=sizes.blocks, PARTS=parts, PER_PART=per_part)
         self._strides(source)
         source.fixed(GATES=sizes.gates)
-        lines = [BEGIN, self._initial(source), "for (int t = 0; t < STEPS; t++) {", self._times(source)]
+        lines = [BEGIN, *self._lengths(source), self._initial(source)]
+        lines += ["for (int t = 0; t < STEPS; t++) {", self._times(source)]
         if sizes.fused:
             lines.append(_FUSED)
         if self._two_products:
@@ -380,11 +381,19 @@ for (int panel = first; panel < last; panel++) {
   for (int j = 0; j < HIDDEN; j++) {{ {" ".join(copies)} }}
 }}"""
 
+    def _lengths(self, source: Source) -> list[str]:
+        """Reports a length that the sequences cannot have."""
+        if self.problem.input(4) is None:
+            return []
+        source.buffer("lengths", tensor(self.problem.inputs[4]).dtype, In(4))
+        return ["""for (int m = 0; m < ROWS; m++)
+  if (lengths[sequence(m)] < 0 || lengths[sequence(m)] > STEPS)
+    wrong(report, WRONG_LENGTH, lengths[sequence(m)], STEPS);"""]
+
     def _times(self, source: Source) -> str:
         """Which step of the input each sequence is at: in a reversed one the last comes first, within its length."""
         length = "STEPS"
         if self.problem.input(4) is not None:
-            source.buffer("lengths", tensor(self.problem.inputs[4]).dtype, In(4))
             length = "lengths[sequence(m)]"
         source.dims(BACKWARDS=cells.directions(self.problem)[1])
         return f"""int times[ROWS], alive[ROWS];

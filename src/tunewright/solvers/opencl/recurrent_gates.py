@@ -175,7 +175,8 @@ class GatesWriter(Writer):
             first.append(_BIASES)
         source.buffer("y", self.real, Out())
         products = [_INPUT, _HIDDEN] if sizes.fused else [_HIDDEN]
-        text = [BEGIN, self._initial(source), "for (int t = 0; t < STEPS; t++) {", self._times(source)]
+        text = [BEGIN, *self._lengths(source), self._initial(source)]
+        text += ["for (int t = 0; t < STEPS; t++) {", self._times(source)]
         text += [_STATES, "for (int i = block; i < blocks_end; i++) {", _PANEL, *first, *products, _STEP, "}\n}"]
         source.add("\n".join([*text, "hiddens += (STEPS & 1) * STATES;", self._last(source)]))
         return source.call([sizes.directions * sizes.tiles, parts])

@@ -177,6 +177,14 @@ for (int k = 0; k < PITCH; k++)
         source.function(_LONGEST)
         return "longest(lengths, BATCH, STEPS)"
 
+    def _check_lengths(self) -> str:
+        """C: reports a length that the sequences cannot have."""
+        if present(self.problem, LENGTHS) is None:
+            return ""
+        return """for (int m = 0; m < BATCH; m++)
+  if (lengths[m] < 0 || lengths[m] > STEPS) wrong(report, WRONG_LENGTH, lengths[m], STEPS);
+"""
+
     # -- the input's part --------------------------------------------------------------------------------------------
     def quantise(self) -> list[Call]:
         """The input's rows as centred numbers, their sums, and the step of the grid that they lie on."""
@@ -307,7 +315,7 @@ for (int top = first_row; top < end_row; top += ROWS) {{
         source.buffer("y", DType.FLOAT32, Out())
         length = "STEPS" if present(problem, LENGTHS) is None else "within(lengths[m], STEPS)"
         source.add(f"""int d = GID(0), first_row = 0, end_row = BATCH, longest_of_all = {self._longest(source)};
-GLOBAL f32* hidden_all = hiddens + d * BATCH * HIDDEN;
+{self._check_lengths()}GLOBAL f32* hidden_all = hiddens + d * BATCH * HIDDEN;
 GLOBAL f32* cell_all = cells + d * BATCH * HIDDEN;
 GLOBAL {STORAGE[self.kind]}* centred = centreds + d * BATCH * PITCH;
 GLOBAL i32* row_sums = all_row_sums + d * BATCH;

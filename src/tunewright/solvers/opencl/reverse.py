@@ -38,12 +38,16 @@ class ReverseSequence(CSolver):
         source.dims(ROWS=rows, FAST=x.dims[1], TIME=x.dims[time], INNER=inner, ITEM=per_item)
         source.dims(STEP=x.dims[1] if time == 0 else 1, TIME_FIRST=int(time == 0))
         source.function(COPY_ROW.replace("WORD", c))
-        # A length beyond the time there is would read outside.
         source.add("""
 int first = GID(0) * ITEM, last = first + ITEM < ROWS ? first + ITEM : ROWS;
 for (int row = first; row < last; row++) {
   int time = TIME_FIRST ? row / FAST : row % FAST, batch = TIME_FIRST ? row % FAST : row / FAST;
-  int length = lengths[batch] < TIME ? (int)lengths[batch] : TIME;
+  i64 given = lengths[batch];
+  if (given < 0 || given > TIME) {
+    wrong(report, WRONG_LENGTH, given, TIME);
+    given = 0;
+  }
+  int length = (int)given;
   int from = time < length ? row + (length - 1 - 2 * time) * STEP : row;
   copy_row(x + from * INNER, y + row * INNER, INNER);
 }""")

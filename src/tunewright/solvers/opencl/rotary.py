@@ -9,7 +9,7 @@ from ...ir.types import DType
 from ..base import Config, Problem, tensor
 from .base import CSolver, both
 from .emit import Call, In, Out, Source
-from .indices import WRAPPED, Shares, no_indices, unfit
+from .indices import ROW, Shares, no_indices, unfit
 
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 _MICROSOFT = "com.microsoft::RotaryEmbedding"
@@ -31,7 +31,10 @@ for (int r = begin; r < end; r++) {  /* a row is one head at one position */
 
 
 class Rotary(CSolver):
-    """[batch, heads, length, size] or [batch, length, heads * size]. A position outside the caches takes their edge."""
+    """[batch, heads, length, size] or [batch, length, heads * size].
+
+    A position outside of the caches is reported, and takes their edge.
+    """
 
     family = "rotary"
     ops = frozenset({"RotaryEmbedding", _MICROSOFT})
@@ -85,13 +88,13 @@ class Rotary(CSolver):
             alike = where.size == length and batch > 1
             source.dims(BATCH_STEP=0 if first or alike else length, TOKEN_STEP=int(not first), FOLLOWS=int(first))
             source.dims(CACHE=cache.dims[0])
-            row = "wrapped(positions[b * BATCH_STEP + s * TOKEN_STEP] + s * FOLLOWS, CACHE)"
+            source.function(ROW)
+            row = "row_of(positions[b * BATCH_STEP + s * TOKEN_STEP], s * FOLLOWS, CACHE, report)"
         source.buffer("y", x.dtype, Out())
         interleaved = bool(problem.attrs.get("interleaved", 0))
         source.fixed(T=source.compute("x"), STEP=2 if interleaved else 1, GAP="1" if interleaved else "HALF")
         source.dims(ROWS=batch * heads * length, HEADS=heads, LENGTH=length, SIZE=size, HALF=half)
         source.dims(HEAD_STRIDE=head_stride, STRIDE=stride, SHARE=shares.rows)
-        source.function(WRAPPED)
         text = _TEXT.replace("ANGLES", f"(i64)({row}) * HALF")
         for name, found in (
             ("STORE_FIRST", source.store("y", "j", "re * c - im * si")),

@@ -19,7 +19,7 @@ from ...ops.sampling import MOST_SAMPLES, axis_points
 from ..base import Config, Missing, Problem, tensor
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source, Table
-from .indices import WRAPPED, Shares, no_indices, unfit
+from .indices import Shares, no_indices, unfit
 
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
@@ -175,6 +175,9 @@ _ROI = """
 int begin = GID(0) * SHARE, end = begin + SHARE < ROIS ? begin + SHARE : ROIS;
 int first = GID(1) * CHUNK, count = CHANNELS - first < CHUNK ? CHANNELS - first : CHUNK;
 T sum[CHUNK];
+int too_large = -1;
+for (int r = begin; r < end; r++)
+  if (batch[r] < 0 || batch[r] >= IMAGES) wrong(report, WRONG_ROW, batch[r], IMAGES);
 for (int r = begin; r < end; r++) {
   EXACT
   f64 left = (f64)ROI0 * scale[0] - scale[1], top = (f64)ROI1 * scale[0] - scale[1];
@@ -184,8 +187,9 @@ for (int r = begin; r < end; r++) {
   tall = GROW && tall < 1 ? 1 : tall;
   f64 down = RATIO ? RATIO : __builtin_ceil(tall / HEIGHT), along = RATIO ? RATIO : __builtin_ceil(wide / WIDTH);
   bool sampled = down >= 1 && along >= 1, large = down * HEIGHT * along * WIDTH > MOST;
+  too_large = sampled && large ? r : too_large;
   int rows = sampled && !large ? (int)down : 0, columns = sampled && !large ? (int)along : 0;
-  i64 image = (wrapped(batch[r], IMAGES) * CHANNELS + first) * H * W;
+  i64 image = (within(batch[r], IMAGES) * CHANNELS + first) * H * W;
   for (int i = 0; i < HEIGHT; i++)
     for (int j = 0; j < WIDTH; j++) {
       for (int c = 0; c < count; c++) sum[c] = MAXIMUM && rows && columns ? -INFINITY : 0;
@@ -217,13 +221,14 @@ for (int r = begin; r < end; r++) {
       }
     }
 }
+if (too_large >= 0) wrong(report, WRONG_BOX, too_large, MOST_SAMPLES);
 """
 #: channels that are summed up side by side
 _CHUNK = 64
 
 
 class RoiAlign(CSolver):
-    """A box of so many pixels that the reference raises for it is filled with NaN: a kernel cannot report it."""
+    """A box of more pixels than the reference takes is reported, and filled with NaN."""
 
     family = "roi_align"
     ops = frozenset({"RoiAlign"})
@@ -260,9 +265,10 @@ class RoiAlign(CSolver):
         source.buffer("y", y.dtype, Out())
         maximum = str(attrs.get("mode", "avg")).lower() == "max"
         source.fixed(T=COMPUTE[x.dtype], CHUNK=_CHUNK, MAXIMUM=int(maximum), MOST=f"{MOST_SAMPLES}.0")
+        source.fixed(MOST_SAMPLES=MOST_SAMPLES)
         source.dims(ROIS=count, CHANNELS=channels, IMAGES=x.dims[0], H=x.dims[2], W=x.dims[3], SHARE=shares.rows)
         source.dims(HEIGHT=height, WIDTH=width, RATIO=int(attrs.get("sampling_ratio", 0)), GROW=int(not half))
-        source.function(WRAPPED)
+        source.function("INLINE int within(i64 i, int n) { return (int)(i < 0 ? 0 : i < n ? i : n - 1); }")
         source.function(_LINE)
         place = "((r * CHANNELS + first + c) * HEIGHT + i) * WIDTH + j"
         text = _ROI.replace("STORE", source.store("y", place, "value"))

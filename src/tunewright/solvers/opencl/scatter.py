@@ -1,8 +1,8 @@
 """ScatterElements, ScatterND, TensorScatter and MaxUnpool: a copy of the data, or zeros, then updates by index.
 
 Where indices repeat, the result is that of the reference, which goes through the updates in order: only slices that
-cannot meet are worked on in parallel. The reference raises for an index that is out of range; a kernel cannot, so it
-leaves that update out. Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+cannot meet are worked on in parallel. An update whose index is out of range is left out, and the index reported.
+Where indices are small constants they are looked at beforehand, and a wrong one is refused.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def _update(source: Source, where: _Target, reduction: str) -> str:
     if reduction != "none":
         lines.append(f"{kind} old = {source.load('y', 'to')};")
     text = _COMBINE[reduction].format(nan=fold.is_nan(source.dtype("y"), "old"))
+    if reduction == "mul" and where.dtype.is_integer:
+        text = f"1u * {text}"  # C multiplies u16 as int, which may overflow
     return "\n".join([*lines, source.store("y", "to", text)])
 
 
@@ -121,9 +123,11 @@ for (int r = begin; r < end; r++) {
   for (int a = 0; a < LENGTH; a++)
     for (int j = 0; j < count; j++) {
       int i = first + a * ALONG + j;
-      i64 index = indices[i];
-      index = index < 0 ? index + SIZE : index;
-      if (index < 0 || index >= SIZE) continue;
+      i64 given = indices[i], index = given < 0 ? given + SIZE : given;
+      if (index < 0 || index >= SIZE) {
+        wrong(report, WRONG_INDEX, given, SIZE);
+        continue;
+      }
       int to = at + j * STEP + (int)index * STRIDE;
       UPDATE
     }
@@ -181,9 +185,12 @@ int from = GID(0) * PIECE, count = INNER - from < PIECE ? INNER - from : PIECE;
 for (int r = 0; r < ROWS; r++) {
   int at = from, legal = 1;
   for (int k = 0; k < DEPTH; k++) {
-    i64 index = indices[r * DEPTH + k];
-    index = index < 0 ? index + bounds[2 * k] : index;
-    legal &= index >= 0 && index < bounds[2 * k];
+    i64 given = indices[r * DEPTH + k], index = given < 0 ? given + bounds[2 * k] : given;
+    if (index < 0 || index >= bounds[2 * k]) {
+      wrong(report, WRONG_INDEX, given, bounds[2 * k]);
+      legal = 0;
+      break;
+    }
     at += (int)index * bounds[2 * k + 1];
   }
   if (!legal) continue;
@@ -240,9 +247,13 @@ _CACHE = """
 int begin = GID(0) * SHARE, end = begin + SHARE < ROWS ? begin + SHARE : ROWS;
 for (int r = begin; r < end; r++) {
   i64 first = FIRST;
+  if (first < 0 || (!CIRCULAR && first > SIZE - LENGTH)) {
+    wrong(report, CIRCULAR ? WRONG_NEGATIVE : WRONG_ROW, first, SIZE - LENGTH + 1);
+    continue;
+  }
+  first %= SIZE;
   for (int a = 0; a < LENGTH; a++) {
-    i64 to = CIRCULAR ? (first + a) % SIZE : first + a;
-    if (to < 0 || to >= SIZE) continue;
+    i64 to = first + a < SIZE ? first + a : first + a - SIZE;
     i64 target = (r * SIZE + to) * INNER, source = ((i64)r * LENGTH + a) * INNER;
     for (int j = 0; j < INNER; j++) y[target + j] = updates[source + j];
   }
@@ -294,8 +305,10 @@ int begin = GID(0) * PIECE, end = begin + PIECE < N ? begin + PIECE : N;
 for (int i = begin; i < end; i++) y[i] = 0;
 for (int i = 0; i < COUNT; i++) {
   i64 index = indices[i];
-  index = index < 0 ? index + UNPOOLED : index;
-  if (index < 0 || index >= UNPOOLED) continue;
+  if (index < 0 || index >= UNPOOLED) {
+    wrong(report, WRONG_ROW, index, UNPOOLED);
+    continue;
+  }
   int rest = (int)index, to = 0;
   for (int k = 0; k < RANK; k++) {  /* from the last axis to the first */
     to += rest % axes[2 * k] * axes[2 * k + 1];

@@ -36,17 +36,20 @@ from .pieces import Pieces
 from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
+from .recurrent_loops import RecurrentLoops
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
+
+_UNROLL = UnrollLoops()
 
 CLEAN_UP = Repeat(
     (
         SinkConstants(),
         Propagate(keep_quantised=True),
         InlineBranches(),
-        UnrollLoops(),
+        _UNROLL,
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
         RewritePass("identities", identities.RULES),
@@ -55,10 +58,14 @@ CLEAN_UP = Repeat(
         DeadCode(),
     )
 )
+#: a loop must be clean to be recognised, and whole: loops that stay are unrolled only then
+CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one is not _UNROLL))
 
 NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),
     DeadCode(),
+    CLEAN_LOOPS,
+    RecurrentLoops(),
     CLEAN_UP,
     RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),

@@ -1,0 +1,162 @@
+"""Makes the recurrent layers that a loop was proved to be, and puts them in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ir.graph import Graph, Value
+from ...ops import lookup
+from ...ops.base import Array
+from ...ops.infer import infer_node
+from .cell_match import Layer, Linear
+from .proof import Every, Last, Proof, Start
+
+DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+
+
+def replace_loop(graph: Graph, proof: Proof) -> None:
+    """Put the layers in the loop's place."""
+    node = proof.reading.node
+    with graph.recording() as added:
+        builder = _Builder(graph, proof)
+        replaced = [*proof.reading.unchanged, *builder.results()]
+    for new in added:
+        new.name, new.origin = new.name or node.name, node.origin
+        spec = lookup(new.op)
+        if spec is not None:
+            infer_node(new, spec)
+    for old, value in replaced:
+        value.type = value.type or old.type
+        graph.replace(old, value)
+    readers = {collected.result.producer for collected in proof.reading.collected}
+    for reader in readers:
+        if reader is not None and reader is not node:
+            graph.remove(reader)
+    graph.remove(node)
+
+
+class _Builder:
+    """Layers run over [time, batch, features]; ``ends`` are of each layer all states and the last ones."""
+
+    def __init__(self, graph: Graph, proof: Proof) -> None:
+        self.graph, self.proof = graph, proof
+        self.backwards = next(iter(proof.reading.scanned.values()))[0].backwards
+        self.inputs: dict[int, Value] = {}
+        self.ends: list[list[Value]] = []
+        for i, layer in enumerate(proof.layers):
+            self.ends.append(self._layer(layer, proof.starts[i]))
+
+    def results(self) -> list[tuple[Value, Value]]:
+        last = [(one.result, self._last(one)) for one in self.proof.last]
+        return [*last, *((one.collected.result, self._every(one)) for one in self.proof.every)]
+
+    # -- small steps --------------------------------------------------------------------------------------------------
+    def _add(self, op: str, inputs: Sequence[Value | None], **attrs: Any) -> Value:
+        return self.graph.add(op, inputs, attrs).output
+
+    def _ints(self, *numbers: int) -> Value:
+        return self.graph.constant(np.asarray(numbers, np.int64), "axes")
+
+    def _transposed(self, value: Value, perm: Sequence[int]) -> Value:
+        return value if list(perm) == sorted(perm) else self._add("Transpose", [value], perm=tuple(perm))
+
+    def _joined(self, values: Sequence[Value], axis: int) -> Value:
+        return values[0] if len(values) == 1 else self._add("Concat", values, axis=axis)
+
+    # -- a layer ------------------------------------------------------------------------------------------------------
+    def _layer(self, layer: Layer, starts: Sequence[Start]) -> list[Value]:
+        sources = sorted({k for gate in layer.gates for k in gate.inputs})
+        x = self._joined([self._input(k) for k in sources], 2)
+        weights = [np.concatenate([_input_weights(g, sources, layer) for g in layer.gates])[None]]
+        weights += [np.concatenate([gate.recurrent.T for gate in layer.gates])[None], _bias(layer)[None]]
+        names = zip(weights, ("W", "R", "B"), strict=True)
+        constants = [self.graph.constant(np.ascontiguousarray(array), name) for array, name in names]
+        initial = [self._start(s, x) for s in starts]
+        attrs = {**_attrs(layer), **({"direction": "reverse"} if self.backwards else {})}
+        node = self.graph.add(layer.op, [x, *constants, None, *initial], attrs, outputs=1 + len(starts))
+        return node.outputs
+
+    def _input(self, source: int) -> Value:
+        """[time, batch, features] of a source."""
+        if source not in self.inputs:
+            if source < len(self.proof.sources):
+                slices = self.proof.sources[source]
+                value = self._transposed(slices.tensor, (1, 0, 2) if slices.axis else (0, 1, 2))
+            else:
+                value = self._add("Squeeze", [self.ends[source - self.proof.first_layer][0], self._ints(1)])
+            self.inputs[source] = value
+        return self.inputs[source]
+
+    def _start(self, start: Start, x: Value) -> Value | None:
+        """[1, batch, units], or nothing for zeros."""
+        value = start.value
+        if value is None or value.tensor is None or value.tensor.shape is None:
+            return None
+        if (start.start, start.stop) != (0, value.tensor.shape[-1]):
+            value = self._add("Slice", [value, self._ints(start.start), self._ints(start.stop), self._ints(-1)])
+        if len(start.value.tensor.shape) == 2:  # type: ignore[union-attr,arg-type]
+            value = self._add("Unsqueeze", [value, self._ints(0)])
+        if start.spread:
+            one = self._ints(1)
+            batch = self.graph.add("Shape", [x], {"start": 1, "end": 2}).output
+            value = self._add("Expand", [value, self._add("Concat", [one, batch, one], axis=0)])
+        return value
+
+    # -- results ------------------------------------------------------------------------------------------------------
+    def _last(self, one: Last) -> Value:
+        parts = [self.ends[layer][2 if cell else 1] for layer, cell in one.parts]
+        value = self._joined(parts, 2)
+        return value if one.axes == "ub" else self._add("Squeeze", [value, self._ints(0)])
+
+    def _every(self, one: Every) -> Value:
+        """The states, [time, 1, batch, units] of a layer, as the loop collects them."""
+        value = self._joined([self.ends[layer][0] for layer in one.parts], 3)
+        if self.backwards != one.collected.backwards:
+            ends = [self._ints(n) for n in (-1, -(1 << 62), 0, -1)]
+            value = self._add("Slice", [value, *ends])
+        value = self._add("Squeeze", [value, self._ints(1)])
+        axes, axis = one.axes, one.collected.axis
+        if one.collected.joined:
+            axis %= len(axes) + 1
+            axes = axes[:axis] + axes[axis + 1 :]
+        else:
+            axis %= len(axes) + 2
+        units = [i + 1 for i, c in enumerate(axes) if c == "u"]
+        if units:
+            value = self._add("Unsqueeze", [value, self._ints(*units)])
+        perm = list(range(1, len(axes) + 2))
+        return self._transposed(value, [*perm[:axis], 0, *perm[axis:]])
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def _input_weights(gate: Linear, sources: Sequence[int], layer: Layer) -> Array:
+    """[units, features] of all sources side by side."""
+    widths = {k: len(w) for g in layer.gates for k, w in g.inputs.items()}
+    units = gate.bias.size
+    nothing = {k: np.zeros((widths[k], units), gate.bias.dtype) for k in sources if k not in gate.inputs}
+    return np.concatenate([(gate.inputs[k] if k in gate.inputs else nothing[k]).T for k in sources], axis=1)
+
+
+def _bias(layer: Layer) -> Array:
+    """Of the input's part and of the state's part, where only a GRU that resets behind the product has something."""
+    mine = np.concatenate([gate.bias for gate in layer.gates])
+    state = np.zeros_like(mine)
+    if layer.inner is not None and layer.linear:
+        state[-layer.inner.size :] = layer.inner
+    return np.concatenate([mine, state])
+
+
+def _attrs(layer: Layer) -> dict[str, Any]:
+    attrs: dict[str, Any] = {"hidden_size": layer.hidden.width}
+    if tuple(a.name for a in layer.activations) != DEFAULTS[layer.op]:
+        attrs["activations"] = tuple(a.name for a in layer.activations)
+        alphas = tuple(a.alpha for a in layer.activations if a.alpha is not None)
+        betas = tuple(a.beta for a in layer.activations if a.beta is not None)
+        attrs.update({"activation_alpha": alphas} if alphas else {})
+        attrs.update({"activation_beta": betas} if betas else {})
+    if layer.linear:
+        attrs["linear_before_reset"] = 1
+    return attrs

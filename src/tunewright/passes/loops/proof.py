@@ -1,0 +1,252 @@
+"""The proof that a loop is a stack of recurrent layers, and what follows from it for each of its results.
+
+It has three parts. `reading` shows that the loop takes one slice after another of a tensor, all of them and nothing
+else, whatever its condition and counters look like. `cell_rows` brings the body's values into a normal form, and
+`cell_match` finds the next states among known cells. What is left here: every result that somebody reads is a state of
+such a cell, and every initial state has the batch of the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...ir.graph import Graph, Node, Value
+from ...ir.types import DType
+from .. import facts
+from .cell_match import Cells, Layer, State
+from .cell_rows import CellRows
+from .counts import Count
+from .reading import Carried, Collected, NotReadError, Reading, Slices, plain, read
+from .rows import NotRowsError, Pick, Polynomial, Rows
+
+#: operations that make a tensor of zeros whatever its shape is
+_FILLS = frozenset({"ConstantOfShape", "Expand", "Identity"})
+
+
+@dataclass(frozen=True)
+class Start:
+    """A layer's initial state: columns of ``value``. None: zeros. ``spread``: its one row is that of every sample."""
+
+    value: Value | None
+    start: int = 0
+    stop: int = 0
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class Last:
+    """A result of the loop that is last states side by side: (layer, whether it is the cell's state)."""
+
+    result: Value
+    axes: str
+    parts: tuple[tuple[int, bool], ...]
+
+
+@dataclass(frozen=True)
+class Every:
+    """A result of the loop that is all hidden states of layers side by side."""
+
+    collected: Collected
+    axes: str
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """``layers`` read slices of ``sources``, and of the layers before them under the numbers after those of all
+    ``givens``."""
+
+    reading: Reading
+    sources: tuple[Slices, ...]
+    first_layer: int
+    layers: tuple[Layer, ...]
+    #: of each layer its initial states
+    starts: tuple[tuple[Start, ...], ...]
+    last: tuple[Last, ...]
+    every: tuple[Every, ...]
+
+
+def prove(graph: Graph, node: Node, names: bool) -> Proof | str:
+    """The proof, or why there is none. ``names``: equal names of dimensions are equal sizes in this graph."""
+    try:
+        return _Prover(read(graph, node, names)).prove()
+    except (NotReadError, NotRowsError) as error:
+        return str(error)
+
+
+class _Prover:
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.sources = list(dict.fromkeys(s for s, _ in reading.scanned.values() if _is_sequence(s)))
+        if not self.sources:
+            raise NotReadError("no slice of what it scans is surely a batch of vectors")
+        self.dtype = facts.dtype(self.sources[0].tensor)
+        self.axes: dict[int, str] = {}
+        self.cell = CellRows(reading.body, self._given(), len(self.sources) + len(reading.carried))
+        widths = {k: _width(s.tensor) for k, s in enumerate(self.sources)}
+        assert self.dtype is not None
+        self.cells = Cells(self.dtype.numpy, widths, len(self.sources) + len(reading.carried))
+
+    def prove(self) -> Proof:
+        states = {k: self._states(k) for k in self.axes}
+        known = [s for row in states.values() for s in row]
+        self.cells.find(known)
+        if not self.cells.layers:
+            raise NotRowsError(self._why(known))
+        last = [self._last(k, states.get(k, [])) for k, c in enumerate(self.reading.carried) if self._is_read(c)]
+        every = [self._every(c) for c in self.reading.collected if self.reading.is_read(c.result)]
+        self._check_sources()
+        starts = tuple(tuple(self._start(s) for s in _states_of(layer)) for layer in self.cells.layers)
+        sources, layers = tuple(self.sources), tuple(self.cells.layers)
+        return Proof(self.reading, sources, self.cells.first_layer, layers, starts, tuple(last), tuple(every))
+
+    def _why(self, states: list[State]) -> str:
+        if states:
+            return self.cells.why_not(states[0], states)
+        return next(iter(self.cell.why.values()), "it carries no state of known width")
+
+    # -- what a step is given -----------------------------------------------------------------------------------------
+    def _given(self) -> dict[Value, Rows]:
+        given = {}
+        for value, (slices, stays) in self.reading.scanned.items():
+            if slices in self.sources:
+                axes = "b" if not stays else "ub" if slices.axis == 0 else "bu"
+                given[value] = self._rows(self.sources.index(slices), axes, _width(slices.tensor))
+        for k, carried in enumerate(self.reading.carried):
+            dims = facts.shape(carried.first) or ()
+            if len(dims) not in (2, 3) or (len(dims) == 3 and dims[0] != 1):
+                continue
+            width = dims[-1]
+            if isinstance(width, int) and width > 0 and facts.dtype(carried.first) is self.dtype:
+                self.axes[k] = "b" if len(dims) == 2 else "ub"
+                given[carried.inside] = self._rows(len(self.sources) + k, self.axes[k], width)
+        return given
+
+    def _rows(self, source: int, axes: str, width: int) -> Rows:
+        return Rows(axes, (Polynomial.of(Pick((source, 0, 0, width), source)),))
+
+    def _states(self, k: int) -> list[State]:
+        """The parts of a carried value; none where its next value is no rows."""
+        carried, source = self.reading.carried[k], len(self.sources) + k
+        rows = self._of(carried.next)
+        if rows is None or rows.axes != self.axes[k] or rows.width != _width(carried.first):
+            return []
+        states, at = [], 0
+        for part in rows.parts:
+            states.append(State(k, Pick((source, 0, at, at + part.width), source), part))
+            at += part.width
+        return states
+
+    def _of(self, value: Value) -> Rows | None:
+        return self.cell.rows.get(plain(value)) or self.cell.rows.get(value)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+    def _is_read(self, carried: Carried) -> bool:
+        return self.reading.is_read(carried.last)
+
+    def _last(self, k: int, states: list[State]) -> Last:
+        carried = self.reading.carried[k]
+        if not states:
+            reason = self.cell.why.get(carried.next, "its axes change, or are not known")
+            raise NotRowsError(f"the carried value %{carried.inside.name} is no state: {reason}")
+        return Last(carried.last, self.axes[k], tuple(self._layer(s, carried) for s in states))
+
+    def _layer(self, state: State, carried: Carried) -> tuple[int, bool]:
+        """Which layer's state this is. Another carried value may hold the same; where nothing runs it keeps its own."""
+        for i, layer in enumerate(self.cells.layers):
+            for own in _states_of(layer):
+                if own is state:
+                    return i, own is not layer.hidden
+        for i, layer in enumerate(self.cells.layers):
+            for own in _states_of(layer):
+                if own.new.equals(state.new):
+                    first = self.reading.carried[own.carried].first
+                    twin = first is carried.first and own.pick.start == state.pick.start
+                    if not (twin or self._runs()):
+                        raise NotRowsError(f"%{carried.last.name} is something else where nothing is scanned")
+                    return i, own is not layer.hidden
+        raise NotRowsError(self.cells.why_not(state, self._every_state()))
+
+    def _every_state(self) -> list[State]:
+        return [s for k in self.axes for s in self._states(k)]
+
+    def _runs(self) -> bool:
+        length = self.reading.length.constant
+        return length is not None and length >= 1
+
+    def _every(self, collected: Collected) -> Every:
+        rows = self._of(collected.value)
+        if rows is None:
+            reason = self.cell.why.get(collected.value, "it is no batch of vectors")
+            raise NotRowsError(f"what it collects in %{collected.result.name} is no state: {reason}")
+        rank = len(rows.axes) + (1 if collected.joined else 2)
+        if not -rank <= collected.axis < rank:
+            raise NotRowsError(f"it collects along axis {collected.axis} of {rank}")
+        if collected.joined and rows.axes[collected.axis % rank : collected.axis % rank + 1] != "u":
+            raise NotRowsError(f"the parts of %{collected.result.name} lie along an axis that is not theirs alone")
+        return Every(collected, rows.axes, tuple(self._hidden(part, collected) for part in rows.parts))
+
+    def _hidden(self, part: Polynomial, collected: Collected) -> int:
+        for i, layer in enumerate(self.cells.layers):
+            if layer.hidden.new.equals(part):
+                return i
+        raise NotRowsError(f"what it collects in %{collected.result.name} is no hidden state")
+
+    # -- inputs and initial states ------------------------------------------------------------------------------------
+    def _check_sources(self) -> None:
+        used = {k for layer in self.cells.layers for gate in layer.gates for k in gate.inputs}
+        tensors = [self.sources[k] for k in sorted(used) if k < len(self.sources)]
+        for i, layer in enumerate(self.cells.layers):
+            if not any(gate.inputs for gate in layer.gates):
+                raise NotRowsError(f"layer {i} reads no input")
+        if len({facts.dtype(s.tensor) for s in tensors}) != 1:
+            raise NotRowsError("what it scans has different element types")
+        batches = {self.reading.sizes.dim(s.tensor, 1 - s.axis) for s in tensors}
+        if len(batches) != 1:
+            raise NotRowsError("the batches of what it scans may differ")
+        (self.batch,) = batches
+
+    def _start(self, state: State) -> Start:
+        carried = self.reading.carried[state.carried]
+        axis = len(self.axes[state.carried]) - 1
+        batch = self.reading.sizes.dim(carried.first, axis)
+        zero = _is_zero(carried.first)
+        start = Start(None if zero else carried.first, state.pick.start, state.pick.stop)
+        if batch == self.batch:
+            return start
+        if batch != Count(1):
+            raise NotRowsError(f"the batch of %{carried.first.name} may not be that of the input")
+        if self._is_read(carried) and not self._runs():
+            raise NotRowsError(f"%{carried.last.name} has one row where nothing is scanned, and the batch's otherwise")
+        return Start(start.value, start.start, start.stop, spread=not zero)
+
+
+def _states_of(layer: Layer) -> list[State]:
+    return [layer.hidden, *([] if layer.cell is None else [layer.cell])]
+
+
+def _width(value: Value) -> int:
+    dims = facts.shape(value)
+    assert dims is not None and isinstance(dims[-1], int)
+    return dims[-1]
+
+
+def _is_sequence(slices: Slices) -> bool:
+    """[time, batch, features] or [batch, time, features] of known features."""
+    dims, dtype = facts.shape(slices.tensor), facts.dtype(slices.tensor)
+    known = dims is not None and len(dims) == 3 and slices.axis < 2 and isinstance(dims[2], int) and dims[2] > 0
+    return known and dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+
+
+def _is_zero(value: Value, depth: int = 0) -> bool:
+    if value.const is not None:
+        return value.const.size > 0 and not np.asarray(value.const, np.float64).any()
+    node = value.producer
+    if node is None or node.op not in _FILLS or depth > 8 or node.epilogue or node.inputs[0] is None:
+        return False
+    if node.op == "ConstantOfShape":
+        fill = node.attrs.get("value")
+        return fill is None or not np.asarray(fill, np.float64).any()
+    return _is_zero(node.inputs[0], depth + 1)

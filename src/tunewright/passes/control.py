@@ -64,6 +64,22 @@ class SinkConstants:
         return changed
 
 
+class TypeCaptures:
+    """What a body captures has there the type that it has outside, also where only inference found that out."""
+
+    name = "type-captures"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        changed = False
+        for node in graph.nodes:
+            for body in node.bodies.values() if node.captures else ():
+                for k in range(1, node.captures + 1):
+                    outer, inner = node.inputs[-k], body.inputs[-k]
+                    if inner.type is None and outer is not None and outer.type is not None:
+                        inner.type, changed = outer.type, True
+        return changed
+
+
 class InlineBranches:
     """An If whose condition is constant is the branch that it takes."""
 

@@ -25,7 +25,7 @@ from . import (
     views,
 )
 from .base import Pass, Repeat
-from .control import InlineBranches, SinkConstants, UnrollLoops
+from .control import InlineBranches, SinkConstants, TypeCaptures, UnrollLoops
 from .conv_pair import ConvPairs
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
@@ -48,6 +48,7 @@ CLEAN_UP = Repeat(
     (
         SinkConstants(),
         Propagate(keep_quantised=True),
+        TypeCaptures(),
         InlineBranches(),
         _UNROLL,
         RewritePass("openvino", openvino.RULES),

@@ -239,6 +239,95 @@ def _reshape(cell: CellRows, node: Node) -> list[Rows]:
     return [Rows("".join("b" if k else "u" for k in kept), rows.parts)]
 
 
+# -- recurrent layers over one step ------------------------------------------------------------------------------------
+_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+#: attributes that mean something else than the plain layer
+_PLAIN = {"direction": "forward", "clip": 0.0, "layout": 0, "input_forget": 0}
+
+
+def _layer(cell: CellRows, node: Node) -> list[Rows]:
+    """A cell that was exported as a layer of one step."""
+    attrs, x = node.attrs, cell.first(node)
+    if any((attrs.get(k) or plain) != plain for k, plain in _PLAIN.items()) or x.axes != "ub":
+        raise NotRowsError(f"{node.name or node.op!r} ({node.op}) is no layer of one step in one direction")
+    if node.input(4) is not None or node.input(7) is not None:
+        raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has lengths or peepholes")
+    names = tuple(attrs.get("activations") or _DEFAULTS[node.op])[: len(_DEFAULTS[node.op])]
+    if any(name not in ACTIVATIONS or ACTIVATIONS[name] for name in names):
+        raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has activations {', '.join(names)}")
+    step = _Step(cell, node, x, [Activation(name) for name in names])
+    made = {"LSTM": step.lstm, "GRU": step.gru, "RNN": step.rnn}[node.op]()
+    every = Rows("u" + made[0].axes, made[0].parts)
+    return [every, *made][: len(node.outputs)]
+
+
+class _Step:
+    """One step of a recurrent layer as rows."""
+
+    def __init__(self, cell: CellRows, node: Node, x: Rows, activations: list[Activation]) -> None:
+        self.cell, self.node, self.x, self.activations = cell, node, x, activations
+        self.w, self.r = (_stacked(node.input(i), 3) for i in (1, 2))
+        self.units = self.r.shape[2]
+        gates = _GATES[node.op]
+        bias = np.zeros((1, 2 * gates * self.units)) if node.input(3) is None else _stacked(node.input(3), 2)
+        if self.w.shape[:2] != (1, gates * self.units) or self.r.shape[:2] != self.w.shape[:2]:
+            raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has weights of another shape")
+        if bias.shape != (1, 2 * gates * self.units):
+            raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has a bias of another shape")
+        self.wb, self.rb = np.split(bias[0], 2)
+        self.h = self._state(5)
+
+    def _state(self, i: int) -> Rows:
+        value = self.node.input(i)
+        if value is None:
+            return Rows("ub", (Polynomial(self.units, {}),))
+        if value.const is not None or self.cell.rows[value].axes != "ub":
+            raise NotRowsError("a layer of one step starts from something else than a carried state")
+        return self.cell.rows[value]
+
+    def _part(self, rows: Rows, weights: Array, bias: Array, gate: int) -> Rows:
+        at = slice(gate * self.units, (gate + 1) * self.units)
+        product = multiplied(rows, weights[0, at].T, self.cell.serial())
+        return combine(product, Rows("ub", (Polynomial.constant(bias[at]),)), multiply=False)
+
+    def _gate(self, k: int, activation: int) -> Rows:
+        both = combine(self._part(self.x, self.w, self.wb, k), self._part(self.h, self.r, self.rb, k), multiply=False)
+        return self._activated(both, activation)
+
+    def _activated(self, rows: Rows, activation: int) -> Rows:
+        return activated(rows, self.activations[activation], self.cell.serial())
+
+    def _sum(self, a: Rows, b: Rows, c: Rows, d: Rows) -> Rows:
+        """a b + c d."""
+        return combine(combine(a, b, multiply=True), combine(c, d, multiply=True), multiply=False)
+
+    def lstm(self) -> list[Rows]:
+        enter, out, forget, fresh = (self._gate(k, 1 if k == 3 else 0) for k in range(4))
+        memory = self._sum(forget, self._state(6), enter, fresh)
+        return [combine(out, self._activated(memory, 2), multiply=True), memory]
+
+    def gru(self) -> list[Rows]:
+        update, reset = self._gate(0, 0), self._gate(1, 0)
+        if self.node.attrs.get("linear_before_reset", 0):
+            inner = combine(reset, self._part(self.h, self.r, self.rb, 2), multiply=True)
+        else:
+            inner = self._part(combine(reset, self.h, multiply=True), self.r, self.rb, 2)
+        both = combine(self._part(self.x, self.w, self.wb, 2), inner, multiply=False)
+        one = Rows("ub", (Polynomial.constant(np.ones(self.units)),))
+        kept = combine(one, _scaled(update, -1.0), multiply=False)
+        return [self._sum(kept, self._activated(both, 1), update, self.h)]
+
+    def rnn(self) -> list[Rows]:
+        return [self._gate(0, 0)]
+
+
+def _stacked(value: Value | None, rank: int) -> Array:
+    if value is None or value.const is None or value.const.ndim != rank:
+        raise NotRowsError("a layer of one step has weights that are not constant")
+    return value.const
+
+
 Handler = Callable[[CellRows, Node], list[Rows]]
 HANDLERS: Mapping[str, Handler] = {
     "Identity": _same,
@@ -256,6 +345,7 @@ HANDLERS: Mapping[str, Handler] = {
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
+    **dict.fromkeys(_GATES, _layer),
     **dict.fromkeys(ACTIVATIONS, _activation),
 }
 

@@ -191,7 +191,10 @@ _VECTORS: Mapping[str, Callable[[Sizes, Node, int], list[Count] | None]] = {
 def split_sequence(value: Value | None) -> tuple[Value, int] | None:
     """The tensor and the axis along which it was taken apart into slices without that axis."""
     node = value.producer if value is not None else None
-    if node is None or node.op != "SplitToSequence" or node.input(1) is not None or node.attrs.get("keepdims", 1):
+    if node is None or node.op != "SplitToSequence" or node.attrs.get("keepdims", 1):
+        return None
+    split = node.input(1)
+    if split is not None and (split.const is None or split.const.shape != () or int(split.const) != 1):
         return None
     n, tensor = facts.rank(node.inputs[0]), node.inputs[0]
     return None if n is None or tensor is None else (tensor, int(node.attrs.get("axis", 0)) % n)

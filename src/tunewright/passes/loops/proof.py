@@ -8,7 +8,8 @@ such a cell, and every initial state has the batch of the input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from .cell_match import Cells, Layer, State
 from .cell_rows import CellRows
 from .counts import Count
 from .reading import Carried, Collected, NotReadError, Reading, Slices, plain, read
-from .rows import NotRowsError, Pick, Polynomial, Rows
+from .rows import MOST_PARTS, Factor, Gate, NotRowsError, Pick, Polynomial, Product, Rows
 
 #: operations that make a tensor of zeros whatever its shape is
 _FILLS = frozenset({"ConstantOfShape", "Expand", "Identity"})
@@ -30,8 +31,10 @@ class Start:
     """A layer's initial state: columns of ``value``. None: zeros. ``spread``: its one row is that of every sample."""
 
     value: Value | None
-    start: int = 0
-    stop: int = 0
+    start: int
+    stop: int
+    #: columns of ``value``
+    width: int
     spread: bool = False
 
 
@@ -46,11 +49,11 @@ class Last:
 
 @dataclass(frozen=True)
 class Every:
-    """A result of the loop that is all hidden states of layers side by side."""
+    """A result of the loop that every step computes from hidden states and inputs: columns side by side."""
 
     collected: Collected
     axes: str
-    parts: tuple[int, ...]
+    parts: tuple[Polynomial, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,12 @@ class Proof:
     last: tuple[Last, ...]
     every: tuple[Every, ...]
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of inputs, weights and states."""
+        dtype: np.dtype[Any] = self.layers[0].gates[0].bias.dtype
+        return dtype
+
 
 def prove(graph: Graph, node: Node, names: bool) -> Proof | str:
     """The proof, or why there is none. ``names``: equal names of dimensions are equal sizes in this graph."""
@@ -79,19 +88,23 @@ def prove(graph: Graph, node: Node, names: bool) -> Proof | str:
 class _Prover:
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self.sources = list(dict.fromkeys(s for s, _ in reading.scanned.values() if _is_sequence(s)))
+        self.sources = list(dict.fromkeys(s for s, _ in reading.scanned.values() if self._is_sequence(s)))
         if not self.sources:
             raise NotReadError("no slice of what it scans is surely a batch of vectors")
         self.dtype = facts.dtype(self.sources[0].tensor)
         self.axes: dict[int, str] = {}
+        #: sources that results read beside the layers
+        self.collected_sources: set[int] = set()
         self.cell = CellRows(reading.body, self._given(), len(self.sources) + len(reading.carried))
-        widths = {k: _width(s.tensor) for k, s in enumerate(self.sources)}
+        widths = {k: self._width(s.tensor) for k, s in enumerate(self.sources)}
         assert self.dtype is not None
         self.cells = Cells(self.dtype.numpy, widths, len(self.sources) + len(reading.carried))
 
     def prove(self) -> Proof:
         states = {k: self._states(k) for k in self.axes}
         known = [s for row in states.values() for s in row]
+        if len(known) > MOST_PARTS:
+            raise NotRowsError(f"it carries {len(known)} states")
         self.cells.find(known)
         if not self.cells.layers:
             raise NotRowsError(self._why(known))
@@ -107,22 +120,31 @@ class _Prover:
             return self.cells.why_not(states[0], states)
         return next(iter(self.cell.why.values()), "it carries no state of known width")
 
+    def _is_sequence(self, slices: Slices) -> bool:
+        """[time, batch, features] or [batch, time, features] of known features."""
+        tensor = slices.tensor
+        return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis < 2 and self._width(tensor) > 0
+
     # -- what a step is given -----------------------------------------------------------------------------------------
     def _given(self) -> dict[Value, Rows]:
         given = {}
         for value, (slices, stays) in self.reading.scanned.items():
             if slices in self.sources:
                 axes = "b" if not stays else "ub" if slices.axis == 0 else "bu"
-                given[value] = self._rows(self.sources.index(slices), axes, _width(slices.tensor))
+                given[value] = self._rows(self.sources.index(slices), axes, self._width(slices.tensor))
         for k, carried in enumerate(self.reading.carried):
-            dims = facts.shape(carried.first) or ()
-            if len(dims) not in (2, 3) or (len(dims) == 3 and dims[0] != 1):
+            n, width = facts.rank(carried.first), self._width(carried.first)
+            if n not in (2, 3) or (n == 3 and self.reading.sizes.dim(carried.first, 0) != Count(1)):
                 continue
-            width = dims[-1]
-            if isinstance(width, int) and width > 0 and facts.dtype(carried.first) is self.dtype:
-                self.axes[k] = "b" if len(dims) == 2 else "ub"
+            if width > 0 and facts.dtype(carried.first) is self.dtype:
+                self.axes[k] = "b" if n == 2 else "ub"
                 given[carried.inside] = self._rows(len(self.sources) + k, self.axes[k], width)
         return given
+
+    def _width(self, value: Value) -> int:
+        """How many columns a value has; 0 where that is not known."""
+        n = facts.rank(value)
+        return (self.reading.sizes.dim(value, n - 1).constant or 0) if n else 0
 
     def _rows(self, source: int, axes: str, width: int) -> Rows:
         return Rows(axes, (Polynomial.of(Pick((source, 0, 0, width), source)),))
@@ -131,7 +153,7 @@ class _Prover:
         """The parts of a carried value; none where its next value is no rows."""
         carried, source = self.reading.carried[k], len(self.sources) + k
         rows = self._of(carried.next)
-        if rows is None or rows.axes != self.axes[k] or rows.width != _width(carried.first):
+        if rows is None or rows.axes != self.axes[k] or rows.width != self._width(carried.first):
             return []
         states, at = [], 0
         for part in rows.parts:
@@ -186,22 +208,37 @@ class _Prover:
             raise NotRowsError(f"it collects along axis {collected.axis} of {rank}")
         if collected.joined and rows.axes[collected.axis % rank : collected.axis % rank + 1] != "u":
             raise NotRowsError(f"the parts of %{collected.result.name} lie along an axis that is not theirs alone")
-        return Every(collected, rows.axes, tuple(self._hidden(part, collected) for part in rows.parts))
+        seen: set[Factor] = set()
+        for part in rows.parts:
+            self._check_collected(part, collected, seen)
+        return Every(collected, rows.axes, rows.parts)
 
-    def _hidden(self, part: Polynomial, collected: Collected) -> int:
-        for i, layer in enumerate(self.cells.layers):
-            if layer.hidden.new.equals(part):
-                return i
-        raise NotRowsError(f"what it collects in %{collected.result.name} is no hidden state")
+    def _check_collected(self, part: Polynomial, collected: Collected, seen: set[Factor]) -> None:
+        """All steps can make it at once: it depends on hidden states of the same step and on inputs alone."""
+        if any(layer.hidden.new.equals(part) for layer in self.cells.layers):
+            return
+        name = collected.result.name
+        if not any(part.terms):
+            raise NotRowsError(f"what it collects in %{name} is constant")
+        for factor in {f for monomial in part.terms for f in monomial} - seen:
+            seen.add(factor)
+            if isinstance(factor, Product):
+                self._check_collected(factor.rows, collected, seen)
+            elif isinstance(factor, Gate):
+                self._check_collected(factor.argument, collected, seen)
+            elif not isinstance(factor, Pick) or factor.source >= len(self.sources):
+                raise NotRowsError(f"what it collects in %{name} is more than a function of the hidden state")
+            else:
+                self.collected_sources.add(factor.source)
 
     # -- inputs and initial states ------------------------------------------------------------------------------------
     def _check_sources(self) -> None:
-        used = {k for layer in self.cells.layers for gate in layer.gates for k in gate.inputs}
+        used = {k for layer in self.cells.layers for gate in layer.gates for k in gate.inputs} | self.collected_sources
         tensors = [self.sources[k] for k in sorted(used) if k < len(self.sources)]
         for i, layer in enumerate(self.cells.layers):
             if not any(gate.inputs for gate in layer.gates):
                 raise NotRowsError(f"layer {i} reads no input")
-        if len({facts.dtype(s.tensor) for s in tensors}) != 1:
+        if {facts.dtype(s.tensor) for s in tensors} != {self.dtype}:
             raise NotRowsError("what it scans has different element types")
         batches = {self.reading.sizes.dim(s.tensor, 1 - s.axis) for s in tensors}
         if len(batches) != 1:
@@ -213,31 +250,22 @@ class _Prover:
         axis = len(self.axes[state.carried]) - 1
         batch = self.reading.sizes.dim(carried.first, axis)
         zero = _is_zero(carried.first)
-        start = Start(None if zero else carried.first, state.pick.start, state.pick.stop)
+        start = Start(None if zero else carried.first, state.pick.start, state.pick.stop, self._width(carried.first))
         if batch == self.batch:
             return start
         if batch != Count(1):
             raise NotRowsError(f"the batch of %{carried.first.name} may not be that of the input")
         if self._is_read(carried) and not self._runs():
             raise NotRowsError(f"%{carried.last.name} has one row where nothing is scanned, and the batch's otherwise")
-        return Start(start.value, start.start, start.stop, spread=not zero)
+        return replace(start, spread=not zero)
 
 
 def _states_of(layer: Layer) -> list[State]:
     return [layer.hidden, *([] if layer.cell is None else [layer.cell])]
 
 
-def _width(value: Value) -> int:
-    dims = facts.shape(value)
-    assert dims is not None and isinstance(dims[-1], int)
-    return dims[-1]
-
-
-def _is_sequence(slices: Slices) -> bool:
-    """[time, batch, features] or [batch, time, features] of known features."""
-    dims, dtype = facts.shape(slices.tensor), facts.dtype(slices.tensor)
-    known = dims is not None and len(dims) == 3 and slices.axis < 2 and isinstance(dims[2], int) and dims[2] > 0
-    return known and dtype in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+def _is_real(value: Value) -> bool:
+    return facts.dtype(value) in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
 
 
 def _is_zero(value: Value, depth: int = 0) -> bool:

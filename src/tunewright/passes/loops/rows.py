@@ -20,6 +20,8 @@ from ...ops.base import Array
 
 #: larger polynomials, and rows in more ranges, are no recurrent cell
 MOST_TERMS, MOST_DEGREE, MOST_PARTS = 16, 4, 64
+#: most activations and products, one inside the other
+DEEPEST = 64
 
 
 class NotRowsError(Exception):
@@ -44,6 +46,10 @@ class Factor:
         value, part, first, _ = self.place
         return (value, part, first + start, first + stop)
 
+    @property
+    def depth(self) -> int:
+        return 0
+
     def columns(self, start: int, stop: int) -> Factor:
         """Some of its columns."""
         raise NotImplementedError
@@ -66,6 +72,10 @@ class Product(Factor):
     rows: Polynomial = field(compare=False)
     matrix: Array = field(compare=False)
 
+    @property
+    def depth(self) -> int:
+        return self.rows.depth + 1
+
     def columns(self, start: int, stop: int) -> Product:
         return Product(self._cut(start, stop), self.rows, self.matrix[:, start:stop])
 
@@ -81,13 +91,22 @@ class Activation:
 
 @dataclass(frozen=True, order=True)
 class Gate(Factor):
-    """Columns of an activation."""
+    """Columns of an activation, the first of which was ``base`` when it had all those of ``whole``."""
 
     activation: Activation = field(compare=False)
-    argument: Polynomial = field(compare=False)
+    whole: Polynomial = field(compare=False)
+    base: int = field(compare=False)
+
+    @property
+    def depth(self) -> int:
+        return self.whole.depth + 1
+
+    @property
+    def argument(self) -> Polynomial:
+        return self.whole.columns(self.start - self.base, self.stop - self.base)
 
     def columns(self, start: int, stop: int) -> Gate:
-        return Gate(self._cut(start, stop), self.activation, self.argument.columns(start, stop))
+        return Gate(self._cut(start, stop), self.activation, self.whole, self.base)
 
 
 Monomial: TypeAlias = tuple[Factor, ...]
@@ -100,6 +119,14 @@ class Polynomial:
 
     width: int
     terms: Mapping[Monomial, Array]
+    #: activations and products, one inside the other
+    depth: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        depth = max((f.depth for monomial in self.terms for f in monomial), default=0)
+        if depth > DEEPEST:
+            raise NotRowsError("it is a long chain")
+        object.__setattr__(self, "depth", depth)
 
     @staticmethod
     def of(factor: Factor) -> Polynomial:
@@ -229,6 +256,6 @@ def activated(rows: Rows, activation: Activation, serial: int) -> Rows:
     """An activation of every column; ``serial``: a number of the result's own."""
     parts, at = [], 0
     for part in rows.parts:
-        parts.append(Polynomial.of(Gate((serial, 0, at, at + part.width), activation, part)))
+        parts.append(Polynomial.of(Gate((serial, 0, at, at + part.width), activation, part, at)))
         at += part.width
     return Rows(rows.axes, tuple(parts))

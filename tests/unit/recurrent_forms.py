@@ -145,7 +145,7 @@ CONSTANTS: dict[str, Any] = {
     "zero": np.float32(0), "s0": np.asarray([0]), "s1": np.asarray([H]), "s2": np.asarray([2 * H]),
     "s3": np.asarray([3 * H]), "send": np.asarray([2**31 - 1]), "ax1": np.asarray([1]), "i0": np.asarray(0),
     "i1": np.asarray(1), "minus": np.asarray(-1), "v0": np.asarray([0]), "v1": np.asarray([1]), "j0": np.int32(0),
-    "j1": np.int32(1), "far": np.asarray(2**31 - 1), "true": np.asarray(True),
+    "j1": np.int32(1), "Q": np.full((H, H), 0.3, np.float32), "far": np.asarray(2**31 - 1), "true": np.asarray(True),
 }  # fmt: skip
 
 

@@ -12,9 +12,11 @@ import tunewright
 from tunewright.frontend.onnx import load
 from tunewright.ir.graph import Graph
 from tunewright.passes.base import Context, run_passes
-from tunewright.passes.standard import NEUTRAL
+from tunewright.passes.recurrent_loops import RecurrentLoops
+from tunewright.passes.standard import CLEAN_LOOPS, NEUTRAL
 from tunewright.settings import Settings
 from unit.recurrent_forms import CELLS, LOOPS, Form
+from unit.recurrent_others import OTHERS
 
 ort = pytest.importorskip("onnxruntime")
 LAYERS = {"LSTM", "GRU", "RNN"}
@@ -60,3 +62,19 @@ def test_a_cell_in_a_loop_becomes_a_layer(loop: str, cell: str) -> None:
     assert not ops(graph) & {"Loop", "Scan"}, [e for e in context.log.entries if e.rule == "recurrent-loops"]
     assert len(ops(graph) & LAYERS) == 1
     agrees(form)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_layer_stays_exactly_as_it_is(name: str) -> None:
+    form, reason = OTHERS[name].form, OTHERS[name].reason
+    model = form.model()
+    context = Context(Settings())
+    graph = load(model, context.settings).graph
+    run_passes(graph, [CLEAN_LOOPS], context)
+    before = str(graph)
+    assert not run_passes(graph, [RecurrentLoops()], context)
+    assert str(graph) == before
+    (entry,) = [e for e in context.log.entries if e.rule == "recurrent-loops"]
+    assert reason in entry.reason, entry.reason
+    for time, batch in ((7, 3), (2, 1)):
+        check(form, model, time, batch)

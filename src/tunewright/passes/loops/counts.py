@@ -51,10 +51,8 @@ class Count:
 
     def surely_reaches(self, other: Count) -> bool:
         """Not less than ``other``, whatever the symbols are."""
-        if self == other:
-            return True
-        mine, theirs = self.constant, other.constant
-        return mine is not None and (mine >= ENDLESS if theirs is None else mine >= theirs)
+        more = self.plus(other, -1).constant
+        return more >= 0 if more is not None else (self.constant or 0) >= ENDLESS
 
 
 class Sizes:

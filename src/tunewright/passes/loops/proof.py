@@ -116,9 +116,10 @@ class _Prover:
         return Proof(self.reading, sources, self.cells.first_layer, layers, starts, tuple(last), tuple(every))
 
     def _why(self, states: list[State]) -> str:
-        if states:
-            return self.cells.why_not(states[0], states)
-        return next(iter(self.cell.why.values()), "it carries no state of known width")
+        for carried in self.reading.carried:
+            if plain(carried.next) in self.cell.why:
+                return self.cell.why[plain(carried.next)]
+        return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
     def _is_sequence(self, slices: Slices) -> bool:
         """[time, batch, features] or [batch, time, features] of known features."""
@@ -171,7 +172,7 @@ class _Prover:
     def _last(self, k: int, states: list[State]) -> Last:
         carried = self.reading.carried[k]
         if not states:
-            reason = self.cell.why.get(carried.next, "its axes change, or are not known")
+            reason = self.cell.why.get(plain(carried.next), "its axes change, or are not known")
             raise NotRowsError(f"the carried value %{carried.inside.name} is no state: {reason}")
         return Last(carried.last, self.axes[k], tuple(self._layer(s, carried) for s in states))
 
@@ -201,7 +202,7 @@ class _Prover:
     def _every(self, collected: Collected) -> Every:
         rows = self._of(collected.value)
         if rows is None:
-            reason = self.cell.why.get(collected.value, "it is no batch of vectors")
+            reason = self.cell.why.get(plain(collected.value), "it is no batch of vectors")
             raise NotRowsError(f"what it collects in %{collected.result.name} is no state: {reason}")
         rank = len(rows.axes) + (1 if collected.joined else 2)
         if not -rank <= collected.axis < rank:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ...ir.graph import Node, Value
 from ...ir.types import DType
+from ...ops import lookup
 from .. import facts
 
 #: the number of the iteration, a named dimension, or an axis of a value
@@ -20,8 +21,6 @@ ENDLESS = (1 << 31) - 1
 LONGEST, DEEPEST = 16, 24
 
 _SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
-#: operations that keep the shape of their first operand
-_LIKE_FIRST = frozenset({"Identity", "Cast", "Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Softmax", "LayerNormalization"})
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ class Sizes:
         if node is not None and depth <= DEEPEST and not node.epilogue and node.inputs and node.inputs[0] is not None:
             if node.op == "Transpose" and "perm" in node.attrs:
                 return self.dim(node.inputs[0], int(node.attrs["perm"][axis]), depth + 1)
-            if node.op in _LIKE_FIRST and value.index == 0 and facts.rank(node.inputs[0]) == len(dims):
+            spec = lookup(node.op)
+            if len(node.inputs) == 1 and spec is not None and spec.elementwise:
                 return self.dim(node.inputs[0], axis, depth + 1)
             made = self._shape(node, depth)
             if made is not None and len(made) == len(dims):

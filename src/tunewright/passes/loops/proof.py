@@ -101,14 +101,14 @@ class _Prover:
         self.cells = Cells(self.dtype.numpy, widths, len(self.sources) + len(reading.carried))
 
     def prove(self) -> Proof:
-        states = {k: self._states(k) for k in self.axes}
+        states = {k: self._states(k) for k in range(len(self.reading.carried))}
         known = [s for row in states.values() for s in row]
         if len(known) > MOST_PARTS:
             raise NotRowsError(f"it carries {len(known)} states")
         self.cells.find(known)
         if not self.cells.layers:
             raise NotRowsError(self._why(known))
-        last = [self._last(k, states.get(k, [])) for k, c in enumerate(self.reading.carried) if self._is_read(c)]
+        last = [self._last(k, states[k]) for k, c in enumerate(self.reading.carried) if self._is_read(c)]
         every = [self._every(c) for c in self.reading.collected if self.reading.is_read(c.result)]
         self._check_sources()
         starts = tuple(tuple(self._start(s) for s in _states_of(layer)) for layer in self.cells.layers)
@@ -154,7 +154,11 @@ class _Prover:
         """The parts of a carried value; none where its next value is no rows."""
         carried, source = self.reading.carried[k], len(self.sources) + k
         rows = self._of(carried.next)
-        if rows is None or rows.axes != self.axes[k] or rows.width != self._width(carried.first):
+        if rows is None:
+            return []
+        if k not in self.axes and not self.reading.body.is_read(carried.inside):
+            self.axes[k] = rows.axes  # whatever it was before, no step sees it
+        elif rows.axes != self.axes.get(k) or rows.width != self._width(carried.first):
             return []
         states, at = [], 0
         for part in rows.parts:
@@ -193,7 +197,7 @@ class _Prover:
         raise NotRowsError(self.cells.why_not(state, self._every_state()))
 
     def _every_state(self) -> list[State]:
-        return [s for k in self.axes for s in self._states(k)]
+        return [s for k in range(len(self.reading.carried)) for s in self._states(k)]
 
     def _runs(self) -> bool:
         length = self.reading.length.constant

@@ -34,10 +34,10 @@ def ops(graph: Graph) -> set[str]:
     return {n.op for n in graph.nodes}
 
 
-def check(form: Form, model: onnx.ModelProto, time: int, batch: int, seed: int = 1) -> None:
+def check(form: Form, model: onnx.ModelProto, time: int, batch: int, device: str = "CPU.HOST") -> None:
     """Against ONNX Runtime; over nothing, which not every engine runs, the states stay what they were."""
-    inputs = form.inputs(time, batch, seed)
-    got = tunewright.Core().compile_model(model, "CPU.HOST")(inputs)
+    inputs = form.inputs(time, batch)
+    got = tunewright.Core().compile_model(model, device)(inputs)
     if time == 0:
         assert got["y"].size == 0
         for name in form.states if form.last else ():
@@ -48,10 +48,10 @@ def check(form: Form, model: onnx.ModelProto, time: int, batch: int, seed: int =
         np.testing.assert_allclose(got[info.name], want, rtol=1e-5, atol=2e-6, err_msg=info.name)
 
 
-def agrees(form: Form, sizes: Any = SIZES) -> None:
+def agrees(form: Form, device: str = "CPU.HOST") -> None:
     model = form.model()
-    for time, batch in sizes:
-        check(form, model, time, batch)
+    for time, batch in SIZES:
+        check(form, model, time, batch, device)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -78,3 +78,8 @@ def test_what_is_no_layer_stays_exactly_as_it_is(name: str) -> None:
     assert reason in entry.reason, entry.reason
     for time, batch in ((7, 3), (2, 1)):
         check(form, model, time, batch)
+
+
+@pytest.mark.parametrize("cell", ["torch_lstm", "hard_lstm", "other_gru", "relu_rnn"])
+def test_kernels_of_a_device_run_the_layer(cell: str) -> None:
+    agrees(Form(cell, "torch_reverse"), "CPU")

@@ -30,6 +30,7 @@ from .conv_pair import ConvPairs
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
+from .hoist import HoistInvariants
 from .layout import AssignLayouts
 from .pattern import RewritePass
 from .pieces import Pieces
@@ -42,7 +43,8 @@ from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
 
-_UNROLL = UnrollLoops()
+#: only once no loop can become a layer any more
+_LAST = (HoistInvariants(), UnrollLoops())
 
 CLEAN_UP = Repeat(
     (
@@ -50,7 +52,7 @@ CLEAN_UP = Repeat(
         Propagate(keep_quantised=True),
         TypeCaptures(),
         InlineBranches(),
-        _UNROLL,
+        *_LAST,
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
         RewritePass("identities", identities.RULES),
@@ -59,8 +61,8 @@ CLEAN_UP = Repeat(
         DeadCode(),
     )
 )
-#: a loop must be clean to be recognised, and whole: loops that stay are unrolled only then
-CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one is not _UNROLL))
+#: a loop must be clean to be recognised, and whole
+CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one not in _LAST))
 
 NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),

@@ -131,6 +131,14 @@ LOOPS: dict[str, str] = {
                => (bool cond_out, int32 counter_next, int32 time_next, {next}, float[N,{H}] o)
         {{ xt = Gather<axis=0>(x, time) {cell} counter_next = Add(loop_counter, j1) time_next = Add(time, j1)
            c1 = Less(time_next, steps) c2 = Less(counter_next, steps) cond_out = And(c1, c2) o = Identity(hn) }}>""",
+    # the same by Keras with go_backwards: a trip count as well, and the input turned round in front
+    "keras_while": """turned = Slice(x, minus1, least, v0, minus1) shape = Shape(turned) steps = Gather(shape, v0)
+        rows = Cast<to=6>(steps) bound = Squeeze(rows) largest = ReduceMax<keepdims=0>(steps) start = Less(j0, bound)
+        ended0, {states}, y = Loop(largest, start, j0, {first})
+        <body = b (int64 i, bool go_on, int32 time, {formal})
+               => (bool cond_out, int32 time_next, {next}, float[N,{H}] o)
+        {{ xt = Gather<axis=0>(turned, time) {cell} time_next = Add(time, j1) cond_out = Less(time_next, bound)
+           o = Identity(hn) }}>""",
     # Slice and Squeeze instead of Gather
     "sliced": """shape = Shape<start=0, end=1>(x) steps = Squeeze(shape)
         {states}, y = Loop(steps, , {first})
@@ -144,7 +152,8 @@ CONSTANTS: dict[str, Any] = {
     "sizes": np.asarray([H] * 4), "one": np.float32(1), "half": np.float32(0.5), "fifth": np.float32(0.2),
     "zero": np.float32(0), "s0": np.asarray([0]), "s1": np.asarray([H]), "s2": np.asarray([2 * H]),
     "s3": np.asarray([3 * H]), "send": np.asarray([2**31 - 1]), "ax1": np.asarray([1]), "i0": np.asarray(0),
-    "i1": np.asarray(1), "minus": np.asarray(-1), "v0": np.asarray([0]), "v1": np.asarray([1]), "j0": np.int32(0),
+    "i1": np.asarray(1), "minus": np.asarray(-1), "minus1": np.asarray([-1]),
+    "least": np.asarray([-(2**31)]), "v0": np.asarray([0]), "v1": np.asarray([1]), "j0": np.int32(0),
     "j1": np.int32(1), "Q": np.full((H, H), 0.3, np.float32), "far": np.asarray(2**31 - 1), "true": np.asarray(True),
 }  # fmt: skip
 

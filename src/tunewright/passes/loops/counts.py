@@ -80,6 +80,8 @@ class Sizes:
             spec = lookup(node.op)
             if len(node.inputs) == 1 and spec is not None and spec.elementwise:
                 return self.dim(node.inputs[0], axis, depth + 1)
+            if node.op == "Slice" and _keeps_axis(node, axis, len(dims)):
+                return self.dim(node.inputs[0], axis, depth + 1)
             made = self._shape(node, depth)
             if made is not None and len(made) == len(dims):
                 return made[axis]
@@ -146,6 +148,17 @@ class Sizes:
             return None
         return vector[starts[0] : ends[0]]
 
+    def extreme(self, node: Node, depth: int) -> list[Count] | None:
+        """The largest or smallest of single numbers, where it is certain which that is."""
+        rows = [self.vector(v, depth) for v in (node.inputs if node.op in ("Max", "Min") else node.inputs[:1])]
+        found = [row[0] for row in rows if row is not None and len(row) == 1]
+        if len(found) != len(rows):
+            return None
+        for c in found:
+            if all(c.surely_reaches(o) if node.op.endswith("Max") else o.surely_reaches(c) for o in found):
+                return [c]
+        return None
+
     def concat(self, node: Node, depth: int) -> list[Count] | None:
         parts = [self.vector(v, depth) for v in node.inputs]
         return None if any(p is None for p in parts) else [c for p in parts for c in p or ()]
@@ -182,8 +195,20 @@ _VECTORS: Mapping[str, Callable[[Sizes, Node, int], list[Count] | None]] = {
     "Sub": Sizes.sum,
     "Mul": Sizes.product,
     "Neg": Sizes.product,
+    **dict.fromkeys(("Max", "Min", "ReduceMax", "ReduceMin"), Sizes.extreme),
     "SequenceLength": Sizes.length,
 }
+
+
+def _keeps_axis(node: Node, axis: int, rank: int) -> bool:
+    """A Slice that leaves an axis alone, or turns it round."""
+    starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
+    if starts is None or ends is None or axes is None or steps is None or not len(starts) == len(axes) == len(steps):
+        return False
+    for start, end, at, step in zip(starts, ends, axes, steps, strict=True):
+        if at % rank == axis and not (start == -1 and step == -1 and end <= -ENDLESS):
+            return False
+    return True
 
 
 def split_sequence(value: Value | None) -> tuple[Value, int] | None:
@@ -253,7 +278,7 @@ def runs_as_often_as(length: Count, most: Count | None, first: Sequence[Count], 
         return "it may stop before the end of the scanned axis"
     if length not in ([most] if most is not None else []) and length not in then:
         return "it may not stop at the end of the scanned axis"
-    never = length.constant is not None and length.constant >= 1
-    if not never and length not in ([most] if most is not None else []) and length not in first:
+    runs = length.constant is not None and length.constant >= 1
+    if not runs and length not in ([most] if most is not None else []) and length not in first:
         return "it may run once over nothing"
     return None

@@ -239,6 +239,19 @@ def test_two_inputs_scanned_at_once() -> None:
     check(other, x=(5, 3, 5), e=(5, 3, 2), h0=(3, 4))
 
 
+@pytest.mark.parametrize("batch", ["N", "1", "M"])
+def test_a_context_that_every_step_sees(batch: str) -> None:
+    made = model(
+        f"""g (float[T,N,5] x, float[{batch},3] e, float[N,4] h0) => (float[T,N,4] y) {{ ctx = Tanh(e)
+        last, y = Scan<num_scan_inputs=1, body = b (float[N,4] h, float[N,5] xt) => (float[N,4] hn, float[N,4] o)
+        {{ p = MatMul(ctx, V) a = Gemm(xt, W, b) r = MatMul(h, R) s = Add(a, r) q = Add(s, p) hn = Tanh(q)
+           o = Identity(hn) }}>(h0, x) }}""",
+        W=(5, 4), b=(4,), R=(4, 4), V=(3, 4),
+    )  # fmt: skip
+    rows = 3 if batch == "N" else 1
+    check(made, *([] if batch == "M" else ["RNN"]), loop=batch != "N", x=(5, 3, 5), e=(rows, 3), h0=(3, 4))
+
+
 def test_a_hostile_body_is_refused_in_time() -> None:
     """Sums that double with every step, and a chain of thousands of activations."""
     double = " ".join(f"a{i} = Tanh(v{i}) b{i} = Sigmoid(v{i}) v{i + 1} = Add(a{i}, b{i})" for i in range(200))

@@ -15,9 +15,7 @@ from ...ops.infer import infer_node
 from .. import facts
 from .cell_match import Layer, Linear
 from .proof import Every, Last, Proof, Start
-from .rows import Factor, Gate, Monomial, Pick, Polynomial, Product
-
-DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+from .rows import DEFAULTS, Factor, Gate, Monomial, Pick, Polynomial, Product
 
 
 def replace_loop(graph: Graph, proof: Proof) -> None:
@@ -92,18 +90,29 @@ class _Builder:
         """[time, batch, features] of a source."""
         if source not in self.inputs:
             if source < len(self.proof.sources):
-                value = self._turned(source, self.proof.sources[source].tensor)
+                steady = self.proof.sources[source].axis is None
+                tensor = self.proof.sources[source].tensor
+                value = self._repeated(tensor) if steady else self._turned(source, tensor)
             else:
                 value = self._add("Squeeze", [self.ends[source - self.proof.first_layer][0], self._ints(1)])
             self.inputs[source] = value
         return self.inputs[source]
+
+    def _repeated(self, tensor: Value) -> Value:
+        """[time, batch, features] of what is the same in each step."""
+        used = sorted({k for gate in self.proof.layers[0].gates for k in gate.inputs})
+        source = next(k for k in used if self.proof.sources[k].axis is not None)
+        like = self._turned(source, self.proof.sources[source].tensor)
+        shape = self.graph.add("Shape", [like], {"start": 0, "end": 2}).output
+        target = self._add("Concat", [shape, self._ints(1)], axis=0)
+        return self._add("Expand", [tensor, target])
 
     def _turned(self, source: int, tensor: Value) -> Value:
         return self._transposed(tensor, (1, 0, 2) if self.proof.sources[source].axis else (0, 1, 2))
 
     def _product(self, source: int, gates: Sequence[Linear]) -> _Outside | None:
         """The product in front of the loop that made a source, where the gates only pick its columns."""
-        if source >= len(self.proof.sources):
+        if source >= len(self.proof.sources) or self.proof.sources[source].axis is None:
             return None
         picks = all((np.count_nonzero(w, 0) <= 1).all() for g in gates for k, w in g.inputs.items() if k == source)
         return _outside(self.proof.sources[source].tensor) if picks else None

@@ -10,7 +10,18 @@ import numpy as np
 from ...ir.graph import Graph, Node, Value
 from ...ops.base import Array
 from .. import facts
-from .rows import MOST_PARTS, Activation, NotRowsError, Polynomial, Rows, activated, beside, combine, multiplied
+from .rows import (
+    DEFAULTS,
+    MOST_PARTS,
+    Activation,
+    NotRowsError,
+    Polynomial,
+    Rows,
+    activated,
+    beside,
+    combine,
+    multiplied,
+)
 
 #: operation -> the parameters that it hands to its activation, with ONNX's defaults
 ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
@@ -240,7 +251,6 @@ def _reshape(cell: CellRows, node: Node) -> list[Rows]:
 
 
 # -- recurrent layers over one step ------------------------------------------------------------------------------------
-_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 #: attributes that mean something else than the plain layer
 _PLAIN = {"direction": "forward", "clip": 0.0, "layout": 0, "input_forget": 0}
@@ -253,7 +263,7 @@ def _layer(cell: CellRows, node: Node) -> list[Rows]:
         raise NotRowsError(f"{node.name or node.op!r} ({node.op}) is no layer of one step in one direction")
     if node.input(4) is not None or node.input(7) is not None:
         raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has lengths or peepholes")
-    names = tuple(attrs.get("activations") or _DEFAULTS[node.op])[: len(_DEFAULTS[node.op])]
+    names = tuple(attrs.get("activations") or DEFAULTS[node.op])[: len(DEFAULTS[node.op])]
     if any(name not in ACTIVATIONS or ACTIVATIONS[name] for name in names):
         raise NotRowsError(f"{node.name or node.op!r} ({node.op}) has activations {', '.join(names)}")
     step = _Step(cell, node, x, [Activation(name) for name in names])

@@ -58,8 +58,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Proof:
-    """``layers`` read slices of ``sources``, and of the layers before them under the numbers after those of all
-    ``givens``."""
+    """A layer names what it reads by number: ``sources``, then carried values, then, from ``first_layer`` on, layers."""
 
     reading: Reading
     sources: tuple[Slices, ...]
@@ -92,6 +91,7 @@ class _Prover:
         if not self.sources:
             raise NotReadError("no slice of what it scans is surely a batch of vectors")
         self.dtype = facts.dtype(self.sources[0].tensor)
+        self.sources += dict.fromkeys(self._steady().values())
         self.axes: dict[int, str] = {}
         #: sources that results read beside the layers
         self.collected_sources: set[int] = set()
@@ -124,7 +124,16 @@ class _Prover:
     def _is_sequence(self, slices: Slices) -> bool:
         """[time, batch, features] or [batch, time, features] of known features."""
         tensor = slices.tensor
-        return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis < 2 and self._width(tensor) > 0
+        return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
+
+    def _steady(self) -> dict[Value, Slices]:
+        """Batches of vectors that are the same in every step, by what they are in the body."""
+        found = {}
+        for inside, tensor in self.reading.sizes.outer.items():
+            fits = tensor.const is None and facts.rank(tensor) == 2 and facts.dtype(tensor) is self.dtype
+            if fits and inside.uses and self._width(tensor) > 0:
+                found[inside] = Slices(tensor, None, False)
+        return found
 
     # -- what a step is given -----------------------------------------------------------------------------------------
     def _given(self) -> dict[Value, Rows]:
@@ -133,6 +142,8 @@ class _Prover:
             if slices in self.sources:
                 axes = "b" if not stays else "ub" if slices.axis == 0 else "bu"
                 given[value] = self._rows(self.sources.index(slices), axes, self._width(slices.tensor))
+        for value, slices in self._steady().items():
+            given[value] = self._rows(self.sources.index(slices), "b", self._width(slices.tensor))
         for k, carried in enumerate(self.reading.carried):
             n, width = facts.rank(carried.first), self._width(carried.first)
             if n not in (2, 3) or (n == 3 and self.reading.sizes.dim(carried.first, 0) != Count(1)):
@@ -241,14 +252,21 @@ class _Prover:
         used = {k for layer in self.cells.layers for gate in layer.gates for k in gate.inputs} | self.collected_sources
         tensors = [self.sources[k] for k in sorted(used) if k < len(self.sources)]
         for i, layer in enumerate(self.cells.layers):
-            if not any(gate.inputs for gate in layer.gates):
-                raise NotRowsError(f"layer {i} reads no input")
+            if not any(self._changes(k) for gate in layer.gates for k in gate.inputs):
+                raise NotRowsError(f"layer {i} reads nothing that it scans")
         if {facts.dtype(s.tensor) for s in tensors} != {self.dtype}:
             raise NotRowsError("what it scans has different element types")
-        batches = {self.reading.sizes.dim(s.tensor, 1 - s.axis) for s in tensors}
+        batches = {self.reading.sizes.dim(s.tensor, 1 - s.axis) for s in tensors if s.axis is not None}
         if len(batches) != 1:
             raise NotRowsError("the batches of what it scans may differ")
         (self.batch,) = batches
+        for s in tensors:
+            if s.axis is None and self.reading.sizes.dim(s.tensor, 0) not in (self.batch, Count(1)):
+                raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
+
+    def _changes(self, source: int) -> bool:
+        """The source is another one in each step."""
+        return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:
         carried = self.reading.carried[state.carried]

@@ -15,10 +15,13 @@ class NotReadError(Exception):
 
 @dataclass(frozen=True)
 class Slices:
-    """One slice of a tensor for each iteration: the tensor, its axis, and whether the last one comes first."""
+    """One slice of a tensor for each iteration: the tensor, its axis, and whether the last one comes first.
+
+    ``axis`` None: every iteration has the whole tensor.
+    """
 
     tensor: Value
-    axis: int
+    axis: int | None
     backwards: bool
 
 
@@ -61,7 +64,10 @@ class Reading:
     @property
     def length(self) -> Count:
         """Of what is scanned, and so the number of iterations."""
-        slices = next(iter(self.scanned.values()))[0]
+        return self.length_of(next(iter(self.scanned.values()))[0])
+
+    def length_of(self, slices: Slices) -> Count:
+        assert slices.axis is not None
         return self.sizes.dim(slices.tensor, slices.axis)
 
     def is_read(self, value: Value) -> bool:
@@ -78,7 +84,7 @@ def read(graph: Graph, node: Node, names: bool) -> Reading:
     slices = [s for s, _ in found.scanned.values()]
     if not slices:
         raise NotReadError("it takes no slice of a tensor in each iteration")
-    if len({found.sizes.dim(s.tensor, s.axis) for s in slices}) != 1:
+    if len({found.length_of(s) for s in slices}) != 1:
         raise NotReadError("the lengths of what it scans may differ")
     if len({s.backwards for s in slices}) != 1:
         raise NotReadError("it scans in both directions")

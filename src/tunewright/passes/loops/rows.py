@@ -109,6 +109,9 @@ class Gate(Factor):
         return Gate(self._cut(start, stop), self.activation, self.whole, self.base)
 
 
+#: activations of ONNX's recurrent layers
+DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+
 Monomial: TypeAlias = tuple[Factor, ...]
 ONE = np.ones(())
 

@@ -58,7 +58,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Proof:
-    """A layer names what it reads by number: ``sources``, then carried values, then, from ``first_layer`` on, layers."""
+    """Layers name what they read by number: ``sources``, carried values, and, from ``first_layer`` on, layers."""
 
     reading: Reading
     sources: tuple[Slices, ...]

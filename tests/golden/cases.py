@@ -157,6 +157,20 @@ CLEAN_UP = [
         "scan",
     ),
     Case(
+        "unchanged-states",
+        """g (float[2] x, float[2,2] w, int64 n) => (float[2] y, float[2,2] v)
+        { v, y = Loop (n, , w, x) <body = b (int64 i, bool ci, float[2,2] u, float[2] s) => (bool co, float[2,2] uo,
+          float[2] so) { co = Identity(ci) so = MatMul(s, u) uo = Identity(u) }> }""",
+        "loop",
+    ),
+    Case(
+        "unchanged-states",
+        """g (float[2] s0, float[2] k, float[3,2] xs) => (float[2] s, float[2] r, float[3,2] ys)
+        { s, r, ys = Scan <num_scan_inputs=1, body = b (float[2] si, float[2] ki, float[2] xi) =>
+          (float[2] so, float[2] ki, float[2] yi) { so = Add(si, xi) yi = Mul(so, ki) }> (s0, k, xs) }""",
+        "scan",
+    ),
+    Case(
         "hoist-invariants",
         """g (float[2,3] w, float[2,2] x, int64 n) => (float[2,2] y)
         { y = Loop (n, , x) <body = b (int64 i, bool ci, float[2,2] s) => (bool co, float[2,2] so)

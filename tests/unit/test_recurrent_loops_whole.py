@@ -239,6 +239,19 @@ def test_two_inputs_scanned_at_once() -> None:
     check(other, x=(5, 3, 5), e=(5, 3, 2), h0=(3, 4))
 
 
+def test_weights_that_the_loop_carries() -> None:
+    """Exporters that know no captures carry them, and never change them."""
+    made = model(
+        """g (float[T,N,5] x, float[N,4] h0) => (float[T,N,4] y, float[5,4] w) { last, w, r, y = Scan<num_scan_inputs=1,
+        body = b (float[N,4] h, float[5,4] wi, float[4,4] ri, float[N,5] xt)
+               => (float[N,4] hn, float[5,4] wo, float[4,4] ro, float[N,4] o)
+        { wo = Identity(wi) ro = Identity(ri) a = MatMul(xt, wi) b = MatMul(h, ri) s = Add(a, b) hn = Tanh(s) o = Identity(hn) }>
+        (h0, W, R, x) }""",
+        W=(5, 4), R=(4, 4),
+    )  # fmt: skip
+    check(made, "RNN", x=(5, 3, 5), h0=(3, 4))
+
+
 @pytest.mark.parametrize("batch", ["N", "1", "M"])
 def test_a_context_that_every_step_sees(batch: str) -> None:
     made = model(

@@ -25,7 +25,7 @@ from . import (
     views,
 )
 from .base import Pass, Repeat
-from .control import InlineBranches, SinkConstants, TypeCaptures, UnrollLoops
+from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
 from .conv_pair import ConvPairs
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
@@ -48,6 +48,7 @@ _LAST = (HoistInvariants(), UnrollLoops())
 
 CLEAN_UP = Repeat(
     (
+        UnchangedStates(),
         SinkConstants(),
         Propagate(keep_quantised=True),
         TypeCaptures(),

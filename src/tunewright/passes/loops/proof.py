@@ -16,10 +16,11 @@ import numpy as np
 from ...ir.graph import Graph, Node, Value
 from ...ir.types import DType
 from .. import facts
+from ..control import plain
 from .cell_match import Cells, Layer, State
 from .cell_rows import CellRows
 from .counts import Count
-from .reading import Carried, Collected, NotReadError, Reading, Slices, plain, read
+from .reading import Carried, Collected, NotReadError, Reading, Slices, read
 from .rows import MOST_PARTS, Factor, Gate, NotRowsError, Pick, Polynomial, Product, Rows
 
 #: operations that make a tensor of zeros whatever its shape is

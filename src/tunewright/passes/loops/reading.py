@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...ir.graph import Graph, Node, Value
 from .. import facts
+from ..control import plain
 from .counts import DEEPEST, ITERATION, Count, Sizes, limits, runs_as_often_as, split_sequence
 
 
@@ -99,13 +100,6 @@ def _outer(node: Node) -> dict[Value, Value]:
     at, inner = len(node.inputs) - node.captures, len(body.inputs) - node.captures
     pairs = zip(body.inputs[inner:], node.inputs[at:], strict=True)
     return {formal: value for formal, value in pairs if value is not None}
-
-
-def plain(value: Value) -> Value:
-    """Through Identity nodes."""
-    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
-        value = value.producer.inputs[0]
-    return value
 
 
 def _carry(found: Reading, first: Value | None, inside: Value, then: Value, last: Value) -> None:

@@ -45,6 +45,14 @@ CELLS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
         hn = Mul(so, tc)""",
         {f"{k}{g}": (F if k == "W" else H, H) for g in "ifco" for k in "WR"},
     ),
+    # tf.nn.rnn_cell.LSTMCell(use_peepholes=True)
+    "peephole_lstm": (
+        """xh = Concat<axis=1>(xt, h) m = MatMul(xh, W) g = Add(m, b) gi, gj, gf, go = Split<axis=1>(g, sizes)
+        fb = Add(gf, one) pf = Mul(wf, c) ff = Add(fb, pf) sf = Sigmoid(ff) k = Mul(sf, c) pi = Mul(c, wi)
+        ii = Add(pi, gi) si = Sigmoid(ii) tj = Tanh(gj) n = Mul(si, tj) cn = Add(k, n) po = Mul(wo, cn) oo = Add(go, po)
+        so = Sigmoid(oo) tc = Tanh(cn) hn = Mul(so, tc)""",
+        {"W": (F + H, 4 * H), "b": (4 * H,), "wi": (H,), "wf": (H,), "wo": (H,)},
+    ),
     "coupled_lstm": (
         """xh = Concat<axis=-1>(h, xt) g = Gemm<alpha=0.5,beta=2.0>(xh, W, b) si0, sg0, so0 = Split<axis=-1,
         num_outputs=3>(g) si = Sigmoid(si0) sg = Tanh(sg0) so = Sigmoid(so0) sf = Sub(one, si) k = Mul(sf, c)

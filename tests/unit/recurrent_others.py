@@ -24,6 +24,12 @@ OTHERS = {
     "tanh_of_old_c": other("torch_lstm", "scan", "one of another state", ("Tanh(cn)", "Tanh(c)")),
     "gate_of_c": other("torch_lstm", "scan", "reads another state", ("(h, R, rb)", "(c, R, rb)")),
     "peephole": other("torch_lstm", "scan", "another state", ("so = Sigmoid(go)", "p = Add(go, c) so = Sigmoid(p)")),
+    "peephole_of_old_c": other(
+        "peephole_lstm", "scan", "another state", ("po = Mul(wo, cn)", "po = Mul(wo, c)")
+    ),
+    "peephole_of_half_c": other(
+        "peephole_lstm", "scan", "part of the cell's state", ("po = Mul(wo, cn)", "po = Mul(wo, k)")
+    ),
     "other_gate": other("torch_lstm", "scan", "different activations", ("so = Sigmoid(go)", "so = HardSigmoid(go)")),
     "scaled": other("keras_lstm", "scan", "not one product", ("n = Mul(si, tg)", "n0 = Mul(si, tg) n = Mul(n0, half)")),
     "twice_i": other("keras_lstm", "scan", "not one product", ("n = Mul(si, tg)", "n0 = Mul(si, tg) n = Mul(n0, si)")),

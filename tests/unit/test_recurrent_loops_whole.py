@@ -245,7 +245,8 @@ def test_weights_that_the_loop_carries() -> None:
         """g (float[T,N,5] x, float[N,4] h0) => (float[T,N,4] y, float[5,4] w) { last, w, r, y = Scan<num_scan_inputs=1,
         body = b (float[N,4] h, float[5,4] wi, float[4,4] ri, float[N,5] xt)
                => (float[N,4] hn, float[5,4] wo, float[4,4] ro, float[N,4] o)
-        { wo = Identity(wi) ro = Identity(ri) a = MatMul(xt, wi) b = MatMul(h, ri) s = Add(a, b) hn = Tanh(s) o = Identity(hn) }>
+        { wo = Identity(wi) ro = Identity(ri) a = MatMul(xt, wi) b = MatMul(h, ri) s = Add(a, b) hn = Tanh(s)
+          o = Identity(hn) }>
         (h0, W, R, x) }""",
         W=(5, 4), R=(4, 4),
     )  # fmt: skip

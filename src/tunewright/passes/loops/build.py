@@ -83,7 +83,8 @@ class _Builder:
         constants = [self.graph.constant(np.ascontiguousarray(array), name) for array, name in names]
         initial = [self._start(s, x) for s in starts]
         attrs = {**_attrs(layer), **({"direction": "reverse"} if self.backwards else {})}
-        node = self.graph.add(layer.op, [x, *constants, None, *initial], attrs, outputs=1 + len(starts))
+        holes = [] if layer.peepholes is None else [self.graph.constant(layer.peepholes[None], "P")]
+        node = self.graph.add(layer.op, [x, *constants, None, *initial, *holes], attrs, outputs=1 + len(starts))
         return node.outputs
 
     def _input(self, source: int) -> Value:

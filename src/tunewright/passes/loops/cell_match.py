@@ -50,6 +50,8 @@ class Layer:
     inner: Array | None = None
     #: a GRU resets behind the product
     linear: bool = False
+    #: an LSTM's weights from its cell to input, output and forget gate
+    peepholes: Array | None = None
 
 
 @dataclass
@@ -110,12 +112,15 @@ class Cells:
             raise NotRowsError("what comes to the cell's state is not one product")
         for enter, fresh in (added[0], added[0][::-1]):
             if isinstance(enter, Gate) and isinstance(fresh, Gate) and enter.activation == forget.activation == f:
-                gates: tuple[Gate, ...] = (enter, out, forget, fresh)
-                linear = [self._linear(gate.argument, hidden) for gate in gates]
+                before = Polynomial.of(cell.pick)
+                seen = [_seen(g.argument, p) for g, p in ((enter, before), (out, cell.new), (forget, before))]
+                linear = [self._linear(p, hidden) for p in (*(rest for rest, _ in seen), fresh.argument)]
+                holes = np.stack([weights for _, weights in seen]).astype(self.dtype)
                 if negate:
-                    linear[2] = linear[2].negated()
+                    linear[2], holes[2] = linear[2].negated(), -holes[2]
                 activations = (f, fresh.activation, squashed.activation)
-                return Layer("LSTM", hidden, cell, tuple(linear), activations)
+                peepholes = holes.reshape(-1) if holes.any() else None
+                return Layer("LSTM", hidden, cell, tuple(linear), activations, peepholes=peepholes)
         raise NotRowsError("the gates have different activations")
 
     def _gru(self, hidden: State, others: Sequence[State]) -> Layer:
@@ -234,6 +239,18 @@ def _kept(state: State) -> tuple[Gate, bool]:
         if isinstance(gate, Gate) and _is(c, 1):
             return gate, False
     raise NotRowsError("the old state is not kept by a gate")
+
+
+def _seen(argument: Polynomial, memory: Polynomial) -> tuple[Polynomial, Array]:
+    """A gate's argument without the cell's state, and the weights that it had there."""
+    first = next((m for m in memory.terms if m in argument.terms), None)
+    if first is None:
+        return argument, np.zeros(argument.width)
+    weights = np.broadcast_to(argument.terms[first] / memory.terms[first], (argument.width,))
+    rest = argument.plus(memory.times(Polynomial.constant(-weights)))
+    if any(m in rest.terms for m in memory.terms):
+        raise NotRowsError("a gate sees part of the cell's state")
+    return rest, weights
 
 
 def _mixed(hidden: State) -> tuple[Gate, Gate, bool]:

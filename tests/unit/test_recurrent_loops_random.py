@@ -65,6 +65,10 @@ def agree(form: Form, seed: int) -> bool:
     model = form.model()
     what = [change(model, rng) for _ in range(int(rng.integers(1, 3)))]
     del model.graph.value_info[:]
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
     for time in (5, 1, 0):
         want = outcome(model, form, time, DISABLED_PASSES="recurrent-loops,hoist-invariants")
         if want is None:
@@ -82,3 +86,13 @@ def agree(form: Form, seed: int) -> bool:
 def test_random_changes(cell: str) -> None:
     for seed, loop in enumerate(LOOPS):
         agree(Form(cell, loop, seed=seed), seed)
+
+
+@pytest.mark.soak
+def test_many_random_changes() -> None:
+    layers = 0
+    for seed in range(4000):
+        rng = np.random.default_rng(seed)
+        form = Form(str(rng.choice(list(CELLS))), str(rng.choice(list(LOOPS))), seed=seed)
+        layers += agree(form, seed)
+    assert layers > 200  # some changes leave a recurrent layer

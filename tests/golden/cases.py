@@ -185,6 +185,14 @@ CLEAN_UP = [
     ),
     Case(
         "hoist-invariants",
+        """g (float[N,3] x, float[S,M,3] keys, int64 n) => (float[T] y) <float[3,4] w, float[3,99] wide>
+        { last, y = Loop (n, , x) <body = b (int64 i, bool ci, float[N,3] s) => (bool co, float[N,3] so, float o)
+            { co = Identity(ci) k = MatMul(keys, w) v = MatMul(keys, wide) a = ReduceMax<keepdims=0>(k)
+              c = ReduceMax<keepdims=0>(v) o = Add(a, c) so = Neg(s) }> }""",
+        "wide_result_stays",
+    ),
+    Case(
+        "hoist-invariants",
         """g (float[2] x, int64[2] k, int64[2] d, int64 n, float[2] u) => (float[2] y)
         { y = Loop (n, , x) <body = b (int64 i, bool ci, float[2] s) => (bool co, float[2] so)
             { co = Identity(ci) q = Div(k, d) f = Cast<to=1>(q) e = Exp(u) g = Add(s, f) so = Mul(g, e) }> }""",

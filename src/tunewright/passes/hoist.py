@@ -6,7 +6,6 @@ open dimensions turn out to be.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import ModelError
@@ -19,6 +18,8 @@ from .base import Context
 
 #: results of this size are harmless
 MOST_BYTES = 1 << 20
+#: columns of a product for each column of its operand
+MOST_GROWTH = 4
 #: element-wise operations that every whole number is fine for; a division is not among them
 _WHOLE = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Identity", "Cast", "Equal", "Less", "Greater"})
 
@@ -70,7 +71,7 @@ def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, name
     twin = graph.add_copy(node, constants, name=f"{prefix}{node.name}")
     try:
         infer_node(twin, spec)
-        fits = all(_stays_small(v, inputs) for v in twin.outputs)
+        fits = _stays_small(twin, inputs)
     except ModelError:  # it is wrong after all, and nobody knows whether the loop runs
         fits = False
     if not fits:
@@ -95,18 +96,25 @@ def _capture(graph: Graph, loop: Node, moved: Sequence[Node], outer: Mapping[Val
         body.remove(node)
 
 
-def _stays_small(result: Value, inputs: Sequence[Value | None]) -> bool:
+def _stays_small(node: Node, inputs: Sequence[Value | None]) -> bool:
     """A loop that never runs must not need memory: nothing is much larger than an operand that is there anyway."""
-    type = result.tensor
-    if type is None or type.shape is None:
-        return False
-    if type.is_static and type.nbytes <= MOST_BYTES:
+    type = node.output.tensor
+    if type is not None and type.is_static and type.nbytes <= MOST_BYTES:
         return True
-    for value in inputs:
-        dims = facts.shape(value)
-        if dims is not None and Counter(d for d in type.shape if d != 1) == Counter(d for d in dims if d != 1):
-            return None not in dims
-    return False
+    shapes = [facts.shape(v) or () for v in inputs]
+    if node.op == "MatMul":
+        deep, wide = shapes[1]
+        return isinstance(deep, int) and isinstance(wide, int) and wide <= MOST_GROWTH * deep
+    return node.op in _CHECKS or any(_dominates(dims, shapes) for dims in shapes)
+
+
+def _dominates(dims: Shape, shapes: Sequence[Shape]) -> bool:
+    """Broadcasting makes nothing larger than an operand of these dimensions."""
+    for other in shapes:
+        pairs = zip(reversed(dims), reversed(other), strict=False)
+        if other is not dims and (len(other) > len(dims) or any(b not in (1, a) or (b is None) for a, b in pairs)):
+            return False
+    return True
 
 
 # -- what cannot fail --------------------------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ def _gather(node: Node, inputs: Sequence[Value | None], shapes: Sequence[Shape])
     if index is None or not -len(shapes[0]) <= axis < len(shapes[0]):
         return False
     size = shapes[0][axis]
-    return isinstance(size, int) and all(-size <= i < size for i in index)
+    return isinstance(size, int) and len(index) <= size and all(-size <= i < size for i in index)
 
 
 _CHECKS: Mapping[str, Callable[[Node, Sequence[Value | None], Sequence[Shape]], bool]] = {

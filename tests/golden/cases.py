@@ -156,6 +156,61 @@ CLEAN_UP = [
               xs) }""",
         "scan",
     ),
+    Case(
+        "unchanged-states",
+        """g (float[2] x, float[2,2] w, int64 n) => (float[2] y, float[2,2] v)
+        { v, y = Loop (n, , w, x) <body = b (int64 i, bool ci, float[2,2] u, float[2] s) => (bool co, float[2,2] uo,
+          float[2] so) { co = Identity(ci) so = MatMul(s, u) uo = Identity(u) }> }""",
+        "loop",
+    ),
+    Case(
+        "unchanged-states",
+        """g (float[2] s0, float[2] k, float[3,2] xs) => (float[2] s, float[2] r, float[3,2] ys)
+        { s, r, ys = Scan <num_scan_inputs=1, body = b (float[2] si, float[2] ki, float[2] xi) =>
+          (float[2] so, float[2] ki, float[2] yi) { so = Add(si, xi) yi = Mul(so, ki) }> (s0, k, xs) }""",
+        "scan",
+    ),
+    Case(
+        "hoist-invariants",
+        """g (float[2,3] w, float[2,2] x, int64 n) => (float[2,2] y)
+        { y = Loop (n, , x) <body = b (int64 i, bool ci, float[2,2] s) => (bool co, float[2,2] so)
+            { co = Identity(ci) t = Transpose<perm=[1,0]>(w) m = MatMul(w, t) e = Tanh(m) so = MatMul(s, e) }> }""",
+    ),
+    Case(
+        "hoist-invariants",
+        """g (float[N,3] x, float[N,3] u, float[3] v, int64 n) => (float[N,3] y)
+        { y = Loop (n, , x) <body = b (int64 i, bool ci, float[N,3] s) => (bool co, float[N,3] so)
+            { co = Identity(ci) a = Add(u, v) c = Mul(a, x) d = Add(s, c) so = Add(d, v) }> }""",
+        "open_batch",
+    ),
+    Case(
+        "hoist-invariants",
+        """g (float[N,3] x, float[S,M,3] keys, int64 n) => (float[T] y) <float[3,4] w, float[3,99] wide>
+        { last, y = Loop (n, , x) <body = b (int64 i, bool ci, float[N,3] s) => (bool co, float[N,3] so, float o)
+            { co = Identity(ci) k = MatMul(keys, w) v = MatMul(keys, wide) a = ReduceMax<keepdims=0>(k)
+              c = ReduceMax<keepdims=0>(v) o = Add(a, c) so = Neg(s) }> }""",
+        "wide_result_stays",
+    ),
+    Case(
+        "hoist-invariants",
+        """g (float[2] x, int64[2] k, int64[2] d, int64 n, float[2] u) => (float[2] y)
+        { y = Loop (n, , x) <body = b (int64 i, bool ci, float[2] s) => (bool co, float[2] so)
+            { co = Identity(ci) q = Div(k, d) f = Cast<to=1>(q) e = Exp(u) g = Add(s, f) so = Mul(g, e) }> }""",
+        "division_stays",
+    ),
+    Case(
+        "recurrent-loops",
+        """g (float[T,B,3] x, float[B,2] h0) => (float[T,B,2] y, float[B,2] h) <float[3,2] w, float[2,2] r, float[2] c>
+        { h, y = Scan <num_scan_inputs=1, body = b (float[B,2] s, float[B,3] xi) => (float[B,2] so, float[B,2] o)
+            { p = MatMul(xi, w) q = Gemm(s, r, c) a = Add(p, q) so = Tanh(a) o = Identity(so) }> (h0, x) }""",
+    ),
+    no(
+        "recurrent-loops",
+        """g (float[T,B,3] x, float[A,2] h0) => (float[T,B,2] y) <float[3,2] w, float[2,2] r, float[2] c>
+        { h, y = Scan <num_scan_inputs=1, body = b (float[B,2] s, float[B,3] xi) => (float[B,2] so, float[B,2] o)
+            { p = MatMul(xi, w) q = Gemm(s, r, c) a = Add(p, q) so = Tanh(a) o = Identity(so) }> (h0, x) }""",
+        "other_batch",
+    ),
     no(
         "unroll-loops",
         """g (float[2] x, int64 n) => (float[2] y) <bool c = {1}>

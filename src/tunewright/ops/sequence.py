@@ -117,13 +117,18 @@ def _sizes(split: Any, extent: int) -> list[int]:
     return [min(step, extent - at) for at in range(0, extent, step)]
 
 
+def _is_unbind(split: Any, attrs: Attrs) -> bool:
+    """Slices without the axis. PyTorch exports `unbind` with a split of 1, where the letter of ONNX ignores keepdims;
+    ONNX Runtime does what is meant."""
+    return not attrs.get("keepdims", 1) and (split is None or (np.ndim(split) == 0 and int(split) == 1))
+
+
 def _split(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
     x, split = [*inputs, None][:2]
     axis = axis_of(int(attrs.get("axis", 0)), x.ndim)
-    if split is None:
-        if not attrs.get("keepdims", 1):
-            return [[np.asarray(part) for part in np.moveaxis(x, axis, 0)]]
-        split = np.asarray(1)
+    if _is_unbind(split, attrs):
+        return [[np.asarray(part) for part in np.moveaxis(x, axis, 0)]]
+    split = np.asarray(1) if split is None else split
     sizes = _sizes(split, x.shape[axis])
     if sum(sizes) != x.shape[axis] or any(s < 0 for s in sizes):
         raise ValueError(f"parts of {sizes} do not make up dimension {x.shape[axis]}")
@@ -136,15 +141,16 @@ def _infer_split(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | No
         return [SequenceType(TensorType(x.dtype))]
     axis = axis_of(int(attrs.get("axis", 0)), len(x.shape))
     dims: list[Dim] = list(x.shape)
-    if not given(operands, 1):
-        if attrs.get("keepdims", 1):
-            dims[axis] = 1
-        else:
-            del dims[axis]
+    sizes = value(operands, 1) if given(operands, 1) else None
+    if given(operands, 1) and sizes is None and not attrs.get("keepdims", 1):
+        return [SequenceType(TensorType(x.dtype))]
+    if _is_unbind(sizes, attrs):
+        del dims[axis]
+    elif not given(operands, 1):
+        dims[axis] = 1
     else:
-        sizes = value(operands, 1)
-        same = sizes is not None and sizes.ndim == 1 and len(set(sizes.tolist())) == 1
-        dims[axis] = int(sizes[0]) if same else None
+        each = set(sizes.tolist()) if sizes is not None and sizes.ndim == 1 else set()
+        dims[axis] = int(each.pop()) if len(each) == 1 else None
     return [SequenceType(TensorType(x.dtype, tuple(dims)))]
 
 

@@ -64,6 +64,72 @@ class SinkConstants:
         return changed
 
 
+class UnchangedStates:
+    """What a Loop or Scan carries and never changes is captured instead; behind the loop it is what it was."""
+
+    name = "unchanged-states"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        changed = False
+        for node in graph.nodes:
+            if node.op not in ("Loop", "Scan") or not node.bodies:
+                continue
+            body, ahead = node.bodies["body"], 2 if node.op == "Loop" else 0
+            results = body.outputs[ahead // 2 :]
+            formal = body.inputs[ahead : ahead + _states(node)]
+            steady = [k for k, v in enumerate(formal) if plain(results[k]) is v and node.inputs[ahead + k] is not None]
+            if steady and len(steady) < len(node.outputs):
+                _capture_states(graph, node, steady, ahead)
+                context.log.applied(self.name, node)
+                changed = True
+        return changed
+
+
+def _capture_states(graph: Graph, node: Node, steady: Sequence[int], ahead: int) -> None:
+    """``ahead``: inputs of the node and of the body in front of what is carried."""
+    body, places = node.bodies["body"], {ahead + k for k in steady}
+    body.inputs = [v for i, v in enumerate(body.inputs) if i not in places] + [body.inputs[i] for i in sorted(places)]
+    inputs = [v for i, v in enumerate(node.inputs) if i not in places] + [node.inputs[i] for i in sorted(places)]
+    kept = [i for i in range(len(body.outputs)) if i - ahead // 2 not in steady]
+    names, values = body.output_names, body.outputs
+    body.output_names, body.outputs = [names[i] for i in kept], [values[i] for i in kept]
+    left = [v for k, v in enumerate(node.outputs) if k not in steady]
+    twin = graph.add(
+        node.op, inputs, node.attrs, outputs=[v.name for v in left], types=[v.type for v in left], name=node.name,
+        origin=node.origin, bodies=node.bodies, captures=node.captures + len(steady),
+    )  # fmt: skip
+    for old, new in zip(left, twin.outputs, strict=True):
+        graph.replace(old, new)
+    for k in steady:
+        first = node.inputs[ahead + k]
+        assert first is not None
+        graph.replace(node.outputs[k], first)
+    graph.remove(node)
+
+
+def plain(value: Value) -> Value:
+    """Through Identity nodes."""
+    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value
+
+
+class TypeCaptures:
+    """What a body captures has there the type that it has outside, also where only inference found that out."""
+
+    name = "type-captures"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        changed = False
+        for node in graph.nodes:
+            for body in node.bodies.values() if node.captures else ():
+                for k in range(1, node.captures + 1):
+                    outer, inner = node.inputs[-k], body.inputs[-k]
+                    if inner.type is None and outer is not None and outer.type is not None:
+                        inner.type, changed = outer.type, True
+        return changed
+
+
 class InlineBranches:
     """An If whose condition is constant is the branch that it takes."""
 
@@ -157,9 +223,7 @@ def _loop_trips(node: Node) -> tuple[int, str]:
 
 def goes_on(body: Graph) -> bool:
     """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
-    value = body.outputs[0]
-    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
-        value = value.producer.inputs[0]
+    value = plain(body.outputs[0])
     return value is body.inputs[1] or (value.const is not None and bool(value.const.all()))
 
 

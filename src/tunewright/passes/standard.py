@@ -25,29 +25,36 @@ from . import (
     views,
 )
 from .base import Pass, Repeat
-from .control import InlineBranches, SinkConstants, UnrollLoops
+from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
 from .conv_pair import ConvPairs
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
 from .grow_states import GrowStates
+from .hoist import HoistInvariants
 from .layout import AssignLayouts
 from .pattern import RewritePass
 from .pieces import Pieces
 from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
+from .recurrent_loops import RecurrentLoops
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
 
+#: only once no loop can become a layer any more
+_LAST = (HoistInvariants(), UnrollLoops())
+
 CLEAN_UP = Repeat(
     (
+        UnchangedStates(),
         SinkConstants(),
         Propagate(keep_quantised=True),
+        TypeCaptures(),
         InlineBranches(),
-        UnrollLoops(),
+        *_LAST,
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
         RewritePass("identities", identities.RULES),
@@ -56,10 +63,14 @@ CLEAN_UP = Repeat(
         DeadCode(),
     )
 )
+#: a loop must be clean to be recognised, and whole
+CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one not in _LAST))
 
 NEUTRAL: tuple[Pass | Repeat, ...] = (
     UnknownOps(),
     DeadCode(),
+    CLEAN_LOOPS,
+    RecurrentLoops(),
     CLEAN_UP,
     RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),

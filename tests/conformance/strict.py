@@ -30,6 +30,10 @@ MATHEMATICS = frozenset(
         "pow", "sin", "sinh", "tan", "tanh",
     ]
 )
+#: what is an instruction only from SSE4.1 on
+ROUNDING = frozenset(
+    ["ceil", "ceilf", "floor", "floorf", "rint", "rintf", "roundeven", "roundevenf", "trunc", "truncf"]
+)
 #: compilers make calls of loops
 MEMORY = frozenset({"memcpy", "memmove", "memset"})
 
@@ -72,7 +76,8 @@ def watched() -> Iterator[None]:
 
     def checked(self: NativeDevice, source: str) -> Program:
         program = build(self, source)
-        wanting = set() if is_opencl_c(source) else set(symbols.undefined(program.binary)) - MATHEMATICS - MEMORY
+        known = MATHEMATICS | MEMORY | (ROUNDING if self.level.name == "x86-64" else frozenset())
+        wanting = set() if is_opencl_c(source) else set(symbols.undefined(program.binary)) - known
         assert not wanting, f"{', '.join(sorted(wanting))}: what kernels call must be in their own text"
         return program
 

@@ -1,8 +1,9 @@
 """What every kernel's source begins with: the words of the dialect, element types, conversions, and mathematics.
 
 The mathematics is plain arithmetic, so that a loop over elements is vectorised; f32 functions are good to five units in
-the last place. Library functions (exp, fmin, rint, ...) are calls, which keep the loop scalar (15 times slower). The
-compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like become instructions and are fine.
+the last place (tanh and erf: to seven on processors without FMA). Library functions (exp, fmin, rint, ...) are calls,
+which keep the loop scalar (15 times slower). The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like
+become instructions and are fine.
 """
 
 from __future__ import annotations
@@ -240,14 +241,14 @@ TRIGONOMETRY = """
 #define f32_cos cos
 #define f32_tan tan
 #else
-/* x - n pi/2, and n modulo 4. Numbers above 2^50 (their neighbours are 2^27 apart) are taken for 2^50. */
+/* x - n pi/2, and n modulo 4. Numbers above 2^50 (their neighbours are 2^27 apart) and NaN are taken for 2^50. */
 INLINE f32 f32_quadrant(f32 x, i32* quadrant) {
-  f32 c = x > 0x1p50f ? 0x1p50f : x; c = c < -0x1p50f ? -0x1p50f : c;
+  f32 c = x < 0x1p50f ? x : 0x1p50f; c = c < -0x1p50f ? -0x1p50f : c;
   f64 d = c, n = __builtin_rint(d * 0.63661977236758134308);
   f64 r = d - n * 1.57079632679489661923;
   r = r - n * 6.12323399573676603587e-17;
   *quadrant = (i32)(n - 4.0 * __builtin_floor(n * 0.25));
-  return (f32)r + (x - x); /* NaN for infinities */
+  return (f32)r + (x - x); /* NaN for NaN and infinities */
 }
 /* for |r| <= pi/4 */
 INLINE f32 f32_sin_near(f32 r) {

@@ -23,11 +23,11 @@ EXCEPTIONS: dict[str, str] = {
 }
 WARNINGS = ("-Wall", "-Wextra", "-Werror", *(f"-Wno-{name}" for name in EXCEPTIONS))
 
-#: of double precision alone; single precision is plain arithmetic
+#: of double precision alone; single precision is plain arithmetic, but for what is left of a division
 MATHEMATICS = frozenset(
     [
-        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "log", "log1p",
-        "pow", "sin", "sinh", "tan", "tanh",
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "fmod", "fmodf",
+        "log", "log1p", "pow", "sin", "sinh", "tan", "tanh",
     ]
 )
 #: what is an instruction only from SSE4.1 on

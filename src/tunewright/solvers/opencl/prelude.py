@@ -34,6 +34,7 @@ INLINE u64 as_u64(f64 x) { return as_ulong(x); }
 #endif
 #define f64_of(name) name
 #define fmod_f32 fmod
+#define f32_fma __builtin_fmaf
 """
 
 C = r"""
@@ -60,6 +61,12 @@ INLINE f64 as_f64(u64 x) { return __builtin_bit_cast(f64, x); }
 INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
 #define f64_of(name) __builtin_##name
 #define fmod_f32 __builtin_fmodf
+/* a * b + c rounded once: where that is no instruction, for an a of few bits, whose product f64 holds */
+#if defined(__FMA__) || defined(__aarch64__)
+#define f32_fma __builtin_fmaf
+#else
+INLINE f32 f32_fma(f32 a, f32 b, f32 c) { return (f32)((f64)a * b + c); }
+#endif
 /* conversions are instructions; elsewhere the compiler would call a function for each number */
 #if defined(__F16C__) || defined(__aarch64__)
 #define WITH_F16

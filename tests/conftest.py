@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -38,14 +37,21 @@ def remove(process: int = os.getpid()) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", metavar="DEVICE", help="what CPU means: CPU.INTEL runs tests of kernels through it")
     parser.addoption("--each", type=int, default=1, metavar="N", help="every Nth test of a module, and the first")
+    parser.addoption("--most", type=int, metavar="N", help="at most N tests of a module, from all over it")
 
 
+@pytest.hookimpl(trylast=True)  # of what other options leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    each, seen, kept = config.getoption("--each"), Counter[Path](), list[pytest.Item]()
+    modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        kept += [item] if seen[item.path] % each == 0 else []
-        seen[item.path] += 1
-    items[:] = kept
+        modules.setdefault(item.path, []).append(item)
+    items[:] = [item for module in modules.values() for item in _sample(config, module)]
+
+
+def _sample(config: pytest.Config, module: list[pytest.Item]) -> list[pytest.Item]:
+    kept = module[:: config.getoption("--each")]
+    most = config.getoption("--most") or len(kept)
+    return kept if len(kept) <= most else [kept[(2 * k + 1) * len(kept) // (2 * most)] for k in range(most)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA device that the tests of its kernels share, and forms of the CPU device (see `kernel_forms`)."""
+"""What conformance tests share: forms of the CPU device (see `kernel_forms`), a check of all texts, the CUDA device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from conformance import (
     interpreter,  # before any module here imports Triton
     kernel_forms,
+    strict,
 )
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     kernel_forms.offer(config.getoption("--cpu"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched() -> Iterator[None]:
+    with strict.watched():
+        yield
 
 
 @pytest.fixture(scope="session")

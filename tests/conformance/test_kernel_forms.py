@@ -1,29 +1,81 @@
-"""Kernel conformance in other forms than users have it (see `kernel_forms`), and that those find what they are for."""
+"""Kernel conformance in other forms than users have it (see `kernel_forms`), and that those find what they are for.
+
+The short form runs a test of every module in each form (two at each level); soak runs all tests in each.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from conformance import again, qemu
 from conformance.guarded import GuardedDevice, SanitisedDevice
+from conformance.strict import StrictDevice
 from tunewright.devices.c_device import CDevice
+from tunewright.devices.native import isa
+from tunewright.devices.native.device import NativeDevice
+from tunewright.devices.native.processor import processor
+from tunewright.errors import ExecutionError
 from tunewright.ir.types import DType
-from tunewright.solvers.opencl.emit import In, Out, Source
+from tunewright.solvers.opencl.base import CKernel
+from tunewright.solvers.opencl.emit import Call, In, Out, Source
+from tunewright.testing.kernelcheck import Case
+
+LEVELS = [level.name.upper() for levels in isa.LEVELS.values() for level in levels]
+#: a device, and what CPU_ISA says
+FORMS = [
+    *(("CPU.STRICT", level) for level in LEVELS), ("CPU.GUARDED", ""), ("CPU.SANITISED", ""), ("CPU.QEMU", ""),
+    *((f"CPU.SYNTAX.{level}", "") for level in LEVELS),
+]  # fmt: skip
+GROUPS = 4
+
+each_form = pytest.mark.parametrize(
+    ("device", "level"), FORMS, ids=["-".join(filter(None, form)).removeprefix("CPU.") for form in FORMS]
+)
+needs_native = pytest.mark.skipif(
+    "not config.getoption('--cpu') is None or isinstance(NativeDevice.available(), str)", reason="CPU is another device"
+)
 
 
-def run(device: CDevice, text: str, count: int = 100) -> np.ndarray:
-    """A kernel of two buffers of so many numbers, x and y."""
+def skip_without(device: str, level: str) -> None:
+    """Skip the test where the machine does not run such a form."""
+    if device == "CPU.QEMU" and qemu.why_not():
+        pytest.skip(qemu.why_not())
+    if level and level not in [found.name.upper() for found in processor().levels]:
+        pytest.skip(f"this processor does not execute {level.lower()}")
+
+
+@needs_native
+@each_form
+def test_some_kernels_of_every_family(device: str, level: str) -> None:
+    skip_without(device, level)
+    again.run(again.KERNELS, device, "-m", "not soak", "--most", "2" if level else "1", level=level, least=25)
+
+
+@needs_native
+@pytest.mark.soak
+@pytest.mark.parametrize("group", range(GROUPS))
+@each_form
+def test_all_kernels(device: str, level: str, group: int) -> None:
+    skip_without(device, level)
+    again.run(again.KERNELS[group::GROUPS], device, level=level, least=300)
+
+
+def kernel(text: str, count: int = 100) -> Call:
+    """Of two buffers of so many numbers, x and y."""
     source = Source("kernel")
     source.buffer("x", DType.INT32, In(0))
     source.buffer("y", DType.INT32, Out())
     source.dims(COUNT=count)
     source.add("(void)x; (void)y; (void)COUNT;\n" + text)
-    call, x, y = source.call([1]), np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
-    queue = device.queue()
-    launch = device.launch(queue, device.build(call.program("c")), call.name, call.grid)
-    for at, value in enumerate([x, y, np.int32(count)]):
-        launch.set(at, value)
-    launch()
+    return source.call([1])
+
+
+def run(device: CDevice, text: str, count: int = 100) -> np.ndarray:
+    """What such a kernel makes of 0, 1, 2 and so on."""
+    call, x, y = kernel(text, count), np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
+    problem = Case("Neg", [x]).problem()
+    CKernel("kernel", problem, device, [call], {}).run(device.queue(), [x], [y])
     return y
 
 
@@ -52,3 +104,24 @@ def test_what_traps_find(text: str) -> None:
     assert np.array_equal(run(device, "for (int i = 0; i < COUNT; i++) y[i] = x[i];"), np.arange(100))
     with pytest.raises(AssertionError, match="kernel: SIGILL"):
         run(device, text)
+
+
+@needs_native
+@pytest.mark.parametrize("form", [NativeDevice, StrictDevice])
+def test_undefined_symbols(form: type[NativeDevice]) -> None:
+    """In the tests of this folder."""
+    device = form("CPU")
+    device.build(kernel("y[0] = (int)f64_exp((f64)x[0]);").program("c"))
+    with pytest.raises(AssertionError, match=r"^abs, puts: what kernels call must be in their own text"):
+        device.build(kernel('extern int abs(int), puts(const char*); y[0] = abs(x[0]) + puts("");').program("c"))
+
+
+@needs_native
+@pytest.mark.parametrize(("text", "said"), [
+    ("int unused = 1;", "unused variable"), ("y[0] = x[0] < 1u;", "different signs"),
+    ("int n; y[0] = n;", "uninitialized"),
+])  # fmt: skip
+def test_what_warnings_find(text: str, said: str) -> None:
+    NativeDevice("CPU").build(kernel(text).program("c"))
+    with pytest.raises(ExecutionError, match=said):
+        StrictDevice("CPU.STRICT").build(kernel(text).program("c"))

@@ -159,7 +159,7 @@ class ConvBlocked(CSolver):
         source.function(_HEAD + MULTIPLY + _STEPS)
         store = "STOREV(y + at, a);"
         if problem.epilogue:
-            store = "f32 t[W]; *(V*)t = a; int c UNUSED = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
+            store = "f32 t[W]; *(VU*)t = a; int c UNUSED = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
             store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
         source.add(_SETUP)
         source.add("V start = LOADV(bias + (slab * NB + b) * W);" if bias else "V start = 0;")

@@ -276,7 +276,7 @@ GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
             store += "quantise(a, *(VFU*)(factors + b * WIDTH), low, high, none, shift);"
         else:
             lines, result = steps.apply("total", "column", "at")
-            store = f"""i32 totals[WIDTH]; *(V*)totals = a;
+            store = f"""i32 totals[WIDTH]; *(VU*)totals = a;
     for (int l = 0; l < WIDTH; l++) {{
       int column = first + b * WIDTH + l, at = {_IN_BLOCKS} + l;
       column = column < OC ? column : OC - 1;

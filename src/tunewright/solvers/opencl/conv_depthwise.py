@@ -151,7 +151,7 @@ class ConvDepthwise(CSolver):
         for u in range(tile):
             source.add(f"if (ow + {u} < OW) {{")
             if problem.epilogue:
-                source.add(f"f32 pixel[W];\n*(V*)pixel = a{u};\nfor (int l = 0; l < W; l++) {{ f32 v = pixel[l];")
+                source.add(f"f32 pixel[W];\n*(VU*)pixel = a{u};\nfor (int l = 0; l < W; l++) {{ f32 v = pixel[l];")
                 source.add(f"{lines}\n{source.store('y', 'place + l', result)} }}")
             else:
                 source.add(f"STOREV(y + place, a{u});")

@@ -240,7 +240,7 @@ class ConvGrouped(CSolver):
         if problem.epilogue:
             channel = "c + l" if not out.dims[1] % block else "(c + l < CHANNELS ? c + l : CHANNELS - 1)"
             lines, result = steps.apply("v", channel, "at + l")
-            source.add("f32 t[W]; *(V*)t = acc[b][u]; const int c UNUSED = (first_block + b) * W;")
+            source.add("f32 t[W]; *(VU*)t = acc[b][u]; const int c UNUSED = (first_block + b) * W;")
             source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
         else:
             source.add("STOREV(y + at, acc[b][u]);")

@@ -166,7 +166,7 @@ def _lanes(problem: Problem, steps: epilogue.Epilogue, setup: str, channel: str,
         return ""
     lines, result = steps.apply("v", channel, offset)
     loop = f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\nt[l] = {result}; }}"
-    return f"f32 t[W]; *(V*)t = a; {setup}\n{loop}\na = *(V*)t;"
+    return f"f32 t[W]; *(VU*)t = a; {setup}\n{loop}\na = *(VU*)t;"
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class ConvTransposeBlocked(CSolver):
             lines, result = steps.apply("v", channel, "at + l")
             store = "STOREV(y + at, a);"
             if problem.epilogue:
-                store = "f32 t[W]; *(V*)t = a; int c UNUSED = (slab * NB + b) * W;\n"
+                store = "f32 t[W]; *(VU*)t = a; int c UNUSED = (slab * NB + b) * W;\n"
                 store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
             source.add(_SCATTER.replace("STORE;", store))
         source.add("}\n}")
@@ -387,7 +387,7 @@ _ROWS = """
 f32 line[NB * W * UR];
 UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
   f32 t[W];
-  *(V*)t = acc[b][u];
+  *(VU*)t = acc[b][u];
   UNROLL for (int l = 0; l < W; l++) {
     int column = b * W + l;
     if (column < COLUMNS) line[(column / SW * UR + u) * SW + column % SW] = t[l];

@@ -334,7 +334,7 @@ def _results(problem: Problem, tile: int, steps: epilogue.Epilogue, block: int) 
     text, result = steps.apply("f", "(c + l < OC ? c + l : OC - 1)" if ragged else "c + l", "at + l")
     store = "STOREV(y + at, r[k]);"
     if problem.epilogue:
-        store = "f32 a[W]; *(V*)a = r[k];"
+        store = "f32 a[W]; *(VU*)a = r[k];"
         store += f"\nfor (int l = 0; l < W; l++) {{ f32 f = a[l];\n{text}\ny[at + l] = {result}; }}"
     return _filled(
         _RESULTS,

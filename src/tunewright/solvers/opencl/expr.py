@@ -69,13 +69,19 @@ def convert(x: str, source: DType, to: DType) -> str:
         return f"({COMPUTE[to]}){x}"
     if to in _UNSIGNED:  # a processor converts signed ones: the upper half is moved down and up again
         half, signed, bit = _UNSIGNED[to]
-        kind = COMPUTE[to]
-        return f"({x} >= {half} ? ({kind})({signed})({x} - {half}) ^ {bit} : ({kind})({signed}){x})"
-    # C leaves open what becomes of a float beyond the integers; compilers take that as leave to drop the conversion.
-    bits, suffix = (63, "L") if to is DType.INT64 else (31, "")
+        lower, upper = (f"({COMPUTE[to]}){_cut(part, source, signed)}" for part in (x, f"({x} - {half})"))
+        return f"({x} >= {half} ? {upper} ^ {bit} : {lower})"
+    return f"({COMPUTE[to]}){_cut(x, source, 'i64' if to is DType.INT64 else 'i32')}"
+
+
+def _cut(x: str, source: DType, to: str) -> str:
+    """A float as an i32 or i64; what that cannot hold becomes the smallest one, as processors have it.
+
+    C leaves it open: compilers take that as leave to drop the conversion.
+    """
+    bits, suffix = (63, "L") if to == "i64" else (31, "")
     least = "> -2147483649.0" if (bits, COMPUTE[source]) == (31, "f64") else f">= -0x1p{bits}f"
-    inside = f"{x} {least} && {x} < 0x1p{bits}f"
-    return f"({COMPUTE[to]})({inside} ? (i{bits + 1}){x} : -{2**bits - 1}{suffix} - 1)"
+    return f"({x} {least} && {x} < 0x1p{bits}f ? ({to}){x} : -{2**bits - 1}{suffix} - 1)"
 
 
 def rounded(x: str, dtype: DType) -> str:

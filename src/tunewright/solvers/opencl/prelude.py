@@ -1,8 +1,9 @@
 """What every kernel's source begins with: the words of the dialect, element types, conversions, and mathematics.
 
 The mathematics is plain arithmetic, so that a loop over elements is vectorised; f32 functions are good to five units in
-the last place. Library functions (exp, fmin, rint, ...) are calls, which keep the loop scalar (15 times slower). The
-compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like become instructions and are fine.
+the last place (tanh and erf: to seven on processors without FMA). Library functions (exp, fmin, rint, ...) are calls,
+which keep the loop scalar (15 times slower). The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like
+become instructions and are fine.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ INLINE u64 as_u64(f64 x) { return as_ulong(x); }
 #define f64_of(name) name
 #define fmod_f32 fmod
 #define CLAIM(report, fault) (atomic_cmpxchg((volatile GLOBAL i32*)(report), 0, fault) == 0)
+#define f32_fma __builtin_fmaf
 """
 
 C = r"""
@@ -64,6 +66,12 @@ INLINE u64 as_u64(f64 x) { return __builtin_bit_cast(u64, x); }
   __atomic_compare_exchange_n(report, &none, fault, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED); })
 #define f64_of(name) __builtin_##name
 #define fmod_f32 __builtin_fmodf
+/* a * b + c rounded once: where that is no instruction, for an a of few bits, whose product f64 holds */
+#if defined(__FMA__) || defined(__aarch64__)
+#define f32_fma __builtin_fmaf
+#else
+INLINE f32 f32_fma(f32 a, f32 b, f32 c) { return (f32)((f64)a * b + c); }
+#endif
 /* conversions are instructions; elsewhere the compiler would call a function for each number */
 #if defined(__F16C__) || defined(__aarch64__)
 #define WITH_F16
@@ -256,14 +264,14 @@ TRIGONOMETRY = """
 #define f32_cos cos
 #define f32_tan tan
 #else
-/* x - n pi/2, and n modulo 4. Numbers above 2^50 (their neighbours are 2^27 apart) are taken for 2^50. */
+/* x - n pi/2, and n modulo 4. Numbers above 2^50 (their neighbours are 2^27 apart) and NaN are taken for 2^50. */
 INLINE f32 f32_quadrant(f32 x, i32* quadrant) {
-  f32 c = x > 0x1p50f ? 0x1p50f : x; c = c < -0x1p50f ? -0x1p50f : c;
+  f32 c = x < 0x1p50f ? x : 0x1p50f; c = c < -0x1p50f ? -0x1p50f : c;
   f64 d = c, n = __builtin_rint(d * 0.63661977236758134308);
   f64 r = d - n * 1.57079632679489661923;
   r = r - n * 6.12323399573676603587e-17;
   *quadrant = (i32)(n - 4.0 * __builtin_floor(n * 0.25));
-  return (f32)r + (x - x); /* NaN for infinities */
+  return (f32)r + (x - x); /* NaN for NaN and infinities */
 }
 /* for |r| <= pi/4 */
 INLINE f32 f32_sin_near(f32 r) {

@@ -85,7 +85,7 @@ FORMULAS = {
     MS + "QLinearAdd": Formula(
         "Add", (0, 3), _BINARY,
         "f32 left = as / cs, right = bs / cs, l = left * az, r = right * bz, lr = l + r, fixed = cz - lr;",
-        "f32 v = __builtin_fmaf((f32)a, left, __builtin_fmaf((f32)b, right, fixed));",
+        "f32 v = f32_fma((f32)a, left, f32_fma((f32)b, right, fixed));",
     ),
     MS + "QLinearMul": Formula(
         "Mul", (0, 3), _BINARY, "f32 ratio = as * bs / cs;",

@@ -31,13 +31,14 @@ _ROUND = {DType.FLOAT16: "f16_load(f16_store({}))", DType.BFLOAT16: "bf16_load(b
 #: elements of a work-item at least: less does not pay for its launch
 LEAST = 1 << 14
 
-#: Round, ties to even, shift and saturate. What is not a number stays that and becomes 0 when it is converted, as in
-#: the reference: conversion makes it the lowest 32-bit number, of which a narrower type keeps the lower bits.
+#: Round, ties to even, shift and saturate. What is not a number becomes 0, as in the reference: processors make it the
+#: lowest 32-bit number, of which a narrower type keeps the lower bits.
 TO_INTEGER = """
 INLINE i32 to_integer(f32 value, f32 zero, f32 low, f32 high) {
   f32 v = __builtin_rintf(value) + zero;
   v = low > v ? low : v;
-  return (i32)(high < v ? high : v);
+  v = high < v ? high : v;
+  return v == v ? (i32)v : 0;
 }
 INLINE f32 or_lowest(f32 value, f32 low) { return value != value ? low : value; }
 """
@@ -207,7 +208,7 @@ def _integer(dtype: DType, value: str) -> str:
     if dtype not in NARROW:
         return value
     kind, bits = NARROW[dtype]
-    return f"(({COMPUTE[kind]})({value} << {8 - bits}) >> {8 - bits})"
+    return f"(({COMPUTE[kind]})((u32){value} << {8 - bits}) >> {8 - bits})"
 
 
 def _runs(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:

@@ -98,4 +98,4 @@ def stress_text(slots: int = 64) -> str:
     text = POOL.read_text("utf-8")
     assert "#define SLOTS 64\n" in text
     text = text.replace("#define SLOTS 64\n", f"#define SLOTS {slots}\n")
-    return text + (HERE / "pool_stress.c").read_text("utf-8")
+    return text + "".join((HERE / name).read_text("utf-8") for name in ("pool_stress.c", "control_stress.c"))

@@ -68,8 +68,8 @@ class LinkedLauncher(Launcher, Chained):
                     table[at] = steps.number(arg)
         self._kept += held.values()
         self._kernels = [kernel for kernel, _, _ in calls]
-        #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
-        self._stamps = np.zeros(1 + len(calls), np.uint64)
+        #: how long each launch takes, where somebody asks
+        self._times = steps.times(len(calls))
         self._costs = np.array(begins, np.intp) - 1
         for one, places in _places_of_costs(kernels, begins).items():
             one.costs.pass_on(table, np.array(places, np.intp))
@@ -97,7 +97,7 @@ class LinkedLauncher(Launcher, Chained):
         return [int(cost) for cost in self._table[self._costs]]
 
     def clock(self) -> None:
-        self._runner = self._device.pool.runner(self._table, self._stamps)
+        self._runner = self._device.pool.runner(self._table, self._times)
 
     def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
         row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
@@ -117,7 +117,7 @@ class LinkedLauncher(Launcher, Chained):
         self.queue.run(self._runner)
 
     def seconds(self) -> list[float]:
-        times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick
+        times = self._times[1::2].astype(np.int64).clip(0) * self._device.tick
         count = len(self._made_of)
         return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
 

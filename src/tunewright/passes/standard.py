@@ -80,7 +80,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
+    Repeat((Propagate(bodies=True), InlineBranches())),  # concrete shapes decide branches
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     RewritePass("views", views.RULES),

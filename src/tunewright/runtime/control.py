@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node
 from ..ir.types import TensorType
-from ..passes.control import goes_on
+from ..ops.control_types import goes_on
 from .program import Environment, Program
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ class Control(ABC):
         self.node = node
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
+        #: why the request runs it and not a launch
+        self.why_not_compiled = ""
         self.bodies = {key: Program(body, env) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -70,9 +72,13 @@ class Loop(Control):
         return [*(carried if iteration else _detached(carried)), *scans]
 
     def too_long(self, what: str) -> LimitError:
-        return LimitError(
-            what, where=f"node {self.node.name!r} (Loop)", hint=f"the limit is MAX_ITERATIONS = {self.max_iterations:,}"
-        )
+        return too_long(self.node, what, self.max_iterations)
+
+
+def too_long(node: Node, what: str, most: int) -> LimitError:
+    """A loop takes more iterations than there may be."""
+    hint = f"the limit is MAX_ITERATIONS = {most:,}"
+    return LimitError(what, where=f"node {node.name!r} ({node.op})", hint=hint)
 
 
 class Scan(Control):

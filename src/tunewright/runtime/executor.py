@@ -12,12 +12,14 @@ import numpy as np
 
 from ..devices.base import Device, Hints, Queue, address
 from ..errors import ExecutionError, TunewrightError
+from ..ir.graph import Node
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.infer import check_results
 from ..solvers.base import Kernel
 from . import ranges
 from .brief import Single, Switch
+from .control import too_long
 from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program
@@ -118,8 +120,10 @@ class _Together:
     """Steps that are one launch, with the places of arguments that are each inference's own."""
 
     def __init__(self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False) -> None:
-        kernels = [step.kernel for step in run.steps if step.kernel is not None]
-        self.run, self.launcher = run, run.linker.link(kernels, queue)
+        parts = [part for step in run.steps if (part := step.block or step.kernel) is not None]
+        self.run, self.launcher = run, run.linker.link(parts, queue)
+        #: iterations that all loops of an inference may take
+        self.most = max((step.control.max_iterations for step in run.steps if step.control is not None), default=0)
         if counted:
             self.launcher.clock()
         own: dict[int, list[tuple[int, bool, int]]] = {}
@@ -275,12 +279,26 @@ class Executor:
             self.step(action, values, queue)
 
     def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
-        begin = time.perf_counter()
+        begin, launcher = time.perf_counter(), action.launcher
+        if launcher.loops:
+            launcher.bound(max(0, action.most - self.iterations))
         action(values)
+        if launcher.loops:
+            self.bounded(action)
         if self.counters is not None:
             queue.finish()
-            times = action.launcher.seconds()
+            times = launcher.seconds()
             self.counters.record_together(action.run.steps, times, begin, time.perf_counter())
+            self.counters.record_inside(launcher.inside())
+
+    def bounded(self, action: _Together) -> None:
+        """LimitError where loops in a launch took more iterations than there may be."""
+        self.queue.finish()
+        taken, tag, trips = action.launcher.iterated()
+        self.iterations += taken
+        if isinstance(tag, Node):
+            what = "the loops of the model do not end" if trips is None else f"runs {trips:,} times"
+            raise too_long(tag, what, action.most)
 
     def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step
@@ -322,6 +340,8 @@ class Executor:
         for i, planned, value in zip(step.outs, action.planned, made, strict=False):
             if not planned:
                 values[i] = value
+            elif step.control is not None:
+                queue.put(value, values[i])
         for i in step.release:
             values[i] = None
 

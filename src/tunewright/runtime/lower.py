@@ -22,12 +22,14 @@ from ..ir.stored import stored
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..solvers.base import Kernel, Linker, Problem
+from ..solvers.rows import Block
 from ..tuning.tuner import Choice, Origin
 from . import alias
-from .control import make_control
+from .control import Control, make_control
+from .control_rows import block_of
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, pack
-from .plan import Place, Plan, Run, Slot, Step
+from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 
 LOG = logging.getLogger("tunewright")
@@ -112,11 +114,15 @@ class _Lowering:
     packers: Executor = field(init=False)
     #: by the key of a problem
     choices: dict[str, Choice] = field(default_factory=dict)
+    #: control flow, and what of it is part of a launch
+    controls: dict[Node, Control] = field(default_factory=dict)
+    blocks: dict[Node, Block] = field(default_factory=dict)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
         leaving = [v for v in self.graph.outputs if v in made]
-        sharing = alias.share(self.nodes, leaving, self.boundary)
+        self.compile_control()
+        sharing = alias.share(self.nodes, leaving, self.boundary, self.blocks)
         offsets, total, results = self.place(sharing, leaving)
         inputs = tuple(self.slot(v, Slot(v.name, Place.INPUT, v.type)) for v in self.graph.inputs)
         for node in self.nodes:
@@ -173,6 +179,29 @@ class _Lowering:
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
         return dict(zip(arena, offsets, strict=True)), total, {s: sharing.sizes[s] for s in sorted(kept)}
+
+    def compile_control(self) -> None:
+        """Find control flow that can be part of a launch, with everything that it takes."""
+        for node in self.nodes:
+            runner = make_control(node, self.env)
+            if runner is None:
+                continue
+            self.controls[node] = runner
+            if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
+                found = block_of(runner)
+            else:
+                found = "the shapes of what it takes are not known"
+            if isinstance(found, str):
+                runner.why_not_compiled = found
+            else:
+                self.blocks[node] = found
+
+    def has_place(self, value: Value) -> bool:
+        """It will lie in memory that is known before it is computed."""
+        made_by = value.producer
+        return static_tensor(value.type) is not None and (
+            made_by is None or not made_by.bodies or made_by in self.blocks
+        )
 
     def output_slot(self, value: Value, sharing: alias.Sharing, results: dict[int, int]) -> Slot:
         if value not in sharing.place:
@@ -234,9 +263,8 @@ class _Lowering:
     def step(self, node: Node, sharing: alias.Sharing) -> Step:
         ins = tuple(-1 if v is None else self.index[v] for v in node.inputs)
         outs = tuple(self.index[v] for v in node.outputs)
-        control = make_control(node, self.env)
-        if control is not None:
-            return Step(node, ins, outs, control=control)
+        if node in self.controls:
+            return Step(node, ins, outs, control=self.controls[node], block=self.blocks.get(node))
         if node in sharing.free:
             return Step(node, ins, outs, optimized_out=True)
         if not self.env.settings.host_fallback and follows_from_shapes(node):
@@ -288,9 +316,11 @@ class _Lowering:
 
     def linker(self, step: Step) -> Linker | None:
         """Who may link a step with its neighbours."""
-        if step.kernel is None or not self.env.settings.join_launches or not self.is_planned(step):
+        if not self.env.settings.join_launches or not self.is_planned(step):
             return None
-        return step.kernel.linker
+        if step.block is not None:
+            return step.block.linker
+        return None if step.kernel is None else step.kernel.linker
 
     def is_planned(self, step: Step) -> bool:
         """It runs on the device, and its results have a place."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ..ir.graph import Fused, Node, Value
 from ..ir.text import format_attrs
 from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
+
+if TYPE_CHECKING:
+    from .rows import Block
 
 Config = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -228,8 +231,13 @@ class Linker(ABC):
     def timed(self) -> bool:
         """Its launchers know how long each kernel took."""
 
+    @property
+    def takes_blocks(self) -> bool:
+        """It links blocks of control flow, too (`rows.Block`), if it links all of their kernels."""
+        return False
+
     @abstractmethod
-    def link(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
         """One launch that does what the kernels do, one after the other, for a request."""
 
 
@@ -260,9 +268,27 @@ class Launcher(ABC):
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
 
-    def clock(self) -> None:
-        """`seconds` will be asked for after each call."""
+    @property
+    def loops(self) -> bool:
+        """Blocks of control flow are part of it: say how long its loops may be before each call."""
+        return False
+
+    def bound(self, iterations: int) -> None:
+        """All loops together may take so many iterations in the next call."""
         return
+
+    def iterated(self) -> tuple[int, Any, int | None]:
+        """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
+        how many that would have been, if that is known."""
+        return 0, None, None
+
+    def clock(self) -> None:
+        """`seconds` and `inside` will be asked for after each call."""
+        return
+
+    def inside(self) -> Sequence[tuple[Any, float, int]]:
+        """Of each launch in a block that has a tag: the tag, seconds in the last call, and how often it ran."""
+        return ()
 
     def seconds(self) -> Sequence[float]:
         """Of each kernel in the last call, once that is over. For launchers of a linker that is `timed`."""

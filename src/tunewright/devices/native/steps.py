@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import math
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from .pool import HEAD, ROW
 
 #: kernels count work-items in 32 bits
 MOST_ITEMS = 2**31 - 1
+#: entry points are no smaller: `pool.c` tells control rows from kernels by that
+FIRST_ENTRY = 64
 #: bits of a word
 _WORD = 0xFFFFFFFFFFFFFFFF
 
@@ -89,6 +92,10 @@ class Listing:
         self.cells.append(made)
         return made
 
+    def costs(self, linked: Linked) -> list[int]:
+        """Where the cost of each kernel row stands."""
+        return [begin + ROW - 1 for begin, row in zip(linked.begins, self.rows, strict=True) if _is_kernel(row)]
+
     def place(self, label: Label) -> None:
         """The label is the step that is written next."""
         label.step = len(self.rows)
@@ -108,7 +115,7 @@ class Listing:
         table[:HEAD] = len(self.rows), participants
         table[HEAD : HEAD + len(self.rows)] = linked.begins
         for begin, row in zip(linked.begins, self.rows, strict=True):
-            table[begin : begin + len(row)] = [linked.number(operand) for operand in row]
+            table[begin : begin + len(row)] = row if _is_kernel(row) else [linked.number(at) for at in row]
         for cell, where in cells.items():
             table[where] = cell.value & _WORD
         return linked
@@ -146,6 +153,12 @@ def table(
     return linked.table, [begin + ROW for begin in linked.begins]
 
 
+def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
+    """How long a LOOP would be that nothing but its limit ends."""
+    _, _, _, limit, _, _, whole = table[int(table[HEAD + step]) :][:7]
+    return ctypes.c_int64.from_address(int(table[limit])).value if whole and limit else None
+
+
 def times(steps: int) -> np.ndarray[Any, Any]:
     """Memory for a runner's notes about so many steps: ticks and executions of each begin at its second word."""
     return np.zeros(1 + 2 * steps, np.uint64)
@@ -156,3 +169,7 @@ def number(value: np.generic) -> int:
     if isinstance(value, np.floating):
         return int(np.float32(value).view(np.uint32))
     return int(value) & _WORD
+
+
+def _is_kernel(row: Sequence[Operand]) -> bool:
+    return isinstance(row[0], int) and row[0] >= FIRST_ENTRY

@@ -17,8 +17,9 @@ from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
 from ..base import Kernel, Launcher, Linker
+from ..rows import Block
 from .base import CKernel
-from .emit import In, Out, Scratch, Table
+from .control_table import TableWriter
 
 
 @dataclass(frozen=True)
@@ -31,49 +32,37 @@ class Linked(Linker):
     def timed(self) -> bool:
         return self.device.tick > 0
 
-    def link(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
+    @property
+    def takes_blocks(self) -> bool:
+        return True
+
+    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> LinkedLauncher:
         assert isinstance(queue, NativeQueue)
-        return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel)], queue)
+        return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel | Block)], queue)
 
 
 class LinkedLauncher(Launcher, Chained):
     """One request's table."""
 
-    def __init__(self, device: NativeDevice, kernels: Sequence[CKernel], queue: NativeQueue) -> None:
-        calls = [(k, call, program) for k, kernel in enumerate(kernels)
-                 for call, program in zip(kernel.calls, kernel.programs, strict=True)]  # fmt: skip
-        rows = [(program.entry(call.name), call.grid, len(call.args)) for _, call, program in calls]
-        table, begins = steps.table(rows, device.target.units)
-        self.queue, self._table, self._device, self._made_of = queue, table, device, kernels
+    def __init__(self, device: NativeDevice, kernels: Sequence[CKernel | Block], queue: NativeQueue) -> None:
+        writer = TableWriter(device, queue)
+        writer.begin(blocks=any(isinstance(one, Block) for one in kernels))
+        for number, one in enumerate(kernels):
+            (writer.block if isinstance(one, Block) else writer.kernel)(number, one)  # type: ignore[arg-type]
+        linked = writer.link()
+        self.queue, self._table, self._device, self._made_of = queue, linked.table, device, kernels
         #: arrays that live as long as it does
         self.fixed: Sequence[Any] = ()
         #: where each tensor's address stands
-        self._places: dict[tuple[int, bool, int], list[int]] = {}
-        self._kept: list[Any] = [program for _, _, program in calls]
-        held: dict[tuple[int, str], Any] = {}
-        numbers = [0] * len(kernels)
-        for (kernel, call, _), begin in zip(calls, begins, strict=True):
-            for at, arg in enumerate(call.args, begin):
-                if isinstance(arg, In | Out):
-                    self._places.setdefault((kernel, isinstance(arg, Out), arg.index), []).append(at)
-                elif isinstance(arg, Scratch):
-                    if (kernel, arg.name) not in held:
-                        held[kernel, arg.name] = queue.borrow(device, numbers[kernel], arg.nbytes)
-                        numbers[kernel] += 1
-                    table[at] = address(held[kernel, arg.name])
-                elif isinstance(arg, Table):
-                    self._kept.append(arg.array)
-                    table[at] = address(arg.array if arg.array.size else NOTHING)
-                else:
-                    table[at] = steps.number(arg)
-        self._kept += held.values()
-        self._kernels = [kernel for kernel, _, _ in calls]
-        #: how long each launch takes, where somebody asks
-        self._times = steps.times(len(calls))
-        self._costs = np.array(begins, np.intp) - 1
-        for one, places in _places_of_costs(kernels, begins).items():
-            one.costs.pass_on(table, np.array(places, np.intp))
-        self._runner = device.pool.runner(table)
+        self._places = {use: [linked.number(at) for at in places] for use, places in writer.places.items()}
+        self._kept = writer.kept
+        #: of each step
+        self._kernels, self._tags = writer.owners, writer.tags
+        self._bound, self._left = (linked.cells.get(cell, -1) if cell else -1 for cell in (writer.bound, writer.left))
+        #: how long each step takes, where somebody asks
+        self._times = steps.times(len(self._kernels))
+        self._costs = np.array(writer.listing.costs(linked), np.intp)
+        self._runner = device.pool.runner(self._table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         self.setter([(kernel, output, index)])(array)
@@ -101,7 +90,7 @@ class LinkedLauncher(Launcher, Chained):
 
     def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
         row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
-        if len(row) <= len(others):
+        if len(row) <= len(others) or any(one.loops for one in row):
             return None
         made = LinkedLauncher(self._device, [kernel for one in row for kernel in one._made_of], self.queue)
         first = 0
@@ -116,19 +105,36 @@ class LinkedLauncher(Launcher, Chained):
     def __call__(self) -> None:
         self.queue.run(self._runner)
 
+    @property
+    def loops(self) -> bool:
+        return self._left >= 0
+
+    def bound(self, iterations: int) -> None:
+        if self._left >= 0:
+            self._table[self._bound], self._table[self._left + 1] = iterations, 0
+
+    def iterated(self) -> tuple[int, Any, int | None]:
+        if self._left < 0:
+            return 0, None, None
+        failed = int(self._table[self._left + 1])
+        taken = int(self._table[self._bound]) - int(self._table[self._left])
+        return taken, *((self._tags[failed - 1], steps.trips(self._table, failed - 1)) if failed else (None, None))
+
     def seconds(self) -> list[float]:
-        times = self._times[1::2].astype(np.int64).clip(0) * self._device.tick
         count = len(self._made_of)
-        return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
+        return np.bincount(self._kernels, self._ticks(), count).tolist() if self._kernels else [0.0] * count
 
+    def inside(self) -> list[tuple[Any, float, int]]:
+        found: dict[Any, tuple[float, int]] = {}
+        for tag, seconds, count in zip(self._tags, self._ticks(), self._times[2::2].tolist(), strict=True):
+            if tag is not None:
+                before, most = found.get(tag, (0.0, 0))
+                found[tag] = before + seconds, max(most, count)  # a kernel of several launches ran once
+        return [(tag, seconds, count) for tag, (seconds, count) in found.items()]
 
-def _places_of_costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
-    """For each kernel where a table has the costs of its launches, each time that it stands there."""
-    found: dict[CKernel, list[list[int]]] = {}
-    at = iter(begins)
-    for kernel in kernels:
-        found.setdefault(kernel, []).append([next(at) - 1 for _ in kernel.calls])
-    return found
+    def _ticks(self) -> Any:
+        """Seconds of each step."""
+        return self._times[1::2].astype(np.int64).clip(0) * self._device.tick
 
 
 class OneKernel:

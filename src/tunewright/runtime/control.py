@@ -22,7 +22,7 @@ class Control(ABC):
     """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
 
     def __init__(self, node: Node, env: Environment) -> None:
-        self.node = node
+        self.node, self.env = node, env
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
         #: why the request runs it and not a launch

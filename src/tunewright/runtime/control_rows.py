@@ -14,12 +14,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..devices.base import Device
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
 from ..solvers.base import Linker
 from ..solvers.rows import (
-    Base, Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ref, Row, Set, Variable, walk,
+    Base, Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ref, Row, Set, Variable, linker_of, walk,
 )  # fmt: skip
 from . import control
 from .control import Control
@@ -45,7 +46,7 @@ class BodyStep:
 def block_of(runner: Control) -> Block | str:
     """The block of a control-flow node, or why it cannot be one."""
     node = runner.node
-    settings = next(iter(runner.bodies.values())).env.settings
+    settings = runner.env.settings
     if not settings.join_launches:
         return "JOIN_LAUNCHES is NO"
     writer = _Writer()
@@ -53,7 +54,7 @@ def block_of(runner: Control) -> Block | str:
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
         rows = writer.node(runner, ins, outs)
-        linker = _linker(rows)
+        linker = _linker(rows, runner.env.device)
     except NotRows as why:
         return str(why)
     except TunewrightError as error:  # of a body, which may never run
@@ -63,11 +64,10 @@ def block_of(runner: Control) -> Block | str:
     return Block(rows, writer.nbytes, linker, tag=node)
 
 
-def _linker(rows: Sequence[Row]) -> Linker:
+def _linker(rows: Sequence[Row], device: Device) -> Linker:
     """The one that links all kernels."""
-    found = {row.kernel.linker for row in walk(rows) if isinstance(row, Launch)}
-    linker = found.pop() if len(found) == 1 else None
-    if linker is None or not linker.takes_blocks:
+    linker = linker_of(device)
+    if linker is None or any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
         raise NotRows("its kernels are not all of a device that runs control flow in a launch")
     return linker
 

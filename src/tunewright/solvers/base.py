@@ -231,11 +231,6 @@ class Linker(ABC):
     def timed(self) -> bool:
         """Its launchers know how long each kernel took."""
 
-    @property
-    def takes_blocks(self) -> bool:
-        """It links blocks of control flow, too (`rows.Block`), if it links all of their kernels."""
-        return False
-
     @abstractmethod
     def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
         """One launch that does what the kernels do, one after the other, for a request."""

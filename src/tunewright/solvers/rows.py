@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..devices.base import Device
 from .base import Kernel, Linker
 
 
@@ -122,6 +123,15 @@ class Block:
     linker: Linker
     #: of the node, where its rows' times and failures are told
     tag: object = field(default=None, repr=False)
+
+
+def linker_of(device: Device) -> Linker | None:
+    """Who links blocks on a device; None where nobody does."""
+    if device.family != "native":
+        return None
+    from .opencl.linked import Linked  # which needs this module
+
+    return Linked(device)  # type: ignore[arg-type]
 
 
 def walk(rows: Sequence[Row]) -> Iterator[Row]:

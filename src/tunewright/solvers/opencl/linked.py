@@ -32,10 +32,6 @@ class Linked(Linker):
     def timed(self) -> bool:
         return self.device.tick > 0
 
-    @property
-    def takes_blocks(self) -> bool:
-        return True
-
     def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> LinkedLauncher:
         assert isinstance(queue, NativeQueue)
         return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel | Block)], queue)

@@ -34,9 +34,9 @@ class Sharing:
 
 
 def share(
-    nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], blocks: Container[Node] = ()
+    nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], written: Container[Value] = ()
 ) -> Sharing:
-    """Storage for every planned value of ``nodes``. ``blocks``: control flow that writes to memory that it is given."""
+    """Storage for every planned value of ``nodes``. ``written``: what control flow writes to memory that it is given."""
     sharing = Sharing()
     kept = set(leaving) | set(boundary)
     last = {v: at for at, node in enumerate(nodes) for v in node.inputs if v is not None}
@@ -58,7 +58,7 @@ def share(
             continue
         for value in node.outputs:
             type = static_tensor(value.type)
-            if type is None or (node.bodies and node not in blocks):  # a body makes its outputs itself
+            if type is None or (node.bodies and value not in written):  # a body makes its outputs itself
                 continue
             if value in waiting:
                 whole, offset = waiting[value]

@@ -20,7 +20,7 @@ from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
 from ..solvers.base import Linker
 from ..solvers.rows import (
-    Base, Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ref, Row, Set, Variable, linker_of, walk,
+    Base, Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ragged, Ref, Row, Set, Variable, linker_of, walk,
 )  # fmt: skip
 from . import control
 from .control import Control
@@ -29,6 +29,10 @@ from .plan import Place, Plan, Slot, Step
 
 Refs: TypeAlias = Sequence[Ref | None]
 TRUE = Ref(Fixed(np.ones((), np.bool_)))
+
+
+#: bytes of room for rows that a loop may not make
+MOST_ROOM = 64 << 20
 
 
 class NotRows(Exception):
@@ -61,7 +65,7 @@ def block_of(runner: Control) -> Block | str:
         return f"a body cannot be planned: {error.what}"
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
-    return Block(rows, writer.nbytes, linker, tag=node)
+    return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
 
 
 def _linker(rows: Sequence[Row], device: Device) -> Linker:
@@ -136,6 +140,8 @@ _OWN: Base = Own()
 class _Writer:
     #: memory of the block that is given away
     nbytes: int = 0
+    #: outputs whose length is known when they are there
+    ragged: list[Ragged] = field(default_factory=list)
 
     def local(self, nbytes: int) -> Ref:
         """Memory of the block."""
@@ -239,14 +245,15 @@ class _Writer:
         plan, count = self.plan(runner, "body"), states(node)
         _check_types(runner, plan, range(1, 1 + count), range(count))
         _check_condition(plan)
-        if unknown and len(outs) > count:
-            raise NotRows(f"{unknown}, so it is not known how long its outputs become")
         condition, counter = Variable(), Counter()
         shape = _Shape(plan, count, 1, () if endless else (0,))
-        scans = [
-            _rows(outs[count + k], _stacked(runner, plan, shape.first + k, count + k, 0, trips), 0, False)
-            for k in range(len(outs) - count)
-        ]
+        scans: list[_Stream] = []
+        for k in range(count, len(outs)):
+            if unknown:
+                whole = self.open(runner, plan, k, outs[k], counter, unknown, endless)
+            else:
+                whole = _stacked(runner, plan, 1 + k, k, 0, trips)
+            scans.append(_rows(outs[k], whole, 0, False))
         carried = [Variable() for _ in range(count)]
         inputs = [Ref(counter), Ref(condition), *(Ref(v) for v in carried), *ins[len(ins) - runner.captures :]]
         begin: list[Row] = [Set(condition, start or TRUE)]
@@ -256,6 +263,22 @@ class _Writer:
         before, body = self.iterate(shape, inputs, again, scans)
         row = Loop(counter, limit, Ref(condition), body, endless, node)
         return [*begin, *before, row, *self.last(plan, carried, 1, outs)]
+
+    def open(
+        self, runner: Control, plan: Plan, output: int, ref: Ref, counter: Counter, why: str, endless: bool
+    ) -> TensorType:
+        """The type of a scan output of a Loop whose length is known when it is there, with room for every row."""
+        limit, row = (runner.node.inputs or [None])[0], _type(plan.slots[plan.outputs[1 + output][1]])
+        assert row is not None
+        most = None if limit is None or limit.const is None else max(0, int(limit.const.reshape(())))
+        if ref != Ref(Outer(True, output)) or limit is None:
+            raise NotRows(f"{why}, so it is not known how long its outputs become")
+        if most is None and not (endless and limit.producer is None):
+            raise NotRows(f"{why}, so there is no bound for how long its outputs become")
+        if most is not None and (most > runner.max_iterations or most * row.nbytes > MOST_ROOM):
+            raise NotRows(f"{why}, and room for {most:,} times {row} would be too much")
+        self.ragged.append(Ragged(output, row, counter, most))
+        return row.with_shape((most or 0, *row.dims))
 
     def scan(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
         node, length = runner.node, scan_length(runner.node)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..devices.base import Device, Hints, Queue, address
-from ..errors import ExecutionError, TunewrightError
+from ..errors import ExecutionError, LimitError, TunewrightError
 from ..ir.graph import Node
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -134,6 +134,11 @@ class _Together:
                         self.launcher.set(kernel, output, index, values[slot])
                     elif slot >= 0:
                         own.setdefault(slot, []).append((kernel, output, index))
+        #: outputs that become as long as a loop: where, how much room they need, and the slot that says so
+        self.ragged = [
+            (step.outs[one.output], one, step.ins[0] if one.most is None else -1, step.node)
+            for step in run.steps if step.block is not None for one in step.block.ragged
+        ]  # fmt: skip
         self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
         #: where their addresses are written, where that is how they are set
         self.places = {slot: self.launcher.places(uses) for slot, uses in own.items()}
@@ -278,18 +283,36 @@ class Executor:
         with watched(node.name or node.output.name):
             self.step(action, values, queue)
 
-    def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
+    def together(self, action: _Together, values: list[Any], queue: Queue) -> None:
         begin, launcher = time.perf_counter(), action.launcher
         if launcher.loops:
             launcher.bound(max(0, action.most - self.iterations))
+            self.make_room(action, values)
         action(values)
         if launcher.loops:
             self.bounded(action)
+            for slot, one, _, _ in action.ragged:
+                count, room = launcher.counted(one.counter), values[slot]
+                values[slot] = room[:count].copy() if 2 * count < len(room) else room[:count]
         if self.counters is not None:
             queue.finish()
             times = launcher.seconds()
             self.counters.record_together(action.run.steps, times, begin, time.perf_counter())
             self.counters.record_inside(launcher.inside())
+
+    def make_room(self, action: _Together, values: list[Any]) -> None:
+        """Memory for what a launch makes rows of, as many as there may be."""
+        for slot, one, limit, node in action.ragged:
+            most = one.most if limit < 0 else max(0, int(np.asarray(values[limit]).reshape(())))
+            assert most is not None
+            if one.most is None and most > action.most - self.iterations:
+                raise too_long(node, f"runs {most:,} times", action.most)
+            if 0 < self.max_tensor_bytes < most * one.type.nbytes:
+                raise LimitError(
+                    f"a result of {most:,} times {one.type}", where=f"node {node.name!r} ({node.op})",
+                    hint=f"the limit is MAX_TENSOR_BYTES = {self.max_tensor_bytes:,}",
+                )  # fmt: skip
+            values[slot] = np.empty((most, *one.type.dims), one.type.dtype.numpy)
 
     def bounded(self, action: _Together) -> None:
         """LimitError where loops in a launch took more iterations than there may be."""

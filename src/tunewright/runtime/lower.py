@@ -117,12 +117,14 @@ class _Lowering:
     #: control flow, and what of it is part of a launch
     controls: dict[Node, Control] = field(default_factory=dict)
     blocks: dict[Node, Block] = field(default_factory=dict)
+    #: what such control flow writes to memory that is planned
+    written: set[Value] = field(default_factory=set)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
         leaving = [v for v in self.graph.outputs if v in made]
         self.compile_control()
-        sharing = alias.share(self.nodes, leaving, self.boundary, self.blocks)
+        sharing = alias.share(self.nodes, leaving, self.boundary, self.written)
         offsets, total, results = self.place(sharing, leaving)
         inputs = tuple(self.slot(v, Slot(v.name, Place.INPUT, v.type)) for v in self.graph.inputs)
         for node in self.nodes:
@@ -195,12 +197,14 @@ class _Lowering:
                 runner.why_not_compiled = found
             else:
                 self.blocks[node] = found
+                ragged = {one.output for one in found.ragged}
+                self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
 
     def has_place(self, value: Value) -> bool:
         """It will lie in memory that is known before it is computed."""
         made_by = value.producer
         return static_tensor(value.type) is not None and (
-            made_by is None or not made_by.bodies or made_by in self.blocks
+            made_by is None or not made_by.bodies or value in self.written
         )
 
     def output_slot(self, value: Value, sharing: alias.Sharing, results: dict[int, int]) -> Slot:
@@ -324,7 +328,9 @@ class _Lowering:
 
     def is_planned(self, step: Step) -> bool:
         """It runs on the device, and its results have a place."""
-        slots = [self.slots[i] for i in (*step.ins, *step.outs) if i >= 0]
+        ragged = () if step.block is None else [one.output for one in step.block.ragged]
+        outs = [i for output, i in enumerate(step.outs) if output not in ragged]
+        slots = [self.slots[i] for i in (*step.ins, *outs) if i >= 0]
         return not step.on_host and all(slot.place is not Place.DYNAMIC for slot in slots)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:

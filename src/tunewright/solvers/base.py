@@ -21,7 +21,7 @@ from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
 
 if TYPE_CHECKING:
-    from .rows import Block
+    from .rows import Block, Counter
 
 Config = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -276,6 +276,10 @@ class Launcher(ABC):
         """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
         how many that would have been, if that is known."""
         return 0, None, None
+
+    def counted(self, counter: Counter) -> int:
+        """Iterations of a loop in a block, in the last call."""
+        raise NotImplementedError
 
     def clock(self) -> None:
         """`seconds` and `inside` will be asked for after each call."""

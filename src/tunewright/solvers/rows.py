@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..devices.base import Device
+from ..ir.types import TensorType
 from .base import Kernel, Linker
 
 
@@ -115,12 +116,27 @@ Row: TypeAlias = Launch | Set | Copy | Loop | Branch
 
 
 @dataclass(frozen=True, eq=False)
+class Ragged:
+    """An output of which a loop makes rows of ``type``, as many as it has iterations.
+
+    ``most``: as many as there may be; None: what the node's first input says, which is there before the launch.
+    """
+
+    output: int
+    type: TensorType
+    counter: Counter
+    most: int | None
+
+
+@dataclass(frozen=True, eq=False)
 class Block:
     """A control-flow node for a linker, with so many bytes of memory of its own."""
 
     rows: Sequence[Row]
     nbytes: int
     linker: Linker
+    #: outputs that are memory of each inference, for as many rows as there may be
+    ragged: Sequence[Ragged] = ()
     #: of the node, where its rows' times and failures are told
     tag: object = field(default=None, repr=False)
 

@@ -56,10 +56,11 @@ class TableWriter:
     #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
     bound: Cell | None = None
     left: Cell | None = None
+    #: where iterations are counted
+    counters: dict[Counter, Cell] = field(default_factory=dict)
     _numbers: list[tuple[Operand, int]] = field(default_factory=list)
     _variables: dict[Variable, _Places] = field(default_factory=dict)
     _moves: list[tuple[int, _Places, int, Operand, int]] = field(default_factory=list)
-    _counters: dict[Counter, Cell] = field(default_factory=dict)
     #: cells that hold the address of another cell
     _pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
     _constants: dict[int, Cell] = field(default_factory=dict)
@@ -258,9 +259,9 @@ class _BlockWriter:
         return self.table._variables[variable]
 
     def _counter(self, counter: Counter) -> Cell:
-        if counter not in self.table._counters:
-            self.table._counters[counter] = self.table.listing.cell()
-        return self.table._counters[counter]
+        if counter not in self.table.counters:
+            self.table.counters[counter] = self.table.listing.cell()
+        return self.table.counters[counter]
 
 
 _WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {

@@ -17,7 +17,7 @@ from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
 from ..base import Kernel, Launcher, Linker
-from ..rows import Block
+from ..rows import Block, Counter
 from .base import CKernel
 from .control_table import TableWriter
 
@@ -55,6 +55,7 @@ class LinkedLauncher(Launcher, Chained):
         #: of each step
         self._kernels, self._tags = writer.owners, writer.tags
         self._bound, self._left = (linked.cells.get(cell, -1) if cell else -1 for cell in (writer.bound, writer.left))
+        self._counters = {counter: linked.cells[cell] for counter, cell in writer.counters.items()}
         #: how long each step takes, where somebody asks
         self._times = steps.times(len(self._kernels))
         self._costs = np.array(writer.listing.costs(linked), np.intp)
@@ -115,6 +116,9 @@ class LinkedLauncher(Launcher, Chained):
         failed = int(self._table[self._left + 1])
         taken = int(self._table[self._bound]) - int(self._table[self._left])
         return taken, *((self._tags[failed - 1], steps.trips(self._table, failed - 1)) if failed else (None, None))
+
+    def counted(self, counter: Counter) -> int:
+        return int(self._table[self._counters[counter]])
 
     def seconds(self) -> list[float]:
         count = len(self._made_of)

@@ -27,6 +27,7 @@ from . import (
 from .base import Pass, Repeat
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .conv_pair import ConvPairs
+from .counted import CountedLoops
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
@@ -46,6 +47,7 @@ CLEAN_UP = Repeat(
         SinkConstants(),
         Propagate(keep_quantised=True),
         InlineBranches(),
+        CountedLoops(),
         UnrollLoops(),
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
@@ -80,7 +82,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    Repeat((Propagate(bodies=True), InlineBranches())),  # concrete shapes decide branches
+    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops())),  # concrete shapes decide branches
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     RewritePass("views", views.RULES),

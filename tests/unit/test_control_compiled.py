@@ -316,8 +316,11 @@ def test_a_scan_along_another_axis() -> None:
             }> (s, x)
     }
     """
-    check(text, {"s": floats(2, 3), "x": floats(2, 7, 3)}, rows=False, reference=False)
-    check(text.replace("[2,", "[1,"), {"s": floats(1, 3), "x": floats(1, 7, 3)}, reference=False)
+    check(text, {"s": floats(2, 3), "x": floats(2, 7, 3)}, reference=False)
+    check(text.replace("[2,", "[k,"), *({"s": floats(k, 3), "x": floats(k, 7, 3)} for k in (1, 4)), reference=False)
+    text = text.replace("scan_input_axes = [1], scan_output_axes = [1]", "scan_input_axes = [-2], scan_output_axes = [-1]")
+    text = text.replace("float[2,7,3] p", "float[2,3,7] p")
+    check(text, {"s": floats(2, 3), "x": floats(2, 7, 3)}, reference=False)
 
 
 IF = """

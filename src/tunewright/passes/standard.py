@@ -37,6 +37,7 @@ from .pieces import Pieces
 from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
+from .scan_axes import ScanAxes
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
@@ -48,6 +49,7 @@ CLEAN_UP = Repeat(
         Propagate(keep_quantised=True),
         InlineBranches(),
         CountedLoops(),
+        ScanAxes(),
         UnrollLoops(),
         RewritePass("openvino", openvino.RULES),
         RewritePass("shape-values", shape_values.RULES),
@@ -82,7 +84,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops())),  # concrete shapes decide branches
+    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),  # concrete shapes decide branches
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     RewritePass("views", views.RULES),

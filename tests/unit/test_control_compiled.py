@@ -1,4 +1,4 @@
-"""Loop, Scan and If inside a launch: as ONNX Runtime and the reference compute them, bounded, counted, interruptible."""
+"""Loop, Scan and If inside a launch: as ONNX Runtime computes them, bounded, counted, interruptible."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ def test_outputs_that_are_one_value() -> None:
     {
         t = Constant <value = bool {1}> ()
         m = Constant <value = int64 {6}> ()
-        va, vb, vc, p, q, r = Loop (m, t, a, b, c) <body = b (int64 i, bool go, float[2,4] a0, float[2,4] b0, float[1,4] c0)
-            => (bool on, float[2,4] a1, float[2,4] b1, float[1,4] c1, float[2,4] p1, float[2,4] q1, float[1,4] r1)
+        va, vb, vc, p, q, r = Loop (m, t, a, b, c)
+            <body = b (int64 i, bool go, float[2,4] a0, float[2,4] b0, float[1,4] c0) => (bool on, float[2,4] a1, float[2,4] b1, float[1,4] c1, float[2,4] p1, float[2,4] q1, float[1,4] r1)
         {
             on = Identity(go)
             s = Add(a0, b0)
@@ -212,6 +212,7 @@ def test_outputs_that_are_one_value() -> None:
 
 @pytest.mark.parametrize("trips", [1, 2, 17])
 def test_scan_outputs(trips: int) -> None:
+    """The reference of onnx is no help: it joins rows along their own first axis."""
     text = f"""
     g (float[3,4] x, float[4,4] w) => (float[3,4] y, float[n,3,4] h, float[n,3] m, int64[n] k)
     {{
@@ -224,22 +225,21 @@ def test_scan_outputs(trips: int) -> None:
             p = MatMul(s, w)
             z = Tanh(p)
             z1 = Identity(z)
-            r = ReduceSum <keepdims = 0> (p, axis)
             axis = Constant <value_ints = [1]> ()
+            r = ReduceSum <keepdims = 0> (p, axis)
             j = Identity(i)
         }}>
     }}
     """
-    text = text.replace("            r = ReduceSum <keepdims = 0> (p, axis)\n            axis = Constant <value_ints = [1]> ()\n",
-                        "            axis = Constant <value_ints = [1]> ()\n            r = ReduceSum <keepdims = 0> (p, axis)\n")  # fmt: skip
-    check(text, {"x": floats(3, 4), "w": floats(4, 4, seed=1)}, reference=False)  # which joins rows along their own axis
+    check(text, {"x": floats(3, 4), "w": floats(4, 4, seed=1)}, reference=False)
 
 
 RAGGED = """
 g (float[3,4] x, int64 n, float limit) => (float[3,4] y, float[m,3,4] h, float[m,3] r, float[m,4] after)
 {
     t = Constant <value = bool {1}> ()
-    y, h, r = Loop (n, t, x) <body = b (int64 i, bool go, float[3,4] s) => (bool on, float[3,4] z, float[3,4] z1, float[3] q)
+    y, h, r = Loop (n, t, x) <body = b (int64 i, bool go, float[3,4] s)
+        => (bool on, float[3,4] z, float[3,4] z1, float[3] q)
     {
         on = Identity(go)
         z = Tanh(s)
@@ -318,7 +318,7 @@ def test_a_scan_along_another_axis() -> None:
     """
     check(text, {"s": floats(2, 3), "x": floats(2, 7, 3)}, reference=False)
     check(text.replace("[2,", "[k,"), *({"s": floats(k, 3), "x": floats(k, 7, 3)} for k in (1, 4)), reference=False)
-    text = text.replace("scan_input_axes = [1], scan_output_axes = [1]", "scan_input_axes = [-2], scan_output_axes = [-1]")
+    text = text.replace("input_axes = [1], scan_output_axes = [1]", "input_axes = [-2], scan_output_axes = [-1]")
     text = text.replace("float[2,7,3] p", "float[2,3,7] p")
     check(text, {"s": floats(2, 3), "x": floats(2, 7, 3)}, reference=False)
 
@@ -506,7 +506,7 @@ def test_changing_shapes_stay_with_the_request() -> None:
     }
     """
     one = check(text, {"x": floats(3)}, rows=False)
-    assert "not known" in control_steps(one)[0].control.why_not_compiled or control_steps(one)[0].control.why_not_compiled
+    assert all(step.control.why_not_compiled for step in control_steps(one))
 
 
 def test_a_declared_length_is_not_believed() -> None:

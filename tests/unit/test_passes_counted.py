@@ -70,7 +70,8 @@ def test_counters(condition: str, trips: object, dtype: str) -> None:
 @pytest.mark.parametrize(
     "begin, step, end, op, compare",
     [
-        (3, 4, 21, "Add", "Less"), (3, 4, 19, "Add", "Less"), (3, 4, 19, "Add", "LessOrEqual"), (10, 3, -5, "Sub", "Greater"),
+        (3, 4, 21, "Add", "Less"), (3, 4, 19, "Add", "Less"), (3, 4, 19, "Add", "LessOrEqual"),
+        (10, 3, -5, "Sub", "Greater"),
         (10, 3, -5, "Sub", "GreaterOrEqual"), (10, -3, -5, "Add", "Greater"), (50, 1, 20, "Add", "Less"),
         (0, 1, 1, "Add", "Less"), (-7, 5, 8, "Add", "LessOrEqual"),
     ],
@@ -96,7 +97,8 @@ def test_another_reason_to_stop_leaves_a_bound() -> None:
 
 
 def test_what_is_no_counter() -> None:
-    check(exact=None, condition="m = ReduceMax <keepdims = 0> (s) q = Constant <value = float {0.4}> () on = Greater(m, q)")
+    largest = "m = ReduceMax <keepdims = 0> (s) q = Constant <value = float {0.4}> () on = Greater(m, q)"
+    check(exact=None, condition=largest)
     check(exact=None, condition="on = Less(c1, end)", op="Mul", begin=1, step=2)
     check(exact=None, condition="on = Less(c1, k)", outer=", int64 k", feed={"k": np.array(5)})
     check(exact=None, condition="on = Less(c1, end)", outer=", int64 times", m="times", feed={"times": np.array(5)})

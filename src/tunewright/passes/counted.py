@@ -141,7 +141,7 @@ def _counter(node: Node, value: Value, depth: int = 0) -> _Counter | None:
     for term in rest:
         sign = -1 if maker.op == "Sub" else 1
         first = _Counter(first.begin + sign * term.begin, first.step + sign * term.step)  # type: ignore[union-attr]
-    return first  # type: ignore[return-value]
+    return first
 
 
 def _term(node: Node, value: Value, depth: int) -> _Counter | None:

@@ -24,9 +24,9 @@ class ScanAxes:
             taken, put = scan_axes(node, len(node.outputs) - first)
             if not any((*taken, *put)):
                 continue
-            made = node.bodies["body"].outputs[first:]
+            made = zip(node.outputs[first:], node.bodies["body"].outputs[first:], strict=True)
             orders = [_order(facts.rank(v), a, +1) for v, a in zip(node.inputs[first:], taken, strict=False)]
-            backs = [_order(_plus_one(facts.rank(v)), a, -1) for v, a in zip(made, put, strict=True)]
+            backs = [_order(_rank(*both), a, -1) for both, a in zip(made, put, strict=True)]
             if None in orders or None in backs:
                 context.log.refused(self.name, node, "the rank of what it scans or makes is not known")
                 continue
@@ -70,5 +70,7 @@ def _order(rank: int | None, axis: int, way: int) -> list[int] | None:
     return front if way > 0 else [front.index(a) for a in range(rank)]
 
 
-def _plus_one(rank: int | None) -> int | None:
-    return None if rank is None else rank + 1
+def _rank(whole: Value, row: Value) -> int | None:
+    """The rank of a scan output, by its own type or its rows'."""
+    known, of_row = facts.rank(whole), facts.rank(row)
+    return known if known is not None or of_row is None else of_row + 1

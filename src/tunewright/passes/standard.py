@@ -84,7 +84,8 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),  # concrete shapes decide branches
+    # concrete shapes decide branches, and how long loops are
+    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
     RewritePass("views", views.RULES),

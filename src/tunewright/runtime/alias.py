@@ -36,7 +36,7 @@ class Sharing:
 def share(
     nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], written: Container[Value] = ()
 ) -> Sharing:
-    """Storage for every planned value of ``nodes``. ``written``: what control flow writes to memory that it is given."""
+    """Storage for every planned value of nodes. ``written``: what control flow writes to memory that is planned."""
     sharing = Sharing()
     kept = set(leaving) | set(boundary)
     last = {v: at for at, node in enumerate(nodes) for v in node.inputs if v is not None}

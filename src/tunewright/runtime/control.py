@@ -109,7 +109,7 @@ class Scan(Control):
         scans = []
         for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
             whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
-            scans.append(_move(whole, 0, axis))
+            scans.append(np.ascontiguousarray(_move(whole, 0, axis)))  # kernels take plain memory
         return [*(state if length else _detached(state)), *scans]
 
 

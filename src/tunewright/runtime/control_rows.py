@@ -20,7 +20,23 @@ from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
 from ..solvers.base import Linker
 from ..solvers.rows import (
-    Base, Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ragged, Ref, Row, Set, Variable, linker_of, walk,
+    Base,
+    Block,
+    Branch,
+    Copy,
+    Counter,
+    Fixed,
+    Launch,
+    Loop,
+    Outer,
+    Own,
+    Ragged,
+    Ref,
+    Row,
+    Set,
+    Variable,
+    linker_of,
+    walk,
 )  # fmt: skip
 from . import control
 from .control import Control
@@ -416,7 +432,9 @@ def _rows(ref: Ref, whole: TensorType, axis: int, backwards: bool) -> _Stream:
     if math.prod(whole.dims[:axis]) != 1:
         raise NotRows(f"its rows along axis {axis} of {whole} do not lie together")
     stride = math.prod(whole.dims[axis + 1 :]) * whole.dtype.itemsize
-    return _Stream(Variable(), ref + stride * max(0, length - 1) if backwards else ref, -stride if backwards else stride)
+    if backwards:
+        return _Stream(Variable(), ref + stride * max(0, length - 1), -stride)
+    return _Stream(Variable(), ref, stride)
 
 
 def _given(ref: Ref | None) -> Ref:

@@ -193,7 +193,8 @@ def test_outputs_that_are_one_value() -> None:
         t = Constant <value = bool {1}> ()
         m = Constant <value = int64 {6}> ()
         va, vb, vc, p, q, r = Loop (m, t, a, b, c)
-            <body = b (int64 i, bool go, float[2,4] a0, float[2,4] b0, float[1,4] c0) => (bool on, float[2,4] a1, float[2,4] b1, float[1,4] c1, float[2,4] p1, float[2,4] q1, float[1,4] r1)
+            <body = b (int64 i, bool go, float[2,4] a0, float[2,4] b0, float[1,4] c0)
+                => (bool on, float[2,4] a1, float[2,4] b1, float[1,4] c1, float[2,4] p1, float[2,4] q1, float[1,4] r1)
         {
             on = Identity(go)
             s = Add(a0, b0)

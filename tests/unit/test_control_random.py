@@ -128,9 +128,10 @@ class Writer:
         outs = [self.returned(inner, there, shape) for shape in (*states, *scans)]
         if not outs:
             return
+        given = zip(carried, states, strict=True)
         body = helper.make_graph(
             inner, self.name("body"),
-            [self.value((i, ()), T.INT64), self.value((go, ()), T.BOOL), *map(self.value, zip(carried, states, strict=True))],
+            [self.value((i, ()), T.INT64), self.value((go, ()), T.BOOL), *(self.value(v) for v in given)],
             [self.value((on, ()), T.BOOL), *(self.value(v) for v in outs)],
         )  # fmt: skip
         trips = self.rng.randint(0 if not scans else 1, 6)

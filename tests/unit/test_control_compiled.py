@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from tunewright import Core
 from tunewright.errors import LimitError
 from tunewright.plugins.single import open_device
+from tunewright.runtime.explain import explain
 from tunewright.runtime.plan import Step
 
 ort = pytest.importorskip("onnxruntime")
@@ -627,6 +628,33 @@ def test_counters() -> None:
     inside = [row for row in rows if row.calls > 1]
     assert {row.calls for row in inside} >= {5, 15}
     assert 0 < sum(row.device_seconds for row in inside) <= outside
+
+
+def test_counters_of_an_uneven_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed inside a launch then: the request runs control flow, and writes to memory that is planned."""
+    made = model(RAGGED.replace("float[m,4] after", "float[m,4] after, float[3,4] w").replace(
+        "    b = Neg(h)", "    w = Neg(y)\n    b = Neg(h)"))  # fmt: skip
+    feed = {"x": floats(3, 4), "n": count(5), "limit": scalar(0)}
+    expected = compiled(made)(feed)
+    device = open_device("CPU")
+    one = compiled(made, PERF_COUNT="YES")
+    for variant in {one.env.device, device}:
+        monkeypatch.setitem(variant.__dict__, "tick", 0.0)
+    request = one.create_infer_request()
+    found = request.infer(feed)
+    assert all((found[name] == value).all() for name, value in expected.items())
+    assert any(row.type == "Tanh" and row.calls == 5 for row in request.get_profiling_info())
+    assert not any(frame.together for _, frame in request.executor.frames())
+
+
+def test_explain_says_who_runs_it() -> None:
+    core = Core({"ENABLE_LOOP_UNROLLING": "NO"})
+    feed = {"x": floats(5), "n": count(3)}
+    for config, said in ({}, "part of one launch"), ({"JOIN_LAUNCHES": "NO"}, "run by the request: JOIN_LAUNCHES is NO"):
+        one = core.compile_model(core.read_model(model(SIMPLE)), "CPU", config)
+        layers = explain(one, feed, count=0)
+        assert any(said in layer.note for layer in layers if layer.op == "Loop")
+        assert any(layer.inside for layer in layers)
 
 
 def test_one_launch() -> None:

@@ -220,7 +220,10 @@ class _Layers:
             return None, None, OPTIMIZED_OUT, []
         if step.control is not None:
             idle = [key for key, body in step.control.bodies.items() if not self._ran(body)]
-            return None, None, CONTROL, [f"{' and '.join(idle)} did not run"] if idle else []
+            notes = [f"{' and '.join(idle)} did not run"] if idle else []
+            if step.block is not None:
+                return None, None, CONTROL, ["part of one launch with its bodies and neighbours", *notes]
+            return None, None, CONTROL, [f"run by the request: {step.control.why_not_compiled}", *notes]
         if isinstance(step.kernel, ShapeKernel):
             return None, None, FROM_SHAPES, []
         if isinstance(step.kernel, LateKernel):

@@ -650,7 +650,8 @@ def test_counters_of_an_uneven_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_explain_says_who_runs_it() -> None:
     core = Core({"ENABLE_LOOP_UNROLLING": "NO"})
     feed = {"x": floats(5), "n": count(3)}
-    for config, said in ({}, "part of one launch"), ({"JOIN_LAUNCHES": "NO"}, "run by the request: JOIN_LAUNCHES is NO"):
+    apart = {"JOIN_LAUNCHES": "NO"}
+    for config, said in ({}, "part of one launch"), (apart, "run by the request: JOIN_LAUNCHES is NO"):
         one = core.compile_model(core.read_model(model(SIMPLE)), "CPU", config)
         layers = explain(one, feed, count=0)
         assert any(said in layer.note for layer in layers if layer.op == "Loop")

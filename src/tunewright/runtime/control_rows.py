@@ -14,11 +14,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..devices.base import Device
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
-from ..solvers.base import Linker
 from ..solvers.rows import (
     Base,
     Block,
@@ -69,12 +67,17 @@ def block_of(runner: Control) -> Block | str:
     settings = runner.env.settings
     if not settings.join_launches:
         return "JOIN_LAUNCHES is NO"
+    device = runner.env.device
+    linker = linker_of(device)
+    if linker is None:
+        return f"{device.name} runs no control flow in a launch"
     writer = _Writer()
     ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
         rows = writer.node(runner, ins, outs)
-        linker = _linker(rows, runner.env.device)
+        if any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
+            return f"its kernels are not all linked on {device.name}"
     except NotRows as why:
         return str(why)
     except TunewrightError as error:  # of a body, which may never run
@@ -82,14 +85,6 @@ def block_of(runner: Control) -> Block | str:
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
     return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
-
-
-def _linker(rows: Sequence[Row], device: Device) -> Linker:
-    """The one that links all kernels."""
-    linker = linker_of(device)
-    if linker is None or any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
-        raise NotRows("its kernels are not all of a device that runs control flow in a launch")
-    return linker
 
 
 @dataclass(eq=False)

@@ -366,6 +366,24 @@ def test_parts_of_what_a_branch_makes_are_written_in_place() -> None:
     check(text, *({"x": floats(2, 4), "c": np.array(c)} for c in (True, False)))
 
 
+def test_large_branches_are_planned_when_they_run() -> None:
+    chain = "".join(f"a{k + 1} = Softmax(a{k}) " for k in range(110))
+    text = f"""
+    g (float[4] x, bool c, int64 n) => (float[4] y)
+    {{
+        y = If (c) <then_branch = a () => (float[4] a110) {{ a0 = Neg(x) {chain} }},
+            else_branch = b () => (float[4] u) {{ u = Neg(x) }}>
+    }}
+    """
+    one = check(text, {"x": floats(4), "c": np.array(False), "n": count(2)}, rows=False)
+    (step,) = control_steps(one)
+    assert [len(body.plans) for body in step.control.bodies.values()] == [0, 1]
+    loop = "t = Constant <value = bool {1}> () y = Loop (n, t, x) <body = l (int64 i, bool go, float[4] s)"
+    text = text.replace("y = If (c)", loop + " => (bool on, float[4] z) { on = Identity(go) z = If (c)")
+    text = text.replace("{ u = Neg(x) }>", "{ u = Neg(s) }> }>")
+    check(text, *({"x": floats(4), "c": np.array(c), "n": count(3)} for c in (True, False)))
+
+
 NESTED = """
 g (float[4] x, int64 n, float limit) => (float[4] y, float total)
 {

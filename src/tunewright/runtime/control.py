@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Control(ABC):
     """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
 
-    def __init__(self, node: Node, env: Environment) -> None:
+    def __init__(self, node: Node, env: Environment, repeated: bool = False) -> None:
         self.node, self.env = node, env
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
         #: why the request runs it and not a launch
         self.why_not_compiled = ""
-        self.bodies = {key: Program(body, env) for key, body in node.bodies.items()}
+        repeated |= node.op != "If"
+        self.bodies = {key: Program(body, env, repeated) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Formal inputs, captured values."""
@@ -138,9 +139,9 @@ _KINDS: dict[str, type[Control]] = {
 }
 
 
-def make_control(node: Node, env: Environment) -> Control | None:
-    """The runner of a control-flow node; None for an ordinary one."""
-    return _KINDS[node.op](node, env) if node.bodies and node.op in _KINDS else None
+def make_control(node: Node, env: Environment, repeated: bool = False) -> Control | None:
+    """The runner of a control-flow node; None for an ordinary one. ``repeated``: it is inside a loop."""
+    return _KINDS[node.op](node, env, repeated) if node.bodies and node.op in _KINDS else None
 
 
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:

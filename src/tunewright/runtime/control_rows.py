@@ -45,6 +45,8 @@ Refs: TypeAlias = Sequence[Ref | None]
 TRUE = Ref(Fixed(np.ones((), np.bool_)))
 
 
+#: nodes in the branches of an If that is in no loop: each is planned and its weights are packed, also if it never runs
+MOST_IN_BRANCHES = 100
 #: bytes of room for rows that a loop may not make
 MOST_ROOM = 64 << 20
 
@@ -61,12 +63,15 @@ class BodyStep:
     step: Step
 
 
-def block_of(runner: Control) -> Block | str:
-    """The block of a control-flow node, or why it cannot be one."""
+def block_of(runner: Control, repeated: bool = False) -> Block | str:
+    """The block of a control-flow node, or why it cannot be one. ``repeated``: it is inside a loop."""
     node = runner.node
     settings = runner.env.settings
     if not settings.join_launches:
         return "JOIN_LAUNCHES is NO"
+    size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
+    if node.op == "If" and not repeated and size > MOST_IN_BRANCHES:
+        return f"its branches have {size} nodes, and only those of the one that runs are planned"
     device = runner.env.device
     linker = linker_of(device)
     if linker is None:

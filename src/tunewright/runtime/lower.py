@@ -39,15 +39,15 @@ MOST_NAMED = 10
 PACKERS = min(4, os.cpu_count() or 1)
 
 
-def lower(graph: Graph, env: Environment, only: bool = False) -> Plan:
+def lower(graph: Graph, env: Environment, only: bool = False, repeated: bool = False) -> Plan:
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights."""
+    weights. ``repeated``: a loop runs it."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only).run(rest)
+    return _Lowering(graph, now, boundary, env, only, repeated).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -108,6 +108,8 @@ class _Lowering:
     env: Environment
     #: weights may be freed when they are packed
     only: bool = False
+    #: it is inside a loop
+    repeated: bool = False
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env),
+            rest=None if rest is None else Program(rest, self.env, self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
@@ -185,12 +187,12 @@ class _Lowering:
     def compile_control(self) -> None:
         """Find control flow that can be part of a launch, with everything that it takes."""
         for node in self.nodes:
-            runner = make_control(node, self.env)
+            runner = make_control(node, self.env, self.repeated)
             if runner is None:
                 continue
             self.controls[node] = runner
             if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
-                found = block_of(runner)
+                found = block_of(runner, self.repeated)
             else:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):

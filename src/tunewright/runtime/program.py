@@ -145,8 +145,10 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 class Program:
     """Plans of one graph. Safe to use from several threads."""
 
-    def __init__(self, graph: Graph, env: Environment) -> None:
+    def __init__(self, graph: Graph, env: Environment, repeated: bool = False) -> None:
         self.graph, self.env = graph, env
+        #: it is the body of a loop, or inside of one
+        self.repeated = repeated
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -220,7 +222,7 @@ class Program:
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only)
+            return lower(graph, env, only, self.repeated)
 
 
 def type_of(value: Any) -> Type | None:

@@ -25,6 +25,7 @@ from . import (
     views,
 )
 from .base import Pass, Repeat
+from .collected import CollectedRows
 from .control import InlineBranches, SinkConstants, UnrollLoops
 from .conv_pair import ConvPairs
 from .counted import CountedLoops
@@ -48,6 +49,7 @@ CLEAN_UP = Repeat(
         SinkConstants(),
         Propagate(keep_quantised=True),
         InlineBranches(),
+        CollectedRows(),
         CountedLoops(),
         ScanAxes(),
         UnrollLoops(),

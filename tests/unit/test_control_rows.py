@@ -1,4 +1,4 @@
-"""Control rows of tables: loops, branches and moved addresses, bounded and interruptible (`pool.c`)."""
+"""Control rows of tables: loops, branches and moved addresses, bounded and interruptible (`launch_table.c`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of kernel steps and control rows, as the pool reads them (`pool.c`)."""
+"""Tables of kernel steps and control rows, as the pool reads them (`launch_table.c`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .pool import HEAD, ROW
 
 #: kernels count work-items in 32 bits
 MOST_ITEMS = 2**31 - 1
-#: entry points are no smaller: `pool.c` tells control rows from kernels by that
+#: entry points are no smaller: `launch_table.c` tells control rows from kernels by that
 FIRST_ENTRY = 64
 #: bits of a word
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class Op(enum.IntEnum):
-    """What a control row does; `pool.c` says which operands it has."""
+    """What a control row does; `launch_table.c` says which operands it has."""
 
     MOVE = 1
     COPY = 2

@@ -17,7 +17,7 @@ from tunewright.devices.native.processor import processor
 from tunewright.plugins.single import open_device
 
 HERE = Path(__file__).parent
-POOL = Path(compiler.__file__).with_name("pool.c")
+POOL = [Path(compiler.__file__).with_name(name) for name in ("launch_table.c", "pool.c")]
 native = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
 
 KERNELS = r"""
@@ -95,7 +95,7 @@ class Table:
 
 def stress_text(slots: int = 64) -> str:
     """The pool with so many slots, and what stresses it."""
-    text = POOL.read_text("utf-8")
+    text = "".join(path.read_text("utf-8") for path in POOL)
     assert "#define SLOTS 64\n" in text
     text = text.replace("#define SLOTS 64\n", f"#define SLOTS {slots}\n")
-    return text + (HERE / "pool_stress.c").read_text("utf-8")
+    return text + "".join((HERE / name).read_text("utf-8") for name in ("pool_stress.c", "control_stress.c"))

@@ -13,7 +13,7 @@ extern int printf(const char*, ...);
 #define MOST_STEPS 12
 #define MOST_ITEMS 4096
 
-enum { RIGHT, TWICE, NEVER, UNSEEN, TOO_MANY, MODE, GRID, LATE, STAMPS, CALLER, BUSY };
+enum { RIGHT, TWICE, NEVER, UNSEEN, TOO_MANY, MODE, GRID, LATE, NOTES, CALLER, BUSY };
 
 struct case_ {
   struct pool* pool;
@@ -94,7 +94,7 @@ static int check(struct tape* t, int steps, int over) {
 static int one(struct case_* c, struct tape* t, u64* table) {
   static const int sizes[] = {0, 1, 1, 2, 3, 5, 8, 17, 63, 64, 65, 257, 1000, 4095};
   static const u64 costs[] = {0, 0, 1, 1000, 200000, 1u << 30};
-  u64 stamps[MOST_STEPS + 1];
+  u64 times[2 * MOST_STEPS + 1];
   int steps = below(&c->random, MOST_STEPS + 1), limit = 1 + below(&c->random, 8), at = HEAD + steps;
   u64 burn = below(&c->random, 4) ? 0 : (u64)below(&c->random, 300);
   t->wrong = t->inside = 0;
@@ -109,9 +109,9 @@ static int one(struct case_* c, struct tape* t, u64* table) {
     table[HEAD + s] = (u64)at;
     for (int k = 0; k < 10; k++) table[at++] = row[k];
   }
-  for (int s = 0; s <= MOST_STEPS; s++) stamps[s] = 0;
+  for (int s = 0; s <= 2 * MOST_STEPS; s++) times[s] = 7;
   static const u64 slices[] = {0, 1, 20, 300, 50000};
-  struct run r = {table, below(&c->random, 2) ? stamps : 0, slices[below(&c->random, 5)], 0, 0, 0, 0};
+  struct run r = {table, below(&c->random, 2) ? times : 0, slices[below(&c->random, 5)], 0, 0, 0, 0, 0};
   int patience = below(&c->random, 3) ? 1 << 30 : below(&c->random, 20), over = 1;
   u32 mode = modes[below(&c->random, 3)], kept = 1;
   set_mode(mode);
@@ -129,7 +129,7 @@ static int one(struct case_* c, struct tape* t, u64* table) {
   if (!kept) return CALLER;
   c->finished += (u64)over;
   c->cancelled += (u64)!over;
-  for (int s = 0; over && r.stamps && s < steps; s++) if (!stamps[s] || !stamps[s + 1]) return STAMPS;
+  for (int s = 0; over && r.times && s < steps; s++) if (times[2 * s + 2] != 1) return NOTES;
   return check(t, steps, over);
 }
 
@@ -145,7 +145,8 @@ static void* turns(void* argument) {
 
 /* So many threads, each with so many runs, on a pool of so many cores and workers. What went wrong; 0: nothing.
    `told`: how many runs ended, were cancelled, and slices. */
-EXPORT int pool_stress(int threads, int runs, int cores, int workers, u64 spin, u64 seed, u64* told) {
+static int stress(
+    void* (*turns)(void*), int threads, int runs, int cores, int workers, u64 spin, u64 seed, u64* told) {
   struct pool* p = calloc(1, pool_bytes() + 64); /* never freed: its workers stay */
   p = (struct pool*)(((u64)p + 63) & ~63ull);
   u64 mask[MASK_WORDS] = {0}, id[256];
@@ -171,15 +172,6 @@ EXPORT int pool_stress(int threads, int runs, int cores, int workers, u64 spin, 
   return wrong;
 }
 
-#ifdef MAIN /* how often */
-int main(void) {
-  u64 told[3] = {0, 0, 0};
-  int wrong = 0;
-  for (u64 seed = 1; seed <= 4 && !wrong; seed++) {
-    wrong = pool_stress(3, 15 * MAIN, 8, 4, seed % 2 ? 0 : 20, seed, told);
-    if (!wrong) wrong = pool_stress(70, 2 * MAIN, 2, 1, 5, seed, told);
-  }
-  printf("wrong %d, finished %llu, cancelled %llu, slices %llu\n", wrong, told[0], told[1], told[2]);
-  return wrong != 0;
+EXPORT int pool_stress(int threads, int runs, int cores, int workers, u64 spin, u64 seed, u64* told) {
+  return stress(turns, threads, runs, cores, workers, spin, seed, told);
 }
-#endif

@@ -112,7 +112,7 @@ def test_a_branch_that_did_not_run_is_named():
     layers = explain(compiled, {"x": X[0, :4], "c": np.asarray(False)}, count=1)
     check(layers, compiled)
     assert [each.op for each in layers] == ["If", "Cos"]
-    assert layers[0].note == "then_branch did not run"
+    assert layers[0].note == "run by the request: CPU.HOST runs no control flow in a launch; then_branch did not run"
 
 
 def test_a_segment_behind_shapes_that_depend_on_data_is_explained():

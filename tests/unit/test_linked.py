@@ -153,13 +153,14 @@ def test_any_number_of_threads_does_every_item_once(threads, classes, monkeypatc
     """Also more than there are cores, than items, and than parts of a step."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
         y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
-    model, tables, real = parser.parse_model(text), [], steps.table
+    model, tables, real = parser.parse_model(text), [], steps.Listing.link
 
-    def table(rows, _):
-        tables.append(real(rows, threads)[0])
-        return real(rows, threads)
+    def link(listing, _):
+        linked = real(listing, threads)
+        tables.append(linked.table)
+        return linked
 
-    monkeypatch.setattr(steps, "table", table)
+    monkeypatch.setattr(steps.Listing, "link", link)
     one = compiled(model, SHAPE_TEMPLATES=classes)
     for n in (1, 2, 7, 301, 4000):
         (x,) = (inputs := feed(model, n=n)).values()

@@ -73,14 +73,17 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
                 made[:] = np.nan
 
 
-def test_stamps_are_the_ends_of_steps() -> None:
+def test_times_of_steps() -> None:
+    """Each step ran once and took some time; together they took no longer than the run."""
     table = Table([(1000,), (1,), (0,), (20_000,)], burn=50)
-    stamps = np.zeros(5, np.uint64)
-    runner = crowded().runner(table.words, stamps)
+    times = steps.times(4)
+    runner = crowded().runner(table.words, times)
     for _ in range(5):
         before = crowded().ticks()
         runner()
-        assert (np.diff(stamps.astype(np.int64)) >= 0).all() and before <= stamps[0] and stamps[-1] <= crowded().ticks()
+        whole = crowded().ticks() - before
+        assert times[2::2].tolist() == [1, 1, 1, 1] and times[[1, 3, 7]].all()
+        assert times[1::2].sum() <= whole and before <= times[0] - times[1::2].sum()
 
 
 @pytest.mark.parametrize("slice", [0, 1, 50])
@@ -156,14 +159,15 @@ def stress(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return STRESS[request.param].library
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(100, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    "threads, runs, cores, workers, spin",
-    [
-        (3, 400, 8, 7, 0), (3, 400, 2, 2, 50), (1, 1000, 8, 7, 20), (100, 20, 4, 3, 5), (4, 200, 1, 0, 0),
-        (2, 300, 64, 70, 1),
-    ],
-)
+often = pytest.mark.parametrize("times", [1, pytest.param(100, marks=pytest.mark.soak)])
+POOLS = [
+    (3, 400, 8, 7, 0), (3, 400, 2, 2, 50), (1, 1000, 8, 7, 20), (100, 20, 4, 3, 5), (4, 200, 1, 0, 0),
+    (2, 300, 64, 70, 1),
+]  # fmt: skip
+
+
+@often
+@pytest.mark.parametrize("threads, runs, cores, workers, spin", POOLS)
 def test_random_tables_in_c(
     stress: ctypes.CDLL, threads: int, runs: int, cores: int, workers: int, spin: int, times: int
 ) -> None:
@@ -174,6 +178,20 @@ def test_random_tables_in_c(
         assert not stress.pool_stress(threads, runs * times, cores, workers, spin_, seed_, told)
     finished, cancelled, slices = told
     assert finished + cancelled == 2 * threads * runs * times and slices > cancelled > 0
+
+
+@often
+@pytest.mark.parametrize("threads, runs, cores, workers, spin", POOLS)
+def test_random_control_flow_in_c(
+    stress: ctypes.CDLL, threads: int, runs: int, cores: int, workers: int, spin: int, times: int
+) -> None:
+    """See control_stress.c: nested loops and branches leave what they leave when one thread goes through them."""
+    told = (ctypes.c_uint64 * 3)()
+    runs = max(1, runs // 4) * times
+    spin_, seed_ = ctypes.c_uint64(spin), ctypes.c_uint64(3 * times)
+    assert not stress.control_stress(threads, runs, cores, workers, spin_, seed_, told)
+    finished, cancelled, slices = told
+    assert finished + cancelled == 3 * threads * runs and slices > cancelled > 0
 
 
 # The caller's floating point

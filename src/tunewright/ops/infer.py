@@ -18,6 +18,7 @@ from ..ir.symbolic import SymArray
 from ..ir.types import MAX_RANK, OptionalType, SequenceType, TensorType, Type, merge_shapes
 from . import lookup, symbolic
 from .base import Operand, OpSpec
+from .control_types import infer_control
 
 #: what inference raises on attributes and operands that make no sense
 MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError)
@@ -36,17 +37,25 @@ class Budget:
 
 
 def propagate(
-    graph: Graph, budget: Budget | None = None, tolerant: bool = False, keep: Callable[[Node], bool] | None = None
-) -> bool:
+    graph: Graph, budget: Budget | None = None, tolerant: bool = False, keep: Callable[[Node], bool] | None = None,
+    bodies: bool = False,
+) -> bool:  # fmt: skip
     """Infer types and fold constants in topological order; True when something changed. ``budget`` None: types only.
 
     ``tolerant``: a node that is wrong stays as it is, for the time when it runs (in a branch never taken: never).
     ``keep``: nodes that are not folded although they could be.
+    ``bodies``: infer what control flow makes from its bodies, where the shapes of all that it takes are known.
     """
     changed = False
+
+    def inside(body: Graph) -> bool:
+        return propagate(body, budget, tolerant=True, bodies=True)
+
     for node in graph.nodes:
         spec = lookup(node.op)
-        if spec is None or node.bodies:  # the types of a body are inferred when it is specialised, at run time
+        if bodies and node.bodies:
+            changed |= infer_control(node, inside, budget.max_tensor_bytes if budget else 0)
+        if spec is None or node.bodies:  # the types inside a body are inferred when it is specialised
             continue
         try:
             changed |= infer_node(node, spec, budget.max_tensor_bytes if budget else 0)

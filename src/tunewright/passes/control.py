@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import SymArray
+from ..ops.control_types import loop_trips, states
 from . import facts
 from .base import Context
 
@@ -46,7 +48,7 @@ class SinkConstants:
             for k in range(node.captures):
                 outer = node.inputs[len(node.inputs) - node.captures + k]
                 formals = [body.inputs[len(body.inputs) - node.captures + k] for body in node.bodies.values()]
-                if outer is not None and outer.const is not None:
+                if outer is not None and outer.const is not None and not isinstance(outer.const, SymArray):
                     for body, formal in zip(node.bodies.values(), formals, strict=True):
                         body.replace(formal, body.constant(outer.const, formal.name))
                 elif any(body.is_read(v) for body, v in zip(node.bodies.values(), formals, strict=True)):
@@ -76,7 +78,7 @@ class UnchangedStates:
                 continue
             body, ahead = node.bodies["body"], 2 if node.op == "Loop" else 0
             results = body.outputs[ahead // 2 :]
-            formal = body.inputs[ahead : ahead + _states(node)]
+            formal = body.inputs[ahead : ahead + states(node)]
             steady = [k for k, v in enumerate(formal) if plain(results[k]) is v and node.inputs[ahead + k] is not None]
             if steady and len(steady) < len(node.outputs):
                 _capture_states(graph, node, steady, ahead)
@@ -179,7 +181,7 @@ class UnrollLoops:
         s = context.settings
         if not s.enable_loop_unrolling:
             return "ENABLE_LOOP_UNROLLING is NO"
-        trips, reason = _loop_trips(node) if node.op == "Loop" else _scan_trips(node)
+        trips, reason = loop_trips(node) if node.op == "Loop" else _scan_trips(node)
         if reason:
             return reason
         if trips > s.max_unroll:
@@ -187,7 +189,7 @@ class UnrollLoops:
         size = sum(len(g) for g in node.bodies["body"].walk())
         if trips * size > UNROLLED_NODES or trips * size + len(graph) > s.max_nodes:
             return f"{trips} times {size} nodes are too many"
-        scans = len(node.outputs) - _states(node)
+        scans = len(node.outputs) - states(node)
         if trips == 0 and any(graph.is_read(v) for v in node.outputs[len(node.outputs) - scans :]):
             return "it never runs, and the shape of what it would have collected is not known"
         return None
@@ -199,40 +201,12 @@ def _replace(graph: Graph, node: Node, results: Sequence[Value]) -> None:
     graph.remove(node)
 
 
-def _states(node: Node) -> int:
-    """How many values a loop carries from one iteration to the next."""
-    formal = len(node.inputs) - node.captures
-    return max(0, formal - 2) if node.op == "Loop" else formal - int(node.attrs["num_scan_inputs"])
-
-
-def _loop_trips(node: Node) -> tuple[int, str]:
-    """The number of iterations of a Loop, or why it is not known."""
-    formal = node.inputs[: len(node.inputs) - node.captures]
-    count = formal[0] if formal else None
-    start = formal[1] if len(formal) > 1 else None
-    if count is None or count.const is None or count.const.size != 1:
-        return 0, "the number of iterations is not constant"
-    if start is not None and (start.const is None or start.const.size != 1):
-        return 0, "the condition is not constant"
-    if start is not None and not bool(start.const.reshape(())):  # type: ignore[union-attr]
-        return 0, ""
-    if not goes_on(node.bodies["body"]):
-        return 0, "the body decides when to stop"
-    return max(0, int(count.const.reshape(()))), ""
-
-
-def goes_on(body: Graph) -> bool:
-    """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
-    value = plain(body.outputs[0])
-    return value is body.inputs[1] or (value.const is not None and bool(value.const.all()))
-
-
 def _scan_trips(node: Node) -> tuple[int, str]:
     """The number of iterations of a Scan: the length of what it scans."""
-    m, states = int(node.attrs["num_scan_inputs"]), _states(node)
+    m, first = int(node.attrs["num_scan_inputs"]), states(node)
     axes = node.attrs.get("scan_input_axes") or [0] * m
     lengths = set()
-    for value, axis in zip(node.inputs[states : states + m], axes, strict=True):
+    for value, axis in zip(node.inputs[first : first + m], axes, strict=True):
         dims = facts.shape(value)
         lengths.add(dims[axis] if dims is not None and -len(dims) <= axis < len(dims) else None)
     length = lengths.pop() if len(lengths) == 1 else None
@@ -242,7 +216,7 @@ def _scan_trips(node: Node) -> tuple[int, str]:
 def _unroll_loop(graph: Graph, node: Node) -> list[Value]:
     formal, captured = _split(node)
     body, state = node.bodies["body"], formal[2:]
-    trips, _ = _loop_trips(node)
+    trips, _ = loop_trips(node)
     go = graph.constant(np.asarray(True), "true")
     rows: list[list[Value]] = [[] for _ in body.outputs[1 + len(state) :]]
     for t in range(trips):
@@ -256,18 +230,18 @@ def _unroll_loop(graph: Graph, node: Node) -> list[Value]:
 
 def _unroll_scan(graph: Graph, node: Node) -> list[Value]:
     formal, captured = _split(node)
-    attrs, body, states, m = node.attrs, node.bodies["body"], _states(node), int(node.attrs["num_scan_inputs"])
-    state, scanned = formal[:states], formal[states:]
+    attrs, body, carried, m = node.attrs, node.bodies["body"], states(node), int(node.attrs["num_scan_inputs"])
+    state, scanned = formal[:carried], formal[carried:]
     trips, _ = _scan_trips(node)
     axes = attrs.get("scan_input_axes") or [0] * m
     backwards = attrs.get("scan_input_directions") or [0] * m
     slices = [_unstack(graph, node, v, int(a), trips) for v, a in zip(scanned, axes, strict=True)]
     slices = [row[::-1] if b else row for row, b in zip(slices, backwards, strict=True)]
-    rows: list[list[Value]] = [[] for _ in body.outputs[states:]]
+    rows: list[list[Value]] = [[] for _ in body.outputs[carried:]]
     for t in range(trips):
         results = inline(graph, body, [*state, *(row[t] for row in slices), *captured], f"{node.name}/{t}/")
-        state = list(results[:states])
-        for row, value in zip(rows, results[states:], strict=True):
+        state = list(results[:carried])
+        for row, value in zip(rows, results[carried:], strict=True):
             row.append(value)
     out_axes = attrs.get("scan_output_axes") or [0] * len(rows)
     out_backwards = attrs.get("scan_output_directions") or [0] * len(rows)

@@ -40,15 +40,18 @@ class Propagate:
     ``keep_quantised``: quantised weights stay quantised while their operation may still become an integer one, that is
     while its other operand is dequantised too. Folding them later gives the same numbers, so this costs nothing: device
     passes see the quantised form first, and what they leave is folded afterwards.
+
+    ``bodies``: also the types of what control flow makes, which takes a sweep through each body.
     """
 
     name = "propagate"
 
-    def __init__(self, keep_quantised: bool = False) -> None:
+    def __init__(self, keep_quantised: bool = False, bodies: bool = False) -> None:
         self.keep = is_quantised_weight if keep_quantised else None
+        self.bodies = bodies
 
     def run(self, graph: Graph, context: Context) -> bool:
-        return propagate(graph, context.budget, tolerant=context.in_body, keep=self.keep)
+        return propagate(graph, context.budget, tolerant=context.in_body, keep=self.keep, bodies=self.bodies)
 
 
 def is_quantised_weight(node: Node) -> bool:

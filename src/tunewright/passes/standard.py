@@ -25,8 +25,10 @@ from . import (
     views,
 )
 from .base import Pass, Repeat
+from .collected import CollectedRows
 from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
 from .conv_pair import ConvPairs
+from .counted import CountedLoops
 from .early_strides import EarlyStrides
 from .excite import SqueezeExcite
 from .fuse import Fuse
@@ -39,13 +41,14 @@ from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
 from .recurrent_loops import RecurrentLoops
+from .scan_axes import ScanAxes
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
 
 #: only once no loop can become a layer any more
-_LAST = (HoistInvariants(), UnrollLoops())
+_LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
 
 CLEAN_UP = Repeat(
     (
@@ -92,7 +95,8 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    Repeat((Propagate(), InlineBranches())),  # concrete shapes decide branches
+    # concrete shapes decide branches, and how long loops are
+    Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     GrowStates(),
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),

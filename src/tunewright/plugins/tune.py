@@ -547,7 +547,9 @@ class _Clock(Counters):
     def clear(self) -> None:
         self.seconds = {}
 
-    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
+    def record(
+        self, step: Step, seconds: float, launches: int = 0, begin: float | None = None, calls: int = 1
+    ) -> None:  # fmt: skip
         key = self._keys.get(step)
         if key is None:
             key = self._keys[step] = Problem.of(step.node).key() if step.choice is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Node, Value
@@ -35,8 +35,10 @@ class Sharing:
         self.members[storage].append(value)
 
 
-def share(nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value]) -> Sharing:
-    """Storage for every planned value of ``nodes``."""
+def share(
+    nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Value], written: Container[Value] = ()
+) -> Sharing:
+    """Storage for every planned value of nodes. ``written``: what control flow writes to memory that is planned."""
     sharing = Sharing()
     kept = set(leaving) | set(boundary)
     last = {v: at for at, node in enumerate(nodes) for v in node.inputs if v is not None}
@@ -58,7 +60,7 @@ def share(nodes: Sequence[Node], leaving: Sequence[Value], boundary: Sequence[Va
             continue
         for value in node.outputs:
             type = static_tensor(value.type)
-            if type is None or node.bodies:  # a body makes its outputs itself
+            if type is None or (node.bodies and value not in written):  # a body makes its outputs itself
                 continue
             if value in waiting:
                 whole, offset = waiting[value]

@@ -29,6 +29,8 @@ class Single:
         """None where a plan is not so."""
         if len(frame.together) != 1 or len(frame.actions) != 1 or plan.rest is not None:
             return None
+        if frame.together[0].launcher.loops:
+            return None
         begins = {i: frame.begins[storage] + offset for i, storage, offset, _, _ in frame.results if frame.begins}
         if frame.copies or frame.copied or not begins or any(i not in begins for _, i in plan.outputs):
             return None
@@ -81,7 +83,7 @@ class Switch:
         if not plan.steps or plan.rest is not None or frame.copied or not plan.device.shares_memory:
             return None
         *before, last = plan.steps
-        if not isinstance(last.control, If) or len(last.ins) != 1 + last.control.captures:
+        if not isinstance(last.control, If) or last.block is not None or len(last.ins) != 1 + last.control.captures:
             return None
         if any(i not in last.outs for _, i in plan.outputs):
             return None

@@ -12,7 +12,7 @@ from ..errors import ExecutionError, LimitError
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import WHOLE, SymInt
 from ..ir.types import TensorType
-from ..passes.control import goes_on
+from ..ops.control_types import goes_on
 from .program import Environment, Program
 
 if TYPE_CHECKING:
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 class Control(ABC):
     """A control-flow node. ``captures`` of its inputs go to every body unchanged."""
 
-    def __init__(self, node: Node, env: Environment) -> None:
-        self.node = node
+    def __init__(self, node: Node, env: Environment, repeated: bool = False) -> None:
+        self.node, self.env = node, env
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
-        self.bodies = {key: Program(body, env, True, _open(node, body)) for key, body in node.bodies.items()}
+        #: why the request runs it and not a launch
+        self.why_not_compiled = ""
+        repeated |= node.op != "If"
+        self.bodies = {key: Program(body, env, True, _open(node, body), repeated) for key, body in node.bodies.items()}
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Formal inputs, captured values."""
@@ -71,9 +74,13 @@ class Loop(Control):
         return [*(carried if iteration else _detached(carried)), *scans]
 
     def too_long(self, what: str) -> LimitError:
-        return LimitError(
-            what, where=f"node {self.node.name!r} (Loop)", hint=f"the limit is MAX_ITERATIONS = {self.max_iterations:,}"
-        )
+        return too_long(self.node, what, self.max_iterations)
+
+
+def too_long(node: Node, what: str, most: int) -> LimitError:
+    """A loop takes more iterations than there may be."""
+    hint = f"the limit is MAX_ITERATIONS = {most:,}"
+    return LimitError(what, where=f"node {node.name!r} ({node.op})", hint=hint)
 
 
 class Scan(Control):
@@ -104,7 +111,7 @@ class Scan(Control):
         scans = []
         for k, (made, axis, direction) in enumerate(zip(collected, out_axes, out_directions, strict=True)):
             whole = stack(made[::-1] if direction else made, body.graph, len(state) + k)
-            scans.append(_move(whole, 0, axis))
+            scans.append(np.ascontiguousarray(_move(whole, 0, axis)))  # kernels take plain memory
         return [*(state if length else _detached(state)), *scans]
 
 
@@ -133,9 +140,9 @@ _KINDS: dict[str, type[Control]] = {
 }
 
 
-def make_control(node: Node, env: Environment) -> Control | None:
-    """The runner of a control-flow node; None for an ordinary one."""
-    return _KINDS[node.op](node, env) if node.bodies and node.op in _KINDS else None
+def make_control(node: Node, env: Environment, repeated: bool = False) -> Control | None:
+    """The runner of a control-flow node; None for an ordinary one. ``repeated``: it is inside a loop."""
+    return _KINDS[node.op](node, env, repeated) if node.bodies and node.op in _KINDS else None
 
 
 def stack(rows: list[Any], graph: Graph, output: int) -> np.ndarray[Any, Any]:

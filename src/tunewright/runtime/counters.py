@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..ir.graph import Graph
 from . import trace
+from .control_rows import BodyStep
 from .plan import Plan, Step
 
 
@@ -69,7 +71,9 @@ class Counters:
         """A plan is about to run."""
         self._seen[plan] = None
 
-    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
+    def record(
+        self, step: Step, seconds: float, launches: int = 0, begin: float | None = None, calls: int = 1
+    ) -> None:  # fmt: skip
         """A step took so long on the device's clock. A control-flow step contains what its body's steps took.
 
         ``begin``: it began then, on that clock, and is over now.
@@ -86,7 +90,7 @@ class Counters:
             if step.choice is not None:
                 origin = step.choice.why
             row = self._rows[key] = Row(key, step.node.op, Status.EXECUTED, kernel, origin=origin)
-        row.calls += 1
+        row.calls += calls
         row.launches += launches
         if step.on_host:
             row.host_seconds += seconds
@@ -100,6 +104,13 @@ class Counters:
         recorder = trace.active
         if recorder is not None:
             recorder.kernels(self.device, steps, times, begin, end)
+
+    def record_inside(self, times: Iterable[tuple[Any, float, int]]) -> None:
+        """Launches of bodies in a launch: each with its step, how long it took, and how often it ran."""
+        for one, seconds, calls in times:
+            if isinstance(one, BodyStep) and calls:
+                self.enter(one.plan)
+                self.record(one.step, seconds, calls=calls)
 
     def record_copy(self, name: str, begin: float, end: float, nbytes: int) -> None:
         """Bytes went to the device or came from there, by the host's clock."""

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..devices.base import Device, Hints, Queue, address, in_order
 from ..devices.reports import KernelError
-from ..errors import ExecutionError, TunewrightError
+from ..errors import ExecutionError, LimitError, TunewrightError
+from ..ir.graph import Node
 from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..ops import lookup
@@ -21,6 +22,7 @@ from ..passes.grow_states import MOST_NEW
 from ..solvers.base import Kernel
 from . import ranges
 from .brief import Single, Switch
+from .control import too_long
 from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program, type_of
@@ -225,8 +227,10 @@ class _Together:
         self, run: Run, values: Sequence[Any], queue: Queue, counted: bool = False, arena: Collection[int] = ()
     ) -> None:
         """``arena``: slots whose places change with sizes; `fit` sets them."""
-        kernels = [step.kernel for step in run.steps if step.kernel is not None]
-        self.run, self.launcher = run, run.linker.link(kernels, queue)
+        parts = [part for step in run.steps if (part := step.block or step.kernel) is not None]
+        self.run, self.launcher = run, run.linker.link(parts, queue)
+        #: iterations that all loops of an inference may take
+        self.most = max((step.control.max_iterations for step in run.steps if step.control is not None), default=0)
         if counted:
             self.launcher.clock()
         own: dict[int, list[tuple[int, bool, int]]] = {}
@@ -242,6 +246,11 @@ class _Together:
                         own.setdefault(slot, []).append((kernel, output, index))
         self.arena = [*moving]
         self._moving = [self.launcher.places(uses) for uses in moving.values()]
+        #: outputs that become as long as a loop: where, how much room they need, and the slot that says so
+        self.ragged = [
+            (step.outs[one.output], one, step.ins[0] if one.most is None else -1, step.node)
+            for step in run.steps if step.block is not None for one in step.block.ragged
+        ]  # fmt: skip
         self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
         #: where their addresses are written, where that is how they are set
         self.places = {slot: self.launcher.places(uses) for slot, uses in own.items()}
@@ -412,16 +421,48 @@ class Executor:
         with watched(node.name or node.output.name):
             self.step(action, values, queue)
 
-    def together(self, action: _Together, values: Sequence[Any], queue: Queue) -> None:
-        begin = time.perf_counter()
+    def together(self, action: _Together, values: list[Any], queue: Queue) -> None:
+        begin, launcher = time.perf_counter(), action.launcher
+        if launcher.loops:
+            launcher.bound(max(0, action.most - self.iterations))
+            self.make_room(action, values)
         try:
             action(values)
         except KernelError as error:
             raise _located(error, action.run.steps) from None
+        if launcher.loops:
+            self.bounded(action)
+            for slot, one, _, _ in action.ragged:
+                count, room = launcher.counted(one.counter), values[slot]
+                values[slot] = room[:count].copy() if 2 * count < len(room) else room[:count]
         if self.counters is not None:
             queue.finish()
-            times = action.launcher.seconds()
+            times = launcher.seconds()
             self.counters.record_together(action.run.steps, times, begin, time.perf_counter())
+            self.counters.record_inside(launcher.inside())
+
+    def make_room(self, action: _Together, values: list[Any]) -> None:
+        """Memory for what a launch makes rows of, as many as there may be."""
+        for slot, one, limit, node in action.ragged:
+            most = one.most if limit < 0 else max(0, int(np.asarray(values[limit]).reshape(())))
+            assert most is not None
+            if one.most is None and most > action.most - self.iterations:
+                raise too_long(node, f"runs {most:,} times", action.most)
+            if 0 < self.max_tensor_bytes < most * one.type.nbytes:
+                raise LimitError(
+                    f"a result of {most:,} times {one.type}", where=f"node {node.name!r} ({node.op})",
+                    hint=f"the limit is MAX_TENSOR_BYTES = {self.max_tensor_bytes:,}",
+                )  # fmt: skip
+            values[slot] = np.empty((most, *one.type.dims), one.type.dtype.numpy)
+
+    def bounded(self, action: _Together) -> None:
+        """LimitError where loops in a launch took more iterations than there may be."""
+        self.queue.finish()
+        taken, tag, trips = action.launcher.iterated()
+        self.iterations += taken
+        if isinstance(tag, Node):
+            what = "the loops of the model do not end" if trips is None else f"runs {trips:,} times"
+            raise too_long(tag, what, action.most)
 
     def step(self, action: _Action, values: list[Any], queue: Queue) -> None:
         step = action.step
@@ -466,6 +507,8 @@ class Executor:
         for i, planned, value in zip(step.outs, action.planned, made, strict=False):
             if not planned:
                 values[i] = value
+            elif step.control is not None:
+                queue.put(value, values[i])
         for i in step.release:
             values[i] = None
 
@@ -491,7 +534,8 @@ def _where(step: Step) -> str:
 
 def _located(error: KernelError, steps: Sequence[Step]) -> ExecutionError:
     """An error of one launch for several steps, which says in which it was."""
-    return error.at(_where(steps[error.subject]))
+    subject = error.subject
+    return error.at(_where(steps[subject] if isinstance(subject, int) else subject.step))  # the other one: in a body
 
 
 def _side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:

@@ -107,7 +107,7 @@ class _Clock(Counters):
         self.plans: dict[Plan, None] = {}
         self.spent: dict[Step, list[float]] = {}
         self.calls: dict[Step, int] = {}
-        self._inference: dict[Step, list[float]] = {}
+        self._inference: dict[Step, tuple[float, int]] = {}
 
     def clear(self) -> None:
         super().clear()
@@ -117,14 +117,17 @@ class _Clock(Counters):
         super().enter(plan)
         self.plans[plan] = None
 
-    def record(self, step: Step, seconds: float, launches: int = 0, begin: float | None = None) -> None:
-        self._inference.setdefault(step, []).append(seconds)
+    def record(
+        self, step: Step, seconds: float, launches: int = 0, begin: float | None = None, calls: int = 1
+    ) -> None:  # fmt: skip
+        before, often = self._inference.get(step, (0.0, 0))
+        self._inference[step] = before + seconds, often + calls
 
     def keep(self) -> None:
         """The inference is over, and counts."""
-        for step, times in self._inference.items():
-            self.spent.setdefault(step, []).append(sum(times))
-            self.calls[step] = len(times)
+        for step, (seconds, calls) in self._inference.items():
+            self.spent.setdefault(step, []).append(seconds)
+            self.calls[step] = calls
 
 
 class _Watching(Executor):
@@ -217,7 +220,10 @@ class _Layers:
             return None, None, OPTIMIZED_OUT, []
         if step.control is not None:
             idle = [key for key, body in step.control.bodies.items() if not self._ran(body)]
-            return None, None, CONTROL, [f"{' and '.join(idle)} did not run"] if idle else []
+            notes = [f"{' and '.join(idle)} did not run"] if idle else []
+            if step.block is not None:
+                return None, None, CONTROL, ["part of one launch with its bodies and neighbours", *notes]
+            return None, None, CONTROL, [f"run by the request: {step.control.why_not_compiled}", *notes]
         if isinstance(step.kernel, ShapeKernel):
             return None, None, FROM_SHAPES, []
         if isinstance(step.kernel, LateKernel):

@@ -24,12 +24,14 @@ from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
+from ..solvers.rows import Block
 from ..tuning.tuner import Choice, Origin
 from . import alias
-from .control import make_control
+from .control import Control, make_control
+from .control_rows import block_of
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
-from .plan import Place, Plan, Run, Slot, Step
+from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import State
 from .template import Open, OpenKernel, Pattern, Template, Untraceable
@@ -41,9 +43,12 @@ MOST_NAMED = 10
 PACKERS = min(4, os.cpu_count() or 1)
 
 
-def lower(graph: Graph, env: Environment, only: bool = False, traced: tuple[Trace, Pattern] | None = None) -> Plan:
+def lower(
+    graph: Graph, env: Environment, only: bool = False, traced: tuple[Trace, Pattern] | None = None,
+    repeated: bool = False,
+) -> Plan:  # fmt: skip
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights. ``traced``: its types are those of a class of shapes."""
+    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
@@ -51,7 +56,7 @@ def lower(graph: Graph, env: Environment, only: bool = False, traced: tuple[Trac
         if traced is not None:
             raise Untraceable("shapes depend on data")
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only, traced).run(rest)
+    return _Lowering(graph, now, boundary, env, only, traced, repeated).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -113,6 +118,8 @@ class _Lowering:
     #: weights may be freed when they are packed
     only: bool = False
     traced: tuple[Trace, Pattern] | None = None
+    #: it is inside a loop
+    repeated: bool = False
     #: what depends on sizes, where they are symbolic
     open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
@@ -121,11 +128,17 @@ class _Lowering:
     packers: Executor = field(init=False)
     #: by the key of a problem
     choices: dict[str, Choice] = field(default_factory=dict)
+    #: control flow, and what of it is part of a launch
+    controls: dict[Node, Control] = field(default_factory=dict)
+    blocks: dict[Node, Block] = field(default_factory=dict)
+    #: what such control flow writes to memory that is planned
+    written: set[Value] = field(default_factory=set)
 
     def run(self, rest: Graph | None) -> Plan:
         made = {v for n in self.nodes for v in n.outputs}
         leaving = [v for v in self.graph.outputs if v in made]
-        sharing = alias.share(self.nodes, leaving, self.boundary)
+        self.compile_control()
+        sharing = alias.share(self.nodes, leaving, self.boundary, self.written)
         lifetimes, offsets, total, results = self.place(sharing, leaving)
         inputs = tuple(self.slot(v, Slot(v.name, Place.INPUT, v.type)) for v in self.graph.inputs)
         for node in self.nodes:
@@ -156,7 +169,7 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env, is_part=True),
+            rest=None if rest is None else Program(rest, self.env, is_part=True, repeated=self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
@@ -224,6 +237,31 @@ class _Lowering:
             self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
         results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
+
+    def compile_control(self) -> None:
+        """Find control flow that can be part of a launch, with everything that it takes."""
+        for node in self.nodes:
+            runner = make_control(node, self.env, self.repeated)
+            if runner is None:
+                continue
+            self.controls[node] = runner
+            if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
+                found = block_of(runner, self.repeated)
+            else:
+                found = "the shapes of what it takes are not known"
+            if isinstance(found, str):
+                runner.why_not_compiled = found
+            else:
+                self.blocks[node] = found
+                ragged = {one.output for one in found.ragged}
+                self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
+
+    def has_place(self, value: Value) -> bool:
+        """It will lie in memory that is known before it is computed."""
+        made_by = value.producer
+        return static_tensor(value.type) is not None and (
+            made_by is None or not made_by.bodies or value in self.written
+        )
 
     def output_slot(self, value: Value, sharing: alias.Sharing, results: dict[int, int]) -> Slot:
         if value not in sharing.place:
@@ -295,9 +333,8 @@ class _Lowering:
     def step(self, node: Node, sharing: alias.Sharing) -> Step:
         ins = tuple(-1 if v is None else self.index[v] for v in node.inputs)
         outs = tuple(self.index[v] for v in node.outputs)
-        control = make_control(node, self.env)
-        if control is not None:
-            return Step(node, ins, outs, control=control)
+        if node in self.controls:
+            return Step(node, ins, outs, control=self.controls[node], block=self.blocks.get(node))
         if node in sharing.free:
             return Step(node, ins, outs, optimized_out=True)
         if not self.env.settings.host_fallback and follows_from_shapes(node):
@@ -369,13 +406,17 @@ class _Lowering:
 
     def linker(self, step: Step) -> Linker | None:
         """Who may link a step with its neighbours."""
-        if step.kernel is None or not self.env.settings.join_launches or not self.is_planned(step):
+        if not self.env.settings.join_launches or not self.is_planned(step):
             return None
-        return step.kernel.linker
+        if step.block is not None:
+            return step.block.linker
+        return None if step.kernel is None else step.kernel.linker
 
     def is_planned(self, step: Step) -> bool:
         """It runs on the device, and its results have a place."""
-        slots = [self.slots[i] for i in (*step.ins, *step.outs) if i >= 0]
+        ragged = () if step.block is None else [one.output for one in step.block.ragged]
+        outs = [i for output, i in enumerate(step.outs) if output not in ragged]
+        slots = [self.slots[i] for i in (*step.ins, *outs) if i >= 0]
         return not step.on_host and all(slot.place is not Place.DYNAMIC for slot in slots)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:

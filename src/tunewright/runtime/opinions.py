@@ -15,7 +15,7 @@ from .explanation import CONTROL, FROM_SHAPES, LATE, OPTIMIZED_OUT, Barred, Opin
 
 _UNASKED = {
     OPTIMIZED_OUT: "nothing has to run: the result lies where its input does, or was written in place",
-    CONTROL: "control flow is run by the request itself",
+    CONTROL: "control flow has no kernel of its own",
     FROM_SHAPES: "nothing has to run: the result follows from shapes",
     LATE: "its problem is posed when its operands are there, and it did not run",
 }

@@ -12,6 +12,7 @@ from ..devices.base import Device
 from ..ir.graph import Node
 from ..ir.types import DType, TensorType, Type
 from ..solvers.base import Kernel, Linker
+from ..solvers.rows import Block
 from ..tuning.tuner import Choice
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Step:
     outs: tuple[int, ...]
     kernel: Kernel | None = None
     control: Control | None = None
+    #: of control flow that is part of a launch
+    block: Block | None = None
     choice: Choice | None = None
     #: nothing moves: the output is a view of the input, or was written in place
     optimized_out: bool = False
@@ -62,6 +65,8 @@ class Step:
     @property
     def on_host(self) -> bool:
         """It runs on the host, whatever the device is."""
+        if self.block is not None:
+            return False
         return self.control is not None or (self.choice is not None and self.choice.solver.host)
 
 
@@ -118,6 +123,7 @@ def format_plan(plan: Plan) -> str:
     for step in plan.steps:
         outs, ins = (", ".join("_" if k < 0 else f"s{k}" for k in ks) for ks in (step.outs, step.ins))
         how = "optimized out" if step.optimized_out else step.kernel.name if step.kernel else "control"
+        how += " rows" if step.block is not None else ""
         lines.append(f"{outs} = {step.node.op}({ins}) [{how}]")
     lines.append(f"arena {plan.arena_bytes} bytes")
     lines.append("return " + ", ".join(f"s{i}" if kind == "slot" else f"rest.{i}" for kind, i in plan.outputs))

@@ -170,11 +170,14 @@ class Program:
     """Plans of one graph. Safe to use from several threads."""
 
     def __init__(
-        self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = ()
-    ) -> None:
+        self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = (),
+        repeated: bool = False,
+    ) -> None:  # fmt: skip
         """``is_part``: of a larger one. Then those sizes are ``open`` (input, axis) that are so in the larger one, and
         those that were seen to change, whatever is declared."""
         self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
+        #: it is the body of a loop, or inside of one
+        self.repeated = repeated
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -353,7 +356,7 @@ class Program:
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only, traced)
+            return lower(graph, env, only, traced, self.repeated)
 
 
 def _kind(type: Type | None) -> Any:

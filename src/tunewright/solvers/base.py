@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ..ir.symbolic import SymArray, SymInt, Whole, at_hand, hint
 from ..ir.text import format_attrs
 from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
+
+if TYPE_CHECKING:
+    from .rows import Block, Counter
 
 Config = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -276,7 +279,7 @@ class Linker(ABC):
         """Its launchers know how long each kernel took."""
 
     @abstractmethod
-    def link(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
         """One launch that does what the kernels do, one after the other, for a request."""
 
 
@@ -316,9 +319,31 @@ class Launcher(ABC):
     def __call__(self) -> None:
         """Enqueue it. The arrays must live until it is over."""
 
-    def clock(self) -> None:
-        """`seconds` will be asked for after each call."""
+    @property
+    def loops(self) -> bool:
+        """Blocks of control flow are part of it: say how long its loops may be before each call."""
+        return False
+
+    def bound(self, iterations: int) -> None:
+        """All loops together may take so many iterations in the next call."""
         return
+
+    def iterated(self) -> tuple[int, Any, int | None]:
+        """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
+        how many that would have been, if that is known."""
+        return 0, None, None
+
+    def counted(self, counter: Counter) -> int:
+        """Iterations of a loop in a block, in the last call."""
+        raise NotImplementedError
+
+    def clock(self) -> None:
+        """`seconds` and `inside` will be asked for after each call."""
+        return
+
+    def inside(self) -> Sequence[tuple[Any, float, int]]:
+        """Of each launch in a block that has a tag: the tag, seconds in the last call, and how often it ran."""
+        return ()
 
     def seconds(self) -> Sequence[float]:
         """Of each kernel in the last call, once that is over. For launchers of a linker that is `timed`."""

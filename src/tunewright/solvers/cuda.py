@@ -20,6 +20,7 @@ from ..errors import ExecutionError, ModelError
 from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
 from .base import Config, Kernel, Launcher, Linker, Missing, Packing, Problem, Solver, why_not_type
+from .rows import Block
 from .triton.compile import Pair, capability, obtain, recording
 from .triton.compile_many import build_all
 
@@ -179,7 +180,7 @@ class Captured(Linker):
     device: CudaDevice
     timed = True
 
-    def link(self, kernels: Sequence[Kernel], queue: Queue) -> Launcher:
+    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
         assert isinstance(queue, CudaQueue)
         return Graph([k for k in kernels if isinstance(k, CudaKernel)], queue)
 

@@ -9,13 +9,9 @@ one compare-and-swap, and only who holds items reads anything of the caller's: a
 descheduled holds nothing, and nobody waits for it. Whoever reports the last items of a step begins the next one, and
 runs steps that are too short to share by itself.
 
-The table (64-bit words):  count of steps, participants at most, then for each step where its row begins; a row is
-    entry point, x, y, items, cost (ticks for 1024 items, the least that was seen; 0: unknown), arguments...
+Stands behind the text of launch_table.c, which says what a table is.
 */
 
-typedef unsigned long long u64;
-typedef long long i64;
-typedef unsigned int u32;
 typedef void (*entry_t)(const u64* arguments, int begin, int end, int x, int y);
 
 extern int pthread_create(u64*, const void*, void* (*)(void*), void*);
@@ -71,8 +67,6 @@ static inline void leave_mode(float_mode old) { __asm__ volatile("msr fpcr, %0" 
 /* ---- what there is ---------------------------------------------------------------------------------------------- */
 
 enum { FREE, CLAIMED, RUNNING, FINISHED };
-enum { HEAD = 2, ENTRY = 0, GRID_X, GRID_Y, ITEMS, COST, ARGUMENTS };
-
 struct slot {
   LINE u64 part[PARTS][8];
   LINE i64 done;     /* items of the step that are over */
@@ -83,13 +77,15 @@ struct slot {
   int joined;        /* workers */
   /* of the run; written by the caller before it begins */
   u32 run;           /* its number: who joined another one finds nothing to take */
-  LINE const u64* table;
-  u64* stamps;
+  LINE u64* table;
+  u64* times;
   int limit, cpu;
   u32 cancelled;
   /* of the step; written by who begins it, read by who holds items of it */
-  LINE u32 step;
+  LINE u32 step;     /* the next one */
+  u32 begun;         /* 1 + the one that runs; 0: none */
   u64* row;
+  u64 pause[ARGUMENTS]; /* a row of its own, where a slice ends between control rows */
   int items, parts, least, most;
 };
 
@@ -156,7 +152,9 @@ static void announce(struct slot* s) {
 static inline int part_begin(const struct slot* s, int part) { return (int)((i64)s->items * part / s->parts); }
 
 static inline void learn(u64* row, u64 took, int items) {
-  u64 cost = took * 1024 / (u64)items, known = PEEK(&row[COST]);
+  u64 known = PEEK(&row[COST]);
+  if (known && (double)(i64)took * 1024 >= (double)(i64)known * items) return; /* sooner than to divide */
+  u64 cost = took * 1024 / (u64)items;
   if (!known || cost < known) POKE(&row[COST], cost ? cost : 1);
 }
 
@@ -167,10 +165,6 @@ static u64 run_items(u64* row, int begin, int end) {
   u64 after = ticks();
   learn(row, after - before, end - begin);
   return after;
-}
-
-static int within(u64 wanted, int least, int most) {
-  return wanted < (u64)least ? least : wanted > (u64)most ? most : (int)wanted;
 }
 
 /* How many items somebody takes at a time: half of what is left of a part, within 1 us and 100 us of work. Who is held
@@ -204,21 +198,52 @@ static void publish(struct pool* p, struct slot* s, u64* row) {
   else ADD(&p->sequence, 1);
 }
 
-/* The step is over: begin the next one. Short steps run here, until the caller's slice is over. */
+/* times: when the last note was taken, then for each step the ticks that it took and how often it ran. */
+static void start_notes(u64* times, u64 steps) {
+  for (u64 k = 1; k <= 2 * steps; k++) times[k] = 0;
+  times[0] = ticks();
+}
+
+/* The step ends that was begun, if there is one (1 + its number). */
+static void note(u64* times, u32 begun) {
+  u64 now = ticks();
+  if (begun) {
+    times[2 * begun - 1] += now - times[0];
+    times[2 * begun]++;
+  }
+  times[0] = now;
+}
+
+static void nothing(const u64* arguments, int begin, int end, int x, int y) {
+  (void)arguments, (void)begin, (void)end, (void)x, (void)y;
+}
+
+/* The step is over: begin the next one. Control rows and short steps run here, until the caller's slice is over. */
 static void advance(struct pool* p, struct slot* s, u64 deadline) {
-  const u64* t = s->table;
-  u64 now = 0;
+  u64 *t = s->table, now = 0, next = s->step;
+  u32 turns = 0;
   for (;;) {
-    if (s->stamps) s->stamps[s->step] = ticks();
-    if (s->step == (u32)t[0] || PEEK(&s->cancelled)) break;
-    u64* row = (u64*)t + t[HEAD + s->step];
-    s->step++;
-    if (!row[ITEMS]) continue;
-    u64 all = PEEK(&row[COST]) * row[ITEMS] / 1024;
-    if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3) && now <= deadline) {
-      now = run_items(row, 0, (int)row[ITEMS]);
-      continue;
+    if (s->times) note(s->times, s->begun);
+    if (next >= t[0] || PEEK(&s->cancelled)) break;
+    u64* row = t + t[HEAD + next];
+    s->begun = (u32)next + 1;
+    if (is_control(row)) {
+      next = control(t, row, next);
+      if (is_turn(row, &turns)) now = ticks();
+      if (now <= deadline) continue;
+      if (s->times) note(s->times, s->begun);
+      s->begun = 0;
+      row = s->pause; /* whoever takes its item goes on from here */
+    } else {
+      next++;
+      if (!row[ITEMS]) continue;
+      u64 all = PEEK(&row[COST]) * row[ITEMS] / 1024;
+      if (all && all < p->us * (s->limit == 1 || row[ITEMS] == 1 ? 100 : 3) && now <= deadline) {
+        now = run_items(row, 0, (int)row[ITEMS]);
+        continue;
+      }
     }
+    s->step = (u32)next;
     publish(p, s, row);
     return;
   }
@@ -440,27 +465,15 @@ static struct slot* claim(struct pool* p) {
   return 0;
 }
 
-/* Is anything of a run worth a worker? Where costs are unknown, it is. */
-static int is_worth_waking(const struct pool* p, const u64* t) {
-  u64 all = 0;
-  for (u64 step = 0; step < t[0]; step++) {
-    const u64* row = t + t[HEAD + step];
-    if (row[ITEMS] < 2) continue;
-    u64 cost = PEEK(&row[COST]);
-    if (!cost) return 1;
-    if (cost * row[ITEMS] / 1024 >= p->us * 3) all += cost * row[ITEMS] / 1024;
-  }
-  return all > p->us * 60;
-}
-
 /* What a caller holds of a run that is not over. */
 struct run {
   u64* table;
-  u64* stamps; /* or null: when each step began, and the last one ended */
+  u64* times;  /* or null: see `start_notes` */
   u64 slice;   /* microseconds after which it comes back in between */
   struct slot* slot;
   u64 step, item; /* without a slot: where to go on */
   u64 generation; /* of the pool, when it began */
+  u64 alone;      /* it began without a slot */
 };
 
 /* In a forked child a run that the parent had begun begins anew: whoever held items of it is not here. */
@@ -468,26 +481,36 @@ static int is_parents(const struct pool* p, struct run* r) {
   if (r->generation == p->generation) return 0;
   r->generation = p->generation;
   r->slot = 0;
-  r->step = r->item = 0;
+  r->step = r->item = r->alone = 0;
   return 1;
 }
 
 /* Every step in order, by the calling thread alone: all slots are taken. Answers whether it is over. */
 static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
-  const u64* t = r->table;
-  for (; r->step < t[0]; r->step++, r->item = 0) {
-    if (r->stamps && !r->item) r->stamps[r->step] = ticks();
-    u64* row = (u64*)t + t[HEAD + r->step];
-    while (r->item < row[ITEMS]) {
-      u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
-      int few = within(cost ? p->us * 1024 * 1024 / cost : 1, 1, (int)left);
-      u64 now = run_items(row, (int)r->item, (int)r->item + few);
-      r->item += (u64)few;
-      if (now > deadline) return 0;
+  u64* t = r->table;
+  u32 turns = 0;
+  if (!r->alone && r->times) start_notes(r->times, t[0]);
+  r->alone = 1;
+  while (r->step < t[0]) {
+    u64 *row = t + t[HEAD + r->step], step = r->step, now = 0;
+    if (is_control(row)) {
+      r->step = control(t, row, step);
+      if (is_turn(row, &turns)) now = ticks();
+    } else {
+      while (r->item < row[ITEMS]) {
+        u64 left = row[ITEMS] - r->item, cost = PEEK(&row[COST]);
+        int few = within(cost ? p->us * 1024 * 1024 / cost : 1, 1, (int)left);
+        now = run_items(row, (int)r->item, (int)r->item + few);
+        r->item += (u64)few;
+        if (now > deadline && r->item < row[ITEMS]) return 0;
+      }
+      r->step++;
+      r->item = 0;
     }
+    if (r->times) note(r->times, (u32)step + 1);
+    if (now > deadline && r->step < t[0]) return 0;
   }
-  if (r->stamps) r->stamps[t[0]] = ticks();
-  r->step = 0;
+  r->step = r->item = r->alone = 0;
   return 1;
 }
 
@@ -500,23 +523,26 @@ EXPORT int pool_run(struct pool* p, struct run* r) {
   u64 deadline = ticks() + r->slice * p->us;
   int over = 1;
   ADD(&p->busy, 1);
-  if (!s && (r->step || r->item || !(s = claim(p)))) {
+  if (!s && (r->alone || !(s = claim(p)))) {
     over = run_alone(p, r, deadline);
     goto leave;
   }
   if (!r->slot) {
     r->slot = s;
     s->table = r->table;
-    s->stamps = r->stamps;
+    s->times = r->times;
+    if (s->times) start_notes(s->times, s->table[0]);
     POKE(&s->limit, r->table[1] < 1 ? 1 : (int)r->table[1]);
     POKE(&s->cpu, PEEK(&p->pinned) ? sched_getcpu() : -1);
     POKE(&s->cancelled, 0);
-    s->step = 0;
+    s->step = s->begun = 0;
+    s->pause[ENTRY] = (u64)nothing;
+    s->pause[GRID_X] = s->pause[GRID_Y] = s->pause[ITEMS] = 1;
     POKE(&s->wanted, 0);
     STORE(&s->run, PEEK(&s->run) + 1);
     STORE(&s->state, RUNNING);
     int helpers = within((u64)s->limit - 1, 0, PEEK(&p->workers));
-    if (helpers && PEEK(&p->sleepers) > 0 && is_worth_waking(p, s->table)) call_workers(p, helpers, s->cpu);
+    if (helpers && PEEK(&p->sleepers) > 0 && is_worth_waking(s->table, p->us)) call_workers(p, helpers, s->cpu);
     advance(p, s, deadline);
   }
   for (;;) {
@@ -549,7 +575,7 @@ leave:
 EXPORT void pool_cancel(struct pool* p, struct run* r) {
   is_parents(p, r);
   struct slot* s = r->slot;
-  r->step = r->item = 0;
+  r->step = r->item = r->alone = 0;
   if (!s) return;
   STORE(&s->cancelled, 1);
   while (LOAD(&s->state) != FINISHED) {

@@ -30,8 +30,9 @@ _FORKED = 2
 
 class _Run(ctypes.Structure):
     _fields_ = [
-        ("table", ctypes.c_void_p), ("stamps", ctypes.c_void_p), ("slice", ctypes.c_uint64), ("slot", ctypes.c_void_p),
+        ("table", ctypes.c_void_p), ("times", ctypes.c_void_p), ("slice", ctypes.c_uint64), ("slot", ctypes.c_void_p),
         ("step", ctypes.c_uint64), ("item", ctypes.c_uint64), ("generation", ctypes.c_uint64),
+        ("alone", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -86,11 +87,14 @@ class Pool:
             for worker, (core, usable) in enumerate(cores.places(mode, self.cores) if self._started else ()):
                 self._loaded.library.pool_bind(self._at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
 
-    def runner(self, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None = None) -> Runner:
-        """What runs a table; both arrays must live as long as it does."""
+    def runner(self, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None = None) -> Runner:
+        """What runs a table; both arrays must live as long as it does.
+
+        ``times``: for each step, from its second word on, the ticks and how often it ran, in each run.
+        """
         if table[1] > 1:
             self.start()
-        return Runner(self, table, stamps)
+        return Runner(self, table, times)
 
 
 class Runner:
@@ -98,10 +102,10 @@ class Runner:
 
     __slots__ = ("_again", "_cancel", "_kept", "_pool", "_run")
 
-    def __init__(self, pool: Pool, table: np.ndarray[Any, Any], stamps: np.ndarray[Any, Any] | None) -> None:
+    def __init__(self, pool: Pool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
         library = pool._loaded.library
-        self._run = _Run(address(table), None if stamps is None else address(stamps), SLICE)
-        self._pool, self._kept = pool, (table, stamps)
+        self._run = _Run(address(table), None if times is None else address(times), SLICE)
+        self._pool, self._kept = pool, (table, times)
         arguments = (pool._at, ctypes.byref(self._run))
         #: both leave Python's lock to others
         self._again: Callable[[], int] = partial(library.pool_run, *arguments)

@@ -24,6 +24,8 @@ from .objects import Loaded, file_of, places
 from .programs import Programs
 
 _HERE = Path(__file__).parent
+#: texts of the thread pool, and of what tells which processor this is
+RUNTIME = ("launch_table.c", "pool.c", "processor.c")
 #: words that `processor_features` fills in
 _WORDS = 14
 #: of a remembered verdict: what compiled the probe
@@ -103,7 +105,7 @@ def processor() -> Processor:
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     found = find_compiler(Settings.from_environment().cpu_compiler)
-    text = (_HERE / "pool.c").read_text("utf-8") + (_HERE / "processor.c").read_text("utf-8")
+    text = "".join((_HERE / name).read_text("utf-8") for name in RUNTIME)
     try:
         runtime = Programs(["-DRUNTIME"], found, "thread pool").build(text).loaded
     except ExecutionError as error:

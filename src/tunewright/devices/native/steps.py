@@ -1,10 +1,13 @@
-"""Tables of kernel steps, as the pool reads them."""
+"""Tables of kernel steps and control rows, as the pool reads them (`launch_table.c`)."""
 
 from __future__ import annotations
 
+import ctypes
+import enum
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,29 +17,160 @@ from .pool import ROW as ROW
 
 #: kernels count work-items in 32 bits
 MOST_ITEMS = 2**31 - 1
+#: entry points are no smaller: `launch_table.c` tells control rows from kernels by that
+FIRST_ENTRY = 64
+#: bits of a word
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+class Op(enum.IntEnum):
+    """What a control row does; `launch_table.c` says which operands it has."""
+
+    MOVE = 1
+    COPY = 2
+    JUMP = 3
+    UNLESS = 4
+    LOOP = 5
+    AGAIN = 6
+
+
+@dataclass(eq=False)
+class Cell:
+    """A word of a table that is no part of a row: a variable, with what it holds at first."""
+
+    value: int = 0
+    #: words, where it is the first of several in a row
+    words: int = 1
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The word of an argument of a kernel row."""
+
+    step: int
+    index: int
+
+
+@dataclass(eq=False)
+class Label:
+    """A step that is not known yet: `Listing.place` says which it is."""
+
+    step: int = -1
+
+
+Operand: TypeAlias = int | Cell | Argument | Label
+
+
+@dataclass(eq=False)
+class Listing:
+    """A table while it is written."""
+
+    rows: list[tuple[Operand, ...]] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+
+    def kernel(self, entry: int, grid: Sequence[int], arguments: int) -> int:
+        """A kernel row, with arguments that are 0. Answers the number of its step."""
+        x, y, _ = (*grid, 1, 1)[:3]
+        items = math.prod(grid)
+        if items > MOST_ITEMS:
+            raise DeviceError(f"a kernel over {items:,} work-items: there are {MOST_ITEMS:,} at most")
+        self.rows.append((entry, x, y, items, 0, *(0,) * arguments))
+        return len(self.rows) - 1
+
+    def control(self, op: Op, *operands: Operand) -> int:
+        """A control row. Answers the number of its step."""
+        self.rows.append((int(op), *operands))
+        return len(self.rows) - 1
+
+    def move(self, source: Operand, words: Sequence[Operand], add: int = 0) -> None:
+        """Write a word, with a number added, to others."""
+        if words:
+            self.control(Op.MOVE, source, add & _WORD, len(words), *words)
+
+    def cell(self, value: int = 0, words: int = 1) -> Cell:
+        """A variable."""
+        made = Cell(value, words)
+        self.cells.append(made)
+        return made
+
+    def costs(self, linked: Linked) -> list[int]:
+        """Where the cost of each kernel row stands."""
+        return [begin + ROW - 1 for begin, row in zip(linked.begins, self.rows, strict=True) if _is_kernel(row)]
+
+    def place(self, label: Label) -> None:
+        """The label is the step that is written next."""
+        label.step = len(self.rows)
+
+    def link(self, participants: int) -> Linked:
+        """The table."""
+        begins, at = [], HEAD + len(self.rows)
+        for row in self.rows:
+            begins.append(at)
+            at += len(row)
+        cells: dict[Cell, int] = {}
+        for cell in self.cells:
+            cells[cell] = at
+            at += cell.words
+        linked = Linked(np.zeros(at, np.uint64), begins, cells)
+        table = linked.table
+        table[:HEAD] = len(self.rows), participants
+        table[HEAD : HEAD + len(self.rows)] = linked.begins
+        for begin, row in zip(linked.begins, self.rows, strict=True):
+            table[begin : begin + len(row)] = row if _is_kernel(row) else [linked.number(at) for at in row]
+        for cell, where in cells.items():
+            table[where] = cell.value & _WORD
+        return linked
+
+
+@dataclass(eq=False)
+class Linked:
+    """A table, and where everything stands in it."""
+
+    table: np.ndarray[Any, Any]
+    #: of each row
+    begins: list[int]
+    cells: dict[Cell, int]
+
+    def number(self, operand: Operand) -> int:
+        """The word, or the step, that an operand names."""
+        if isinstance(operand, Cell):
+            return self.cells[operand]
+        if isinstance(operand, Argument):
+            return self.begins[operand.step] + ROW + operand.index
+        if isinstance(operand, Label):
+            assert operand.step >= 0, "a jump to nowhere"
+            return operand.step
+        return operand
 
 
 def table(
     steps: Sequence[tuple[int, Sequence[int], int]], participants: int
 ) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """A table of steps (entry point, grid, number of arguments), and where each one's arguments begin."""
-    begins = [HEAD + len(steps)]
-    for _, _, arguments in steps:
-        begins.append(begins[-1] + ROW + arguments)
-    made = np.zeros(begins.pop(), np.uint64)
-    made[:HEAD] = len(steps), participants
-    for at, ((entry, grid, _), begin) in enumerate(zip(steps, begins, strict=True)):
-        x, y, _ = (*grid, 1, 1)[:3]
-        items = math.prod(grid)
-        if items > MOST_ITEMS:
-            raise DeviceError(f"a kernel over {items:,} work-items: there are {MOST_ITEMS:,} at most")
-        made[HEAD + at] = begin
-        made[begin : begin + ROW] = entry, x, y, items, 0
-    return made, [begin + ROW for begin in begins]
+    """A table of kernel steps (entry point, grid, number of arguments), and where each one's arguments begin."""
+    listing = Listing()
+    for entry, grid, arguments in steps:
+        listing.kernel(entry, grid, arguments)
+    linked = listing.link(participants)
+    return linked.table, [begin + ROW for begin in linked.begins]
+
+
+def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
+    """How long a LOOP would be that nothing but its limit ends."""
+    _, _, _, limit, _, _, whole = table[int(table[HEAD + step]) :][:7]
+    return ctypes.c_int64.from_address(int(table[limit])).value if whole and limit else None
+
+
+def times(steps: int) -> np.ndarray[Any, Any]:
+    """Memory for a runner's notes about so many steps: ticks and executions of each begin at its second word."""
+    return np.zeros(1 + 2 * steps, np.uint64)
 
 
 def number(value: np.generic) -> int:
     """A number as it stands in a table."""
     if isinstance(value, np.floating):
         return int(np.float32(value).view(np.uint32))
-    return int(value) & 0xFFFFFFFFFFFFFFFF
+    return int(value) & _WORD
+
+
+def _is_kernel(row: Sequence[Operand]) -> bool:
+    return isinstance(row[0], int) and row[0] >= FIRST_ENTRY

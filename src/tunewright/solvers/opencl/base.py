@@ -220,7 +220,7 @@ def _kind(arg: Any) -> Any:
 class Costs:
     """What the thread pool learned of a kernel's launches, for tables that are made later: it need not learn it again.
 
-    A table of steps has the least ticks that it saw for 1024 items of each (`pool.c`); 0: it saw none.
+    A table of steps has the least ticks that it saw for 1024 items of each (`launch_table.c`); 0: it saw none.
     """
 
     def __init__(self, launches: int) -> None:

@@ -20,7 +20,9 @@ from ...devices.native.device import NativeDevice, NativeQueue
 from ...devices.reports import Reports
 from ...ir.symbolic import Whole
 from ..base import Kernel, Launcher, Linker
+from ..rows import Block, Counter
 from .base import CKernel
+from .control_table import TableWriter
 from .emit import In, Out, Report, Scratch, Table
 
 
@@ -34,67 +36,56 @@ class Linked(Linker):
     def timed(self) -> bool:
         return self.device.tick > 0
 
-    def link(self, kernels: Sequence[Kernel], queue: Queue) -> LinkedLauncher:
+    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> LinkedLauncher:
         assert isinstance(queue, NativeQueue)
-        return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel)], queue)
+        return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel | Block)], queue)
 
 
 class LinkedLauncher(Launcher, Chained):
     """One request's table."""
 
-    def __init__(self, device: NativeDevice, kernels: Sequence[CKernel], queue: NativeQueue) -> None:
-        calls = [(k, call, program) for k, kernel in enumerate(kernels)
-                 for call, program in zip(kernel.calls, kernel.programs, strict=True)]  # fmt: skip
-        rows = [(program.entry(call.name), call.grid, len(call.args)) for _, call, program in calls]
-        table, begins = steps.table(rows, device.target.units)
-        self.queue, self._table, self._device, self._made_of = queue, table, device, kernels
+    def __init__(self, device: NativeDevice, kernels: Sequence[CKernel | Block], queue: NativeQueue) -> None:
+        writer = TableWriter(device, queue)
+        writer.begin(blocks=any(isinstance(one, Block) for one in kernels))
+        for number, one in enumerate(kernels):
+            (writer.block if isinstance(one, Block) else writer.kernel)(number, one)  # type: ignore[arg-type]
+        linked = writer.link()
+        self.queue, self._table, self._device, self._made_of = queue, linked.table, device, kernels
         #: arrays that live as long as it does
         self.fixed: Sequence[Any] = ()
         #: where each tensor's address stands
-        self._places: dict[tuple[int, bool, int], list[int]] = {}
-        self._kept: list[Any] = [program for _, _, program in calls]
-        held: dict[tuple[int, str], Any] = {}
-        numbers = [0] * len(kernels)
-        #: of scratch memory: where its address stands, and by which number it is shared
-        self._scratch: dict[tuple[int, str], tuple[list[int], int]] = {}
-        reporting = sorted({k for k, call, _ in calls if Report() in call.args})
-        #: what kernels say of their inputs; None: none of them says anything
-        self._reports = Reports(reporting) if reporting else None
-        for (kernel, call, _), begin in zip(calls, begins, strict=True):
-            for at, arg in enumerate(call.args, begin):
-                if isinstance(arg, In | Out):
-                    self._places.setdefault((kernel, isinstance(arg, Out), arg.index), []).append(at)
-                elif isinstance(arg, Scratch):
-                    if (kernel, arg.name) not in held:
-                        held[kernel, arg.name] = queue.borrow(device, numbers[kernel], arg.nbytes)
-                        numbers[kernel] += 1
-                        self._scratch[kernel, arg.name] = [], numbers[kernel] - 1
-                    self._scratch[kernel, arg.name][0].append(at)
-                    table[at] = address(held[kernel, arg.name])
-                elif isinstance(arg, Table):
-                    self._kept.append(arg.array)
-                    table[at] = address(arg.array if arg.array.size else NOTHING)
-                elif isinstance(arg, Report):
-                    assert self._reports is not None
-                    table[at] = address(self._reports.record(kernel))
-                else:
-                    table[at] = steps.number(arg)  # type: ignore[arg-type]
-        self._held, self._open = held, _open_words(kernels, begins)
-        self._rows_of: list[list[int]] = [[] for _ in kernels]
-        for (kernel, _, _), begin in zip(calls, begins, strict=True):
-            self._rows_of[kernel].append(begin)
+        self._places = {use: [linked.number(at) for at in places] for use, places in writer.places.items()}
+        self._kept = writer.kept
+        #: of each step
+        self._kernels, self._tags = writer.owners, writer.tags
+        self._bound, self._left = (linked.cells.get(cell, -1) if cell else -1 for cell in (writer.bound, writer.left))
+        self._counters = {counter: linked.cells[cell] for counter, cell in writer.counters.items()}
+        #: how long each step takes, where somebody asks
+        self._times = steps.times(len(self._kernels))
+        self._costs = np.array(writer.listing.costs(linked), np.intp)
+        #: of scratch memory: where its address stands, by which number it is shared, and what it is now
+        self._scratch = {
+            use: ([linked.number(at) for at in places], number) for use, (places, number) in writer.scratch.items()
+        }  # fmt: skip
+        self._held = dict(writer.held)
+        #: where the arguments of each kernel's launches begin
+        self._rows_of = {
+            number: [linked.number(steps.Argument(step, 0)) for step in launches]
+            for number, launches in writer.steps.items()
+        }  # fmt: skip
+        self._open = _open_words(kernels, self._rows_of)
         #: kernels whose rows are those of kernels for certain sizes alone
         self._posed: set[int] = set()
         self._kept_posed: Mapping[int, Kernel] = {}
-        #: which values those are, once somebody asks
+        #: which values depend on sizes, once somebody asks
         self._values: list[int] | None = None
-        self._kernels = [kernel for kernel, _, _ in calls]
-        #: time of the beginning, and of the end of each launch that would be; where somebody asks for them
-        self._stamps = np.zeros(1 + len(calls), np.uint64)
-        self._costs = np.array(begins, np.intp) - 1
-        for one, places in _places_of_costs(kernels, begins).items():
-            one.costs.pass_on(table, np.array(places, np.intp))
-        self._runner = device.pool.runner(table)
+        #: what kernels say of their inputs; None: none of them says anything
+        self._reports = Reports([subject for subject, _ in writer.reports]) if writer.reports else None
+        for number, (_, places) in enumerate(writer.reports):
+            assert self._reports is not None
+            for at in places:
+                self._table[linked.number(at)] = address(self._reports.records[number])
+        self._runner = device.pool.runner(self._table)
 
     def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
         self.setter([(kernel, output, index)])(array)
@@ -104,7 +95,9 @@ class LinkedLauncher(Launcher, Chained):
         return self._table.data, [at for use in uses for at in self._places.get(use, ())]
 
     def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
-        (begin,), (call,) = self._rows_of[kernel], self._made_of[kernel].calls
+        made = self._made_of[kernel]
+        assert isinstance(made, CKernel)
+        (begin,), (call,) = self._rows_of[kernel], made.calls
         given = [param.split()[-1] for param in call.params]
         return self._table.data, [begin + given.index(name) for name in names]
 
@@ -120,7 +113,9 @@ class LinkedLauncher(Launcher, Chained):
 
     def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
         for kernel in self._posed - posed.keys():
-            self._write(kernel, self._made_of[kernel])
+            before = self._made_of[kernel]
+            assert isinstance(before, CKernel)
+            self._write(kernel, before)
         places, wanted = self._open
         if self._values is None:
             self._values = [place(one) for one in wanted]
@@ -129,10 +124,11 @@ class LinkedLauncher(Launcher, Chained):
             assert isinstance(one, CKernel)
             self._write(kernel, one)
         self._posed, self._kept_posed = {*posed}, posed
-        for kernel, one in enumerate(self._made_of):
-            for name, nbytes in one.open.scratch.items() if one.open is not None else ():
-                if kernel not in posed:
-                    self._borrow(kernel, name, values[place(nbytes)])
+        for kernel, made in enumerate(self._made_of):
+            if isinstance(made, Block) or made.open is None or kernel in posed:
+                continue
+            for name, nbytes in made.open.scratch.items():
+                self._borrow(kernel, name, values[place(nbytes)])
 
     def _write(self, number: int, kernel: CKernel) -> None:
         """Everything of a kernel's rows but the addresses of tensors: it has as many launches as the one before."""
@@ -160,11 +156,11 @@ class LinkedLauncher(Launcher, Chained):
         return [int(cost) for cost in self._table[self._costs]]
 
     def clock(self) -> None:
-        self._runner = self._device.pool.runner(self._table, self._stamps)
+        self._runner = self._device.pool.runner(self._table, self._times)
 
     def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
         row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
-        if len(row) <= len(others):
+        if len(row) <= len(others) or any(one.loops for one in row):
             return None
         made = LinkedLauncher(self._device, [kernel for one in row for kernel in one._made_of], self.queue)
         first = 0
@@ -188,31 +184,50 @@ class LinkedLauncher(Launcher, Chained):
             raise
         reports.check()
 
+    @property
+    def loops(self) -> bool:
+        return self._left >= 0
+
+    def bound(self, iterations: int) -> None:
+        if self._left >= 0:
+            self._table[self._bound], self._table[self._left + 1] = iterations, 0
+
+    def iterated(self) -> tuple[int, Any, int | None]:
+        if self._left < 0:
+            return 0, None, None
+        failed = int(self._table[self._left + 1])
+        taken = int(self._table[self._bound]) - int(self._table[self._left])
+        return taken, *((self._tags[failed - 1], steps.trips(self._table, failed - 1)) if failed else (None, None))
+
+    def counted(self, counter: Counter) -> int:
+        return int(self._table[self._counters[counter]])
+
     def seconds(self) -> list[float]:
-        times = np.diff(self._stamps.astype(np.int64)).clip(0) * self._device.tick
         count = len(self._made_of)
-        return np.bincount(self._kernels, times, count).tolist() if self._kernels else [0.0] * count
+        return np.bincount(self._kernels, self._ticks(), count).tolist() if self._kernels else [0.0] * count
+
+    def inside(self) -> list[tuple[Any, float, int]]:
+        found: dict[Any, tuple[float, int]] = {}
+        for tag, seconds, count in zip(self._tags, self._ticks(), self._times[2::2].tolist(), strict=True):
+            if tag is not None:
+                before, most = found.get(tag, (0.0, 0))
+                found[tag] = before + seconds, max(most, count)  # a kernel of several launches ran once
+        return [(tag, seconds, count) for tag, (seconds, count) in found.items()]
+
+    def _ticks(self) -> Any:
+        """Seconds of each step."""
+        return self._times[1::2].astype(np.int64).clip(0) * self._device.tick
 
 
-def _open_words(kernels: Sequence[CKernel], begins: Sequence[int]) -> tuple[Any, list[Whole]]:
+def _open_words(kernels: Sequence[CKernel | Block], rows: Mapping[int, Sequence[int]]) -> tuple[Any, list[Whole]]:
     """Words of a table that depend on sizes: their places, and what they are."""
     places, wanted = list[int](), list[Whole]()
-    first = 0
-    for kernel in kernels:
-        for launch, word, value in kernel.open.words if kernel.open is not None else ():
-            places.append(begins[first + launch] - steps.ROW + word)
-            wanted.append(value)
-        first += len(kernel.calls)
+    for number, kernel in enumerate(kernels):
+        if isinstance(kernel, CKernel) and kernel.open is not None:
+            for launch, word, value in kernel.open.words:
+                places.append(rows[number][launch] - steps.ROW + word)
+                wanted.append(value)
     return np.array(places, np.intp), wanted
-
-
-def _places_of_costs(kernels: Sequence[CKernel], begins: Sequence[int]) -> dict[CKernel, list[list[int]]]:
-    """For each kernel where a table has the costs of its launches, each time that it stands there."""
-    found: dict[CKernel, list[list[int]]] = {}
-    at = iter(begins)
-    for kernel in kernels:
-        found.setdefault(kernel, []).append([next(at) - 1 for _ in kernel.calls])
-    return found
 
 
 class OneKernel:

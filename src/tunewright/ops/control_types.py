@@ -1,0 +1,169 @@
+"""Types of control flow: what Loop, Scan and If make, where that is the same in every iteration and branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..errors import TunewrightError
+from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import SymArray
+from ..ir.types import PLAIN, DType, TensorType, Type
+
+#: infers the types of a graph whose inputs have types
+Infer = Callable[[Graph], object]
+ITERATION, CONDITION = TensorType(DType.INT64, ()), TensorType(DType.BOOL, ())
+
+
+def infer_control(node: Node, infer: Infer, max_bytes: int = 0) -> bool:
+    """Types of a node's outputs, where all its inputs are tensors of known shape. True when one became known.
+
+    What is wrong in a body is no mistake of the model yet: it may never run.
+    """
+    if all(v.type is not None and v.type.is_static for v in node.outputs) or node.op not in _KINDS:
+        return False
+    try:
+        types = _KINDS[node.op](node, infer)
+    except TunewrightError:
+        return False
+    changed = False
+    for value, type in zip(node.outputs, types or (), strict=False):
+        fits = type is not None and type.is_static and not 0 < max_bytes < type.nbytes
+        if fits and not (value.type is not None and value.type.is_static):
+            value.type, changed = type, True
+    return changed
+
+
+def body_types(node: Node) -> list[TensorType] | None:
+    """Types of what each body takes, the same in every iteration; None where they are not known."""
+    formal = list(node.inputs[: len(node.inputs) - node.captures])
+    captured = [static(v) for v in node.inputs[len(formal) :]]
+    if node.op == "If":
+        found: list[TensorType | None] = []
+    elif node.op == "Loop":
+        found = [ITERATION, CONDITION, *(static(v) for v in formal[2:])]
+    else:
+        state = states(node)
+        found = [*(static(v) for v in formal[:state]), *_slices(node, formal[state:])]
+    found += captured
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def static(value: Value | None) -> TensorType | None:
+    """The type of a plain tensor of known shape: known for itself, not as one of a class of shapes."""
+    type = None if value is None else value.type
+    if not isinstance(type, TensorType) or type.is_symbolic:
+        return None
+    if type.is_static and type.dtype is not DType.STRING and type.layout == PLAIN:
+        return type
+    return None
+
+
+def states(node: Node) -> int:
+    """How many values a loop carries from one iteration to the next."""
+    formal = len(node.inputs) - node.captures
+    return max(0, formal - 2) if node.op == "Loop" else formal - int(node.attrs["num_scan_inputs"])
+
+
+def goes_on(body: Graph) -> bool:
+    """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
+    value = body.outputs[0]
+    while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value is body.inputs[1] or (value.const is not None and bool(value.const.all()))
+
+
+def loop_trips(node: Node) -> tuple[int, str]:
+    """The number of iterations of a Loop, or why it is not known."""
+    formal = node.inputs[: len(node.inputs) - node.captures]
+    count = formal[0] if formal else None
+    start = formal[1] if len(formal) > 1 else None
+    if count is None or count.const is None or count.const.size != 1 or isinstance(count.const, SymArray):
+        return 0, "the number of iterations is not constant"
+    if start is not None and (start.const is None or start.const.size != 1):
+        return 0, "the condition is not constant"
+    if start is not None and not bool(start.const.reshape(())):  # type: ignore[union-attr]
+        return 0, ""
+    if not goes_on(node.bodies["body"]):
+        return 0, "the body decides when to stop"
+    return max(0, int(count.const.reshape(()))), ""
+
+
+def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
+    """Axes along which a Scan takes its inputs apart, and puts so many outputs together."""
+    inputs = [int(a) for a in node.attrs.get("scan_input_axes") or [0] * int(node.attrs["num_scan_inputs"])]
+    return inputs, [int(a) for a in node.attrs.get("scan_output_axes") or [0] * outputs]
+
+
+def scan_length(node: Node) -> int | None:
+    """The length of a Scan; None where it is not known, or not the same for all its inputs."""
+    first = states(node)
+    lengths = set()
+    for value, axis in zip(node.inputs[first:], scan_axes(node, 0)[0], strict=False):
+        type = static(value)
+        rank = 0 if type is None else len(type.dims)
+        lengths.add(type.dims[axis] if type is not None and -rank <= axis < rank else None)
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | None]:
+    """Types of what a Scan takes of its inputs in an iteration."""
+    found: list[TensorType | None] = []
+    for value, axis in zip(scanned, scan_axes(node, 0)[0], strict=True):
+        type = static(value)
+        rank = 0 if type is None else len(type.dims)
+        if type is None or not -rank <= axis < rank:
+            return [None]
+        found.append(type.with_shape(type.dims[: axis % rank] + type.dims[axis % rank + 1 :]))
+    return found
+
+
+def _made(body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
+    """Types of a body's outputs for these inputs."""
+    if len(types) != len(body.inputs):
+        return []
+    twin = body.clone()
+    for value, type in zip(twin.inputs, types, strict=True):
+        value.type = type
+    infer(twin)
+    return [static(v) for v in twin.outputs]
+
+
+def _branches(node: Node, infer: Infer) -> list[TensorType | None] | None:
+    types = body_types(node)
+    if types is None:
+        return None
+    one, *others = [_made(body, types, infer) for body in node.bodies.values()]
+    return one if all(made == one for made in others) else None
+
+
+def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
+    types = body_types(node)
+    made = [] if types is None else _made(node.bodies["body"], types, infer)
+    count = states(node)
+    if types is None or not made or made[1 : 1 + count] != types[2 : 2 + count]:
+        return None
+    trips, unknown = loop_trips(node)
+    return [*made[1 : 1 + count], *(None if unknown else _stacked(t, trips, 0) for t in made[1 + count :])]
+
+
+def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
+    types, length = body_types(node), scan_length(node)
+    made = [] if types is None else _made(node.bodies["body"], types, infer)
+    count = states(node)
+    if types is None or length is None or not made or made[:count] != types[:count]:
+        return None
+    axes = scan_axes(node, len(made) - count)[1]
+    return [*made[:count], *(_stacked(t, length, a) for t, a in zip(made[count:], axes, strict=True))]
+
+
+def _stacked(type: TensorType | None, count: int, axis: int) -> TensorType | None:
+    """So many of a type along a new axis."""
+    if type is None or not -len(type.dims) - 1 <= axis <= len(type.dims):
+        return None
+    axis %= len(type.dims) + 1
+    return type.with_shape((*type.dims[:axis], count, *type.dims[axis:]))
+
+
+_KINDS: dict[str, Callable[[Node, Infer], list[TensorType | None] | None]] = {
+    "If": _branches, "Loop": _loop, "Scan": _scan,
+}  # fmt: skip

@@ -1,0 +1,501 @@
+"""Control flow that runs inside a launch: a node whose bodies can be planned becomes a block of rows.
+
+A body's plan says where its values lie. Here each place becomes an address (`solvers/rows.py`): what a body is given
+lies where the node's inputs lie, or in a variable that an iteration changes; what it makes lies in memory of the block,
+or in the node's own output. A value that an iteration hands to the next is written to one of two buffers in turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from ..errors import TunewrightError
+from ..ir.types import DType, TensorType
+from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
+from ..solvers.rows import (
+    Base,
+    Block,
+    Branch,
+    Copy,
+    Counter,
+    Fixed,
+    Launch,
+    Loop,
+    Outer,
+    Own,
+    Ragged,
+    Ref,
+    Row,
+    Set,
+    Variable,
+    linker_of,
+    walk,
+)  # fmt: skip
+from . import control
+from .control import Control
+from .memory import ALIGNMENT
+from .plan import Place, Plan, Slot, Step
+
+Refs: TypeAlias = Sequence[Ref | None]
+TRUE = Ref(Fixed(np.ones((), np.bool_)))
+
+
+#: nodes in the branches of an If that is in no loop: each is planned and its weights are packed, also if it never runs
+MOST_IN_BRANCHES = 100
+#: bytes of room for rows that a loop may not make
+MOST_ROOM = 64 << 20
+
+
+class NotRows(Exception):
+    """Why a node is run by the request itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class BodyStep:
+    """A step of a body, as times are told."""
+
+    plan: Plan
+    step: Step
+
+
+def block_of(runner: Control, repeated: bool = False) -> Block | str:
+    """The block of a control-flow node, or why it cannot be one. ``repeated``: it is inside a loop."""
+    node = runner.node
+    settings = runner.env.settings
+    if not settings.join_launches:
+        return "JOIN_LAUNCHES is NO"
+    size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
+    if node.op == "If" and not repeated and size > MOST_IN_BRANCHES:
+        return f"its branches have {size} nodes, and only those of the one that runs are planned"
+    device = runner.env.device
+    linker = linker_of(device)
+    if linker is None:
+        return f"{device.name} runs no control flow in a launch"
+    writer = _Writer()
+    ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
+    outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
+    try:
+        rows = writer.node(runner, ins, outs)
+        if any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
+            return f"its kernels are not all linked on {device.name}"
+    except NotRows as why:
+        return str(why)
+    except TunewrightError as error:  # of a body, which may never run
+        return f"a body cannot be planned: {error.what}"
+    if writer.nbytes > settings.max_memory_bytes:
+        return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
+    return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
+
+
+@dataclass(eq=False)
+class _Buffers:
+    """Two buffers that are written in turns, and which one is next."""
+
+    now: Variable
+    then: Variable
+    spare: Variable
+    places: tuple[Ref, Ref]
+
+    def begin(self) -> list[Row]:
+        return [Set(self.now, self.places[0]), Set(self.then, self.places[1])]
+
+    def turn(self) -> list[Row]:
+        return [Set(self.spare, Ref(self.now)), Set(self.now, Ref(self.then)), Set(self.then, Ref(self.spare))]
+
+
+@dataclass(eq=False)
+class _Stream:
+    """Rows of an output, or of an input, one for each iteration."""
+
+    at: Variable
+    first: Ref
+    stride: int
+
+    def begin(self) -> Row:
+        return Set(self.at, self.first)
+
+    def turn(self) -> Row:
+        return Set(self.at, Ref(self.at, self.stride))
+
+
+@dataclass(eq=False)
+class _Body:
+    """A body's plan with its places."""
+
+    plan: Plan
+    inputs: Refs
+    arena: int
+    #: of each storage that outlives the body
+    results: Mapping[int, Ref]
+
+    def ref(self, slot: int) -> Ref | None:
+        if slot < 0:
+            return None
+        one = self.plan.slots[slot]
+        if one.place is Place.INPUT:
+            return self.inputs[self.plan.inputs.index(slot)]
+        if one.place is Place.CONST:
+            assert one.const is not None
+            return Ref(Fixed(one.const))
+        if one.place is Place.ARENA:
+            return Ref(_OWN, self.arena + self.plan.arena_offsets[one.storage] + one.offset)
+        if one.place is Place.RESULT:
+            return self.results[one.storage] + one.offset
+        raise NotRows(f"the shape of {one.name!r} depends on data")
+
+
+_OWN: Base = Own()
+
+
+@dataclass(eq=False)
+class _Writer:
+    #: memory of the block that is given away
+    nbytes: int = 0
+    #: outputs whose length is known when they are there
+    ragged: list[Ragged] = field(default_factory=list)
+
+    def local(self, nbytes: int) -> Ref:
+        """Memory of the block."""
+        at = self.nbytes
+        self.nbytes += max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+        return Ref(_OWN, at)
+
+    def node(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
+        """The rows of a node, with its tensors."""
+        write = {control.If: self.branch, control.Loop: self.loop, control.Scan: self.scan}.get(type(runner))
+        if write is None:
+            raise NotRows(f"{runner.node.op} is not compiled")
+        return write(runner, ins, outs)
+
+    def plan(self, runner: Control, key: str) -> Plan:
+        """The plan of a body."""
+        types = body_types(runner.node)
+        if types is None:
+            raise NotRows("the shapes of what it takes are not known, or not the same in each iteration")
+        plan = runner.bodies[key].plan(tuple(types))
+        if plan.rest is not None:
+            raise NotRows("shapes in its body depend on data")
+        for (kind, _), output in zip(plan.outputs, _outputs(plan), strict=True):
+            if kind != "slot" or output.place is Place.DYNAMIC or _type(output) is None:
+                raise NotRows(f"the shape of {output.name!r} depends on data")
+        return plan
+
+    def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[_Body, list[Row]]:
+        """The rows of one pass through a body."""
+        body = _Body(plan, inputs, self.local(plan.arena_bytes).offset, results)
+        rows: list[Row] = []
+        for step in plan.steps:
+            if step.optimized_out:
+                continue
+            ins, outs = [body.ref(i) for i in step.ins], [body.ref(i) for i in step.outs]
+            if step.control is not None:
+                if step.block is None:
+                    raise NotRows(f"node {step.node.name!r} ({step.node.op}) in it is not compiled")
+                rows += self.node(step.control, ins, [ref for ref in outs if ref is not None])
+            elif step.kernel is None or step.on_host or step.kernel.linker is None:
+                raise NotRows(f"node {step.node.name!r} ({step.node.op}) in its body has no kernel that can be linked")
+            else:
+                rows.append(Launch(step.kernel, tuple(ins), tuple(outs), BodyStep(plan, step)))
+        return body, rows
+
+    # -- If ---------------------------------------------------------------------------------------------------------
+
+    def branch(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
+        condition = _single(runner, 0, DType.BOOL)
+        begin = most = self.nbytes
+        found: list[list[Row]] = []
+        for key in ("then_branch", "else_branch"):
+            self.nbytes = begin  # one of them runs
+            found.append(self.one_branch(runner, key, ins[1:], outs))
+            most = max(most, self.nbytes)
+        self.nbytes = most
+        ref = ins[condition]
+        assert ref is not None
+        return [Branch(ref, *found)]
+
+    def one_branch(self, runner: Control, key: str, captured: Refs, outs: Sequence[Ref]) -> list[Row]:
+        plan = self.plan(runner, key)
+        _check_types(runner, plan, range(len(outs)), range(len(outs)))
+        users = _users(plan)
+        results: dict[int, Ref] = {}
+        begin: list[Row] = []
+        direct: set[int] = set()
+        for storage, nbytes in plan.results.items():
+            whole = _only(plan, storage, users[storage])
+            if whole is None:
+                results[storage] = self.local(nbytes)
+                continue
+            direct.add(whole)
+            results[storage] = outs[whole]
+            if any(slot.storage == storage and slot.offset for slot in plan.slots):
+                variable = Variable()  # parts of an output are written in place
+                begin.append(Set(variable, outs[whole]))
+                results[storage] = Ref(variable)
+        body, rows = self.body(plan, captured, results)
+        return [*begin, *rows, *(self.copy(body, k, outs[k]) for k in range(len(outs)) if k not in direct)]
+
+    def copy(self, body: _Body, output: int, to: Ref) -> Row:
+        """An output of a body to where it is wanted."""
+        slot = body.plan.outputs[output][1]
+        source, type = body.ref(slot), _type(body.plan.slots[slot])
+        assert source is not None and type is not None
+        return Copy(to, source, type.nbytes)
+
+    # -- Loop and Scan ------------------------------------------------------------------------------------------------
+
+    def loop(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
+        node, graph = runner.node, runner.bodies["body"].graph
+        limit, start = ([*ins[: len(ins) - runner.captures], None, None])[:2]
+        if limit is not None:
+            _single(runner, 0, DType.INT64)
+        if start is not None:
+            _single(runner, 1, DType.BOOL)
+        endless, (trips, unknown) = goes_on(graph), loop_trips(node)
+        if endless and limit is None:
+            raise NotRows("it never ends")
+        plan, count = self.plan(runner, "body"), states(node)
+        _check_types(runner, plan, range(1, 1 + count), range(count))
+        _check_condition(plan)
+        condition, counter = Variable(), Counter()
+        shape = _Shape(plan, count, 1, () if endless else (0,))
+        scans: list[_Stream] = []
+        for k in range(count, len(outs)):
+            if unknown:
+                whole = self.open(runner, plan, k, outs[k], counter, unknown, endless)
+            else:
+                whole = _stacked(runner, plan, 1 + k, k, 0, trips)
+            scans.append(_rows(outs[k], whole, 0, False))
+        carried = [Variable() for _ in range(count)]
+        inputs = [Ref(counter), Ref(condition), *(Ref(v) for v in carried), *ins[len(ins) - runner.captures :]]
+        begin: list[Row] = [Set(condition, start or TRUE)]
+        begin += [Set(v, _given(ref)) for v, ref in zip(carried, ins[2:], strict=False)]
+        again = {} if endless else {0: condition}
+        again |= {1 + k: v for k, v in enumerate(carried)}
+        before, body = self.iterate(shape, inputs, again, scans)
+        row = Loop(counter, limit, Ref(condition), body, endless, node)
+        return [*begin, *before, row, *self.last(plan, carried, 1, outs)]
+
+    def open(
+        self, runner: Control, plan: Plan, output: int, ref: Ref, counter: Counter, why: str, endless: bool
+    ) -> TensorType:
+        """The type of a scan output of a Loop whose length is known when it is there, with room for every row."""
+        limit, row = (runner.node.inputs or [None])[0], _type(plan.slots[plan.outputs[1 + output][1]])
+        assert row is not None
+        most = None if limit is None or limit.const is None else max(0, int(limit.const.reshape(())))
+        if ref != Ref(Outer(True, output)) or limit is None:
+            raise NotRows(f"{why}, so it is not known how long its outputs become")
+        if most is None and not (endless and limit.producer is None):
+            raise NotRows(f"{why}, so there is no bound for how long its outputs become")
+        if most is not None and (most > runner.max_iterations or most * row.nbytes > MOST_ROOM):
+            raise NotRows(f"{why}, and room for {most:,} times {row} would be too much")
+        self.ragged.append(Ragged(output, row, counter, most))
+        return row.with_shape((most or 0, *row.dims))
+
+    def scan(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
+        node, length = runner.node, scan_length(runner.node)
+        if length is None:
+            raise NotRows("the length of what it scans is not known")
+        plan, count = self.plan(runner, "body"), states(node)
+        _check_types(runner, plan, range(count), range(count))
+        taken, put = scan_axes(node, len(outs) - count)
+        backwards = [bool(d) for d in node.attrs.get("scan_input_directions") or [0] * len(taken)]
+        upwards = [bool(d) for d in node.attrs.get("scan_output_directions") or [0] * len(put)]
+        carried = [Variable() for _ in range(count)]
+        rows = [_scanned(ins[count + k], runner, count + k, a, backwards[k]) for k, a in enumerate(taken)]
+        scans = [
+            _rows(outs[count + k], _stacked(runner, plan, count + k, count + k, a, length), a, upwards[k])
+            for k, a in enumerate(put)
+        ]
+        captured = ins[len(ins) - runner.captures :]
+        inputs = [*(Ref(v) for v in carried), *(Ref(stream.at) for stream in rows), *captured]
+        begin: list[Row] = [Set(v, _given(ref)) for v, ref in zip(carried, ins, strict=False)]
+        begin += [stream.begin() for stream in rows]
+        before, body = self.iterate(_Shape(plan, count, 0, ()), inputs, dict(enumerate(carried)), scans)
+        limit = Ref(Fixed(np.array(length, np.int64)))
+        row = Loop(Counter(), limit, TRUE, [*body, *(stream.turn() for stream in rows)], True, node)
+        return [*begin, *before, row, *self.last(plan, carried, 0, outs)]
+
+    def iterate(
+        self, shape: _Shape, inputs: Refs, again: Mapping[int, Variable], scans: Sequence[_Stream]
+    ) -> tuple[list[Row], list[Row]]:
+        """What stands in front of a loop, and an iteration. ``again``: outputs of the body that the next one takes."""
+        plan = shape.plan
+        results, before, behind, direct = self.results(shape, again, scans)
+        body, rows = self.body(plan, inputs, results)
+        copies: list[Row] = []
+        moves: list[Row] = []
+        for output, variable in again.items():
+            slot = plan.outputs[output][1]
+            ref = body.ref(slot)
+            assert ref is not None
+            if ref == Ref(variable):
+                continue  # handed on as it is
+            if plan.slots[slot].place is Place.INPUT and not isinstance(ref.base, Outer | Own | Fixed):
+                # of this iteration alone: another state, its number, a row
+                buffers = self.buffers(_nbytes(plan.slots[slot]))
+                before += buffers.begin()
+                copies.append(Copy(Ref(buffers.now), ref, _nbytes(plan.slots[slot])))
+                behind = [*buffers.turn(), *behind]
+                ref = Ref(buffers.now)
+            moves.append(Set(variable, ref))
+        for k, stream in enumerate(scans):
+            if k not in direct:
+                before.append(stream.begin())
+                copies.append(self.copy(body, shape.first + k, Ref(stream.at)))
+                behind.append(stream.turn())
+        return before, [*rows, *copies, *moves, *behind]
+
+    def results(
+        self, shape: _Shape, again: Mapping[int, Variable], scans: Sequence[_Stream]
+    ) -> tuple[dict[int, Ref], list[Row], list[Row], set[int]]:
+        """Where a body's results lie, what prepares and what turns these places, and scans that are written there."""
+        plan, users = shape.plan, _users(shape.plan)
+        results: dict[int, Ref] = {}
+        before: list[Row] = []
+        behind: list[Row] = []
+        direct: set[int] = set()
+        for storage, nbytes in plan.results.items():
+            whole = [u for u in users[storage] if u >= shape.first and _fills(plan, u, storage)]
+            if whole:  # each iteration writes its row, where it stays
+                stream = scans[whole[0] - shape.first]
+                direct.add(whole[0] - shape.first)
+                results[storage] = Ref(stream.at)
+                before.append(stream.begin())
+                behind.append(stream.turn())
+            elif any(u in again for u in users[storage]) and not shape.is_condition(storage, users[storage]):
+                buffers = self.buffers(nbytes)
+                results[storage] = Ref(buffers.now)
+                before += buffers.begin()
+                behind += buffers.turn()
+            else:
+                results[storage] = self.local(nbytes)
+        return results, before, behind, direct
+
+    def buffers(self, nbytes: int) -> _Buffers:
+        return _Buffers(Variable(), Variable(), Variable(), (self.local(nbytes), self.local(nbytes)))
+
+    def last(self, plan: Plan, carried: Sequence[Variable], first: int, outs: Sequence[Ref]) -> list[Row]:
+        """The states behind the last iteration, to the node's outputs."""
+        slots = [plan.slots[i] for _, i in plan.outputs[first : first + len(carried)]]
+        return [Copy(outs[k], Ref(v), _nbytes(slot)) for k, (v, slot) in enumerate(zip(carried, slots, strict=True))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """The outputs of a body: a condition, states, scans."""
+
+    plan: Plan
+    states: int
+    #: the number of the first state
+    offset: int
+    #: outputs that are the condition
+    conditions: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The number of the first scan output."""
+        return self.offset + self.states
+
+    def is_condition(self, storage: int, users: Sequence[int]) -> bool:
+        """It holds nothing but the condition, which is not read by the next iteration."""
+        given = self.plan.inputs[1] if self.conditions else -1
+        return set(users) == set(self.conditions) and not any(given in step.ins for step in self.plan.steps)
+
+
+def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, length: int) -> TensorType:
+    """The type of a scan output, if it holds exactly the rows that so many iterations make."""
+    value, row = runner.node.outputs[output], _type(plan.slots[plan.outputs[made][1]])
+    whole = static(value)
+    if row is None or whole is None or not -len(whole.dims) <= axis < len(whole.dims):
+        raise NotRows(f"the shape of {value.name!r} is not known")
+    at = axis % len(whole.dims)
+    if whole.with_shape((*whole.dims[:at], *whole.dims[at + 1 :])) != row or whole.dims[at] != length:
+        raise NotRows(f"{value.name!r} is {whole}, and its {length} rows are {row}")
+    return whole
+
+
+def _scanned(ref: Ref | None, runner: Control, index: int, axis: int, backwards: bool) -> _Stream:
+    """The rows of a scan input."""
+    whole = static(runner.node.inputs[index])
+    assert ref is not None and whole is not None
+    return _rows(ref, whole, axis, backwards)
+
+
+def _rows(ref: Ref, whole: TensorType, axis: int, backwards: bool) -> _Stream:
+    axis %= len(whole.dims)
+    length = whole.dims[axis]
+    if math.prod(whole.dims[:axis]) != 1:
+        raise NotRows(f"its rows along axis {axis} of {whole} do not lie together")
+    stride = math.prod(whole.dims[axis + 1 :]) * whole.dtype.itemsize
+    if backwards:
+        return _Stream(Variable(), ref + stride * max(0, length - 1), -stride)
+    return _Stream(Variable(), ref, stride)
+
+
+def _given(ref: Ref | None) -> Ref:
+    if ref is None:
+        raise NotRows("a state has no value at first")
+    return ref
+
+
+def _single(runner: Control, index: int, dtype: DType) -> int:
+    """Input number ``index`` is one element of this type."""
+    type = static(runner.node.inputs[index])
+    if type is None or type.size != 1 or type.dtype is not dtype:
+        raise NotRows(f"input {index} is no single {dtype}")
+    return index
+
+
+def _check_condition(plan: Plan) -> None:
+    type = _type(plan.slots[plan.outputs[0][1]])
+    if type is None or type.size != 1 or type.dtype is not DType.BOOL:
+        raise NotRows("the condition that the body makes is no single bool")
+
+
+def _check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Sequence[int]) -> None:
+    """Outputs of the node are known to be what the body makes."""
+    for one, other in zip(made, outputs, strict=True):
+        type, known = _type(plan.slots[plan.outputs[one][1]]), static(runner.node.outputs[other])
+        if type is None or type != known:
+            name = runner.node.outputs[other].name
+            raise NotRows(f"{name!r} is {runner.node.outputs[other].type}, and the body makes {type}")
+
+
+def _type(slot: Slot) -> TensorType | None:
+    type = slot.type
+    return type if isinstance(type, TensorType) and type.is_static and type.layout.name == "plain" else None
+
+
+def _nbytes(slot: Slot) -> int:
+    type = _type(slot)
+    assert type is not None
+    return type.nbytes
+
+
+def _outputs(plan: Plan) -> list[Slot]:
+    return [plan.slots[i] for _, i in plan.outputs] if plan.rest is None else []
+
+
+def _users(plan: Plan) -> dict[int, list[int]]:
+    """Of each storage that outlives the plan: the outputs in it."""
+    found: dict[int, list[int]] = {storage: [] for storage in plan.results}
+    for output, (_, slot) in enumerate(plan.outputs):
+        if plan.slots[slot].place is Place.RESULT:
+            found[plan.slots[slot].storage].append(output)
+    return found
+
+
+def _fills(plan: Plan, output: int, storage: int) -> bool:
+    """An output is all of its storage."""
+    slot = plan.slots[plan.outputs[output][1]]
+    return slot.offset == 0 and _nbytes(slot) == plan.results[storage]
+
+
+def _only(plan: Plan, storage: int, users: Sequence[int]) -> int | None:
+    """The output that is all of its storage, where nothing else in it is one."""
+    return users[0] if len(users) == 1 and _fills(plan, users[0], storage) else None

@@ -1,0 +1,293 @@
+"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`solvers/rows.py`) as control rows.
+
+An address that a loop changes stands in a variable of the table, and in every argument that is that tensor: `Set`
+becomes a MOVE that writes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...devices.base import address
+from ...devices.c_device import NOTHING
+from ...devices.native import steps
+from ...devices.native.device import NativeDevice, NativeQueue
+from ...devices.native.steps import Argument, Cell, Label, Linked, Op, Operand
+from ..rows import Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ref, Row, Set, Variable, refs, walk
+from .base import CKernel
+from .emit import In, Out, Report, Scratch, Table
+
+#: an argument of a launch: number of the kernel or block in it, whether it is an output, index
+Use: TypeAlias = tuple[int, bool, int]
+#: where the cost stands, from a row's first argument on
+_COST = -1
+
+
+@dataclass(eq=False)
+class _Places:
+    """Of a variable: the words that hold its address, and for each offset those that hold it with that added."""
+
+    cell: Cell
+    words: dict[int, list[Operand]] = field(default_factory=dict)
+    #: where an offset's words are read by control rows
+    read: dict[int, Cell] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class TableWriter:
+    """Writes one table for a request."""
+
+    device: NativeDevice
+    queue: NativeQueue
+    listing: steps.Listing = field(default_factory=steps.Listing)
+    #: what must live as long as the table
+    kept: list[Any] = field(default_factory=list)
+    #: of each step: which kernel or block it belongs to, and the tag of a launch in a block
+    owners: list[int] = field(default_factory=list)
+    tags: list[object] = field(default_factory=list)
+    #: where each argument's address stands
+    places: dict[Use, list[Operand]] = field(default_factory=dict)
+    #: for each kernel where the costs of its launches stand, each time that it is in the table
+    costs: dict[CKernel, list[list[Operand]]] = field(default_factory=dict)
+    #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
+    bound: Cell | None = None
+    left: Cell | None = None
+    #: where iterations are counted
+    counters: dict[Counter, Cell] = field(default_factory=dict)
+    #: of each kernel that is no block's: the steps of its launches; its scratch memory, by name: where its address
+    #: stands, by which number it is shared, and what it is
+    steps: dict[int, list[int]] = field(default_factory=dict)
+    scratch: dict[tuple[int, str], tuple[list[Operand], int]] = field(default_factory=dict)
+    held: dict[tuple[int, str], Any] = field(default_factory=dict)
+    #: kernels that say what is wrong with their inputs (a number, or the tag of a launch in a block), and where the
+    #: addresses of their records stand
+    reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
+    _numbers: list[tuple[Operand, int]] = field(default_factory=list)
+    _variables: dict[Variable, _Places] = field(default_factory=dict)
+    _moves: list[tuple[int, _Places, int, Operand, int]] = field(default_factory=list)
+    #: cells that hold the address of another cell
+    _pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
+    _constants: dict[int, Cell] = field(default_factory=dict)
+
+    def begin(self, blocks: bool) -> None:
+        """``blocks``: some of what follows are blocks. Each run begins with all the iterations that it may take."""
+        if blocks:
+            self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
+            self.listing.move(self.bound, [self.left])
+            self._own(0)
+
+    def kernel(self, number: int, kernel: CKernel) -> None:
+        """A kernel whose tensors are the launch's own."""
+
+        def bind(arg: In | Out, at: Operand) -> None:
+            self.places.setdefault((number, isinstance(arg, Out), arg.index), []).append(at)
+
+        self._launches(kernel, bind, number=number)
+        self._own(number)
+
+    def block(self, number: int, block: Block) -> None:
+        """A block of control flow."""
+        memory = self.device.alloc(block.nbytes) if block.nbytes else NOTHING
+        self.kept.append(memory)
+        writer = _BlockWriter(self, number, address(memory))
+        writer.meet(block.rows)
+        writer.rows(block.rows)
+        self._own(number)
+
+    def link(self) -> Linked:
+        """The table, with everything that is known now."""
+        for step, places, offset, source, add in self._moves:
+            words = places.words.get(offset, [])
+            self.listing.rows[step] = (int(Op.MOVE), source, add & 0xFFFFFFFFFFFFFFFF, len(words), *words)
+        linked = self.listing.link(self.device.target.units)
+        table = linked.table
+        for at, number in self._numbers:
+            table[linked.number(at)] = number
+        for at, cell in self._pointers:
+            table[linked.number(at)] = address(table) + 8 * linked.cells[cell]
+        for kernel, costs in self.costs.items():
+            kernel.costs.pass_on(table, np.array([[linked.number(at) for at in one] for one in costs], np.intp))
+        return linked
+
+    def _own(self, number: int) -> None:
+        """The steps written since the last call are this kernel's or block's."""
+        count = len(self.listing.rows)
+        self.owners += [number] * (count - len(self.owners))
+        self.tags += [None] * (count - len(self.tags))
+
+    def _launches(
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object = None, number: int = -1
+    ) -> None:
+        """``number``: of a kernel that is no block's."""
+        costs: list[Operand] = []
+        scratch: dict[str, Any] = {}
+        record: list[Operand] = []
+        for call, program in zip(kernel.calls, kernel.programs, strict=True):
+            step = self.listing.kernel(program.entry(call.name), call.grid, len(call.args))
+            self.tags += [None] * (step - len(self.tags)) + [tag]
+            self.kept.append(program)
+            costs.append(Argument(step, _COST))
+            if number >= 0:
+                self.steps.setdefault(number, []).append(step)
+            for index, arg in enumerate(call.args):
+                at = Argument(step, index)
+                if isinstance(arg, In | Out):
+                    bind(arg, at)
+                elif isinstance(arg, Scratch):
+                    if arg.name not in scratch:
+                        scratch[arg.name] = self.queue.borrow(self.device, len(scratch), arg.nbytes)
+                        if number >= 0:
+                            self.scratch[number, arg.name] = [], len(scratch) - 1
+                            self.held[number, arg.name] = scratch[arg.name]
+                    if number >= 0:
+                        self.scratch[number, arg.name][0].append(at)
+                    self._numbers.append((at, address(scratch[arg.name])))
+                elif isinstance(arg, Table):
+                    self.kept.append(arg.array)
+                    self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
+                elif isinstance(arg, Report):
+                    record.append(at)
+                else:
+                    self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
+        self.kept += scratch.values()
+        if record:
+            self.reports.append((tag if number < 0 else number, record))
+        self.costs.setdefault(kernel, []).append(costs)
+
+    def _constant(self, number: int) -> Cell:
+        if number not in self._constants:
+            self._constants[number] = self.listing.cell(number)
+        return self._constants[number]
+
+
+@dataclass(eq=False)
+class _BlockWriter:
+    """Writes the rows of one block."""
+
+    table: TableWriter
+    number: int
+    memory: int
+
+    def meet(self, rows: Sequence[Row]) -> None:
+        """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
+        for row in walk(rows):
+            for ref in refs(row):
+                if isinstance(ref.base, Variable):
+                    self._places(ref.base).words.setdefault(ref.offset, [])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            _WRITERS[type(row)](self, row)
+
+    def launch(self, row: Launch) -> None:
+        assert isinstance(row.kernel, CKernel)
+
+        def bind(arg: In | Out, at: Operand) -> None:
+            ref = (row.outs if isinstance(arg, Out) else row.ins)[arg.index]
+            if ref is not None:
+                self._argument(ref, at)
+
+        self.table._launches(row.kernel, bind, row.tag)
+
+    def set(self, row: Set) -> None:
+        places = self._places(row.variable)
+        self._move(places, 0, *self._source(row.to))
+        for offset in places.words:
+            if offset:
+                self._move(places, offset, places.cell, offset)
+
+    def copy(self, row: Copy) -> None:
+        if row.nbytes:
+            self.table.listing.control(Op.COPY, self._word(row.to), self._word(row.source), row.nbytes)
+
+    def loop(self, row: Loop) -> None:
+        listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
+        listing.move(self.table._constant(0), [counter])
+        limit: Operand = 0 if row.limit is None else self._word(row.limit)
+        assert self.table.left is not None
+        head = listing.control(
+            Op.LOOP, out, counter, limit, self._word(row.condition), self.table.left, int(row.whole), 0
+        )
+        self.table.tags += [None] * (head - len(self.table.tags)) + [row.tag]
+        self.rows(row.body)
+        listing.control(Op.AGAIN, head, counter)
+        listing.place(out)
+
+    def branch(self, row: Branch) -> None:
+        listing, otherwise, end = self.table.listing, Label(), Label()
+        listing.control(Op.UNLESS, otherwise, self._word(row.condition))
+        self.rows(row.then)
+        if row.otherwise:
+            listing.control(Op.JUMP, end)
+        listing.place(otherwise)
+        self.rows(row.otherwise)
+        listing.place(end)
+
+    def _argument(self, ref: Ref, at: Operand) -> None:
+        """The argument is this tensor's address."""
+        table, base = self.table, ref.base
+        if isinstance(base, Outer):
+            assert not ref.offset
+            table.places.setdefault((self.number, base.output, base.index), []).append(at)
+        elif isinstance(base, Variable):
+            self._places(base).words.setdefault(ref.offset, []).append(at)
+        elif isinstance(base, Counter):
+            table._pointers.append((at, self._counter(base)))
+        else:
+            table._numbers.append((at, self._fixed(ref)))
+
+    def _word(self, ref: Ref) -> Cell:
+        """A word that holds this address, for control rows."""
+        base = ref.base
+        if isinstance(base, Variable):
+            places = self._places(base)
+            if not ref.offset:
+                return places.cell
+            if ref.offset not in places.read:
+                places.read[ref.offset] = cell = self.table.listing.cell()
+                places.words.setdefault(ref.offset, []).append(cell)
+            return places.read[ref.offset]
+        if isinstance(base, Own | Fixed):
+            return self.table._constant(self._fixed(ref))
+        cell = self.table.listing.cell()
+        self._argument(ref, cell)
+        return cell
+
+    def _source(self, ref: Ref) -> tuple[Operand, int]:
+        """A word and what to add to it."""
+        if isinstance(ref.base, Variable | Outer):
+            return self._word(Ref(ref.base)), ref.offset
+        return self._word(ref), 0
+
+    def _move(self, places: _Places, offset: int, source: Operand, add: int) -> None:
+        """Written when all the words of the variable are known."""
+        step = self.table.listing.control(Op.MOVE, 0, 0, 0)
+        self.table._moves.append((step, places, offset, source, add))
+
+    def _fixed(self, ref: Ref) -> int:
+        if isinstance(ref.base, Fixed):
+            array = ref.base.array
+            self.table.kept.append(array)
+            return address(array if array.size else NOTHING) + ref.offset
+        return self.memory + ref.offset
+
+    def _places(self, variable: Variable) -> _Places:
+        if variable not in self.table._variables:
+            cell = self.table.listing.cell()
+            self.table._variables[variable] = _Places(cell, {0: [cell]})
+        return self.table._variables[variable]
+
+    def _counter(self, counter: Counter) -> Cell:
+        if counter not in self.table.counters:
+            self.table.counters[counter] = self.table.listing.cell()
+        return self.table.counters[counter]
+
+
+_WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {
+    Launch: _BlockWriter.launch, Set: _BlockWriter.set, Copy: _BlockWriter.copy, Loop: _BlockWriter.loop,
+    Branch: _BlockWriter.branch,
+}  # fmt: skip

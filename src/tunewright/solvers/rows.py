@@ -1,0 +1,174 @@
+"""Control flow as data: kernels, loops and branches that a device may link into one launch with their neighbours.
+
+The runtime writes a `Block` for a control-flow node (`runtime/control_rows.py`); a `Linker` that takes blocks makes it
+part of a launch. Every tensor is a `Ref`: an address that is fixed, or that the launch itself changes as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..devices.base import Device
+from ..ir.types import TensorType
+from .base import Kernel, Linker
+
+
+@dataclass(frozen=True)
+class Outer:
+    """An input or output of the node itself."""
+
+    output: bool
+    index: int
+
+
+@dataclass(frozen=True)
+class Own:
+    """Memory that belongs to the block."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """A constant."""
+
+    array: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """An address that `Set` changes. Two variables are never equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Counter:
+    """How many iterations of a loop are over, an int64."""
+
+
+Base: TypeAlias = Outer | Own | Fixed | Variable | Counter
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Where a tensor begins."""
+
+    base: Base
+    offset: int = 0
+
+    def __add__(self, nbytes: int) -> Ref:
+        return replace(self, offset=self.offset + nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """A kernel with its tensors (None: absent). ``tag``: the step that it is, for whoever counts."""
+
+    kernel: Kernel
+    ins: tuple[Ref | None, ...]
+    outs: tuple[Ref | None, ...]
+    tag: object = None
+
+
+@dataclass(frozen=True)
+class Set:
+    """The variable is this address from now on."""
+
+    variable: Variable
+    to: Ref
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy bytes. What a device does not move in other ways should be small."""
+
+    to: Ref
+    source: Ref
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """Repeat ``body`` while the bool at ``condition`` is true, and as often as the int64 at ``limit`` says.
+
+    ``whole``: nothing but the limit ends it. ``tag``: the node, for whoever tells that it took too many iterations.
+    """
+
+    counter: Counter
+    limit: Ref | None
+    condition: Ref
+    body: Sequence[Row]
+    whole: bool = False
+    tag: object = None
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of two, by the bool at ``condition``."""
+
+    condition: Ref
+    then: Sequence[Row]
+    otherwise: Sequence[Row]
+
+
+Row: TypeAlias = Launch | Set | Copy | Loop | Branch
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """An output of which a loop makes rows of ``type``, as many as it has iterations.
+
+    ``most``: as many as there may be; None: what the node's first input says, which is there before the launch.
+    """
+
+    output: int
+    type: TensorType
+    counter: Counter
+    most: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A control-flow node for a linker, with so many bytes of memory of its own."""
+
+    rows: Sequence[Row]
+    nbytes: int
+    linker: Linker
+    #: outputs that are memory of each inference, for as many rows as there may be
+    ragged: Sequence[Ragged] = ()
+    #: of the node, where its rows' times and failures are told
+    tag: object = field(default=None, repr=False)
+
+
+def linker_of(device: Device) -> Linker | None:
+    """Who links blocks on a device; None where nobody does."""
+    if device.family != "native":
+        return None
+    from .opencl.linked import Linked  # which needs this module
+
+    return Linked(device)  # type: ignore[arg-type]
+
+
+def walk(rows: Sequence[Row]) -> Iterator[Row]:
+    """Every row, those of bodies and branches included."""
+    for row in rows:
+        yield row
+        if isinstance(row, Loop):
+            yield from walk(row.body)
+        elif isinstance(row, Branch):
+            yield from walk(row.then)
+            yield from walk(row.otherwise)
+
+
+def refs(row: Row) -> Iterator[Ref]:
+    """The tensors that a row itself reads or writes."""
+    if isinstance(row, Launch):
+        found: tuple[Ref | None, ...] = (*row.ins, *row.outs)
+    elif isinstance(row, Copy):
+        found = row.to, row.source
+    elif isinstance(row, Loop):
+        found = row.limit, row.condition
+    else:
+        found = (row.condition,) if isinstance(row, Branch) else ()
+    yield from (ref for ref in found if ref is not None)

@@ -1,94 +1,29 @@
-"""Loop, Scan and If inside a launch: as ONNX Runtime computes them, bounded, counted, interruptible."""
+"""Loop, Scan and If inside a launch, as ONNX Runtime computes them."""
 
 from __future__ import annotations
 
-import signal
 import threading
-import time
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import parser
-from onnx.reference import ReferenceEvaluator
 
-from tunewright import Core
-from tunewright.errors import LimitError
-from tunewright.plugins.single import open_device
-from tunewright.runtime.explain import explain
-from tunewright.runtime.plan import Step
+from unit.control_models import (
+    HEAD,
+    NESTED,
+    RAGGED,
+    SIMPLE,
+    check,
+    compiled,
+    control_steps,
+    count,
+    floats,
+    model,
+    native,
+    scalar,
+)  # fmt: skip
 
-ort = pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
-
-HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
-
-
-def model(text: str) -> onnx.ModelProto:
-    made = parser.parse_model(HEAD + text)
-    onnx.checker.check_model(made)
-    return made
-
-
-def compiled(made: onnx.ModelProto, **config: Any) -> Any:
-    core = Core({"ENABLE_LOOP_UNROLLING": "NO", **config})
-    return core.compile_model(core.read_model(made), "CPU")
-
-
-def control_steps(one: Any) -> list[Step]:
-    return [step for plan in one.program.plans for step in plan.steps if step.control is not None]
-
-
-def check(text: str, *feeds: dict[str, Any], rows: bool = True, reference: bool = True, **config: Any) -> Any:
-    """The results of each feed are those of ONNX Runtime and of the reference; ``rows``: in a launch."""
-    made = model(text)
-    one = compiled(made, **config)
-    others = [ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])]
-    others += [ReferenceEvaluator(made)] if reference else []
-    request = one.create_infer_request()
-    for feed in feeds:
-        for _ in range(3):
-            found = request.infer(feed)
-            for other in others:
-                for name, value in zip((o.name for o in made.graph.output), other.run(None, feed), strict=True):
-                    assert found[name].shape == np.shape(value) and found[name].dtype == value.dtype, name
-                    np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
-            for array in found.values():  # what a caller does with it is nobody else's
-                if array.flags.writeable and array.dtype != bool:
-                    array[...] = 77
-    steps = control_steps(one)
-    assert steps
-    for step in steps:
-        assert (step.block is not None) == rows, step.control.why_not_compiled
-    return one
-
-
-def floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def scalar(value: float) -> np.ndarray:
-    return np.array(value, np.float32)
-
-
-def count(n: int) -> np.ndarray:
-    return np.array(n, np.int64)
-
-
-SIMPLE = """
-g (float[5] x, int64 n) => (float[5] y)
-{
-    t = Constant <value = bool {1}> ()
-    y = Loop (n, t, x) <body = b (int64 i, bool go, float[5] s) => (bool on, float[5] z)
-    {
-        on = Identity(go)
-        c = Cast <to = 1> (i)
-        q = Add(s, c)
-        z = Tanh(q)
-    }>
-}
-"""
+pytestmark = native
 
 
 def test_trip_counts() -> None:
@@ -236,24 +171,6 @@ def test_scan_outputs(trips: int) -> None:
     check(text, {"x": floats(3, 4), "w": floats(4, 4, seed=1)}, reference=False)
 
 
-RAGGED = """
-g (float[3,4] x, int64 n, float limit) => (float[3,4] y, float[m,3,4] h, float[m,3] r, float[m,4] after)
-{
-    t = Constant <value = bool {1}> ()
-    y, h, r = Loop (n, t, x) <body = b (int64 i, bool go, float[3,4] s)
-        => (bool on, float[3,4] z, float[3,4] z1, float[3] q)
-    {
-        on = Identity(go)
-        z = Tanh(s)
-        z1 = Identity(z)
-        axis = Constant <value_ints = [1]> ()
-        q = ReduceSum <keepdims = 0> (z, axis)
-    }>
-    axis1 = Constant <value_ints = [1]> ()
-    b = Neg(h)
-    after = ReduceMax <axes = [1], keepdims = 0> (b)
-}
-"""
 EARLY = "m = Cast <to = 7> (limit) on = LessOrEqual(i, m)"
 
 
@@ -270,18 +187,6 @@ def test_scan_outputs_as_long_as_the_loop(early: bool, constant: bool) -> None:
         for n in ((9,) if constant else (0, 1, 2, 70)) for limit in (-1, 0, 3, 100)
     ]  # fmt: skip
     check(text, *feeds, rows=constant or not early, reference=False)
-
-
-def test_room_for_rows_is_bounded() -> None:
-    one = compiled(model(RAGGED), MAX_ITERATIONS=1000)
-    request = one.create_infer_request()
-    for n in (1001, 2**62):
-        with pytest.raises(LimitError, match=r"runs .* times.*MAX_ITERATIONS = 1,000"):
-            request.infer({"x": floats(3, 4), "n": count(n), "limit": scalar(0)})
-    assert request.infer({"x": floats(3, 4), "n": count(1000), "limit": scalar(0)})["h"].shape == (1000, 3, 4)
-    one = compiled(model(RAGGED), MAX_TENSOR_BYTES=1000)
-    with pytest.raises(LimitError, match="MAX_TENSOR_BYTES = 1,000"):
-        one.create_infer_request().infer({"x": floats(3, 4), "n": count(100), "limit": scalar(0)})
 
 
 SCAN = """
@@ -382,43 +287,6 @@ def test_large_branches_are_planned_when_they_run() -> None:
     text = text.replace("y = If (c)", loop + " => (bool on, float[4] z) { on = Identity(go) z = If (c)")
     text = text.replace("{ u = Neg(x) }>", "{ u = Neg(s) }> }>")
     check(text, *({"x": floats(4), "c": np.array(c), "n": count(3)} for c in (True, False)))
-
-
-NESTED = """
-g (float[4] x, int64 n, float limit) => (float[4] y, float total)
-{
-    t = Constant <value = bool {1}> ()
-    y = Loop (n, t, x) <body = outer (int64 i, bool go, float[4] s) => (bool on, float[4] z)
-    {
-        on = Identity(go)
-        true = Constant <value = bool {1}> ()
-        one = Constant <value = int64 {1}> ()
-        m = Add(i, one)
-        r = Loop (m, true, s) <body = inner (int64 j, bool go2, float[4] v) => (bool on2, float[4] w)
-        {
-            h = Constant <value = float {1.25}> ()
-            f = Mul(v, h)
-            ci = Cast <to = 1> (i)
-            g = Add(f, ci)
-            a = Abs(g)
-            b = ReduceMax <keepdims = 0> (a)
-            big = Greater(b, limit)
-            w = If (big) <then_branch = yes () => (float[4] c)
-            {
-                e = Constant <value = float {0.125}> ()
-                c = Mul(g, e)
-            }, else_branch = no () => (float[4] d)
-            {
-                d = Identity(g)
-            }>
-            on2 = Identity(go2)
-        }>
-        q = Mul(r, x)
-        z = Tanh(q)
-    }>
-    total = ReduceSum <keepdims = 0> (y)
-}
-"""
 
 
 def test_nested() -> None:
@@ -564,129 +432,3 @@ def test_a_branch_that_is_wrong_may_stay_untaken() -> None:
     one = compiled(parser.parse_model(HEAD + text))
     x = floats(4)
     assert np.allclose(one.create_infer_request().infer({"x": x, "c": np.array(True)})["y"], np.tanh(x), atol=1e-6)
-
-
-# Limits, signals, counters
-
-ENDLESS = """
-g (float[3] x, bool t) => (float[3] y)
-{
-    y = Loop (, t, x) <body = forever (int64 i, bool go, float[3] s) => (bool on, float[3] z)
-    {
-        zero = Constant <value = int64 {0}> ()
-        on = GreaterOrEqual(i, zero)
-        z = Tanh(s)
-    }>
-}
-"""
-
-
-def test_a_loop_that_does_not_end() -> None:
-    made = model(ENDLESS)
-    made.graph.node[0].name = "the loop"
-    one = compiled(made, MAX_ITERATIONS=1000)
-    request = one.create_infer_request()
-    for _ in range(2):
-        with pytest.raises(LimitError, match=r"'the loop' \(Loop\).*do not end.*MAX_ITERATIONS = 1,000"):
-            request.infer({"x": floats(3), "t": np.array(True)})
-        assert (request.infer({"x": floats(3), "t": np.array(False)})["y"] == floats(3)).all()
-    assert control_steps(one)[0].block is not None
-
-
-def test_a_loop_that_is_too_long() -> None:
-    made = model(SIMPLE)
-    one = compiled(made, MAX_ITERATIONS=1000)
-    request = one.create_infer_request()
-    with pytest.raises(LimitError, match=r"runs 1,001 times"):
-        request.infer({"x": floats(5), "n": count(1001)})
-    request.infer({"x": floats(5), "n": count(1000)})
-    with pytest.raises(LimitError, match=r"runs 9,223,372,036,854,775,807 times"):
-        request.infer({"x": floats(5), "n": count(2**63 - 1)})
-
-
-def test_iterations_of_nested_loops_add_up() -> None:
-    one = compiled(model(NESTED), MAX_ITERATIONS=9 + 45)
-    feed = {"x": floats(4), "n": count(9), "limit": scalar(2)}
-    one.create_infer_request().infer(feed)
-    one = compiled(model(NESTED), MAX_ITERATIONS=9 + 44)
-    with pytest.raises(LimitError):
-        one.create_infer_request().infer(feed)
-
-
-def test_ctrl_c_ends_a_loop() -> None:
-    one = compiled(model(ENDLESS), MAX_ITERATIONS=2**40)
-    request = one.create_infer_request()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        begin = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            request.infer({"x": floats(3), "t": np.array(True)})
-        assert time.perf_counter() - begin < 5
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert (request.infer({"x": floats(3), "t": np.array(False)})["y"] == floats(3)).all()
-
-
-def test_counters() -> None:
-    made = model(NESTED)
-    one = compiled(made, PERF_COUNT="YES")
-    request = one.create_infer_request()
-    request.infer({"x": floats(4), "n": count(5), "limit": scalar(1e9)})
-    rows = request.get_profiling_info()
-    calls = {row.type: row.calls for row in rows if row.calls}
-    assert calls["Loop"] >= 1
-    loops = [row for row in rows if row.type == "Loop" and row.calls]
-    outside = max(row.device_seconds for row in loops)
-    inside = [row for row in rows if row.calls > 1]
-    assert {row.calls for row in inside} >= {5, 15}
-    assert 0 < sum(row.device_seconds for row in inside) <= outside
-
-
-def test_counters_of_an_uneven_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is timed inside a launch then: the request runs control flow, and writes to memory that is planned."""
-    made = model(RAGGED.replace("float[m,4] after", "float[m,4] after, float[3,4] w").replace(
-        "    b = Neg(h)", "    w = Neg(y)\n    b = Neg(h)"))  # fmt: skip
-    feed = {"x": floats(3, 4), "n": count(5), "limit": scalar(0)}
-    expected = compiled(made)(feed)
-    device = open_device("CPU")
-    one = compiled(made, PERF_COUNT="YES")
-    for variant in {one.env.device, device}:
-        monkeypatch.setitem(variant.__dict__, "tick", 0.0)
-    request = one.create_infer_request()
-    found = request.infer(feed)
-    assert all((found[name] == value).all() for name, value in expected.items())
-    assert any(row.type == "Tanh" and row.calls == 5 for row in request.get_profiling_info())
-    assert not any(frame.together for _, frame in request.executor.frames())
-
-
-def test_explain_says_who_runs_it() -> None:
-    core = Core({"ENABLE_LOOP_UNROLLING": "NO"})
-    feed = {"x": floats(5), "n": count(3)}
-    apart = {"JOIN_LAUNCHES": "NO"}
-    for config, said in ({}, "part of one launch"), (apart, "run by the request: JOIN_LAUNCHES is NO"):
-        one = core.compile_model(core.read_model(model(SIMPLE)), "CPU", config)
-        layers = explain(one, feed, count=0)
-        assert any(said in layer.note for layer in layers if layer.op == "Loop")
-        assert any(layer.inside for layer in layers)
-
-
-def test_one_launch() -> None:
-    one = compiled(model(NESTED))
-    request = one.create_infer_request()
-    feed = {"x": floats(4), "n": count(5), "limit": scalar(1e9)}
-    request.infer(feed)
-    before = request.executor.launches
-    request.infer(feed)
-    assert request.executor.launches == before + 1
-
-
-@pytest.mark.parametrize("config", [{"JOIN_LAUNCHES": "NO"}, {"CPU_THREADS_NUM": 1}, {"CPU_THREADS_NUM": 5}])
-def test_settings(config: dict[str, Any]) -> None:
-    feed = {"x": floats(4), "n": count(5), "limit": scalar(2)}
-    check(NESTED, feed, rows="JOIN_LAUNCHES" not in config, **config)

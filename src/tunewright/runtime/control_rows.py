@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..errors import TunewrightError
+from ..ir.graph import Node
 from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
 from ..solvers.rows import (
@@ -69,9 +70,8 @@ def block_of(runner: Control, repeated: bool = False) -> Block | str:
     settings = runner.env.settings
     if not settings.join_launches:
         return "JOIN_LAUNCHES is NO"
-    size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
-    if node.op == "If" and not repeated and size > MOST_IN_BRANCHES:
-        return f"its branches have {size} nodes, and only those of the one that runs are planned"
+    if not repeated and not is_small(node):
+        return f"its branches have over {MOST_IN_BRANCHES} nodes, and only those of the one that runs are planned"
     device = runner.env.device
     linker = linker_of(device)
     if linker is None:
@@ -90,6 +90,12 @@ def block_of(runner: Control, repeated: bool = False) -> Block | str:
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
     return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
+
+
+def is_small(node: Node) -> bool:
+    """Its bodies are planned whether they will run or not: those of a loop, and branches of few nodes."""
+    size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
+    return node.op != "If" or size <= MOST_IN_BRANCHES
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from ..solvers.rows import Block
 from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import Control, make_control
-from .control_rows import block_of
+from .control_rows import block_of, is_small
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
@@ -107,6 +107,12 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
         if value in made:
             part.add_output(mapping[value], value.name)
     return part, boundary
+
+
+def _is_symbolic(value: Value | None) -> bool:
+    return value is not None and (
+        isinstance(value.const, SymArray) or (value.tensor is not None and value.tensor.is_symbolic)
+    )
 
 
 @dataclass
@@ -250,6 +256,8 @@ class _Lowering:
             else:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):
+                if self.traced is not None and is_small(node) and any(_is_symbolic(v) for v in node.inputs):
+                    raise Untraceable(f"node {node.name!r} ({node.op}) runs in a launch where sizes are known")
                 runner.why_not_compiled = found
             else:
                 self.blocks[node] = found

@@ -144,7 +144,11 @@ def _samples(rng: Rng) -> Sequence[Sample]:
     apart = {"q": (0, 36, 3, 12), "k": (6, 84, 3, 12), "v": (0, 84, 3, 12)}
     # rows outside of the batch; heads that all read the same keys
     turned = {"sizes": (2, 2, 2, 5, 5, 4, 4), "q": (1, 24, 4, 48), "k": (8, 24, 4, 48), "v": (16, 24, 0, 48)}
+    # caches with room for nine rows, of which six are there
+    grown = {"sizes": (2, 4, 2, 1, 6, 4, 4), "sources": (0, 1, 2)}
+    rooms = {"q": (0, 16, 4, 16), "k": (0, 72, 36, 4), "v": (0, 72, 36, 4)}
     return (
+        Sample([normal(rng, 2, 1, 16), normal(rng, 2, 2, 9, 4), normal(rng, 2, 2, 9, 4)], one | grown | rooms),
         Sample([normal(rng, 2, 5, 22)], one | shared),
         Sample([normal(rng, 2, 5, 22), mask], one | shared | {"order": (0, 1, 2, 3), "is_causal": 1}),
         Sample([normal(rng, 2, 3, 12), normal(rng, 2, 7, 12)], one | cross | apart),

@@ -70,7 +70,7 @@ def block_of(runner: Control, repeated: bool = False) -> Block | str:
     settings = runner.env.settings
     if not settings.join_launches:
         return "JOIN_LAUNCHES is NO"
-    if not repeated and not is_small(node):
+    if not repeated and not _is_small(node):
         return f"its branches have over {MOST_IN_BRANCHES} nodes, and only those of the one that runs are planned"
     device = runner.env.device
     linker = linker_of(device)
@@ -92,7 +92,7 @@ def block_of(runner: Control, repeated: bool = False) -> Block | str:
     return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
 
 
-def is_small(node: Node) -> bool:
+def _is_small(node: Node) -> bool:
     """Its bodies are planned whether they will run or not: those of a loop, and branches of few nodes."""
     size = sum(len(graph) for body in node.bodies.values() for graph in body.walk())
     return node.op != "If" or size <= MOST_IN_BRANCHES

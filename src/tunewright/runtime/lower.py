@@ -28,7 +28,7 @@ from ..solvers.rows import Block
 from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import Control, make_control
-from .control_rows import block_of, is_small
+from .control_rows import block_of
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
@@ -256,7 +256,7 @@ class _Lowering:
             else:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):
-                if self.traced is not None and is_small(node) and any(_is_symbolic(v) for v in node.inputs):
+                if self.traced is not None and node.op != "If" and any(_is_symbolic(v) for v in node.inputs):
                     raise Untraceable(f"node {node.name!r} ({node.op}) runs in a launch where sizes are known")
                 runner.why_not_compiled = found
             else:

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunewright
+from native.children import python
 from native.harness import native
 
 ort = pytest.importorskip("onnxruntime")
@@ -284,3 +285,31 @@ def test_nothing_is_compiled_behind_the_first_shapes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(type(device), "build", lambda self, source: pytest.fail("a kernel was compiled"))
     for n in rng.integers(20, 80, 30):
         request.infer({"x": np.zeros((2, int(n), 8), np.float32)})
+
+
+def test_a_forked_child_makes_plans_although_the_parent_was_making_one() -> None:
+    code = """
+import json, os, threading, time
+import numpy as np
+import tunewright
+from unit.test_templates import sentence
+compiled = tunewright.Core().compile_model(sentence(3), "CPU")
+compiled({"x": np.zeros((2, 9, 8), np.float32)})
+held = threading.Thread(target=lambda: compiled.program._lock.acquire() and time.sleep(20), daemon=True)
+held.start()
+time.sleep(0.2)
+child = os.fork()
+if not child:
+    (y,) = compiled({"x": np.ones((1, 1, 8), np.float32)}).values()
+    os._exit(0 if y.shape == (1, 1, 24) else 1)
+for _ in range(100):
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+print(json.dumps([bool(done), status if done else -1]))
+os._exit(0)
+"""
+    assert python(code) == [True, 0]

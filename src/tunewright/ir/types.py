@@ -152,10 +152,13 @@ class TensorType:
     layout: Layout = PLAIN
     #: every dimension is a number (asked at every turn, so it is found out once)
     is_static: bool = field(init=False, repr=False, compare=False)
+    #: its shape depends on symbols
+    is_symbolic: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        static = self.shape is not None and all(isinstance(d, WHOLE) for d in self.shape)
-        object.__setattr__(self, "is_static", static)
+        shape = self.shape or ()
+        object.__setattr__(self, "is_static", self.shape is not None and all(isinstance(d, WHOLE) for d in shape))
+        object.__setattr__(self, "is_symbolic", any(isinstance(d, SymInt) for d in shape))
 
     @property
     def rank(self) -> int | None:
@@ -189,11 +192,6 @@ class TensorType:
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape, self.layout)
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Its shape depends on symbols."""
-        return self.shape is not None and any(isinstance(d, SymInt) for d in self.shape)
 
     @property
     def at_hand(self) -> TensorType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,8 +11,8 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -167,7 +168,9 @@ def like(values: Sequence[Any], looks: Looks) -> bool:
 
 
 class Program:
-    """Plans of one graph. Safe to use from several threads."""
+    """Plans of one graph. Safe to use from several threads, and in a forked child."""
+
+    _live: ClassVar[WeakSet[Program]] = WeakSet()
 
     def __init__(
         self, graph: Graph, env: Environment, is_part: bool = False, open: Collection[tuple[int, int]] = (),
@@ -189,10 +192,18 @@ class Program:
         self._untraceable = 0
         #: one is being made beside what runs, or could not be made
         self._growing = threading.Event()
+        self._live.add(self)
         #: its weights are the only plan's
         self._spent = False
         #: weights that are only in their file, from one plan to the next
         self._stored: dict[Value, Stored] = {}
+
+    @classmethod
+    def in_child(cls) -> None:
+        """Who held a lock in the parent of a fork is not here."""
+        for program in list(cls._live):
+            program._lock, program.env._lock = threading.Lock(), threading.Lock()
+            program._growing.clear()
 
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for these values: one of a class of shapes where their sizes are open."""
@@ -357,6 +368,10 @@ class Program:
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
             return lower(graph, env, only, traced, self.repeated)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Program.in_child)
 
 
 def _kind(type: Type | None) -> Any:

@@ -160,7 +160,7 @@ class LinkedLauncher(Launcher, Chained):
 
     def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
         row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
-        if len(row) <= len(others) or any(one.loops for one in row):
+        if len(row) <= len(others) or any(one.loops or len(one._open[1]) for one in row):
             return None
         made = LinkedLauncher(self._device, [kernel for one in row for kernel in one._made_of], self.queue)
         first = 0

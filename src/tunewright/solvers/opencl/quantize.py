@@ -188,7 +188,8 @@ class _Conversion:
         """The statement that converts an element."""
         if not self.quantizes:
             x = _integer(self.x, f"x[{at}]")
-            value = f"(f32)({x} - {zero}) * {scale}" if self.type == "i32" else f"((f32){x} - {zero}) * {scale}"
+            moved = f"(f32)(i32)((u32){x} - (u32){zero})"  # 32-bit numbers wrap around
+            value = f"{moved} * {scale}" if self.type == "i32" else f"((f32){x} - {zero}) * {scale}"
             return self.source.store("y", at, value)
         rounded = _ROUND.get(_precision(self.problem), "{}")
         x = f"(f32){self.source.load('x', at)}"

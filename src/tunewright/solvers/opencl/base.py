@@ -22,7 +22,7 @@ from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
 from .emit import STORAGE, Call, In, Out, Report, Scratch, Table
-from .prelude import MATHEMATICS
+from .prelude import mathematics_of
 
 if TYPE_CHECKING:
     from .linked import OneKernel
@@ -99,7 +99,8 @@ class CSolver(Solver):
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
         """What is compiled, but for the words of a dialect."""
-        return "\n".join([MATHEMATICS, *(call.text for call in self.calls(problem, config, target))])
+        texts = "\n".join(call.text for call in self.calls(problem, config, target))
+        return mathematics_of(texts) + texts
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         kernel = self._made(problem, config, device)

@@ -8,6 +8,10 @@ become instructions and are fine.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+
 from ...ops.faults import Fault
 
 #: the words of each dialect of C: nothing that follows, and no kernel, uses others
@@ -402,3 +406,35 @@ PRELUDES = {
     "c": C + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
     "opencl": OPENCL + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
 }
+
+
+def mathematics_of(text: str) -> str:
+    """The functions of `MATHEMATICS` that a text calls, with those that they call: others do not change a kernel."""
+    known, wanted, found = _functions(), _words(text), set[str]()
+    while new := [name for name in known if name in wanted and name not in found]:
+        found.update(new)
+        for name in new:
+            wanted = wanted | _words(known[name])
+    return ORDER + "".join(known[name] for name in known if name in found)  # its names are made by macros
+
+
+@cache
+def _functions() -> Mapping[str, str]:
+    """Definitions by name, in order; those under different conditions are one."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE).splitlines(keepends=True):
+        begins = _DEFINITION.match(line)
+        if begins is not None:
+            name = begins[1] or begins[2]
+        if name and not line.startswith(("#if", "#else", "#endif", "/*")):
+            found[name] = found.get(name, "") + line
+    return found
+
+
+_DEFINITION = re.compile(r"INLINE\s[^(]*?(\w+)\(|#define\s+(\w+)")
+
+
+@lru_cache(1 << 10)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))

@@ -207,7 +207,7 @@ def test_what_the_vendors_does_not_know(more: list[Any], attrs: dict[str, Any], 
 def strided_cases() -> dict[str, Case]:
     spec = lookup(STRIDED)
     assert spec is not None and spec.samples is not None
-    names = ("one source", "mask", "two sources", "rows first", "multi head")
+    names = ("room to grow", "one source", "mask", "two sources", "rows first", "multi head")
     found = [Case(STRIDED, sample.inputs, sample.attrs) for sample in spec.samples(np.random.default_rng(1))]
     return dict(zip(names, found, strict=True))
 

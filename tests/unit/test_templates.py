@@ -102,8 +102,10 @@ def sentence(seed: int, steps: int = 6) -> bytes:
     x = b.add("MatMul", "x", b.weight(8, width))
     length = b.size("x", 1)
     for _ in range(steps):
-        kind = int(b.rng.integers(8))
-        if kind == 0:
+        kind = int(b.rng.integers(9))
+        if kind == 8:  # from the last one to the first
+            x = b.add("Slice", x, b.ints(-1), b.ints(-(2**63)), b.ints(1), b.ints(-1))
+        elif kind == 0:
             x = b.add("Add", b.add("MatMul", x, b.weight(width, width)), b.weight(width))
         elif kind == 1:
             x = b.add("LayerNormalization", x, b.weight(width), b.weight(width))
@@ -229,6 +231,19 @@ def test_results_of_earlier_sizes_stay_as_they_are() -> None:
     for x, y in zip(reversed(given), reversed(kept), strict=True):
         assert np.array_equal(next(iter(request.infer({"x": x}).values())), y)
     assert all(np.array_equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_memory_of_the_callers_for_results_of_other_sizes() -> None:
+    compiled = tunewright.Core().compile_model(sentence(3), "CPU")
+    request, (name,) = compiled.create_infer_request(), compiled.outputs
+    x = {n: np.random.default_rng(n).standard_normal((2, n, 8)).astype(np.float32) for n in (9, 40)}
+    expected = {n: request.infer({"x": x[n]})[name].copy() for n in (9, 40, 9)}
+    for n in (40, 9, 40):
+        mine = np.zeros_like(expected[n])
+        assert request.infer({"x": x[n]}, outputs={name: mine})[name] is mine
+        assert np.array_equal(mine, expected[n])
+        with pytest.raises(tunewright.InputError, match="for these inputs"):
+            request.infer({"x": x[n]}, outputs={name: np.zeros_like(expected[49 - n])})
 
 
 def test_many_threads_with_sizes_of_their_own() -> None:

@@ -82,6 +82,8 @@ class Switch:
         """None where a plan is not so."""
         if not plan.steps or plan.rest is not None or frame.copied or not plan.device.shares_memory:
             return None
+        if plan.template is not None and plan.template.constants:
+            return None  # sizes decide, too
         *before, last = plan.steps
         if not isinstance(last.control, If) or last.block is not None or len(last.ins) != 1 + last.control.captures:
             return None

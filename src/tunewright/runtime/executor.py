@@ -345,7 +345,10 @@ class Executor:
             for i, storage, offset, shape, dtype in frame.results:
                 values[i] = np.ndarray(shape, dtype, piece, begin_at + frame.begins[storage] + offset)
         else:
-            lent = {} if stay is None or not plan.device.shares_memory else stay.storages(plan, inputs)
+            lent: dict[int, Any] = {}
+            if stay is not None and plan.device.shares_memory:
+                shapes = {i: shape for i, _, _, shape, _ in frame.results}
+                lent = stay.storages(plan, inputs, shapes, frame.fresh)
             lent = lent | {state.storage: buffer.memory for state, buffer in frame.states}
             buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
             for i, storage, offset, shape, dtype in frame.results:

@@ -60,18 +60,23 @@ class Stay:
         return Stay(self.remote, {i: self.into[at] for at, i in numbers.items()},
                     {i: self.names[at] for at, i in numbers.items()})  # fmt: skip
 
-    def storages(self, plan: Plan, inputs: Sequence[Any]) -> dict[int, Any]:
-        """Storages of a plan that are the caller's memory as it is, where host and device share memory."""
+    def storages(
+        self, plan: Plan, inputs: Sequence[Any], shapes: Mapping[int, tuple[int, ...]], sizes: Mapping[int, int]
+    ) -> dict[int, Any]:
+        """Storages of a plan that are the caller's memory as it is, where host and device share memory.
+
+        ``shapes`` of slots and ``sizes`` of storages in bytes are those of this inference.
+        """
         found: dict[int, Any] = {}
         for at, array in self.into.items():
             kind, i = plan.outputs[at]
             slot = plan.slots[i] if kind == "slot" else None
             if slot is None or slot.place is not Place.RESULT or slot.offset or slot.storage in found:
                 continue
-            if not isinstance(slot.type, TensorType) or slot.type.physical != array.shape:
+            if shapes.get(i) != array.shape:
                 continue
             # Kernels may write a storage before they have read all inputs, and count on how it is aligned.
-            fits = plan.results[slot.storage] == array.nbytes and array.flags.c_contiguous and not address(array) % 64
+            fits = sizes[slot.storage] == array.nbytes and array.flags.c_contiguous and not address(array) % 64
             others = [v for v in (*inputs, *found.values()) if isinstance(v, np.ndarray)]
             if fits and array.size and not any(np.may_share_memory(array, x) for x in others):
                 found[slot.storage] = array.reshape(-1).view(np.uint8)

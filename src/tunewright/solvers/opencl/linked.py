@@ -119,7 +119,7 @@ class LinkedLauncher(Launcher, Chained):
         places, wanted = self._open
         if self._values is None:
             self._values = [place(one) for one in wanted]
-        self._table[places] = [values[at] for at in self._values]
+        self._table[places] = [values[at] & 0xFFFFFFFFFFFFFFFF for at in self._values]
         for kernel, one in posed.items():
             assert isinstance(one, CKernel)
             self._write(kernel, one)

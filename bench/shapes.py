@@ -36,18 +36,19 @@ ENGINES = ("tunewright", "onnxruntime", "openvino")
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", default=[*NETWORKS, "decoder"], help=", ".join([*NETWORKS, "decoder"]))
+    known = [*NETWORKS, *DECODERS]
+    options.add_argument("names", nargs="*", default=[*NETWORKS, "decoder"], help=", ".join(known))
     options.add_argument("--sizes", type=int, default=50, help="new sizes of each network")
     options.add_argument("--tokens", type=int, default=512)
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
-    unknown = [name for name in given.names if name not in (*NETWORKS, "decoder")]
+    unknown = [name for name in given.names if name not in known]
     if unknown:
-        options.error(f"there is no {unknown[0]!r}; there are {', '.join([*NETWORKS, 'decoder'])}")
+        options.error(f"there is no {unknown[0]!r}; there are {', '.join(known)}")
     print(engines.machine())
     report: dict[str, Any] = {}
     for name in given.names:
-        report[name] = decode(given.tokens) if name == "decoder" else sizes(name, given.sizes)
+        report[name] = decode(given.tokens, *DECODERS[name]) if name in DECODERS else sizes(name, given.sizes)
         if given.json:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
@@ -104,7 +105,7 @@ def sizes(name: str, count: int) -> dict[str, Any]:
     return {"plans": plans, **found}
 
 
-def decode(tokens: int, layers: int = 6, width: int = 256, heads: int = 8) -> dict[str, Any]:
+def decode(tokens: int, layers: int, width: int, heads: int) -> dict[str, Any]:
     """Milliseconds of each token of a decoder whose past keys and values are inputs and results."""
     model = decoder(layers, width, heads)
     runs = {engine: loaded(engine, model)[0] for engine in ENGINES if engine == "tunewright" or engine in peers()}
@@ -212,6 +213,8 @@ def tokens(rng: np.random.Generator) -> Arrays:
     return {**given, "token_type_ids": np.zeros((1, count), np.int64)}
 
 
+#: layers, width, heads
+DECODERS = {"decoder": (6, 256, 8), "decoder-768": (12, 768, 12)}
 RAPID = "rapidocr-onnxruntime"
 NETWORKS: dict[str, tuple[Callable[[], bytes], Callable[[np.random.Generator], Arrays]]] = {
     "recogniser": (lambda: trained(RAPID, "ch_PP-OCRv4_rec_infer.onnx"), picture((48, 48), (64, 800), 1)),

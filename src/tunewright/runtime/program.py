@@ -21,7 +21,7 @@ from ..devices.base import Device, on_lines
 from ..devices.c_device import NoCompiler
 from ..devices.host import HostDevice
 from ..devices.kernel_cache import KernelCache
-from ..errors import ModelError
+from ..errors import ModelError, TunewrightError
 from ..ir.graph import Graph, Value
 from ..ir.memory import LARGE
 from ..ir.stored import Stored, stored
@@ -246,9 +246,9 @@ class Program:
             if plan is not None or types in self._plans or self._untraceable >= MOST_ATTEMPTS:
                 return plan
             made = self._traced(types)
-            self._untraceable = self._untraceable + 1 if made is None else 0
             if made is None:
                 return None
+            self._untraceable = 0
             self._add(made)
         return self._nearest(inputs, grow=False)  # for these very shapes something else may be known
 
@@ -321,10 +321,13 @@ class Program:
             return self._make(tuple(made), only=False, traced=(trace, pattern))
         except Untraceable as reason:
             LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
+        except TunewrightError as error:  # of the model, at these sizes: a plan for them says so
+            LOG.debug("%s: a plan for this shape: %s", self.graph.name, error)
             return None
         except Exception:  # a plan for the shapes at hand says what is wrong, if anything is
             LOG.debug("%s: a plan for each shape", self.graph.name, exc_info=True)
-            return None
+        self._untraceable += 1
+        return None
 
     @property
     def plans(self) -> list[Plan]:

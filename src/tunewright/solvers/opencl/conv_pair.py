@@ -226,9 +226,17 @@ class _Form:
 
     def panels(self, nb: int, tile: int) -> int:
         """The fewest whose rows fit the ring, with what the last tile reads beyond them; 0: none do."""
-        window, most = self.window, self.window.output[2]
-        spare = (tile - 1) * window.stride[2] + window.kernel[2]
-        return next((n for n in range(1, most + 1) if window.kernel[1] * nb * self.pitch(n) + spare <= RING), 0)
+        (_, height, taps), (_, _, stride) = self.window.kernel, self.window.stride
+        spare = (tile - 1) * stride + taps
+        widest = ((RING - spare) // (height * nb) - taps) // stride + 1
+        return -(-self.window.output[2] // widest) if widest > 0 else 0
+
+    def narrowest(self, panels: int) -> int:
+        """No panel reads fewer columns of the middle."""
+        (_, _, width), (_, _, stride), (_, _, head) = self.window.output, self.window.stride, self.window.head
+        (_, _, taps), (_, _, size) = self.window.kernel, self.window.input
+        beyond = greater(0, (width - 1) * stride - head + taps - size)
+        return (width // panels - 1) * stride + taps - max(head, 0) - beyond
 
     def columns(self, panels: int) -> list[int]:
         """Columns of the image that the panels need."""
@@ -243,7 +251,7 @@ class _Form:
         if nb > self.blocks or nb * ur + lesser(nb, ur) >= registers or tile + self.window.kernel[2] >= registers:
             return False
         panels = self.panels(nb, tile)
-        return panels > 0 and ur <= min(self.columns(panels))
+        return panels > 0 and ur <= self.narrowest(panels)
 
     def small(self) -> dict[tuple[int, int], float]:
         """Tiles for narrow images."""

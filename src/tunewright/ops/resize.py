@@ -61,15 +61,22 @@ def _plan(
     if policy == "stretch":
         for axis, size in zip(axes, sizes, strict=True):
             output[axis] = shapes.whole(size)
-            # a class of shapes has no ratio: who needs one asks for certain sizes
-            is_open = isinstance(dims[axis], SymInt) or isinstance(output[axis], SymInt)
-            factor[axis] = math.nan if is_open else size / dims[axis] if dims[axis] else 1.0
+            factor[axis] = _ratio(output[axis], dims[axis])
         return output, factor
     ratios = [size / dims[axis] if dims[axis] else 1.0 for axis, size in zip(axes, sizes, strict=True)]
     common = min(ratios) if policy == "not_larger" else max(ratios)
     for axis in axes:
         output[axis], factor[axis] = int(common * dims[axis] + 0.5), common
     return output, factor
+
+
+def _ratio(size: int, dim: int) -> float:
+    """How many times as long an axis becomes; NaN where that is not the same number for a whole class of shapes."""
+    if not isinstance(dim, SymInt) and not isinstance(size, SymInt):
+        return size / dim if dim else 1.0
+    whole = size // dim if isinstance(size, SymInt) and isinstance(dim, SymInt) else 0
+    rest = size - whole * dim
+    return float(whole) if not isinstance(whole, SymInt) and not isinstance(rest, SymInt) and not rest else math.nan
 
 
 # -- one axis ---------------------------------------------------------------------------------------------------------
@@ -179,6 +186,42 @@ def taps(size: int, step: Step, attrs: Attrs) -> Taps:
     return Taps(np.clip(indices, 0, size - 1).astype(np.int64), weights, outside)
 
 
+@dataclass(frozen=True)
+class Period:
+    """An axis that becomes ``factor`` times as long, a power of two: element ``j`` is made of the elements
+    ``j // factor + offsets[j % factor]``, as far as there are such, else of the first or the last one, with
+    ``weights[j % factor]``. Both are [factor, taps]; no weights: the element itself.
+
+    All of it is exact in floating point, so it holds for an axis of any length.
+    """
+
+    factor: int
+    offsets: Array
+    weights: Array | None
+
+
+#: positions of a longer axis would not be exact in single precision
+_MOST_EXACT = 1 << 22
+#: an axis that is long enough to see what every middle element is made of
+_SAMPLE = 16
+
+
+def period(size: int, step: Step, attrs: Attrs) -> Period | None:
+    """How elements of an axis repeat; None where they do not."""
+    mode = attrs.get("coordinate_transformation_mode", "half_pixel")
+    factor = int(step.scale) if math.isfinite(step.scale) else 0
+    if factor != step.scale or factor & (factor - 1) or factor < 1 or attrs.get("exclude_outside", 0):
+        return None
+    if mode not in ("half_pixel", "pytorch_half_pixel", "asymmetric") or not size * factor < _MOST_EXACT:
+        return None
+    if isinstance(step.out - size * factor, SymInt) or step.out != size * factor:
+        return None
+    found = taps(_SAMPLE, Step(step.axis, _SAMPLE * factor, step.scale), attrs)
+    middle = slice(_SAMPLE // 2 * factor, (_SAMPLE // 2 + 1) * factor)
+    weights = None if found.weights is None else found.weights[middle]
+    return Period(factor, found.indices[middle] - _SAMPLE // 2, weights)
+
+
 def _along(x: Array, step: Step, attrs: Attrs) -> Array:
     """``x`` resized along one axis."""
     axis = step.axis
@@ -211,15 +254,15 @@ def steps(
 ) -> list[Step]:
     """The axes that are resized, in the order in which it is done; inputs that are empty count as absent.
 
-    What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one.
+    What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one. Lengths may
+    be symbolic where each factor is the same for a whole class of shapes; else they are those at hand.
     """
     roi, scales, sizes = (None if a is None or not a.size else a.reshape(-1) for a in (roi, scales, sizes))
-    dims = [int(d) for d in dims]
-    if sizes is not None:
-        sizes = np.array([int(size) for size in sizes.tolist()], np.int64)
-    output, factor = _plan(
-        dims, None if scales is None else scales.tolist(), None if sizes is None else sizes.tolist(), attrs
-    )
+    factors, lengths = (None if a is None else a.tolist() for a in (scales, sizes))
+    output, factor = _plan(dims, factors, lengths, attrs)
+    if any(map(math.isnan, factor)):
+        dims, lengths = [int(d) for d in dims], None if lengths is None else [int(size) for size in lengths]
+        output, factor = _plan(dims, factors, lengths, attrs)
     axes = _axes(attrs, len(dims))
     crop = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):

@@ -56,7 +56,7 @@ class Shares:
     def of(rows: int, columns: int, nbytes: float, target: Target, least: int = LEAST_BYTES) -> Shares:
         """Whole rows where there are enough of them, else pieces of rows. ``nbytes``: what one element moves."""
         # decided for the sizes at hand; any shares are right
-        high, wide = hint(rows), hint(columns)
+        high, wide, nbytes = hint(rows), hint(columns), hint(nbytes)
         wanted = greater(1, lesser(int(high * wide * nbytes) // least, PER_UNIT * target.units))
         row = greater(1, high // wanted)
         column = columns if high >= wanted else -(-columns // -(-wanted // greater(high, 1)))

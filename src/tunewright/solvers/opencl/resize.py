@@ -1,10 +1,12 @@
 """Resize in all modes, with constant scales or sizes.
 
 Where each element comes from, and with which weight, is the reference's (`ops.resize.taps`): tables per axis, made on
-the host, so that a text knows neither modes nor shapes. Two kernels work on the last one or two resized axes, h and w:
-`_lines` where w is the innermost axis (a blend of lines, then of their elements), `_pixels` where elements lie behind
-it that stay together: channels of a blocked layout, or the axes behind when another one is resized first.
-What inner loops add to is an i64: beside an int that is unknown the compiler does not see that they are contiguous.
+the host, so that a text knows neither modes nor shapes. Where an axis becomes a power of two times as long, tables of
+one period do (`ops.resize.Period`), and the kernel serves any length. Two kernels work on the last one or two resized
+axes, h and w: `_lines` where w is the innermost axis (a blend of lines, then of their elements), `_pixels` where
+elements lie behind it that stay together: channels of a blocked layout, or the axes behind when another one is resized
+first. What inner loops add to is an i64: beside an int that is unknown the compiler does not see that they are
+contiguous.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from typing import ClassVar
 import numpy as np
 
 from ...devices.base import Target
+from ...ir.symbolic import greater, lesser
 from ...ir.types import PLAIN, DType
+from ...ops.base import Attrs
 from ...ops.numeric import limits
-from ...ops.resize import Step, Taps, extrapolation, steps, taps, working_type
+from ...ops.resize import Period, Step, Taps, extrapolation, period, steps, taps, working_type
 from ...search.space import Config as Point
 from ...search.space import Space
 from ..base import Array, Config, Missing, Problem, tensor
@@ -30,8 +34,30 @@ from .words import word
 
 #: taps up to this number are written out; more (antialias) are a loop
 MOST_TAPS = 4
-#: factors for which a line is written without looking up each element
-FACTORS = (2, 4)
+#: factors for which a line is written without looking up each element, unless the line is short
+FACTORS, _SHORT = (2, 4), 16
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis that is resized: its lengths before and after, and what its elements are made of."""
+
+    size: int
+    out: int
+    found: Taps | Period
+
+    @property
+    def indices(self) -> Array:
+        """The table of indices, or of those within a period: a row for each element."""
+        return self.found.offsets if isinstance(self.found, Period) else self.found.indices
+
+    @property
+    def taps(self) -> int:
+        return int(self.indices.shape[1])
+
+    @property
+    def outside(self) -> Array | None:
+        return None if isinstance(self.found, Period) else self.found.outside
 
 
 @dataclass(frozen=True)
@@ -40,8 +66,8 @@ class Stage:
 
     number: int
     outer: int
-    h: tuple[int, Taps] | None
-    w: tuple[int, Taps]
+    h: Axis | None
+    w: Axis
     inner: int
     source: In | Scratch
     given: DType
@@ -57,16 +83,16 @@ class Stage:
     @property
     def rows(self) -> tuple[int, int]:
         """Length of h before and after."""
-        return (self.h[0], len(self.h[1].indices)) if self.h else (1, 1)
+        return (self.h.size, self.h.out) if self.h else (1, 1)
 
     @property
     def columns(self) -> tuple[int, int]:
         """Length of w before and after."""
-        return self.w[0], len(self.w[1].indices)
+        return self.w.size, self.w.out
 
     @property
     def crop(self) -> bool:
-        return any(a is not None and a[1].outside is not None for a in (self.h, self.w))
+        return any(a is not None and a.outside is not None for a in (self.h, self.w))
 
     @property
     def size(self) -> int:
@@ -140,16 +166,16 @@ def _stages(problem: Problem) -> list[Stage]:
     work = word(x.dtype) if nearest else DType.of_numpy(working_type(x.dtype.numpy))
     edge = word(x.dtype) if nearest else x.dtype
     fill = extrapolation(attrs, x.dtype.numpy if nearest else work.numpy).reshape(1).view(work.numpy)
-    found = {step.axis: (dims[step.axis], taps(dims[step.axis], step, attrs)) for step in _steps(problem)}
+    found = {step.axis: _axis(dims[step.axis], step, attrs) for step in _steps(problem)}
     if not found:  # a copy
         axis = len(dims) - 1
-        found = {axis: (dims[axis], Taps(np.arange(dims[axis])[:, None], None, None))}
+        found = {axis: Axis(dims[axis], dims[axis], Period(1, np.zeros((1, 1), np.int64), None))}
     order = [*found]
     exact = x.dtype.is_integer and not nearest
     last = max(order)
     pair = not exact and last - 1 in order
     if pair and last < len(dims) - 1:
-        pair = math.prod(found[a][1].indices.shape[1] for a in (last - 1, last)) <= MOST_TAPS
+        pair = math.prod(found[a].taps for a in (last - 1, last)) <= MOST_TAPS
     if pair:
         groups = [(a,) for a in order if a < last - 1] + [(last - 1, last)]
     else:
@@ -166,9 +192,17 @@ def _stages(problem: Problem) -> list[Stage]:
         if n < len(groups) - 1:
             stage = replace(stage, target=_between(stage), made=work)
         for a in group:
-            dims[a] = len(found[a][1].indices)
+            dims[a] = found[a].out
         stages.append(stage)
     return stages
+
+
+def _axis(size: int, step: Step, attrs: Attrs) -> Axis:
+    repeated = period(size, step, attrs)
+    if repeated is not None:
+        return Axis(size, step.out, repeated)
+    size, step = int(size), replace(step, out=int(step.out))
+    return Axis(size, step.out, taps(size, step, attrs))
 
 
 def _between(stage: Stage) -> Scratch:
@@ -185,8 +219,8 @@ class _Text:
         source = self.source
         source.buffer("x", stage.given, stage.source)
         if stage.h is not None:
-            self._tables("h", stage.h[1], False)
-        self._tables("w", stage.w[1], True)
+            self._tables("h", stage.h)
+        self._tables("w", stage.w)
         if stage.crop:
             source.buffer("fill", stage.work, Table(stage.fill))
         source.buffer("y", stage.made, stage.target)
@@ -195,32 +229,54 @@ class _Text:
         if stage.exact:
             source.add('_Pragma("clang fp contract(off)")')
 
-    def _tables(self, axis: str, found: Taps, by_tap: bool) -> None:
-        """``hs``, ``hw``: indices and weights, [out, taps] along h, [taps, out] along w; ``ho``: what is outside."""
-        source, count = self.source, found.indices.shape[1]
+    def _tables(self, name: str, axis: Axis) -> None:
+        """``hs``, ``hw``: indices and weights, [out, taps] along h, [taps, out] along w, or those of a period; ``ho``:
+        what is outside."""
+        source, found = self.source, axis.found
+        by_tap = name == "w" and isinstance(found, Taps)
 
         def ordered(array: Array, dtype: DType) -> Table:
             return Table(np.ascontiguousarray(array.T if by_tap else array, dtype.numpy))
 
-        source.buffer(f"{axis}s", DType.INT32, ordered(found.indices, DType.INT32))
+        source.buffer(f"{name}s", DType.INT32, ordered(axis.indices, DType.INT32))
         if found.weights is not None:
-            source.buffer(f"{axis}w", self.stage.work, ordered(found.weights, self.stage.work))
+            source.buffer(f"{name}w", self.stage.work, ordered(found.weights, self.stage.work))
         if self.stage.crop:
-            outside = np.zeros(len(found.indices), np.bool_) if found.outside is None else found.outside
-            source.buffer(f"{axis}o", DType.UINT8, Table(outside.astype(np.uint8)))
-        name = f"{axis.upper()}TAPS"
-        if count > MOST_TAPS:
-            source.dims(**{name: count})
+            outside = np.zeros(axis.out, np.bool_) if axis.outside is None else axis.outside
+            source.buffer(f"{name}o", DType.UINT8, Table(outside.astype(np.uint8)))
+        letter = name.upper()
+        if axis.taps > MOST_TAPS:
+            source.dims(**{f"{letter}TAPS": axis.taps})
         else:
-            source.fixed(**{name: count})
+            source.fixed(**{f"{letter}TAPS": axis.taps})
+        if isinstance(found, Period):
+            source.fixed(**{f"{letter}PERIOD": found.factor})
+            source.function(_WITHIN)
+
+    def index(self, name: str, at: str, tap: int | str) -> str:
+        """Where a tap of element ``at`` of an axis lies."""
+        if not self._is_periodic(name):
+            return f"{name}s[{_entry(name, at, tap)}]"
+        letter = name.upper()
+        offset = f"{name}s[{at} % {letter}PERIOD * {letter}TAPS + {tap}]"
+        return f"within({at} / {letter}PERIOD + {offset}, {letter})"
+
+    def weight(self, name: str, at: str, tap: int | str) -> str:
+        """The weight of a tap of element ``at`` of an axis."""
+        letter = name.upper()
+        entry = f"{at} % {letter}PERIOD * {letter}TAPS + {tap}" if self._is_periodic(name) else _entry(name, at, tap)
+        return f"{name}w[{entry}]"
+
+    def _is_periodic(self, name: str) -> bool:
+        axis = self.stage.h if name == "h" else self.stage.w
+        return axis is not None and isinstance(axis.found, Period)
 
     def count(self, axis: str) -> int | None:
         """Taps along an axis: 0 where there are no weights, None where they are a loop."""
-        found = self.stage.h if axis == "h" else self.stage.w
-        if found is None or found[1].weights is None:
+        resized = self.stage.h if axis == "h" else self.stage.w
+        if resized is None or resized.found.weights is None:
             return 0
-        count = found[1].indices.shape[1]
-        return count if count <= MOST_TAPS else None
+        return resized.taps if resized.taps <= MOST_TAPS else None
 
     def load(self, at: str) -> str:
         """An element of the input, in the type of the work."""
@@ -229,7 +285,7 @@ class _Text:
     def store(self, at: str, value: str) -> str:
         """The statement that stores a result."""
         stage = self.stage
-        if stage.made.is_integer and stage.w[1].weights is not None:
+        if stage.made.is_integer and stage.w.found.weights is not None:
             low, high = limits(stage.made.numpy)
             f = "f" if stage.work is DType.FLOAT32 else ""
             return (
@@ -239,18 +295,32 @@ class _Text:
         return self.source.store("y", at, value)
 
 
+_WITHIN = "INLINE int within(int i, int n) { return i < 0 ? 0 : i < n ? i : n - 1; }"
+
+
+def _entry(name: str, at: str, tap: int | str) -> str:
+    """Where a table has something of a tap of an element: of h element by element, of w tap by tap."""
+    return f"{at} * HTAPS + {tap}" if name == "h" else f"{tap} * OW + {at}"
+
+
 def _sum(terms: Sequence[str]) -> str:
     return " + ".join(terms)
 
 
-def _factor(found: Taps, size: int) -> tuple[int, int, int]:
+def _factor(axis: Axis) -> tuple[int, int, int]:
     """(factor, first, last): between these input elements, output = factor * input + phase, alike for all of them.
 
     A factor of 0 says that there is none.
     """
+    size, found = axis.size, axis.found
+    if isinstance(found, Period):
+        if found.factor not in FACTORS or axis.taps > MOST_TAPS:
+            return 0, 0, 0
+        first = lesser(max(0, -int(found.offsets.min())), size)
+        return found.factor, first, greater(first, size - max(0, int(found.offsets.max())))
     out, count = found.indices.shape
     for factor in FACTORS:
-        if out != factor * size or count > MOST_TAPS or size < 16:
+        if out != factor * size or count > MOST_TAPS or size < _SHORT:
             continue
         offset = found.indices.reshape(size, factor, count) - np.arange(size)[:, None, None]
         alike = (offset == offset[size // 2]).all((1, 2))
@@ -285,20 +355,23 @@ def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
     if blend is None:
         source.add("for (int j = 0; j < W; j++) line[j] = 0;")
         source.add("for (int t = 0; t < HTAPS; t++) {")
-        source.add("i64 at = from + hs[h * HTAPS + t] * W; T weight = hw[h * HTAPS + t];")
+        source.add(f"i64 at = from + {text.index('h', 'h', 't')} * W; T weight = {text.weight('h', 'h', 't')};")
         source.add(f"for (int j = 0; j < W; j++) line[j] += {text.load('at + j')} * weight; }}")
     elif blend:
         for t in range(blend):
-            source.add(f"i64 at{t} = from + hs[h * HTAPS + {t}] * W; T weight{t} = hw[h * HTAPS + {t}];")
+            source.add(f"i64 at{t} = from + {text.index('h', 'h', t)} * W; T weight{t} = {text.weight('h', 'h', t)};")
         terms = [f"{text.load(f'at{t} + j')} * weight{t}" for t in range(blend)]
         source.add(f"for (int j = 0; j < W; j++) line[j] = {_sum(terms)};")
     elif stage.h is not None:
-        source.add("from += hs[h] * W;")
+        source.add(f"from += {text.index('h', 'h', 0)} * W;")
 
     def at(index: str) -> str:
         return f"line[{index}]" if blend != 0 else text.load(f"from + {index}")
 
-    factor, first, last = _factor(stage.w[1], width)
+    def tap(t: int | str) -> str:
+        return f"{at(text.index('w', 'j', t))} * {text.weight('w', 'j', t)}"
+
+    factor, first, last = _factor(stage.w)
     source.fixed(FACTOR=factor)
     ends = "for (int j = 0; j < OW; j++) {"
     if factor:
@@ -306,13 +379,14 @@ def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
         ends = "for (int j = 0; j < OW; j++) {\nif (j == FIRST * FACTOR) j = LAST * FACTOR;\nif (j == OW) break;"
         values = []
         for p in range(factor):
+            place = f"(FIRST * FACTOR + {p})"
             if not across:
-                source.add(f"int s{p} = ws[FIRST * FACTOR + {p}] - FIRST;")
+                source.add(f"int s{p} = {text.index('w', place, 0)} - FIRST;")
                 values.append(at(f"s{p} + i"))
                 continue
             for t in range(across):
-                place = f"{t} * OW + FIRST * FACTOR + {p}"
-                source.add(f"int s{p}{t} = ws[{place}] - FIRST; T w{p}{t} = ww[{place}];")
+                source.add(f"int s{p}{t} = {text.index('w', place, t)} - FIRST;")
+                source.add(f"T w{p}{t} = {text.weight('w', place, t)};")
             values.append(_sum([f"{at(f's{p}{t} + i')} * w{p}{t}" for t in range(across)]))
         source.add("for (int i = FIRST; i < LAST; i++) {")
         for p, value in enumerate(values):
@@ -322,13 +396,12 @@ def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
         source.add("}")
     source.add(ends)
     if across is None:
-        source.add(f"T v = {at('ws[j]')} * ww[j];")
-        source.add(f"for (int t = 1; t < WTAPS; t++) v += {at('ws[t * OW + j]')} * ww[t * OW + j];")
+        source.add(f"T v = {tap(0)};")
+        source.add(f"for (int t = 1; t < WTAPS; t++) v += {tap('t')};")
     elif across:
-        places = [f"{t} * OW + j" for t in range(across)]
-        source.add(f"T v = {_sum([at(f'ws[{p}]') + f' * ww[{p}]' for p in places])};")
+        source.add(f"T v = {_sum([tap(t) for t in range(across)])};")
     else:
-        source.add(f"T v = {at('ws[j]')};")
+        source.add(f"T v = {at(text.index('w', 'j', 0))};")
     if stage.crop:
         source.add("v = wo[j] ? fill[0] : v;")
     source.add(text.store("to + j", "v") + "\n}\n}")
@@ -358,9 +431,9 @@ i64 from = p / OW / OH * H * W * INNER + first;
 int stop = p - w + OW < end ? p - w + OW : end;""")
     if stage.h is not None and not loop:
         for a in range(blend or 1):
-            source.add(f"i64 row{a} = from + hs[h * HTAPS + {a}] * W * INNER;")
+            source.add(f"i64 row{a} = from + {text.index('h', 'h', a)} * W * INNER;")
             if blend:
-                source.add(f"T a{a} = hw[h * HTAPS + {a}];")
+                source.add(f"T a{a} = {text.weight('h', 'h', a)};")
     elif not loop:
         source.add("i64 row0 = from;")
     source.add("for (; p < stop; p++, w++) {\ni64 to = p * INNER + first;")
@@ -380,11 +453,9 @@ def _pixel(text: _Text, blend: int, across: int) -> None:
     source, terms = text.source, []
     for a in range(blend or 1):
         for b in range(across or 1):
-            source.add(f"i64 at{a}{b} = row{a} + ws[{b} * OW + w] * INNER;")
-            if blend and across:
-                source.add(f"T c{a}{b} = a{a} * ww[{b} * OW + w];")
-            elif across:
-                source.add(f"T c{a}{b} = ww[{b} * OW + w];")
+            source.add(f"i64 at{a}{b} = row{a} + {text.index('w', 'w', b)} * INNER;")
+            if across:
+                source.add(f"T c{a}{b} = {f'a{a} * ' if blend else ''}{text.weight('w', 'w', b)};")
             value = text.load(f"at{a}{b} + l")
             terms.append(f"{value} * c{a}{b}" if across else value)
     source.add(f"for (int l = 0; l < count; l++) {{ T v = {_sum(terms)}; {text.store('to + l', 'v')} }}")
@@ -397,9 +468,9 @@ def _pixel_loop(text: _Text) -> None:
     if two:
         source.add("for (int a = 0; a < HTAPS; a++)")
     source.add("for (int b = 0; b < WTAPS; b++) {")
-    row = "hs[h * HTAPS + a] * W + " if two else ""
-    source.add(f"i64 at = from + ({row}ws[b * OW + w]) * INNER;")
-    source.add(f"T weight = {'hw[h * HTAPS + a] * ' if two else ''}ww[b * OW + w];")
+    row, factor = (f"{text.index('h', 'h', 'a')} * W + ", f"{text.weight('h', 'h', 'a')} * ") if two else ("", "")
+    source.add(f"i64 at = from + ({row}{text.index('w', 'w', 'b')}) * INNER;")
+    source.add(f"T weight = {factor}{text.weight('w', 'w', 'b')};")
     source.add(f"for (int l = 0; l < count; l++) sum[l] += {text.load('at + l')} * weight;\n}}")
     source.add(f"for (int l = 0; l < count; l++) {text.store('to + l', 'sum[l]')}")
 

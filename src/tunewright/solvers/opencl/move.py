@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...devices.base import Target
-from ...ir.symbolic import greater, lesser
+from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType
 from ...search.space import Config as Point
 from ...search.space import Space
@@ -86,10 +86,13 @@ def slices(nbytes: int, target: Target, slice: int = SLICE) -> int:
 
 
 def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
-    """The axes along which target and source are contiguous, where these differ and are long enough for tiles."""
+    """The axes along which target and source are contiguous, where these differ and are long enough for tiles.
+
+    Decided for the sizes at hand: the kernel moves what is shorter than a tile word by word.
+    """
     p = next((a for a in move.axes if a.target == 1), None)
     q = next((a for a in move.axes if a.source == 1), None)
-    is_long = p and q and p is not q and p.size >= width and q.size >= width
+    is_long = p and q and p is not q and hint(p.size) >= width and hint(q.size) >= width
     return (p, q) if p and q and is_long else None
 
 
@@ -203,6 +206,10 @@ def _tiles(copy: Copy, pair: tuple[Axis, Axis], config: Config, target: Target, 
     source.add(decode(rank, "tile / ALONG / ACROSS"))
     source.add(f"GLOBAL const {c}* s = x + XO + {_at(rank, 'X')};")
     source.add(f"GLOBAL {c}* d = y + YO + {_at(rank, 'Y')};")
+    if not specialise:
+        source.add("if (P < W || Q < W) {")
+        source.add("for (int j = q0; j < q1; j++) for (int i = p0; i < p1; i++) d[i + j * YQ] = s[i * XP + j];")
+        source.add("continue;\n}")
     # A last tile that is not whole moves back over what is done already: the same words are written twice.
     source.add("for (int i = p0; i < p1; i += W) for (int j = q0; j < q1; j += W) {")
     source.add("int p = i < P - W ? i : P - W, q = j < Q - W ? j : Q - W;")

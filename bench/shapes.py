@@ -1,10 +1,11 @@
-"""New shapes: how much longer than later ones the first inference at a size takes, and a decoder with a growing cache.
+"""New shapes: how much longer than later ones the first inference at a size takes.
 
-python bench/shapes.py                    text recogniser, text detector, MiniLM, a small decoder; against other engines
-python bench/shapes.py recogniser decoder --sizes 50 --json figures.json
+python bench/shapes.py                    text recogniser, text detector, MiniLM; against other engines
+python bench/shapes.py recogniser --sizes 200 --json figures.json
 
-Engines take turns, in one process: at each size all of them infer three times. ``extra`` is what the first inference
-took more than later ones; ``plans`` is how many ours made in all. The decoder feeds its results back as inputs.
+Engines have a process each and take turns: at each size all of them infer three times. ``extra`` is what the first
+inference took more than later ones; ``plans`` is how many ours made in all; ``memory`` is what the process held after
+the first size and after the last one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import engines
 import tunewright
+import turns
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import fetch_models
@@ -32,25 +33,28 @@ import minilm
 Arrays = dict[str, Any]
 Run = Callable[[Arrays], Arrays]
 ENGINES = ("tunewright", "onnxruntime", "openvino")
+#: sizes at first, for which plans of classes are made, that are not counted
+FIRST = 3
 
 
-def main() -> None:
+def main() -> int:
+    if len(sys.argv) > 1 and sys.argv[1] == "--worker":
+        return work(sys.argv[2], sys.argv[3])
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*NETWORKS, *DECODERS]
-    options.add_argument("names", nargs="*", default=[*NETWORKS, "decoder"], help=", ".join(known))
+    options.add_argument("names", nargs="*", default=[*NETWORKS], help=", ".join(NETWORKS))
     options.add_argument("--sizes", type=int, default=50, help="new sizes of each network")
-    options.add_argument("--tokens", type=int, default=512)
     options.add_argument("--json", type=Path, metavar="FILE")
     given = options.parse_args()
-    unknown = [name for name in given.names if name not in known]
+    unknown = [name for name in given.names if name not in NETWORKS]
     if unknown:
-        options.error(f"there is no {unknown[0]!r}; there are {', '.join(known)}")
+        options.error(f"there is no {unknown[0]!r}; there are {', '.join(NETWORKS)}")
     print(engines.machine())
     report: dict[str, Any] = {}
     for name in given.names:
-        report[name] = decode(given.tokens, *DECODERS[name]) if name in DECODERS else sizes(name, given.sizes)
+        report[name] = sizes(name, given.sizes)
         if given.json:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    return 0
 
 
 def loaded(engine: str, model: bytes) -> tuple[Run, Any]:
@@ -73,125 +77,78 @@ def loaded(engine: str, model: bytes) -> tuple[Run, Any]:
 
 
 def sizes(name: str, count: int) -> dict[str, Any]:
-    """Extra milliseconds of the first inference at each of so many sizes."""
-    load, draw = NETWORKS[name]
-    model, rng = load(), np.random.default_rng(0)
-    runs = {engine: loaded(engine, model) for engine in ENGINES if engine == "tunewright" or engine in peers()}
-    seen, extra, steady = set[tuple[Any, ...]](), {e: [] for e in runs}, {e: [] for e in runs}
-    while len(seen) < count + 3:
-        feeds = draw(rng)
-        shape = tuple(a.shape for a in feeds.values())
-        if shape in seen:
-            continue
-        seen.add(shape)
-        for engine, (run, _) in runs.items():
-            times = []
-            for _ in range(3):
-                begin = time.perf_counter()
-                run(feeds)
-                times.append((time.perf_counter() - begin) * 1e3)
-            if len(seen) > 3:  # the first ones make the plans of a class
-                extra[engine].append(times[0] - min(times[1:]))
-                steady[engine].append(min(times[1:]))
-    plans = len(runs["tunewright"][1].program.plans)
-    print(f"\n{name}: {count} new sizes, {plans} plans (ms)")
-    print(f"{'':12} {'extra, median':>14} {'quartiles':>14} {'worst':>8} {'steady':>8}")
-    found = {}
-    for engine in runs:
+    """Extra milliseconds of the first inference at each of so many sizes, of every engine."""
+    workers = {engine: started(__file__, engine, name) for engine in ENGINES if engine in ("tunewright", *peers())}
+    extra: dict[str, list[float]] = {engine: [] for engine in workers}
+    steady: dict[str, list[float]] = {engine: [] for engine in workers}
+    memory: dict[str, list[float]] = {engine: [] for engine in workers}
+    plans = 0
+    try:
+        for number in range(count + FIRST):
+            for engine, worker in workers.items():
+                first, *later = worker.ask("next")["times"]
+                memory[engine].append(worker.memory().get("resident_mb", 0.0))
+                if number >= FIRST:
+                    extra[engine].append(first - min(later))
+                    steady[engine].append(min(later))
+        plans = workers["tunewright"].ask("plans")["plans"]
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    print(f"\n{name}: {count} new sizes, {plans} plans (ms; MB of the process, first and last)")
+    print(f"{'':12} {'extra, median':>14} {'quartiles':>14} {'worst':>8} {'steady':>8} {'memory':>14}")
+    found: dict[str, Any] = {}
+    for engine in workers:
         low, middle, high = statistics.quantiles(extra[engine], n=4)
-        worst, usual = max(extra[engine]), statistics.median(steady[engine])
-        found[engine] = {"extra": extra[engine], "steady": steady[engine]}
-        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {worst:8.2f} {usual:8.2f}")
+        worst, usual, held = max(extra[engine]), statistics.median(steady[engine]), memory[engine]
+        found[engine] = {"extra": extra[engine], "steady": steady[engine], "memory": held}
+        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {worst:8.2f} {usual:8.2f} "
+              f"{held[0]:6.0f}..{held[-1]:6.0f}")  # fmt: skip
     return {"plans": plans, **found}
-
-
-def decode(tokens: int, layers: int, width: int, heads: int) -> dict[str, Any]:
-    """Milliseconds of each token of a decoder whose past keys and values are inputs and results."""
-    model = decoder(layers, width, heads)
-    runs = {engine: loaded(engine, model)[0] for engine in ENGINES if engine == "tunewright" or engine in peers()}
-    found: dict[str, list[float]] = {engine: [] for engine in runs}
-    empty = np.zeros((1, heads, 0, width // heads), np.float32)
-    state = {engine: {f"past_{n}{k}": empty for n in "kv" for k in range(layers)} for engine in runs}
-    worst = 0.0
-    for token in range(tokens):
-        logits = []
-        for engine, run in runs.items():
-            feeds = {"ids": np.array([[token * 7 % 1000]]), **state[engine]}
-            begin = time.perf_counter()
-            made = run(feeds)
-            found[engine].append((time.perf_counter() - begin) * 1e3)
-            state[engine] = {f"past_{n}{k}": made[f"present_{n}{k}"] for n in "kv" for k in range(layers)}
-            logits.append(made["logits"])
-        worst = max([worst, *(float(np.abs(other - logits[0]).max()) for other in logits[1:])])
-    print(f"\ndecoder of {layers} x {width}, {tokens} tokens (ms a token); logits differ by {worst:.1e} at most")
-    print(f"{'':12} {'median':>8} {'quartiles':>14} {'worst':>8} {'all':>8}")
-    for engine, times in found.items():
-        low, middle, high = statistics.quantiles(times[8:], n=4)
-        print(f"{engine:12} {middle:8.3f} {low:6.3f}..{high:6.3f} {max(times[8:]):8.2f} {sum(times):8.0f}")
-    return found
 
 
 def peers() -> list[str]:
     return engines.installed()
 
 
-def decoder(layers: int, width: int, heads: int, words: int = 1000) -> bytes:
-    """As exporters write one: positions and a causal mask out of the lengths, caches grown by Concat."""
-    rng, nodes, weights = np.random.default_rng(0), list[onnx.NodeProto](), list[onnx.TensorProto]()
+def started(script: str, *arguments: str) -> turns.Worker:
+    """A worker of a script: it answers a line of JSON for each line."""
+    process = subprocess.Popen(
+        [sys.executable, script, "--worker", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    worker = turns.Worker(arguments[0], process, {}, [])
+    facts = worker.ask("")
+    if facts is None:
+        worker.stop()
+        raise SystemExit(f"bench: {arguments[0]} did not start")
+    worker.facts = facts
+    return worker
 
-    def const(name: str, array: Any, dtype: Any = np.float32) -> str:
-        weights.append(numpy_helper.from_array(np.asarray(array, dtype), name))
-        return name
 
-    def add(op: str, inputs: list[str], output: str, **attrs: Any) -> str:
-        nodes.append(helper.make_node(op, inputs, [output], **attrs))
-        return output
-
-    def weight(name: str, *shape: int) -> str:
-        return const(name, rng.standard_normal(shape) / np.sqrt(shape[0]))
-
-    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "n"])]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)]
-    each = width // heads
-    for name, value in (("zero", 0), ("one", 1), ("two", 2)):
-        const(name, value, np.int64)
-    const("apart", [0, 0, heads, each], np.int64)
-    const("joined", [0, 0, width], np.int64)
-    past = add("Gather", [add("Shape", ["past_k0"], "past_shape"), "two"], "past", axis=0)
-    new = add("Gather", [add("Shape", ["ids"], "ids_shape"), "one"], "new", axis=0)
-    total = add("Add", [past, new], "total")
-    rows = add("Range", [past, total, "one"], "rows")
-    at = add("Gather", [const("positions", rng.standard_normal((1024, width)) * 0.1), rows], "at")
-    x = add("Add", [add("Gather", [const("words", rng.standard_normal((words, width)) * 0.5), "ids"], "word"), at], "x")
-    later = add("Greater", [add("Range", ["zero", total, "one"], "columns"),
-                            add("Unsqueeze", [rows, const("axis", [1], np.int64)], "row")], "later")  # fmt: skip
-    mask = add("Where", [later, const("never", -1e9), const("always", 0.0)], "mask")
-    for k in range(layers):
-        scale = const(f"g{k}", np.ones(width))
-        normal = add("LayerNormalization", [x, scale, const(f"b{k}", np.zeros(width))], f"n{k}")
-        parts = {}
-        for n in "qkv":
-            part = add("MatMul", [normal, weight(f"w{n}{k}", width, width)], f"{n}0{k}")
-            part = add("Transpose", [add("Reshape", [part, "apart"], f"{n}1{k}")], f"{n}2{k}", perm=[0, 2, 1, 3])
-            if n != "q":
-                shape = ["batch", heads, "past", each]
-                inputs.append(helper.make_tensor_value_info(f"past_{n}{k}", TensorProto.FLOAT, shape))
-                part = add("Concat", [f"past_{n}{k}", part], f"present_{n}{k}", axis=2)
-                outputs.append(helper.make_tensor_value_info(part, TensorProto.FLOAT, None))
-            parts[n] = part
-        turned = add("Transpose", [parts["k"]], f"kt{k}", perm=[0, 1, 3, 2])
-        scores = add("Mul", [add("MatMul", [parts["q"], turned], f"s{k}"), const(f"c{k}", each**-0.5)], f"t{k}")
-        shares = add("Softmax", [add("Add", [scores, mask], f"m{k}")], f"a{k}", axis=-1)
-        mixed = add("Transpose", [add("MatMul", [shares, parts["v"]], f"o{k}")], f"p{k}", perm=[0, 2, 1, 3])
-        mixed = add("MatMul", [add("Reshape", [mixed, "joined"], f"r{k}"), weight(f"wo{k}", width, width)], f"u{k}")
-        x = add("Add", [x, mixed], f"x{k}")
-        scale = const(f"h{k}", np.ones(width))
-        normal = add("LayerNormalization", [x, scale, const(f"d{k}", np.zeros(width))], f"l{k}")
-        inner = add("Relu", [add("MatMul", [normal, weight(f"e{k}", width, 4 * width)], f"f{k}")], f"v{k}")
-        x = add("Add", [x, add("MatMul", [inner, weight(f"i{k}", 4 * width, width)], f"j{k}")], f"y{k}")
-    add("MatMul", [x, weight("head", width, words)], "logits")
-    graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+def work(engine: str, name: str) -> int:
+    """In a worker's process: three inferences at the next size for each line."""
+    load, draw = NETWORKS[name]
+    run, compiled = loaded(engine, load())
+    rng, seen = np.random.default_rng(0), set[tuple[Any, ...]]()
+    print(json.dumps({}), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "plans":
+            print(json.dumps({"plans": len(compiled.program.plans)}), flush=True)
+            continue
+        while True:
+            feeds = draw(rng)
+            shape = tuple(a.shape for a in feeds.values())
+            if shape not in seen:
+                break
+        seen.add(shape)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            run(feeds)
+            times.append((time.perf_counter() - begin) * 1e3)
+        print(json.dumps({"times": times}), flush=True)
+    return 0
 
 
 def trained(package: str, file: str) -> bytes:
@@ -213,8 +170,6 @@ def tokens(rng: np.random.Generator) -> Arrays:
     return {**given, "token_type_ids": np.zeros((1, count), np.int64)}
 
 
-#: layers, width, heads
-DECODERS = {"decoder": (6, 256, 8), "decoder-768": (12, 768, 12)}
 RAPID = "rapidocr-onnxruntime"
 NETWORKS: dict[str, tuple[Callable[[], bytes], Callable[[np.random.Generator], Arrays]]] = {
     "recogniser": (lambda: trained(RAPID, "ch_PP-OCRv4_rec_infer.onnx"), picture((48, 48), (64, 800), 1)),
@@ -224,4 +179,4 @@ NETWORKS: dict[str, tuple[Callable[[], bytes], Callable[[np.random.Generator], A
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

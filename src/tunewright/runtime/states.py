@@ -9,6 +9,7 @@ So old views keep what they showed.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -91,8 +92,14 @@ class _Views:
             buffer.used += rows
             return buffer
 
+    def in_child(self) -> None:
+        """Who held the lock in the parent of a fork is not here."""
+        self._lock = threading.Lock()
+
 
 _KNOWN = _Views()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_KNOWN.in_child)
 
 
 def is_view(array: Any) -> bool:

@@ -1,0 +1,163 @@
+"""Attentions that take keys and values of the past: their caches become values of their own.
+
+An operator that joins past and new keys inside copies all of them for every token, and most of them no device has a
+kernel for. Written as an attention over a cache that a Concat grows, the cache grows in place (`grow_states`), and
+attention reads it where it lies (`strided`). Runs when shapes are known, which tells how many queries there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import SymInt
+from ..ops import lookup
+from ..ops.infer import infer_node
+from ..ops.strided import MULTI_HEAD
+from . import facts
+from .base import Context
+from .pattern import remove_dead
+
+#: [batch, rows, heads, elements] -> [batch, heads, rows, elements], and back
+_TURN = [0, 2, 1, 3]
+
+
+class PastKeys:
+    name = "past-keys"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        if context.layouts is None:  # the host does what the model says
+            return False
+        changed = False
+        for node in graph.nodes:
+            if node.op == MULTI_HEAD and not node.epilogue:
+                changed |= _try(graph, node, context, multi_head)
+        for node in graph.nodes:
+            if node.op == "Attention" and not node.epilogue and node.input(4) is not None:
+                changed |= _try(graph, node, context, in_cache)
+        return changed
+
+
+def _try(graph: Graph, node: Node, context: Context, rewrite: Any) -> bool:
+    reason = rewrite(Builder(graph, node))
+    if reason:
+        context.log.refused(PastKeys.name, node, reason)
+        return False
+    context.log.applied(PastKeys.name, node)
+    remove_dead(graph, [node])
+    return True
+
+
+class Builder:
+    """Adds nodes in place of one, with types."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+
+    def add(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        return self.several(op, *inputs, **attrs)[0]
+
+    def several(self, op: str, *inputs: Value | None, outputs: int = 1, **attrs: Any) -> list[Value]:
+        made = self.graph.add(op, inputs, attrs, outputs=outputs, name=self.node.name, origin=self.node.origin)
+        spec = lookup(op)
+        assert spec is not None
+        infer_node(made, spec)
+        return made.outputs
+
+    def ints(self, *numbers: int) -> Value:
+        return self.graph.constant(np.array(numbers, np.int64))
+
+    def heads(self, x: Value, count: int) -> Value:
+        """[batch, rows, heads * elements] as [batch, heads, rows, elements], which a tensor of rank 4 is already."""
+        if facts.rank(x) == 4:
+            return x
+        return self.add("Transpose", self.add("Reshape", x, self.ints(0, 0, count, -1)), perm=_TURN)
+
+    def flat(self, x: Value) -> Value:
+        """The other way round."""
+        return self.add("Reshape", self.add("Transpose", x, perm=_TURN), self.ints(0, 0, -1))
+
+    def replace(self, *values: Value | None) -> None:
+        """The node's outputs; what stands for one has its name."""
+        for old, new in zip(self.node.outputs, values, strict=False):
+            if new is not None and self.graph.is_read(old):
+                old.name, new.name = new.name, old.name
+                self.graph.replace(old, new)
+
+
+def multi_head(b: Builder) -> str | None:
+    """MultiHeadAttention with a bias, a padding mask, a past or a mask of the future, as ONNX's Attention."""
+    graph, node = b.graph, b.node
+    q, k, v, bias, padding, extra, past_k, past_v = (node.input(i) for i in range(8))
+    causal = int(node.attrs.get("unidirectional", 0))
+    if bias is None and padding is None and past_k is None and not causal:
+        return "nothing would be saved"
+    if q is None or k is None or v is None or [facts.rank(x) for x in (q, k, v)] != [3, 3, 3]:
+        return "queries, keys and values must all be given, of rank 3"
+    if causal and facts.shape(q)[:2] != facts.shape(k)[:2]:  # type: ignore[index]
+        return "the last query sees every key, of which there are others than queries"
+    if node.input(8) is not None or node.input(9) is not None or (past_k is None) != (past_v is None):
+        return "its cache is shared, or follows beams"
+    if any(graph.is_read(one) for one in node.outputs[3:]):
+        return "it shows its scores"
+    dtype, count = facts.dtype(q), int(node.attrs["num_heads"])
+    widths = [facts.shape(x)[2] for x in (q, k, v)]  # type: ignore[index]
+    if dtype is None or dtype.numpy != np.float32 or not all(isinstance(w, int) for w in widths):
+        return "its element type or the widths of heads are not known, or not float32"
+    if bias is not None and (bias.const is None or bias.const.shape != (sum(widths),)):  # type: ignore[arg-type]
+        return "the bias is not constant"
+    if padding is not None and facts.rank(padding) != 2:
+        return "the padding is not told by ones and zeros"
+    if bias is not None and bias.const is not None:
+        parts = np.split(bias.const, np.cumsum(widths)[:2])  # type: ignore[arg-type]
+        q, k, v = (b.add("Add", x, graph.constant(part)) for x, part in zip((q, k, v), parts, strict=True))
+    mask = extra
+    if padding is not None:
+        low = np.float32(node.attrs.get("mask_filter_value", -10000.0))
+        seen = b.add("Greater", padding, graph.constant(np.zeros((), padding.tensor.dtype.numpy)))  # type: ignore[union-attr]
+        hidden = b.add("Where", seen, graph.constant(np.float32(0)), graph.constant(low))
+        hidden = b.add("Unsqueeze", hidden, b.ints(1, 2))
+        mask = hidden if extra is None else b.add("Add", extra, hidden)
+    attrs: dict[str, Any] = {"q_num_heads": count, "kv_num_heads": count, "is_causal": causal}
+    if node.attrs.get("scale"):
+        attrs["scale"] = float(node.attrs["scale"])
+    if past_k is None:
+        y = b.add("Attention", q, k, v, mask, **attrs)
+        b.replace(y, *(b.heads(x, count) for x, old in zip((k, v), node.outputs[1:3], strict=False)))
+        return None
+    b.replace(*b.several("Attention", q, k, v, mask, past_k, past_v, outputs=3, **attrs))
+    return None
+
+
+def in_cache(b: Builder) -> str | None:
+    """One query over a past of any length: Concat grows keys and values, and attention reads what it makes."""
+    graph, node = b.graph, b.node
+    mask, past_k, past_v = (node.input(i) for i in range(3, 6))
+    types = [facts.static(x) for x in (*node.inputs[:3], past_k, past_v)]
+    q, k, v, past, _ = types
+    if past_k is None or past_v is None or q is None or k is None or v is None or past is None or types[4] is None:
+        return "shapes are not known"
+    if not isinstance(past.dims[2], SymInt):
+        return "the past has one length"
+    if q.dims[-2] != 1 or k.dims[-2] != 1:
+        return "there are several queries"
+    if int(node.attrs.get("left_window_size", -1)) >= 0 or any(graph.is_read(x) for x in node.outputs[3:]):
+        return "queries see a window of the keys, or scores are shown"
+    count, groups = (int(node.attrs.get(name, 0)) for name in ("q_num_heads", "kv_num_heads"))
+    # one query comes behind all keys: it sees them all
+    attrs = {key: value for key, value in node.attrs.items() if key not in _OF_SEVERAL}
+    if facts.rank(node.inputs[0]) == 3:
+        attrs |= {"scale": attrs.get("scale") or 1 / np.sqrt(q.dims[2] // count)}
+    queries, keys, values = (
+        b.heads(x, n) for x, n in zip(node.inputs[:3], (count, groups, groups), strict=True) if x is not None
+    )
+    keys, values = b.add("Concat", past_k, keys, axis=2), b.add("Concat", past_v, values, axis=2)
+    y = b.add("Attention", queries, keys, values, mask, **attrs)
+    b.replace(y if facts.rank(node.inputs[0]) == 4 else b.flat(y), keys, values)
+    return None
+
+
+#: attributes that say nothing of one query, or of heads that are apart
+_OF_SEVERAL = frozenset({"is_causal", "right_window_size", "q_num_heads", "kv_num_heads"})

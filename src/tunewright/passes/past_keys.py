@@ -7,21 +7,25 @@ attention reads it where it lies (`strided`). Runs when shapes are known, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, Node, Value
+from ..ir.graph import Graph, Node
 from ..ir.symbolic import SymInt
-from ..ops import lookup
-from ..ops.infer import infer_node
+from ..ops.append import APPEND
+from ..ops.ms_common import MS
 from ..ops.strided import MULTI_HEAD
-from . import facts
+from . import facts, grouped_query
 from .base import Context
+from .builder import Builder
 from .pattern import remove_dead
+from .simplify import CommonSubexpressions
 
-#: [batch, rows, heads, elements] -> [batch, heads, rows, elements], and back
-_TURN = [0, 2, 1, 3]
+GROUPED = MS + "GroupQueryAttention"
+#: attributes that say nothing of one query, or of heads that are apart
+_OF_SEVERAL = frozenset({"is_causal", "right_window_size", "q_num_heads", "kv_num_heads"})
 
 
 class PastKeys:
@@ -34,13 +38,18 @@ class PastKeys:
         for node in graph.nodes:
             if node.op == MULTI_HEAD and not node.epilogue:
                 changed |= _try(graph, node, context, multi_head)
+            elif node.op == GROUPED and not node.epilogue and context.knows(APPEND):
+                changed |= _try(graph, node, context, grouped_query.rewrite)
         for node in graph.nodes:
             if node.op == "Attention" and not node.epilogue and node.input(4) is not None:
                 changed |= _try(graph, node, context, in_cache)
+        if changed:  # layers share positions, lengths and masks
+            graph.sort()
+            CommonSubexpressions().run(graph, context)
         return changed
 
 
-def _try(graph: Graph, node: Node, context: Context, rewrite: Any) -> bool:
+def _try(graph: Graph, node: Node, context: Context, rewrite: Callable[[Builder], str | None]) -> bool:
     reason = rewrite(Builder(graph, node))
     if reason:
         context.log.refused(PastKeys.name, node, reason)
@@ -48,43 +57,6 @@ def _try(graph: Graph, node: Node, context: Context, rewrite: Any) -> bool:
     context.log.applied(PastKeys.name, node)
     remove_dead(graph, [node])
     return True
-
-
-class Builder:
-    """Adds nodes in place of one, with types."""
-
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
-
-    def add(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
-        return self.several(op, *inputs, **attrs)[0]
-
-    def several(self, op: str, *inputs: Value | None, outputs: int = 1, **attrs: Any) -> list[Value]:
-        made = self.graph.add(op, inputs, attrs, outputs=outputs, name=self.node.name, origin=self.node.origin)
-        spec = lookup(op)
-        assert spec is not None
-        infer_node(made, spec)
-        return made.outputs
-
-    def ints(self, *numbers: int) -> Value:
-        return self.graph.constant(np.array(numbers, np.int64))
-
-    def heads(self, x: Value, count: int) -> Value:
-        """[batch, rows, heads * elements] as [batch, heads, rows, elements], which a tensor of rank 4 is already."""
-        if facts.rank(x) == 4:
-            return x
-        return self.add("Transpose", self.add("Reshape", x, self.ints(0, 0, count, -1)), perm=_TURN)
-
-    def flat(self, x: Value) -> Value:
-        """The other way round."""
-        return self.add("Reshape", self.add("Transpose", x, perm=_TURN), self.ints(0, 0, -1))
-
-    def replace(self, *values: Value | None) -> None:
-        """The node's outputs; what stands for one has its name."""
-        for old, new in zip(self.node.outputs, values, strict=False):
-            if new is not None and self.graph.is_read(old):
-                old.name, new.name = new.name, old.name
-                self.graph.replace(old, new)
 
 
 def multi_head(b: Builder) -> str | None:
@@ -115,9 +87,9 @@ def multi_head(b: Builder) -> str | None:
         q, k, v = (b.add("Add", x, graph.constant(part)) for x, part in zip((q, k, v), parts, strict=True))
     mask = extra
     if padding is not None:
-        low = np.float32(node.attrs.get("mask_filter_value", -10000.0))
+        low = np.array(node.attrs.get("mask_filter_value", -10000.0), np.float32)
         seen = b.add("Greater", padding, graph.constant(np.zeros((), padding.tensor.dtype.numpy)))  # type: ignore[union-attr]
-        hidden = b.add("Where", seen, graph.constant(np.float32(0)), graph.constant(low))
+        hidden = b.add("Where", seen, graph.constant(np.zeros((), np.float32)), graph.constant(low))
         hidden = b.add("Unsqueeze", hidden, b.ints(1, 2))
         mask = hidden if extra is None else b.add("Add", extra, hidden)
     attrs: dict[str, Any] = {"q_num_heads": count, "kv_num_heads": count, "is_causal": causal}
@@ -157,7 +129,3 @@ def in_cache(b: Builder) -> str | None:
     y = b.add("Attention", queries, keys, values, mask, **attrs)
     b.replace(y if facts.rank(node.inputs[0]) == 4 else b.flat(y), keys, values)
     return None
-
-
-#: attributes that say nothing of one query, or of heads that are apart
-_OF_SEVERAL = frozenset({"is_causal", "right_window_size", "q_num_heads", "kv_num_heads"})

@@ -19,7 +19,7 @@ from ..errors import ExecutionError, LimitError, LockError, ModelError, Unsuppor
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
-from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint
+from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint, same
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
@@ -206,8 +206,8 @@ class _Lowering:
         found = []
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
-            if node is None or node.op != APPEND:
-                continue
+            if node is None or node.op != APPEND or same([node.attrs["rows"]], [node.attrs["capacity"]]):
+                continue  # without room to spare it is a copy
             slot, past, axis = self.index[value], node.inputs[0], int(node.attrs["axis"])
             assert past is not None and past.tensor is not None
             rows = node.attrs["rows"] - past.tensor.dims[axis]

@@ -185,3 +185,86 @@ def test_states_of_a_model_with_a_mask_that_grows() -> None:
         expected = dict(zip(both.names, both.session.run(None, {**feeds, **both.theirs}), strict=True))
         close(request.infer(feeds)["logits"], expected["logits"], "logits")
         both.theirs = {f"past_{name}": expected[name] for name in both.names[1:]}
+
+
+# ---- caches with room ----------------------------------------------------------------------------------------------
+
+
+def scattering(batch: Any, room: int = 40) -> bytes:
+    """A layer whose cache is filled by TensorScatter; the position is an input."""
+    b = Build(1)
+    x = b.add("Gather", b.weight(50, WIDTH), "ids")
+    q, k, v = (b.add("MatMul", x, b.weight(WIDTH, WIDTH)) for _ in "qkv")
+    apart = [b.add("Transpose", b.add("Reshape", y, b.ints(0, 0, HEADS, EACH)), perm=[0, 2, 1, 3]) for y in (q, k, v)]
+    for name, new in zip("kv", apart[1:], strict=True):
+        b.nodes.append(helper.make_node("TensorScatter", [f"past_{name}", new, "at"], [name], axis=2))
+    lengths = b.add("Add", "at", b.const([1], np.int64))
+    mixed = b.add("Attention", apart[0], "k", "v", "", "", "", lengths, is_causal=1)
+    mixed = b.add("Reshape", b.add("Transpose", mixed, perm=[0, 2, 1, 3]), b.ints(0, 0, WIDTH))
+    b.nodes.append(helper.make_node("MatMul", [mixed, b.weight(WIDTH, 50)], ["logits"]))
+    inputs = {"ids": (INT64, [batch, 1]), "at": (INT64, [batch])}
+    inputs |= dict.fromkeys(("past_k", "past_v"), (FLOAT, [batch, HEADS, room, EACH]))
+    given = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    made = [helper.make_tensor_value_info(name, FLOAT, None) for name in ("logits", "k", "v")]
+    graph = helper.make_graph(b.nodes, "scattering", given, made, b.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11).SerializeToString()
+
+
+def depth(array: Any) -> int:
+    """How many arrays keep each other alive."""
+    found = 0
+    while isinstance(array, np.ndarray):
+        array, found = array.base, found + 1
+    return found
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_a_stateful_request_writes_into_its_cache(batch: Any) -> None:
+    model, rng = scattering(batch), np.random.default_rng(0)
+    host = tunewright.Core().compile_model(model, "CPU.HOST").create_infer_request()
+    plain = tunewright.Core().compile_model(model, "CPU").create_infer_request()
+    request = tunewright.Core().compile_model(model, "CPU", stateful="auto").create_infer_request()
+    zeros = {name: np.zeros((2, HEADS, 40, EACH), np.float32) for name in ("past_k", "past_v")}
+    theirs, ours, where, held = dict(zeros), dict(zeros), set(), []
+    for step in range(30):
+        feeds = {"ids": rng.integers(0, 50, (2, 1)), "at": np.array([step, 29 - step])}
+        before = {name: value.copy() for name, value in ours.items()}
+        expected, got = host.infer({**feeds, **theirs}), plain.infer({**feeds, **ours})
+        assert all(np.array_equal(ours[name], before[name]) for name in ours), "what a caller holds does not change"
+        mine = request.infer(feeds)
+        theirs, ours = ({f"past_{n}": made[n] for n in "kv"} for made in (expected, got))
+        close(got["logits"], expected["logits"], "logits")
+        assert np.array_equal(mine["logits"], got["logits"]), "written in place or copied: the same bits"
+        where.add(request._values["past_k"].__array_interface__["data"][0])
+        if step in (10, 20):  # who looks at a state keeps what he saw
+            held.append([(v.state, v.state.copy()) for v in request.query_state()])
+    assert len(where) <= 4 and depth(request._values["past_k"]) <= 3
+    assert all(np.array_equal(seen, copy) for one in held for seen, copy in one)
+    for variable in request.query_state():
+        close(variable.state, theirs[variable.name], variable.name)
+
+
+def test_a_cache_with_room_after_a_mistake() -> None:
+    request = tunewright.Core().compile_model(scattering(2), "CPU", stateful="auto").create_infer_request()
+    other = tunewright.Core().compile_model(scattering(2), "CPU", stateful="auto").create_infer_request()
+    for step in range(6):
+        feeds = {"ids": np.full((2, 1), step), "at": np.full(2, step)}
+        with pytest.raises(tunewright.ExecutionError, match="out of range"):
+            request.infer({**feeds, "at": np.array([step, 40])})
+        assert np.array_equal(request.infer(feeds)["logits"], other.infer(feeds)["logits"])
+
+
+def test_grouped_queries_of_a_stateful_request_write_into_their_cache() -> None:
+    both = Both(decoder("GroupQueryAttention", 2, room=40, do_rotary=1), 2, 2, room=40)
+    request = tunewright.Core().compile_model(
+        decoder("GroupQueryAttention", 2, room=40, do_rotary=1), "CPU", stateful="auto"
+    ).create_infer_request()
+    where = set()
+    for total in (5, *range(6, 40)):
+        count, mask = 5 if total == 5 else 1, np.ones((2, total), np.int64)
+        feeds = {"ids": both.rng.integers(0, 50, (2, count)), "mask": mask}
+        expected = dict(zip(both.names, both.session.run(None, {**feeds, **both.theirs}), strict=True))
+        close(request.infer(feeds)["logits"], expected["logits"], "logits")
+        both.theirs = {f"past_{name}": expected[name] for name in both.names[1:]}
+        where.add(request._values["past_k0"].__array_interface__["data"][0])
+    assert len(where) <= 3

@@ -5,7 +5,8 @@ than there are, so that the next inference can add its own in place (`runtime/st
 that are there. Attributes: ``axis``, ``rows`` (of past and new together) and ``capacity`` (rows of the result).
 
 With a third input sequences of a batch end in different places: it says how many rows each has with its new ones. Rows
-behind the end of a sequence are zero, or what they were where the past is continued in place.
+behind the end of a sequence are those of the past, and zero where that has none. Where ``rows`` are those of the past,
+new ones are written over them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..ir.types import TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec, Sample
+from .faults import check_rows
 from .samples import Rng, normal
 from .shapes import given, optional, same_dim, tensor
 
@@ -27,18 +29,14 @@ def _reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     past, new = inputs[:2]
     axis, rows = int(attrs["axis"]), int(attrs["rows"])
     whole = np.zeros((*past.shape[:axis], int(attrs["capacity"]), *past.shape[axis + 1 :]), past.dtype)
-    ends = optional(inputs, 2)
+    whole[(*(slice(None),) * axis, slice(0, past.shape[axis]))] = past
+    ends, count = optional(inputs, 2), new.shape[axis]
     if ends is None:
-        both = np.concatenate([past, new], axis)
-        whole[(*(slice(None),) * axis, slice(0, both.shape[axis]))] = both
+        whole[(*(slice(None),) * axis, slice(past.shape[axis], past.shape[axis] + count))] = new
         return [whole]
-    front = (slice(None),) * (axis - 1)
-    for b, end in enumerate(ends.reshape(-1).tolist()):
-        begin = end - new.shape[axis]
-        if not 0 <= begin <= end <= rows:
-            raise ValueError(f"sequence {b} ends at row {end} of {rows}, with {new.shape[axis]} new ones")
-        whole[b][(*front, slice(0, begin))] = past[b][(*front, slice(0, begin))]
-        whole[b][(*front, slice(begin, end))] = new[b]
+    check_rows(ends - count, rows - count + 1)
+    for cache, more, end in zip(whole, new, ends.tolist(), strict=True):
+        cache[(*(slice(None),) * (axis - 1), slice(end - count, end))] = more
     return [whole]
 
 
@@ -61,7 +59,7 @@ def _samples(rng: Rng) -> Iterator[Sample]:
         attrs = {"axis": 1, "rows": past + new, "capacity": past + new}
         assert capacity >= past + new
         yield Sample([normal(rng, 2, past, 5), normal(rng, 2, new, 5)], attrs)
-    for ends, rows in (((4, 2), 4), ((3, 6), 6)):
+    for ends, rows in (((4, 2), 4), ((3, 6), 6)):  # over rows of the past, and behind them
         attrs = {"axis": 2, "rows": rows, "capacity": rows}
         sequences = np.array(ends, np.int64)
         yield Sample([normal(rng, 2, 3, 4, 5), normal(rng, 2, 3, 2, 5), sequences], attrs)

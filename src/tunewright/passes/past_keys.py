@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node
-from ..ir.symbolic import SymInt
+from ..ir.symbolic import SymInt, same, sym_array
 from ..ops.append import APPEND
 from ..ops.ms_common import MS
 from ..ops.strided import MULTI_HEAD
@@ -38,6 +38,8 @@ class PastKeys:
         for node in graph.nodes:
             if node.op == MULTI_HEAD and not node.epilogue:
                 changed |= _try(graph, node, context, multi_head)
+            elif node.op == "TensorScatter" and not node.epilogue and context.knows(APPEND):
+                changed |= _try(graph, node, context, cache)
             elif node.op == GROUPED and not node.epilogue and context.knows(APPEND):
                 changed |= _try(graph, node, context, grouped_query.rewrite)
         for node in graph.nodes:
@@ -100,6 +102,26 @@ def multi_head(b: Builder) -> str | None:
         b.replace(y, *(b.heads(x, count) for x, old in zip((k, v), node.outputs[1:3], strict=False)))
         return None
     b.replace(*b.several("Attention", q, k, v, mask, past_k, past_v, outputs=3, **attrs))
+    return None
+
+
+def cache(b: Builder) -> str | None:
+    """TensorScatter of an input into a result: a cache with room, which a request may let go (`runtime/states.py`)."""
+    graph, node = b.graph, b.node
+    past, new, starts = node.inputs[0], node.inputs[1], node.input(2)
+    types = [facts.static(x) for x in (past, new)]
+    axis = facts.axis(node, -2, past)
+    if past is None or new is None or types[0] is None or types[1] is None or not axis:
+        return "shapes are not known"
+    if past not in graph.inputs or len(past.uses) != 1 or graph.outputs.count(node.output) != 1:
+        return "it is no cache that a result continues"
+    if starts is None or node.attrs.get("mode", "linear") != "linear":
+        return "it begins at the first row, or anew when it is full"
+    if not same(types[0].dims[:axis], types[1].dims[:axis]) or types[1].dims[axis] > types[0].dims[axis]:
+        return "the new rows do not fit"
+    ends = b.add("Add", starts, b.graph.constant(sym_array([types[1].dims[axis]])))
+    rows = types[0].dims[axis]
+    b.replace(b.add(APPEND, past, new, ends, axis=axis, rows=rows, capacity=rows))
     return None
 
 

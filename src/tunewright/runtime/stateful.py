@@ -18,7 +18,7 @@ from ..ir.types import OptionalType, TensorType, Type
 from .compiled import CompiledModel, InferRequest
 from .counters import Row, Totals
 from .request import check_tensor
-from .states import is_view
+from .states import is_view, keep, let_go
 
 
 class StatefulModel(CompiledModel):
@@ -146,6 +146,8 @@ class StatefulRequest(InferRequest):
         self._variables = [VariableState(self, name) for name in model.states]
         #: as the model has them, which makes them anew each time
         self._states, self._inputs, self._outputs = model.states, list(model.inputs), list(model.outputs)
+        #: those of one shape, which an inference may write into
+        self._fixed = [name for name in self._states if _is_fixed(model.type_of(name), model.growing.get(name))]
 
     def query_state(self) -> list[VariableState]:
         return list(self._variables)
@@ -160,6 +162,7 @@ class StatefulRequest(InferRequest):
             type = self.model.type_of(name)
             sizes = self._initial(name, {}, complete=False)
             return None if sizes is None else _frozen(np.zeros(sizes, type.dtype.numpy))
+        keep(value)
         return _frozen(value.numpy() if isinstance(value, RemoteTensor) else value)
 
     def set_value(self, name: str, value: Any) -> None:
@@ -197,6 +200,8 @@ class StatefulRequest(InferRequest):
         self.inner.results = {}  # nobody else shall hold what is continued
         made = {name: results.pop(output) for name, output in self._states.items()}
         self._values, self.results = made, results
+        for name in self._fixed:
+            let_go(made[name])
         return results
 
     def _named(self, inputs: Any) -> dict[str, Any]:
@@ -273,6 +278,11 @@ def _sizes(types: Mapping[str, Type | None], values: Mapping[str, Any], but: int
             if isinstance(want, str) and axis != but and len(shape) == len(wanted or ()):
                 found[want] = int(got)
     return found
+
+
+def _is_fixed(type: TensorType, growing: int | None) -> bool:
+    """It does not grow, or has room for all rows from the beginning."""
+    return growing is None or type.shape is None or isinstance(type.shape[growing], int)
 
 
 def _frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -21,6 +21,17 @@ from ..devices.base import address, aligned
 
 
 @dataclass(frozen=True)
+class Filled:
+    """An input with room for all rows, into which a result of the same shape may be written, where it was let go."""
+
+    input: int
+    output: int
+    #: storage of the result, and the number of the step that writes
+    storage: int
+    step: int
+
+
+@dataclass(frozen=True)
 class State:
     """An input that is continued by a result of the same plan."""
 
@@ -95,6 +106,21 @@ class _Views:
     def in_child(self) -> None:
         """Who held the lock in the parent of a fork is not here."""
         self._lock = threading.Lock()
+
+
+#: arrays that nobody will look at again, by their ids
+_LET_GO: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
+
+
+def let_go(array: Any) -> None:
+    """Nobody but the next inference that takes this array will look at it: results may be written into it."""
+    if type(array) is np.ndarray and array.flags.c_contiguous and array.flags.writeable and not is_view(array):
+        _LET_GO[id(array)] = array
+
+
+def keep(array: Any) -> bool:
+    """Take back `let_go`; True where it was let go."""
+    return _LET_GO.pop(id(array), None) is array
 
 
 _KNOWN = _Views()

@@ -25,18 +25,18 @@ for (int o = begin; o < end; o++) {
   GLOBAL W* to = y + o * CAPACITY;
   int first = PAST;
   SEQUENCE
-  if (COPY) for (int i = 0; i < first && i < PAST; i++) to[i] = past[o * PAST_STEP + i];
+  if (COPY) for (int i = 0; i < PAST; i++) to[i] = past[o * PAST_STEP + i];
   for (int i = 0; i < NEW; i++) to[first + i] = x[o * NEW + i];
 }"""
 
-#: A sequence that ends earlier: what is behind it is zero, unless it was somebody's before.
-_SEQUENCE = """i64 last = ends[o / SEQUENCES];
-  if (last < NEW_ROWS || last > ROWS) {
-    wrong(report, WRONG_LENGTH, last, ROWS);
-    last = ROWS;
+#: A sequence that ends earlier than others. Where its new rows have no place, they are written nowhere.
+_SEQUENCE = """i64 place = ends[o / SEQUENCES] - NEW_ROWS;
+  if (place < 0 || place > ROWS - NEW_ROWS) {
+    wrong(report, WRONG_ROW, place, ROWS - NEW_ROWS + 1);
+    continue;
   }
-  first = (int)(last - NEW_ROWS) * INNER;
-  for (int i = COPY || first + NEW > PAST ? first + NEW : PAST; i < ROWS * INNER; i++) to[i] = 0;"""
+  first = (int)place * INNER;
+  for (int i = PAST; i < ROWS * INNER; i++) to[i] = 0;"""
 
 
 class Append(CSolver):

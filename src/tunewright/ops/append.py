@@ -23,6 +23,8 @@ from .samples import Rng, normal
 from .shapes import given, optional, same_dim, tensor
 
 APPEND = "tunewright::Append"
+#: attribute: the operation of the model that errors name
+STANDS_FOR = "stands_for"
 
 
 def _reference(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:

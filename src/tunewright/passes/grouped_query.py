@@ -16,7 +16,7 @@ import numpy as np
 from ..ir.graph import Value
 from ..ir.symbolic import sym_array
 from ..ir.types import DType
-from ..ops.append import APPEND
+from ..ops.append import APPEND, STANDS_FOR
 from ..ops.ms_common import MS
 from ..ops.shapes import whole
 from . import facts
@@ -135,7 +135,7 @@ def _filled(b: Builder, at: int, new: Value, lengths: Value, is_growing: bool) -
         made, used = grown(b.graph, node, past, new, 2, lengths)
         return _Cache(used, used, made)
     rows = type.dims[2] + more.dims[2] if is_growing else type.dims[2]
-    made = b.add(APPEND, past, new, lengths, axis=2, rows=rows, capacity=rows)
+    made = b.add(APPEND, past, new, lengths, axis=2, rows=rows, capacity=rows, **{STANDS_FOR: node.op})
     if is_growing:
         return _Cache(made, made)
     used = b.add("Slice", made, b.ints(0), b.graph.constant(sym_array([total])), b.ints(2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import SymInt, sym_array
-from ..ops.append import APPEND
+from ..ops.append import APPEND, STANDS_FOR
 from . import facts
 from .base import Context
 from .pattern import remove_dead
@@ -67,7 +67,7 @@ def grown(
     assert types[0] is not None and types[1] is not None
     rows = types[0].dims[axis] + types[1].dims[axis]
     spare = types[0].dims[axis].spare  # type: ignore[attr-defined]
-    attrs = {"axis": axis, "rows": rows, "capacity": types[0].dims[axis] + spare + MOST_NEW}
+    attrs = {"axis": axis, "rows": rows, "capacity": types[0].dims[axis] + spare + MOST_NEW, STANDS_FOR: node.op}
     dims = list(types[0].dims)
     dims[axis] = attrs["capacity"]
     inputs = [past, new] if ends is None else [past, new, ends]

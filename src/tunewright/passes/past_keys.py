@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ir.graph import Graph, Node
 from ..ir.symbolic import SymInt, same, sym_array
-from ..ops.append import APPEND
+from ..ops.append import APPEND, STANDS_FOR
 from ..ops.ms_common import MS
 from ..ops.strided import MULTI_HEAD
 from . import facts, grouped_query
@@ -121,7 +121,7 @@ def cache(b: Builder) -> str | None:
         return "the new rows do not fit"
     ends = b.add("Add", starts, b.graph.constant(sym_array([types[1].dims[axis]])))
     rows = types[0].dims[axis]
-    b.replace(b.add(APPEND, past, new, ends, axis=axis, rows=rows, capacity=rows))
+    b.replace(b.add(APPEND, past, new, ends, axis=axis, rows=rows, capacity=rows, **{STANDS_FOR: node.op}))
     return None
 
 

@@ -17,6 +17,7 @@ from ..ir.graph import Node
 from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..ops import lookup
+from ..ops.append import STANDS_FOR
 from ..ops.infer import check_results
 from ..passes.grow_states import MOST_NEW
 from ..solvers.base import Kernel
@@ -553,7 +554,7 @@ class Executor:
 
 
 def _where(step: Step) -> str:
-    return f"node {step.node.name!r} ({step.node.op})"
+    return f"node {step.node.name!r} ({step.node.attrs.get(STANDS_FOR, step.node.op)})"
 
 
 def _located(error: KernelError, steps: Sequence[Step]) -> ExecutionError:

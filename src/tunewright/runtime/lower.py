@@ -227,6 +227,7 @@ class _Lowering:
             past, slot, at = node.inputs[0], plan.slots[self.index[value]], self.nodes.index(node)
             assert past is not None and past.tensor is not None and value.tensor is not None
             fits = same(past.tensor.dims, value.tensor.dims) and len(past.uses) == 1
+            fits = fits and self.env.device.shares_memory
             if fits and slot.place is Place.RESULT and not hint(slot.offset) and plan.steps[at] in linked:
                 found.append(Filled(self.graph.inputs.index(past), output, slot.storage, at))
         return found

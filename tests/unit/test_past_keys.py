@@ -10,6 +10,8 @@ from onnx import TensorProto, helper
 
 import tunewright
 from native.harness import native
+from tunewright.ops.append import APPEND
+from tunewright.testing.kernelcheck import Case, check
 from unit.test_states import steps_of
 from unit.test_templates import FLOAT, INT64, Build
 
@@ -148,13 +150,28 @@ def test_caches_that_have_room_from_the_beginning(options: dict[str, Any]) -> No
     assert "com.microsoft::GroupQueryAttention" not in {s.node.op for s in both.compiled.program.plans[-1].steps}
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_])
+def test_the_kernel_computes_what_the_reference_does(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    for batch, groups, past, new, inner in [(1, 1, 0, 1, 1), (3, 2, 5, 1, 7), (2, 5, 33, 4, 16), (4, 1, 300, 16, 3)]:
+        shapes = (batch, groups, past, inner), (batch, groups, new, inner)
+        arrays = [rng.integers(-9, 9, shape).astype(dtype) for shape in shapes]
+        for rows, ends in [(past + new, None), (past + new, past + new), (past, past)]:
+            given, attrs = list(arrays), {"axis": 2, "rows": rows, "capacity": rows}  # spare rows hold anything
+            if ends is not None:
+                if rows < new:
+                    continue
+                given.append(rng.integers(new, ends + 1, batch))
+            assert not check(Case(APPEND, given, attrs), "opencl.append", 1), (shapes, attrs)
+
+
 def test_a_length_that_cannot_be_is_reported() -> None:
     both = Both(decoder("GroupQueryAttention", 2), 2, 2)
     both.step(5, np.ones((2, 5), np.int64))
     both.step(1, np.ones((2, 6), np.int64))
     wrong = np.ones((2, 7), np.int64)
     wrong[1] = -2
-    with pytest.raises(tunewright.ExecutionError):
+    with pytest.raises(tunewright.ExecutionError, match="out of range"):
         both.request.infer({"ids": np.ones((2, 1), np.int64), "mask": wrong, **both.ours})
 
 

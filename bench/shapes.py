@@ -4,7 +4,8 @@ python bench/shapes.py                    text recogniser, text detector, MiniLM
 python bench/shapes.py recogniser decoder --sizes 50 --json figures.json
 
 Engines take turns, in one process: at each size all of them infer three times. ``extra`` is what the first inference
-took more than later ones; ``plans`` is how many ours made in all. The decoder feeds its results back as inputs.
+took more than later ones; ``plans`` is how many ours made in all. The decoder feeds its results back as inputs;
+``states`` is ours with a request that keeps them.
 """
 
 from __future__ import annotations
@@ -109,9 +110,12 @@ def decode(tokens: int, layers: int, width: int, heads: int) -> dict[str, Any]:
     """Milliseconds of each token of a decoder whose past keys and values are inputs and results."""
     model = decoder(layers, width, heads)
     runs = {engine: loaded(engine, model)[0] for engine in ENGINES if engine == "tunewright" or engine in peers()}
+    keeping = tunewright.Core().compile_model(model, "CPU", stateful="auto")
+    runs["states"] = keeping.create_infer_request().infer
     found: dict[str, list[float]] = {engine: [] for engine in runs}
     empty = np.zeros((1, heads, 0, width // heads), np.float32)
     state = {engine: {f"past_{n}{k}": empty for n in "kv" for k in range(layers)} for engine in runs}
+    state["states"] = {}
     worst = 0.0
     for token in range(tokens):
         logits = []
@@ -120,7 +124,8 @@ def decode(tokens: int, layers: int, width: int, heads: int) -> dict[str, Any]:
             begin = time.perf_counter()
             made = run(feeds)
             found[engine].append((time.perf_counter() - begin) * 1e3)
-            state[engine] = {f"past_{n}{k}": made[f"present_{n}{k}"] for n in "kv" for k in range(layers)}
+            if engine != "states":
+                state[engine] = {f"past_{n}{k}": made[f"present_{n}{k}"] for n in "kv" for k in range(layers)}
             logits.append(made["logits"])
         worst = max([worst, *(float(np.abs(other - logits[0]).max()) for other in logits[1:])])
     print(f"\ndecoder of {layers} x {width}, {tokens} tokens (ms a token); logits differ by {worst:.1e} at most")

@@ -50,11 +50,20 @@ def decoder(op: str, groups: int, room: int = 0, **options: Any) -> bytes:
 def _attention(
     b: Build, op: str, parts: tuple[str, str, str], names: list[str], groups: int, options: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
+    options = dict(options)
+    if options.pop("masked", False):
+        seen = b.add("Unsqueeze", b.add("Cast", "mask", to=TensorProto.BOOL), b.ints(1, 2))
+        bias = b.add("Where", seen, b.const(0.5), b.const(-3))
+        rows = b.shape(b.size("ids", 0), 1, b.size("ids", 1), b.size("mask", 1))
+        bias = b.add("Expand", bias, rows)
+    else:
+        bias = ""
     if op == "Attention":
-        return [*parts, "", *names], {"q_num_heads": HEADS, "kv_num_heads": groups, "is_causal": 1, **options}
+        return [*parts, bias, *names], {"q_num_heads": HEADS, "kv_num_heads": groups, "is_causal": 1, **options}
     if op == "MultiHeadAttention":
         padding = b.add("Cast", "mask", to=INT32)
-        return [*parts, b.weight(3 * WIDTH), padding, "", *names], {"num_heads": HEADS, "unidirectional": 1, **options}
+        attrs = {"num_heads": HEADS, "unidirectional": 1, **options}
+        return [*parts, b.weight(3 * WIDTH), padding, bias, *names], attrs
     given = dict(options)
     q, k, v = parts
     if given.pop("packed", False):
@@ -65,6 +74,8 @@ def _attention(
     if given.get("do_rotary"):
         angles = np.arange(200)[:, None] / 10.0 ** np.arange(EACH // 2)
         more += [b.const(np.cos(angles)), b.const(np.sin(angles))]
+    if bias:
+        more += [""] * (5 - len(more)) + [bias]
     return [q, k, v, *names, *more], {"num_heads": HEADS, "kv_num_heads": groups, **given}
 
 
@@ -87,7 +98,7 @@ class Both:
         feeds = {name: value for name, value in feeds.items() if name in self.used}
         expected = dict(zip(self.names, self.session.run(None, {**feeds, **self.theirs}), strict=True))
         got = self.request.infer({**feeds, **self.ours})
-        for b, end in enumerate(mask.sum(1)):
+        for b, end in enumerate(self.ends(mask)):
             new = count if tokens is None else tokens[b]
             close(got["logits"][b, :new], expected["logits"][b, :new], "logits")
             for name in self.names[1:]:  # what is behind the end of a sequence is nobody's
@@ -97,8 +108,28 @@ class Both:
         self.theirs = {f"past_{name}": expected[name] for name in self.names[1:]}
 
 
+    def ends(self, mask: np.ndarray[Any, Any]) -> list[int]:
+        """Rows of each sequence: what a mask leaves out in front of the last one is still there."""
+        return [int(np.flatnonzero(row)[-1]) + 1 for row in mask]
+
+
 def close(got: Any, expected: Any, name: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4, err_msg=name)
+
+
+MASKED = [("Attention", 2), ("MultiHeadAttention", 4), ("GroupQueryAttention", 2)]
+
+
+@pytest.mark.parametrize(("op", "groups"), MASKED)
+def test_masks_and_biases(op: str, groups: int) -> None:
+    both, total = Both(decoder(op, groups, masked=True), 2, groups), 0
+    for count in (5, *[1] * 20):
+        total += count
+        mask = np.ones((2, total), np.int64)
+        if op != "GroupQueryAttention":  # which counts them
+            mask[1, :3] = 0  # padding in front
+        both.step(count, mask, [count, 0] if count > 1 else None)  # a row that sees nothing is nobody's
+    assert {op for op, _ in steps_of(both.compiled)} >= IN_PLACE
 
 
 CASES: list[tuple[str, int, dict[str, Any]]] = [

@@ -228,6 +228,29 @@ print(json.dumps([status, now.shape[2], bool(np.array_equal(now[:, :, :6], befor
     assert python(code) == [0, 7, True]
 
 
+def test_beams_that_the_model_reorders() -> None:
+    """As exporters write a beam search: an input says which beam goes on with which past."""
+    nodes = [
+        helper.make_node("Gather", ["past", "beams"], ["ordered"], axis=0),
+        helper.make_node("Concat", ["ordered", "x"], ["present"], axis=1),
+        helper.make_node("ReduceSum", ["present", "axis"], ["y"], keepdims=0),
+    ]
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", size, 4]) for n, size in
+             (("past", "past_rows"), ("x", "n"))]  # fmt: skip
+    given.append(helper.make_tensor_value_info("beams", TensorProto.INT64, ["batch"]))
+    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", "present")]
+    axis = [numpy_helper.from_array(np.array([1]), "axis")]
+    graph = helper.make_graph(nodes, "beams", given, made, axis)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
+    request, rng = request_of("CPU", model), np.random.default_rng(0)
+    past = np.zeros((3, 0, 4), np.float32)
+    for _ in range(12):
+        x, beams = rng.standard_normal((3, 1, 4)).astype(np.float32), rng.integers(0, 3, 3)
+        past = np.concatenate([past[beams], x], 1)
+        same(request.infer({"x": x, "beams": beams}), {"y": past.sum(1)})
+    assert np.array_equal(request.query_state()[0].state, past)
+
+
 @native
 def test_memory_is_that_of_the_caches() -> None:
     request, rng = request_of(), np.random.default_rng(0)

@@ -108,10 +108,19 @@ def find_states(graph: Graph, outputs: Mapping[str, Type | None]) -> dict[str, s
 
 def _by_operator(graph: Graph, value: Value) -> Iterator[str]:
     """Outputs that a node makes out of this input and new rows."""
-    for node, at in value.uses:
+    for node, at in _uses(value):
         for output, _ in _continued(node, at):
             if graph.is_output(node.outputs[output]):
                 yield graph.output_names[graph.outputs.index(node.outputs[output])]
+
+
+def _uses(value: Value) -> Iterator[tuple[Node, int]]:
+    """Who reads an input as it is, in another order of beams (a Gather along the batch), or in another type."""
+    for node, at in value.uses:
+        yield node, at
+        reorders = node.op == "Gather" and at == 0 and int(node.attrs.get("axis", 0)) == 0
+        if reorders or node.op in ("Identity", "Cast"):
+            yield from node.output.uses
 
 
 def _continued(node: Node, at: int) -> Iterator[tuple[int, int | None]]:
@@ -141,7 +150,7 @@ def growing_axes(graph: Graph, outputs: Mapping[str, Type | None], states: Mappi
     for value in graph.inputs:
         if value.name not in states:
             continue
-        axes = {axis for node, at in value.uses for _, axis in _continued(node, at) if axis is not None}
+        axes = {axis for node, at in _uses(value) for _, axis in _continued(node, at) if axis is not None}
         axes = axes or _differing(value.type, outputs[states[value.name]])
         if len(axes) == 1 and isinstance(value.type, TensorType) and value.type.shape is not None:
             found[value.name] = axes.pop() % len(value.type.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -316,3 +317,37 @@ def test_grouped_queries_of_a_stateful_request_write_into_their_cache() -> None:
         both.theirs = {f"past_{name}": expected[name] for name in both.names[1:]}
         where.add(request._values["past_k0"].__array_interface__["data"][0])
     assert len(where) <= 3
+
+
+@pytest.mark.parametrize("config", [{"SHAPE_TEMPLATES": "NO"}, {"JOIN_LAUNCHES": "NO"}, {"PERF_COUNT": "YES"}], ids=str)
+def test_states_with_other_settings(config: dict[str, str]) -> None:
+    """Where plans are for one shape, steps are launched one by one or counted, results are the same."""
+    for model in (decoder("GroupQueryAttention", 2, room=40), decoder("Attention", 2), scattering(2)):
+        usual, other = (tunewright.Core().compile_model(model, "CPU", way, stateful="auto") for way in ({}, config))
+        one, two, rng = usual.create_infer_request(), other.create_infer_request(), np.random.default_rng(0)
+        for total in range(1, 9):
+            feeds = {"ids": rng.integers(0, 50, (2, 1)), "mask": np.ones((2, total), np.int64),
+                     "at": np.full(2, total - 1)}  # fmt: skip
+            feeds = {name: value for name, value in feeds.items() if name in usual.inputs}
+            close(two.infer(feeds)["logits"], one.infer(feeds)["logits"], "logits")
+
+
+@pytest.mark.parametrize("make", [lambda: decoder("GroupQueryAttention", 2), lambda: scattering(2)])
+def test_many_sequences_on_threads_of_their_own(make: Any) -> None:
+    compiled = tunewright.Core().compile_model(make(), "CPU", stateful="auto")
+
+    def sequence(seed: int) -> list[Any]:
+        request, rng, made = compiled.create_infer_request(), np.random.default_rng(seed), []
+        for total in range(1, 30):
+            feeds = {"ids": rng.integers(0, 50, (2, 1)), "mask": np.ones((2, total), np.int64),
+                     "at": np.full(2, total - 1)}  # fmt: skip
+            feeds = {name: value for name, value in feeds.items() if name in compiled.inputs}
+            made.append(request.infer(feeds)["logits"].copy())
+        return made
+
+    alone = [sequence(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(sequence, range(4)))
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one, other, strict=True):
+            close(b, a, "logits")

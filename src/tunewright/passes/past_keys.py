@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import SymInt, same, sym_array
+from ..ir.types import DType
 from ..ops.append import APPEND, STANDS_FOR
 from ..ops.ms_common import MS
 from ..ops.strided import MULTI_HEAD
@@ -63,46 +64,69 @@ def _try(graph: Graph, node: Node, context: Context, rewrite: Callable[[Builder]
 
 def multi_head(b: Builder) -> str | None:
     """MultiHeadAttention with a bias, a padding mask, a past or a mask of the future, as ONNX's Attention."""
-    graph, node = b.graph, b.node
-    q, k, v, bias, padding, extra, past_k, past_v = (node.input(i) for i in range(8))
-    causal = int(node.attrs.get("unidirectional", 0))
-    if bias is None and padding is None and past_k is None and not causal:
-        return "nothing would be saved"
-    if q is None or k is None or v is None or [facts.rank(x) for x in (q, k, v)] != [3, 3, 3]:
-        return "queries, keys and values must all be given, of rank 3"
-    if causal and facts.shape(q)[:2] != facts.shape(k)[:2]:  # type: ignore[index]
-        return "the last query sees every key, of which there are others than queries"
-    if node.input(8) is not None or node.input(9) is not None or (past_k is None) != (past_v is None):
-        return "its cache is shared, or follows beams"
-    if any(graph.is_read(one) for one in node.outputs[3:]):
-        return "it shows its scores"
-    dtype, count = facts.dtype(q), int(node.attrs["num_heads"])
-    widths = [facts.shape(x)[2] for x in (q, k, v)]  # type: ignore[index]
-    if dtype is None or dtype.numpy != np.float32 or not all(isinstance(w, int) for w in widths):
-        return "its element type or the widths of heads are not known, or not float32"
-    if bias is not None and (bias.const is None or bias.const.shape != (sum(widths),)):  # type: ignore[arg-type]
-        return "the bias is not constant"
-    if padding is not None and facts.rank(padding) != 2:
-        return "the padding is not told by ones and zeros"
+    reason = _why_not_multi_head(b)
+    if reason is not None:
+        return reason
+    node = b.node
+    q, k, v, bias = node.inputs[0], node.inputs[1], node.inputs[2], node.input(3)
+    past_k, past_v, count = node.input(6), node.input(7), int(node.attrs["num_heads"])
+    assert q is not None and k is not None and v is not None
     if bias is not None and bias.const is not None:
-        parts = np.split(bias.const, np.cumsum(widths)[:2])  # type: ignore[arg-type]
-        q, k, v = (b.add("Add", x, graph.constant(part)) for x, part in zip((q, k, v), parts, strict=True))
-    mask = extra
-    if padding is not None:
-        low = np.array(node.attrs.get("mask_filter_value", -10000.0), np.float32)
-        seen = b.add("Greater", padding, graph.constant(np.zeros((), padding.tensor.dtype.numpy)))  # type: ignore[union-attr]
-        hidden = b.add("Where", seen, graph.constant(np.zeros((), np.float32)), graph.constant(low))
-        hidden = b.add("Unsqueeze", hidden, b.ints(1, 2))
-        mask = hidden if extra is None else b.add("Add", extra, hidden)
+        parts = np.split(bias.const, np.cumsum([_width(x) for x in (q, k)]))
+        q, k, v = (b.add("Add", x, b.graph.constant(part)) for x, part in zip((q, k, v), parts, strict=True))
+    causal = int(node.attrs.get("unidirectional", 0))
     attrs: dict[str, Any] = {"q_num_heads": count, "kv_num_heads": count, "is_causal": causal}
     if node.attrs.get("scale"):
         attrs["scale"] = float(node.attrs["scale"])
+    mask = _masked(b)
     if past_k is None:
         y = b.add("Attention", q, k, v, mask, **attrs)
         b.replace(y, *(b.heads(x, count) for x, old in zip((k, v), node.outputs[1:3], strict=False)))
-        return None
-    b.replace(*b.several("Attention", q, k, v, mask, past_k, past_v, outputs=3, **attrs))
+    else:
+        b.replace(*b.several("Attention", q, k, v, mask, past_k, past_v, outputs=3, **attrs))
     return None
+
+
+def _why_not_multi_head(b: Builder) -> str | None:
+    node = b.node
+    q, k, v, bias, padding, _, past_k, past_v = (node.input(i) for i in range(8))
+    causal = int(node.attrs.get("unidirectional", 0))
+    if bias is None and padding is None and past_k is None and not causal:
+        return "nothing would be saved"
+    shapes = [facts.shape(x) for x in (q, k, v)]
+    if any(shape is None or len(shape) != 3 or not isinstance(shape[2], int) for shape in shapes):
+        return "queries, keys and values must all be given, of rank 3 and a known width"
+    if causal and shapes[0] is not None and shapes[1] is not None and shapes[0][:2] != shapes[1][:2]:
+        return "the last query sees every key, of which there are others than queries"
+    if node.input(8) is not None or node.input(9) is not None or (past_k is None) != (past_v is None):
+        return "its cache is shared, or follows beams"
+    if any(b.graph.is_read(one) for one in node.outputs[3:]):
+        return "it shows its scores"
+    if facts.dtype(q) is not DType.FLOAT32:
+        return "it is not float32"
+    if bias is not None and (bias.const is None or bias.const.shape != (sum(_width(x) for x in (q, k, v)),)):
+        return "the bias is not constant"
+    return "the padding is not told by ones and zeros" if padding is not None and facts.rank(padding) != 2 else None
+
+
+def _width(value: Value | None) -> int:
+    shape = facts.shape(value)
+    assert shape is not None and isinstance(shape[2], int)
+    return shape[2]
+
+
+def _masked(b: Builder) -> Value | None:
+    """What is added to the scores: the model's bias, and a low number where there is padding."""
+    padding, extra = b.node.input(4), b.node.input(5)
+    if padding is None:
+        return extra
+    dtype = facts.dtype(padding)
+    assert dtype is not None
+    low = np.array(b.node.attrs.get("mask_filter_value", -10000.0), np.float32)
+    seen = b.add("Greater", padding, b.graph.constant(np.zeros((), dtype.numpy)))
+    hidden = b.add("Where", seen, b.graph.constant(np.zeros((), np.float32)), b.graph.constant(low))
+    hidden = b.add("Unsqueeze", hidden, b.ints(1, 2))
+    return hidden if extra is None else b.add("Add", extra, hidden)
 
 
 def cache(b: Builder) -> str | None:

@@ -4,9 +4,10 @@ python bench/decoders.py                          6 layers of 256, 512 tokens; a
 python bench/decoders.py 12x768 --tokens 512 --rounds 3 --json figures.json
 
 Each way has a process of its own, and they take turns: each generates all tokens, from an empty cache. Past keys and
-values are plain inputs, and results are the next token's inputs; ``bound`` is ONNX Runtime with its IOBinding, which
-leaves results where they are. *Of the bandwidth*: the bytes of all weights and of the cache, once for each token, over
-the time and over the memory's bandwidth as measured in the same run.
+values are plain inputs, and results are the next token's inputs; ``states`` is a request of ours that keeps them
+(docs/stateful.md); ``bound`` is ONNX Runtime with its IOBinding, which leaves results where they are. *Of the
+bandwidth*: the bytes of all weights and of half of the cache, once for each token, over the time and over the memory's
+bandwidth as measured in the same run.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engines
 import shapes
+import tunewright
 
 Arrays = dict[str, Any]
 #: layers, width, heads
 DECODERS = {"6x256": (6, 256, 8), "12x768": (12, 768, 12)}
-WAYS = {"tunewright": "tunewright", "onnxruntime": "onnxruntime", "bound": "onnxruntime", "openvino": "openvino"}
+#: the engine of each way
+WAYS = {
+    "tunewright": "tunewright", "states": "tunewright", "onnxruntime": "onnxruntime", "bound": "onnxruntime",
+    "openvino": "openvino",
+}  # fmt: skip
 #: tokens at first that are not counted
 FIRST = 8
 
@@ -106,7 +112,8 @@ Step = Callable[[int | None], Any]
 def work(way: str, name: str) -> int:
     """In a worker's process: as many tokens as each line says."""
     model = decoder(*DECODERS[name])
-    step = bound(model, name) if way == "bound" else plain(WAYS[way], model, name)
+    others = {"bound": bound, "states": stateful}
+    step = others[way](model, name) if way in others else plain(WAYS[way], model, name)
     print(json.dumps({"weights": sum(array.nbytes for array in read(model))}), flush=True)
     for line in sys.stdin:
         if line.strip() == "bandwidth":
@@ -160,6 +167,18 @@ def plain(engine: str, model: bytes, name: str) -> Step:
         made = run({"ids": np.array([[token]]), **state})
         state.update({past: made[present] for past, present in states(name).items()})
         return made["logits"]
+
+    return step
+
+
+def stateful(model: bytes, name: str) -> Step:
+    """A request that keeps past keys and values itself."""
+    request = tunewright.Core().compile_model(model, "CPU", stateful=states(name)).create_infer_request()
+
+    def step(token: int | None) -> Any:
+        if token is None:
+            return request.reset_state()
+        return request.infer({"ids": np.array([[token]])})["logits"]
 
     return step
 

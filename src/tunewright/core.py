@@ -96,11 +96,14 @@ class Core:
         config: Mapping[str, Any] | None = None,
         *,
         preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
+        stateful: Mapping[str, str] | str | None = None,
     ) -> CompiledModel:
         """A model ready to run on a device, or in a context of a caller's there (`create_context`).
 
         Given a path rather than a `Model`, it needs less memory: nobody else will want the weights as they were read.
         ``preprocess`` says how inputs come, where that is not what the model takes: see `Model.preprocess`.
+        ``stateful`` names inputs that requests keep, with the outputs that continue them, or is "auto": see
+        `Model.make_stateful`.
         """
         with uncollected():
             if isinstance(device, str) and not is_several(device):
@@ -109,9 +112,14 @@ class Core:
             loaded = model if isinstance(model, Model) else self.read_model(model)
             if preprocess is not None:
                 loaded = loaded.preprocess(preprocess)
+            if stateful is not None:
+                loaded = loaded.make_stateful(stateful)
             settings = self._settings(loaded, config)
             loaded = adapted(loaded, settings)
-            return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
+            plugin = self._plugin(device, settings if not loaded.states else _one_by_one(settings))
+            if not loaded.states:
+                return plugin.compile(loaded, settings, consume=loaded is not model)
+            return _stateful(plugin, loaded, settings, consume=loaded is not model)
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
@@ -316,6 +324,26 @@ def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Set
         for name in config or ():
             check_settable(str(name))
         raise
+
+
+def _one_by_one(settings: Settings) -> Settings:
+    """Without automatic batches: requests with states of their own sizes do not run together."""
+    return replace(settings, allow_auto_batching=False)
+
+
+def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -> CompiledModel:
+    """The model with requests that keep its states."""
+    from .frontend.stateful import checked_states, growing_axes
+    from .plugins.batch import Batch
+    from .runtime.stateful import StatefulModel
+
+    if isinstance(plugin, Batch):
+        why = f"{plugin.name} runs requests together, and states of theirs may differ in size"
+        raise DeviceError(why, hint=f"{plugin.single.name} runs a model with states")
+    growing = growing_axes(model.graph, model.outputs, model.states)
+    compiled = plugin.compile(model, _one_by_one(settings), consume=consume)
+    states = checked_states(compiled.inputs, compiled.outputs, model.states)  # now all types are known that can be
+    return StatefulModel(compiled, states, growing)
 
 
 def _seconds(budget: float) -> float:

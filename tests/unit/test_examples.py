@@ -23,6 +23,13 @@ SAID = {
         "AUTO: 256 numbers from CPU",
         "BATCH: 300 right results, 8 requests",
     ],
+    "generate.py": [
+        r"ids: int64\[batch,n\] -> logits",
+        r"\d tokens per second",
+        r"past_k0: 203 rows in use",
+        r"the same text after reset_state: True",
+        r"another: .{40}",
+    ],
     "throughput.py": [r"as measured +\d+ streams, \d+ requests: +\d+ inferences per second"],
 }
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import tunewright
 from native.harness import native
-from unit.test_templates import decoder
+from unit.test_templates import FLOAT, INT64, Build, decoder
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = native
@@ -20,12 +21,12 @@ State = dict[str, np.ndarray[Any, Any]]
 class Pair:
     """Our request and ONNX Runtime, each with a state of its own."""
 
-    def __init__(self, batch: int = 2, **config: Any) -> None:
-        self.compiled = tunewright.Core().compile_model(MODEL, "CPU", config)
+    def __init__(self, batch: int = 2, model: bytes = MODEL, groups: int = 4, **config: Any) -> None:
+        self.compiled = tunewright.Core().compile_model(model, "CPU", config)
         self.request = self.compiled.create_infer_request()
-        self.session = ort.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
         self.names = [o.name for o in self.session.get_outputs()]
-        empty = np.zeros((batch, 4, 0, 8), np.float32)
+        empty = np.zeros((batch, groups, 0, 8), np.float32)
         self.empty = {name: empty for name in self.compiled.inputs if name != "ids"}
         self.rng = np.random.default_rng(0)
 
@@ -151,3 +152,70 @@ def test_memory_is_that_of_the_caches() -> None:
     used = sum(a.nbytes for a in ours.values())
     held = sum(a.base.nbytes for a in ours.values())
     assert held <= 4 * used
+
+
+# ---- heads that share keys ---------------------------------------------------------------------------------------
+
+
+def repeated(how: str, layers: int = 2, width: int = 32, heads: int = 4, groups: int = 2) -> bytes:
+    """A decoder that repeats keys and values for the heads that share them, as exporters write it."""
+    b, inputs = Build(0), {"ids": (INT64, ["batch", "n"])}
+    x, outputs, each = b.add("Gather", b.weight(50, width), "ids"), [], width // heads
+    for layer in range(layers):
+        parts = []
+        for name in "qkv":
+            count = heads if name == "q" else groups
+            made = b.add("Reshape", b.add("MatMul", x, b.weight(width, count * each)), b.ints(0, 0, count, each))
+            made = b.add("Transpose", made, perm=[0, 2, 1, 3])
+            if name != "q":
+                inputs[f"past_{name}{layer}"] = (FLOAT, ["batch", groups, "past", each])
+                b.nodes.append(helper.make_node("Concat", [f"past_{name}{layer}", made], [f"{name}{layer}"], axis=2))
+                made = f"{name}{layer}"
+                outputs.append(made)
+                batch, rows = b.size(made, 0), b.size(made, 2)
+                made = b.add("Unsqueeze", made, b.ints(2))
+                if how == "expand":
+                    made = b.add("Expand", made, b.shape(batch, groups, heads // groups, rows, each))
+                else:
+                    made = b.add("Tile", made, b.ints(1, 1, heads // groups, 1, 1))
+                made = b.add("Reshape", made, b.shape(batch, heads, rows, each))
+            parts.append(made)
+        q, k, v = parts
+        scores = b.add("Mul", b.add("MatMul", q, b.add("Transpose", k, perm=[0, 1, 3, 2])), b.const(0.35))
+        mixed = b.add("Transpose", b.add("MatMul", b.add("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+        mixed = b.add("Reshape", mixed, b.ints(0, 0, width))
+        x = b.add("Add", x, b.add("MatMul", mixed, b.weight(width, width)))
+    given = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    b.nodes.append(helper.make_node("MatMul", [x, b.weight(width, 50)], ["logits"]))
+    made = [helper.make_tensor_value_info(name, FLOAT, None) for name in ["logits", *outputs]]
+    graph = helper.make_graph(b.nodes, "decoder", given, made, b.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+
+
+def steps_of(compiled: Any) -> list[tuple[str, str]]:
+    """(operation, kernel) of what the plan for further tokens runs."""
+    plan = next(p for p in reversed(compiled.program.plans) if p.template is not None and p.template.states)
+    return [(s.node.op, s.kernel.name) for s in plan.steps if not s.optimized_out and s.kernel is not None]
+
+
+@pytest.mark.parametrize("how", ["expand", "tile"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_that_share_keys_read_them_in_the_cache(how: str, batch: int) -> None:
+    pair = Pair(batch, repeated(how), groups=2)
+    ours, theirs = pair.run(60)
+    ours, theirs = pair.step(ours, theirs, pair.ids(2))
+    for _ in range(10):
+        ours, theirs = pair.step(ours, theirs, pair.ids())
+    made = steps_of(pair.compiled)
+    assert {op for op, _ in made} == {"Gather", "MatMul", "tunewright::Append", "tunewright::StridedAttention"}, made
+    assert len(pair.compiled.program.plans) <= 5
+
+
+def test_other_batches_are_of_the_same_class() -> None:
+    pair = Pair(2, repeated("expand"), groups=2)
+    pair.run(4)
+    plans = len(pair.compiled.program.plans)
+    for batch in (3, 7, 12):
+        pair.empty = {name: np.zeros((batch, 2, 0, 8), np.float32) for name in pair.empty}
+        pair.run(4)
+    assert len(pair.compiled.program.plans) <= plans + 1  # products of many rows may have another kernel

@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..ir.graph import Graph
 from ..ir.types import Shape, TensorType, Type, signature
 from .pictures import Preprocess, preprocessed
+from .stateful import AUTO, checked_states, find_states
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Model:
     path: str = ""
     #: devices of nodes by name, for HETERO (docs/hetero.md); what is not named is placed automatically
     affinity: dict[str, str] = field(default_factory=dict)
+    #: inputs that a request keeps, each with the output that is its value in the next inference (docs/stateful.md)
+    states: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Type | None]:
@@ -86,7 +89,30 @@ class Model:
             if len(names) != 1:
                 raise InputError(f"the model has {len(names)} inputs", hint=f"name them: {', '.join(names)}")
             given = {names[0]: given}
+        for name in given:
+            if name in self.states:
+                raise InputError("is a state, which nobody gives", where=f"input {name!r}")
         return replace(self, graph=preprocessed(self.graph, given))
+
+    def make_stateful(self, states: Mapping[str, str] | str = AUTO) -> Model:
+        """A model whose requests keep states: each input named here takes the value that its output had before.
+
+        ``"auto"`` finds them by operators (past rows and new ones in a Concat or an attention, LSTM), and by names
+        (past_key_values.0.key and present.0.key). `states` of the result has what was found (docs/stateful.md).
+
+        >>> model = core.read_model("decoder.onnx").make_stateful({"past_k": "present_k", "past_v": "present_v"})
+        >>> request = core.compile_model(model).create_infer_request()
+        """
+        outputs = self.outputs
+        if isinstance(states, str):
+            if states.lower() != AUTO:
+                raise InputError(f"{states!r} is neither 'auto' nor a mapping", where="states")
+            states = find_states(self.graph, outputs)
+            if not states:
+                known = f"the inputs are {', '.join(self.inputs)}, the outputs {', '.join(outputs)}"
+                hint = f"name them, as in {{'past': 'present'}}; {known}"
+                raise InputError("no states were found in the model", hint=hint)
+        return replace(self, states=checked_states(self.inputs, outputs, states))
 
 
 def _shape(dims: Sequence[int | str | None], name: str) -> Shape:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, greater
 from ..ir.types import Dim, Shape, TensorType, Type
 from .base import Array, Attrs, Operands, OpSpec
 from .ms_attention import heads
@@ -16,6 +16,7 @@ from .ms_position import rotate, spread
 from .numeric import wide
 from .reduction import softmax
 from .shapes import given, optional, tensor, value
+from .shapes import whole as symbolic
 
 
 def _visible(total: int, past: int, length: int, attrs: Attrs) -> Array:
@@ -116,9 +117,9 @@ def _infer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
         raise ValueError("do_rotary needs cos_cache and sin_cache")
     size = part(width, count if given(operands, 1) else count + 2 * kv_count, "the width of the query")
     total = value(operands, 6)
-    whole: Dim = None if total is None else int(total.reshape(-1)[0])
+    whole: Dim = None if total is None else symbolic(total.reshape(-1)[0])
     past: Dim = dims(operands, 3, 4)[2] if given(operands, 3) else 0
-    room = max(whole, past) if isinstance(whole, WHOLE) and isinstance(past, WHOLE) else None
+    room = greater(whole, past) if isinstance(whole, WHOLE) and isinstance(past, WHOLE) else None
     cache: Shape = (batch, kv_count, room, size)
     shapes: list[Shape] = [
         (batch, length, None if size is None else count * size),

@@ -279,7 +279,7 @@ def _infer_expand(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | N
     if wanted is None:
         target = shapes.unknown(shapes.length(shapes.tensor(operands, 1)))
     else:
-        if min(wanted, default=0) < -1:
+        if any(d < -1 for d in wanted):  # of each, since `min` of symbolic sizes would be a guard
             raise ValueError(f"shape {wanted} is negative")
         lead = len(wanted) - len(x.shape or ())
         target = tuple(

@@ -7,9 +7,9 @@ plans for classes of shapes: the room is one of their sizes.
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import SymInt, sym_array
-from ..ops.append import APPEND
+from ..ops.append import APPEND, STANDS_FOR
 from . import facts
 from .base import Context
 from .pattern import remove_dead
@@ -28,27 +28,52 @@ class GrowStates:
 
 
 def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
-    if len(node.inputs) != 2 or node.epilogue or graph.outputs.count(node.output) != 1:
+    if len(node.inputs) != 2 or node.epilogue or facts.static(node.output) is None:
         return False
     past, new = node.inputs
-    types = facts.static(past), facts.static(new)
-    if past is None or new is None or types[0] is None or types[1] is None or past not in graph.inputs:
-        return False
     axis = facts.axis(node, 0, past)
-    if axis is None:
+    if past is None or new is None or axis is None or not can_grow(graph, past, new, axis, node.output):
+        return False
+    if not node.output.uses:  # nobody saves anything
+        return False
+    present, rows = grown(graph, node, past, new, axis)
+    graph.replace(node.output, rows)
+    graph.outputs = [present if value is rows else value for value in graph.outputs]
+    remove_dead(graph, [node])
+    assert present.producer is not None
+    context.log.applied(GrowStates.name, present.producer)
+    return True
+
+
+def can_grow(graph: Graph, past: Value, new: Value, axis: int, present: Value) -> bool:
+    """A few rows behind those of an input, for a result that has so many open ones: there may be room to spare."""
+    types = facts.static(past), facts.static(new)
+    if types[0] is None or types[1] is None or past not in graph.inputs or len(past.uses) != 1:
         return False
     rows, more = types[0].dims[axis], types[1].dims[axis]
     if not isinstance(rows, SymInt) or not isinstance(more, int) or not 0 < more <= MOST_NEW or rows.spare is None:
         return False
-    if len(past.uses) != 1 or not node.output.uses:  # nobody saves anything
-        return False
-    attrs = {"axis": axis, "rows": rows + more, "capacity": rows + rows.spare + MOST_NEW}
-    dims = (*types[0].dims[:axis], attrs["capacity"], *types[0].dims[axis + 1 :])
-    grown = graph.add(APPEND, [past, new], attrs, types=[types[0].with_shape(dims)], name=node.name, origin=node.origin)
-    bounds = [graph.constant(sym_array([value])) for value in (0, rows + more, axis)]
-    present = graph.add("Slice", [grown.output, *bounds], types=[node.output.type], name=f"{node.name}_rows").output
-    graph.outputs = [grown.output if value is node.output else value for value in graph.outputs]
-    graph.replace(node.output, present)
-    remove_dead(graph, [node])
-    context.log.applied(GrowStates.name, grown)
-    return True
+    return graph.outputs.count(present) == 1
+
+
+def grown(
+    graph: Graph, node: Node, past: Value, new: Value, axis: int, ends: Value | None = None
+) -> tuple[Value, Value]:
+    """An append with room to spare in place of a node: what it makes, and the rows of it that are in use.
+
+    ``ends``: how many rows the sequences of a batch have.
+    """
+    types = facts.static(past), facts.static(new)
+    assert types[0] is not None and types[1] is not None
+    rows = types[0].dims[axis] + types[1].dims[axis]
+    spare = types[0].dims[axis].spare  # type: ignore[attr-defined]
+    attrs = {"axis": axis, "rows": rows, "capacity": types[0].dims[axis] + spare + MOST_NEW, STANDS_FOR: node.op}
+    dims = list(types[0].dims)
+    dims[axis] = attrs["capacity"]
+    inputs = [past, new] if ends is None else [past, new, ends]
+    made = graph.add(APPEND, inputs, attrs, types=[types[0].with_shape(tuple(dims))], name=node.name,
+                     origin=node.origin).output  # fmt: skip
+    bounds = [graph.constant(sym_array([value])) for value in (0, rows, axis)]
+    dims[axis] = rows
+    used = types[0].with_shape(tuple(dims))
+    return made, graph.add("Slice", [made, *bounds], types=[used], name=f"{node.name}_rows").output

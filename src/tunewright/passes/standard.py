@@ -35,6 +35,7 @@ from .fuse import Fuse
 from .grow_states import GrowStates
 from .hoist import HoistInvariants
 from .layout import AssignLayouts
+from .past_keys import PastKeys
 from .pattern import RewritePass
 from .pieces import Pieces
 from .pixels import Pixels
@@ -97,6 +98,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 SPECIALISE: tuple[Pass | Repeat, ...] = (
     # concrete shapes decide branches, and how long loops are
     Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
+    PastKeys(),
     GrowStates(),
     attention.ScoresApart(),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),

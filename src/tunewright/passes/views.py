@@ -1,8 +1,8 @@
 """Values that are parts of others: which one, from where on, and with which strides.
 
 Whoever reads with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
-Expand. Everything must be static and plain. A Gather of one index whose result lies in one piece is a Slice, which
-takes no time at all (`runtime.alias`).
+Expand, Tile of single elements. Everything must be static and plain. A Gather of one index whose result lies in one
+piece is a Slice, which takes no time at all (`runtime.alias`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _before(value: Value) -> Value | None:
     node = value.producer
     if node is None or node.epilogue or node.bodies or not node.inputs:
         return None
-    if node.op not in _RESHAPES | {"Transpose", "Split", "Slice", "Gather", "Expand"}:
+    if node.op not in _RESHAPES | {"Transpose", "Split", "Slice", "Gather", "Expand", "Tile"}:
         return None
     source = node.inputs[0]
     type = facts.static(source)
@@ -147,6 +147,11 @@ def _through(of: View, node: Node, result: Value) -> View | None:
     if node.op == "Expand":
         axes = ((),) * (len(type.dims) - rank) + of.axes
         return replace(of, axes=tuple(axis or _axis((n, 0)) for axis, n in zip(axes, type.dims, strict=True)))
+    if node.op == "Tile":
+        pairs = list(zip(of.axes, of.dims, type.dims, strict=True))
+        if any(axis and size is not n and size != n for axis, size, n in pairs):
+            return None
+        return replace(of, axes=tuple(axis or _axis((n, 0)) for axis, _, n in pairs))
     if node.op == "Split":
         axis = int(node.attrs.get("axis", 0)) % rank
         before = [facts.static(v) for v in node.outputs[: result.index]]

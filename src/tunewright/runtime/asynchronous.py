@@ -115,6 +115,9 @@ class AsyncInferQueue:
     def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
         if jobs < 0:
             raise InputError(f"a queue of {jobs} requests", hint="0 asks the model how many it needs")
+        if model.states:
+            why = "the model has states, and nobody knows which request of a queue goes on with which"
+            raise InputError(why, hint="make a request for each sequence, and start that: create_infer_request()")
         count = jobs or model.optimal_requests
         self._requests: list[InferRequest] = [model.create_infer_request() for _ in range(count)]
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()

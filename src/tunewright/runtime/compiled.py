@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .asynchronous import Startable
 from .counters import Row, Totals
 from .properties import CHANGEABLE, check_changeable, get
 from .streams import Streams
+
+if TYPE_CHECKING:
+    from .stateful import VariableState
 
 
 class CompiledModel(ABC):
@@ -47,6 +50,14 @@ class CompiledModel(ABC):
     @property
     @abstractmethod
     def outputs(self) -> dict[str, Type | None]: ...
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The states that each request keeps: the model's input, and its output that continues it (docs/stateful.md).
+
+        They are neither `inputs` nor `outputs` of the compiled model.
+        """
+        return {}
 
     @abstractmethod
     def create_infer_request(self) -> InferRequest:
@@ -199,6 +210,20 @@ class InferRequest(Startable):
         """
         self.check_idle()
         return self.run(inputs, remote, outputs)
+
+    def query_state(self) -> list[VariableState]:
+        """The states that this request keeps, each with `name`, `state` (to get and set) and `reset()`.
+
+        Empty unless the model was made stateful (`Model.make_stateful`, docs/stateful.md).
+
+        >>> for state in request.query_state():
+        ...     print(state.name, state.state.shape)
+        """
+        return []
+
+    def reset_state(self) -> None:
+        """Set all states back to zeros, for the next sequence."""
+        self.check_idle()
 
     @abstractmethod
     def run(

@@ -17,6 +17,7 @@ from ..ir.graph import Node
 from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..ops import lookup
+from ..ops.append import STANDS_FOR
 from ..ops.infer import check_results
 from ..passes.grow_states import MOST_NEW
 from ..solvers.base import Kernel
@@ -27,7 +28,7 @@ from .counters import Counters
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program, type_of
 from .remote import Stay
-from .states import Buffer, State, continued, grown
+from .states import Buffer, Filled, State, continued, grown, keep
 from .template import SPARE, Fit, Template
 
 #: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
@@ -112,6 +113,14 @@ class Frame:
             step = plan.steps[state.step]
             run = next(t for t in self.together if step in t.run.steps)
             self.appends[state.step] = run.launcher.words(run.run.steps.index(step), ("COPY", "PAST_STEP"))
+        #: inputs with room that this inference writes into, and of steps that may do so where their table says it
+        self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
+        self.fills: list[tuple[Filled, Any, int]] = []
+        for filled in plan.filled:
+            step = plan.steps[filled.step]
+            for run in (t for t in self.together if step in t.run.steps):
+                table, (copy,) = run.launcher.words(run.run.steps.index(step), ("COPY",))
+                self.fills.append((filled, table, copy))
         #: ways around all of this, where nothing is counted
         self.single = None if counted or template is not None else Single.of(plan, self)
         self.switch = None if counted else Switch.of(plan, self)
@@ -194,6 +203,16 @@ class Frame:
         for number, (copies, apart) in self.words.items():
             table, (copy, step) = self.appends[number]
             table[copy], table[step] = copies, apart
+
+    def fill(self, inputs: Sequence[Any], may: bool) -> None:
+        """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""
+        self.filling = []
+        for filled, table, copy in self.fills:
+            array = inputs[filled.input]
+            own = keep(array) and may and not address(array) % 64
+            table[copy] = int(not own)
+            if own:
+                self.filling.append((filled, array))
 
 
 class _Detour(Kernel):
@@ -310,10 +329,12 @@ class Executor:
         if plan.template is not None:
             frame.fit(inputs)
             frame.append()
+        if frame.fills:
+            frame.fill(inputs, stay is None)
         queue = self.queue
         made: Sequence[Any]
         if stay is None and ranges.active is None:
-            if frame.single is not None:
+            if frame.single is not None and not frame.filling:
                 try:
                     return frame.single(inputs)
                 except KernelError as error:
@@ -339,7 +360,7 @@ class Executor:
         if self.counters is not None and frame.copies:
             queue.finish()
             self._copied(self.counters, "inputs", begin, [memory for _, memory in frame.copies])
-        if frame.begins and (stay is None or not stay.into):
+        if frame.begins and not frame.filling and (stay is None or not stay.into):
             piece = np.empty(frame.piece, np.uint8)
             begin_at = -address(piece) % 64
             for i, storage, offset, shape, dtype in frame.results:
@@ -349,7 +370,8 @@ class Executor:
             if stay is not None and plan.device.shares_memory:
                 shapes = {i: shape for i, _, _, shape, _ in frame.results}
                 lent = stay.storages(plan, inputs, shapes, frame.fresh)
-            lent = lent | {state.storage: buffer.memory for state, buffer in frame.states}
+            lent |= {state.storage: buffer.memory for state, buffer in frame.states}
+            lent |= {filled.storage: array.reshape(-1).view(np.uint8) for filled, array in frame.filling}
             buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
             for i, storage, offset, shape, dtype in frame.results:
                 values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
@@ -532,7 +554,7 @@ class Executor:
 
 
 def _where(step: Step) -> str:
-    return f"node {step.node.name!r} ({step.node.op})"
+    return f"node {step.node.name!r} ({step.node.attrs.get(STANDS_FOR, step.node.op)})"
 
 
 def _located(error: KernelError, steps: Sequence[Step]) -> ExecutionError:

@@ -19,7 +19,7 @@ from ..errors import ExecutionError, LimitError, LockError, ModelError, Unsuppor
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
-from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint
+from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint, same
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
@@ -33,7 +33,7 @@ from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
-from .states import State
+from .states import Filled, State
 from .template import Open, OpenKernel, Pattern, Template, Untraceable
 
 LOG = logging.getLogger("tunewright")
@@ -179,6 +179,7 @@ class _Lowering:
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
+        plan.filled = self.filled(plan)
         return plan if self.traced is None else self.of_class(plan, Stack(lifetimes, offsets))
 
     def of_class(self, plan: Plan, stack: Stack) -> Plan:
@@ -206,13 +207,29 @@ class _Lowering:
         found = []
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
-            if node is None or node.op != APPEND:
-                continue
+            if node is None or node.op != APPEND or same([node.attrs["rows"]], [node.attrs["capacity"]]):
+                continue  # without room to spare it is a copy
             slot, past, axis = self.index[value], node.inputs[0], int(node.attrs["axis"])
             assert past is not None and past.tensor is not None
             rows = node.attrs["rows"] - past.tensor.dims[axis]
             storage, step = plan.slots[slot].storage, self.nodes.index(node)
             found.append(State(self.graph.inputs.index(past), output, slot, storage, step, axis, int(rows)))
+        return found
+
+    def filled(self, plan: Plan) -> list[Filled]:
+        """Caches with room: inputs of an append that a result of the same shape continues."""
+        found = []
+        linked = {step for run in plan.runs.values() for step in run.steps}
+        for output, value in enumerate(self.graph.outputs):
+            node = value.producer
+            if node is None or node.op != APPEND or value not in self.index or node.inputs[0] not in self.graph.inputs:
+                continue
+            past, slot, at = node.inputs[0], plan.slots[self.index[value]], self.nodes.index(node)
+            assert past is not None and past.tensor is not None and value.tensor is not None
+            fits = same(past.tensor.dims, value.tensor.dims) and len(past.uses) == 1
+            fits = fits and self.env.device.shares_memory
+            if fits and slot.place is Place.RESULT and not hint(slot.offset) and plan.steps[at] in linked:
+                found.append(Filled(self.graph.inputs.index(past), output, slot.storage, at))
         return found
 
     def place(

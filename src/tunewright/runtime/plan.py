@@ -18,6 +18,7 @@ from ..tuning.tuner import Choice
 if TYPE_CHECKING:
     from .control import Control
     from .program import Packed, Program
+    from .states import Filled
     from .template import Template
 
 
@@ -101,6 +102,8 @@ class Plan:
     template: Template | None = None
     #: runs of steps that are one launch, by the number of their first step
     runs: dict[int, Run] = field(default_factory=dict)
+    #: inputs that results may be written into
+    filled: list[Filled] = field(default_factory=list)
 
 
 def static_tensor(type: Type | None) -> TensorType | None:

@@ -267,7 +267,7 @@ def bind(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any] | Any, queue: Q
             where = f"input {value.name!r}"
             one = adopt(queue, one, where)
             if not isinstance(one, np.ndarray):  # in the device's memory
-                _check_tensor(one, type, where, symbols)
+                check_tensor(one, type, where, symbols)
                 values.append(one)
                 continue
         values.append(_check(one, value.type, value.name, symbols))
@@ -297,11 +297,11 @@ def _check(given: Any, type: Type | None, name: str, symbols: dict[str, tuple[in
         raise InputError(f"takes {type}, and this is no array of it: {error}", where=where) from None
     if array.dtype.kind in "USTO":
         array = array.astype(object)
-    _check_tensor(array, type, where, symbols)
+    check_tensor(array, type, where, symbols)
     return array if is_view(array) else in_order(array)
 
 
-def _check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
+def check_tensor(array: Any, type: TensorType, where: str, symbols: dict[str, tuple[int, str]]) -> None:
     """Element type and shape of an array, of the host or of a device."""
     if array.dtype != type.dtype.numpy:
         raise InputError(

@@ -9,6 +9,7 @@ So old views keep what they showed.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -17,6 +18,17 @@ from typing import Any
 import numpy as np
 
 from ..devices.base import address, aligned
+
+
+@dataclass(frozen=True)
+class Filled:
+    """An input with room for all rows, into which a result of the same shape may be written, where it was let go."""
+
+    input: int
+    output: int
+    #: storage of the result, and the number of the step that writes
+    storage: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,29 @@ class _Views:
             buffer.used += rows
             return buffer
 
+    def in_child(self) -> None:
+        """Who held the lock in the parent of a fork is not here."""
+        self._lock = threading.Lock()
+
+
+#: arrays that nobody will look at again, by their ids
+_LET_GO: weakref.WeakValueDictionary[int, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
+
+
+def let_go(array: Any) -> None:
+    """Nobody but the next inference that takes this array will look at it: results may be written into it."""
+    if type(array) is np.ndarray and array.flags.c_contiguous and array.flags.writeable and not is_view(array):
+        _LET_GO[id(array)] = array
+
+
+def keep(array: Any) -> bool:
+    """Take back `let_go`; True where it was let go."""
+    return _LET_GO.pop(id(array), None) is array
+
 
 _KNOWN = _Views()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_KNOWN.in_child)
 
 
 def is_view(array: Any) -> bool:

@@ -18,6 +18,7 @@ from .common import (
     Preprocessing,
     Seed,
     Shapes,
+    Stateful,
     check_readable,
     check_writable,
     parse_config,
@@ -48,6 +49,8 @@ class Precision(enum.StrEnum):
     BF16 = "bf16"
 
 
+#: inferences of a sequence, where nobody says how many
+SEQUENCE = 128
 #: panels of the help
 DATA = "Data: what is run on"
 LOAD = "Load: how it is driven"
@@ -74,6 +77,12 @@ def benchmark(
                      help="Examples in one inference: sets the batch dimension."),
     ] = None,
     seed: Seed = 0,
+    stateful: Stateful = None,
+    sequence: Annotated[
+        int | None,
+        typer.Option("--sequence", min=1, metavar="N", show_default="128", rich_help_panel=DATA,
+                     help="Inferences of a request until its states are reset; with --stateful.")
+    ] = None,
     hint: Annotated[
         Hint, typer.Option("--hint", rich_help_panel=LOAD, help="What streams are made for: PERFORMANCE_HINT.")
     ] = Hint.NONE,
@@ -167,6 +176,8 @@ def benchmark(
 
     Where to run it best: tunewright benchmark model.onnx --sweep --latency-bound 20ms --chart sweep.png
 
+    Tokens of a decoder: tunewright benchmark decoder.onnx -i ids=[[7]] --stateful auto --sequence 512
+
     Did it get slower: tunewright benchmark model.onnx --baseline report.json --fail-if-slower 5
     """
     from ..core import Core
@@ -185,14 +196,17 @@ def benchmark(
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
     wish = Wish(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,
-                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess)  # fmt: skip
+                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess,
+                sequence=sequence or SEQUENCE)  # fmt: skip
+    if sequence is not None and stateful is None:
+        raise InputError("needs --stateful", where="--sequence", hint="--stateful auto finds states")
     old = None if baseline is None else read_report(baseline)
     if fail_if_slower is not None and old is None:
         raise InputError("needs --baseline", where="--fail-if-slower", hint="the report of an earlier run")
     for path in (Path(p) for p in (report, trace, chart) if p not in (None, "-")):
         check_writable(path)
     if sweep:
-        unsupported({"--pc": counters, "--trace": trace, "--baseline": baseline})
+        unsupported({"--stateful": stateful, "--pc": counters, "--trace": trace, "--baseline": baseline})
     elif latency_bound is not None or chart is not None:
         raise InputError("needs --sweep", where="--chart" if latency_bound is None else "--latency-bound")
     bound = None if latency_bound is None else parse_latency(latency_bound)
@@ -204,7 +218,7 @@ def benchmark(
         import_everything(device, core.settings)
     begin = time.perf_counter()
     with working("loading"):
-        loaded = coming(core.read_model(model), preprocess)
+        loaded = coming(core.read_model(model), preprocess, stateful)
     load = time.perf_counter() - begin
     bench = Bench(core, loaded, load, wish)
     if sweep:

@@ -35,6 +35,8 @@ class Load:
     seconds: float | None
     count: int | None
     warm_up: int
+    #: of a model with states: a request begins a new sequence after so many inferences
+    sequence: int = 0
 
     @property
     def api(self) -> str:
@@ -196,6 +198,7 @@ class _Sync(_Driver):
         for request in self.requests:
             for i in range(self.load.warm_up):
                 request.infer(self.feed(i))
+            request.reset_state()
 
     def drive(self, done: Callable[[], None]) -> None:
         if len(self.requests) == 1:
@@ -223,8 +226,11 @@ class _Sync(_Driver):
             self.failures.append(error)
 
     def work(self, which: int, done: Callable[[], None]) -> None:
-        request = self.requests[which]
+        request, done_before = self.requests[which], 0
         while (number := self.next()) is not None:
+            if self.load.sequence and done_before and done_before % self.load.sequence == 0:
+                request.reset_state()
+            done_before += 1
             begin = time.perf_counter()
             request.infer(self.feed(number))
             self.note(request, which, number, begin)

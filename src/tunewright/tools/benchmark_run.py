@@ -49,6 +49,8 @@ class Wish:
     #: in place of ``input``: as Python has them
     values: Mapping[str, Any] | None = None
     preprocess: list[str] | None = None
+    #: of a model with states: inferences of a sequence
+    sequence: int = 0
 
     @property
     def percent(self) -> float:
@@ -194,13 +196,16 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     compile_, phases = time.perf_counter() - begin, compiled.alone.phases
     begin = time.perf_counter()
     with working("running for the first time"):
-        compiled(data.feeds[0])
+        request = compiled.create_infer_request()
+        request.infer(data.feeds[0])
+        del request
     first = time.perf_counter() - begin
     kernels = None if cache is None or counted is None else cache.counted() - counted
     requests = next(iter(lists.requests), 0) or compiled.optimal_requests
-    is_async = wish.api == "async" or (wish.api is None and (requests > 1 or compiled.streams.count > 1))
+    several = requests > 1 or compiled.streams.count > 1
+    is_async = wish.api == "async" or (wish.api is None and several and not compiled.states)
     seconds = None if wish.count else SECONDS if wish.seconds is None else wish.seconds
-    load = Load(requests, is_async, seconds, wish.count, wish.warm_up)
+    load = Load(requests, is_async, seconds, wish.count, wish.warm_up, wish.sequence if compiled.states else 0)
     with ranges.listening():
         result = measure(compiled, data.feeds, load, recorder)
     if not result.latencies:
@@ -219,6 +224,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
         "compile_ms": compile_ * 1e3,
         "compile_phases_ms": {name: seconds * 1e3 for name, seconds in phases.items()},
         "first_inference_ms": first * 1e3,
+        **({"states": compiled.states, "sequence": load.sequence} if compiled.states else {}),
         "kernel_cache": None if kernels is None else kernels.as_dict(),
         "advice": [{"kind": a.kind, "text": a.text} for a in advice],
     }

@@ -81,6 +81,16 @@ Preprocessing = Annotated[
         "becomes part of the model. Repeatable.",
     ),
 ]
+Stateful = Annotated[
+    str | None,
+    typer.Option(
+        "--stateful",
+        metavar="auto|IN=OUT,...",
+        show_default=False,
+        help="Inputs that the request keeps, each with the output that continues it, as in past_k=present_k; auto "
+        "finds them.",
+    ),
+]
 Frozen = Annotated[
     bool,
     typer.Option(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..frontend.stateful import parse_states
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,10 +84,11 @@ def preprocessing(model: Model, texts: Sequence[str] | None) -> dict[str, Prepro
     return {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
 
 
-def coming(model: Model, texts: Sequence[str] | None) -> Model:
-    """A model whose inputs come as ``--preprocess`` says."""
+def coming(model: Model, texts: Sequence[str] | None, stateful: str | None = None) -> Model:
+    """A model whose inputs come as ``--preprocess`` says, and with the states that ``--stateful`` names."""
     given = preprocessing(model, texts)
-    return model.preprocess(given) if given else model
+    model = model.preprocess(given) if given else model
+    return model if stateful is None else model.make_stateful(parse_states(stateful))
 
 
 def load(
@@ -96,12 +98,14 @@ def load(
     shapes: Sequence[str] | None,
     preprocess: Sequence[str] | None,
     seed: int,
+    stateful: str | None = None,
 ) -> Feed:
-    """What ``--input``, ``--shape``, ``--preprocess`` and ``--seed`` make of a file; what is assumed is noted."""
+    """What ``--input``, ``--shape``, ``--preprocess``, ``--seed`` and ``--stateful`` make of a file; what is assumed
+    is noted."""
     from .common import note, working
 
     with working("loading"):
-        feed = make_feed(coming(core.read_model(path), preprocess), given, shapes, seed, core.settings)
+        feed = make_feed(coming(core.read_model(path), preprocess, stateful), given, shapes, seed, core.settings)
     for text in feed.notes:
         note(text)
     return feed
@@ -133,15 +137,17 @@ def feed_with(model: Model, values: Mapping[str, Any], settings: Settings, seed:
 
 
 def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
-    """Random values where there are none."""
+    """Random values where there are none; states begin with zeros."""
     import numpy as np
 
     from ..ir.types import OptionalType
 
     rng = np.random.default_rng(seed)
     for name, type in feed.model.inputs.items():
-        if name in feed.values or isinstance(type, OptionalType):  # an optional input may stay away
-            continue
+        if name in feed.values or name in feed.model.states or isinstance(type, OptionalType):
+            if name in feed.model.states:
+                feed.origin.setdefault(name, "a state, zeros at first")
+            continue  # an optional input may stay away
         value = next((v for v in feed.model.graph.inputs if v.name == name), None)
         feed.values[name] = random_value(rng, type, name, sizes, SMALL if value is None else below(value))
         feed.origin[name] = f"random, seed {seed}"
@@ -162,6 +168,13 @@ def concrete(feed: Feed) -> Model:
         and name in feed.values
         and (type.shape is None or len(type.shape) == np.ndim(feed.values[name]))
     }
+    known: dict[Dim, int] = {}
+    for name, shape in fixed.items():
+        known |= dict(zip(getattr(feed.model.inputs[name], "shape", None) or (), shape, strict=False))
+    for name in feed.model.states:
+        shape = getattr(feed.model.inputs[name], "shape", None)
+        if shape is not None and name not in fixed:
+            fixed[name] = tuple(known.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
     return feed.model.reshape(fixed) if fixed else feed.model
 
 

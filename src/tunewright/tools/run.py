@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import InputError
 from .common import (
     Configs,
     DeviceName,
@@ -18,6 +19,7 @@ from .common import (
     Preprocessing,
     Seed,
     Shapes,
+    Stateful,
     cell,
     check_writable,
     console,
@@ -33,6 +35,12 @@ def run(
     input: Inputs = None,
     shape: Shapes = None,
     preprocess: Preprocessing = None,
+    stateful: Stateful = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, metavar="N", show_default="1",
+                     help="Inferences one after the other, each with the states of the one before."),
+    ] = None,
     output_dir: Annotated[
         Path | None,
         typer.Option("--output-dir", "-o", metavar="DIR", help="Where outputs go.", show_default="MODEL.outputs"),
@@ -45,9 +53,12 @@ def run(
 ) -> None:
     """Run a model once; print what comes out, and save it.
 
-    Inputs that are not given are random, and symbolic dimensions that nothing sets are 1.
+    Inputs that are not given are random, and symbolic dimensions that nothing sets are 1. States begin with zeros, or
+    with what --input gives; they are saved as the outputs that continue them.
 
     Example: tunewright run model.onnx --input x=image.npy --output-dir out
+
+    With states: tunewright run decoder.onnx -i ids=[[7]] --stateful auto --steps 20
 
     Bytes, channels last: tunewright run model.onnx -i x=frame.npy --preprocess x=u8,nhwc,reverse,scale=255
     """
@@ -55,14 +66,21 @@ def run(
     from ..plugins.find import find
     from .inputs import load
 
+    if steps is not None and stateful is None:
+        raise InputError("needs --stateful", where="--steps", hint="without states each inference would be the same")
     core = Core(parse_config(config, frozen))
     find(device, core.settings)  # a wrong name fails before the work
     folder = output_dir or Path(f"{model.stem}.outputs")
     if save:
         check_writable(folder, folder=True)
-    feed = load(core, model, input, shape, preprocess, seed)
+    feed = load(core, model, input, shape, preprocess, seed, stateful)
     with working("running"):
-        outputs = core.compile_model(feed.model, device)(feed.values)
+        request = core.compile_model(feed.model, device).create_infer_request()
+        for variable in request.query_state():
+            variable.state = feed.values.pop(variable.name, None)
+        for _ in range(steps or 1):
+            outputs = request.infer(feed.values)
+        states = {feed.model.states[v.name]: (v.name, v.state) for v in request.query_state()}
 
     made = table("input", "type", "value")
     for name, value in feed.values.items():
@@ -76,9 +94,15 @@ def run(
         for label, part in parts(name, value):
             made.add_row(cell(label), cell(type_text(part)), *summary(part))
     out.print(made)
+    if states:
+        made = table("state", "type", "saved as" if save else "output")
+        for name, (input_name, value) in states.items():
+            made.add_row(cell(input_name), cell(type_text(value)), cell(name))
+        out.print()
+        out.print(made)
     if save:
         out.print()
-        count = save_outputs(outputs, folder)
+        count = save_outputs({**outputs, **{name: value for name, (_, value) in states.items()}}, folder)
         out.print(f"{count} {'file' if count == 1 else 'files'} in {folder}", markup=False, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from ...search.space import Space
 from ..base import Config, Problem, tensor
 from .base import CSolver
 from .emit import STORAGE, Call, In, Out, Source
+from .indices import no_indices
 from .move import slices
 from .words import MOVABLE, word
 
@@ -22,9 +23,20 @@ _BODY = """
 int begin = GID(0) * EACH, end = begin + EACH < OUTER ? begin + EACH : OUTER;
 for (int o = begin; o < end; o++) {
   GLOBAL W* to = y + o * CAPACITY;
+  int first = PAST;
+  SEQUENCE
   if (COPY) for (int i = 0; i < PAST; i++) to[i] = past[o * PAST_STEP + i];
-  for (int i = 0; i < NEW; i++) to[PAST + i] = x[o * NEW + i];
+  for (int i = 0; i < NEW; i++) to[first + i] = x[o * NEW + i];
 }"""
+
+#: A sequence that ends earlier than others. Where its new rows have no place, they are written nowhere.
+_SEQUENCE = """i64 place = ends[o / SEQUENCES] - NEW_ROWS;
+  if (place < 0 || place > ROWS - NEW_ROWS) {
+    wrong(report, WRONG_ROW, place, ROWS - NEW_ROWS + 1);
+    continue;
+  }
+  first = (int)place * INNER;
+  for (int i = PAST; i < ROWS * INNER; i++) to[i] = 0;"""
 
 
 class Append(CSolver):
@@ -34,7 +46,10 @@ class Append(CSolver):
     rank = 60
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        return "has no epilogue" if problem.epilogue else None
+        if problem.epilogue:
+            return "has no epilogue"
+        ends = problem.input(2)
+        return None if ends is None else no_indices(ends)
 
     def default(self, problem: Problem, target: Target) -> Config:
         return Point()
@@ -54,7 +69,12 @@ class Append(CSolver):
         each = -(-outer // slices(past.nbytes, target))
         source.dims(OUTER=outer, EACH=each, CAPACITY=out.dims[axis] * inner, PAST=past.dims[axis] * inner)
         source.dims(NEW=new.dims[axis] * inner, PAST_STEP=past.dims[axis] * inner, COPY=1)
-        source.add(_BODY)
+        ends = problem.input(2)
+        if ends is not None:
+            source.buffer("ends", tensor(ends).dtype, In(2))
+            rows = {"ROWS": problem.attrs["rows"], "NEW_ROWS": new.dims[axis], "INNER": inner}
+            source.dims(SEQUENCES=outer // out.dims[0], **rows)
+        source.add(_BODY.replace("SEQUENCE", "" if ends is None else _SEQUENCE))
         return [source.call([-(-outer // each)])]
 
 

@@ -171,7 +171,9 @@ def _why_not_apart(problem: Problem) -> str | None:
     f = form(problem)
     if f.queries > FEW_QUERIES:
         return "reads keys where they lie for one or two queries only"
-    rooms = [heads.head > f.total * heads.row and not heads.start for heads in (f.k, f.v)]
+    # where there is one head of keys, the next sequence begins behind the room
+    steps = [heads.head if f.groups > 1 else heads.batch for heads in (f.k, f.v)]
+    rooms = [step > f.total * heads.row and not heads.start for step, heads in zip(steps, (f.k, f.v), strict=True)]
     return None if all(rooms) else "keys and values have no room to grow"
 
 

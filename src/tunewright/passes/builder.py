@@ -1,0 +1,52 @@
+"""Adds several nodes in place of one, with their types: for rewrites that a rule cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ops import lookup
+from ..ops.infer import infer_node
+from . import facts
+
+#: [batch, rows, heads, elements] -> [batch, heads, rows, elements], and back
+_TURN = [0, 2, 1, 3]
+
+
+class Builder:
+    """Adds nodes in place of one, with types."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+
+    def add(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        return self.several(op, *inputs, **attrs)[0]
+
+    def several(self, op: str, *inputs: Value | None, outputs: int = 1, **attrs: Any) -> list[Value]:
+        made = self.graph.add(op, inputs, attrs, outputs=outputs, name=self.node.name, origin=self.node.origin)
+        spec = lookup(op)
+        assert spec is not None
+        infer_node(made, spec)
+        return made.outputs
+
+    def ints(self, *numbers: int) -> Value:
+        return self.graph.constant(np.array(numbers, np.int64))
+
+    def heads(self, x: Value, count: int) -> Value:
+        """[batch, rows, heads * elements] as [batch, heads, rows, elements], which a tensor of rank 4 is already."""
+        if facts.rank(x) == 4:
+            return x
+        return self.add("Transpose", self.add("Reshape", x, self.ints(0, 0, count, -1)), perm=_TURN)
+
+    def flat(self, x: Value) -> Value:
+        """The other way round."""
+        return self.add("Reshape", self.add("Transpose", x, perm=_TURN), self.ints(0, 0, -1))
+
+    def replace(self, *values: Value | None) -> None:
+        """The node's outputs; what stands for one has its name."""
+        for old, new in zip(self.node.outputs, values, strict=False):
+            if new is not None and self.graph.is_read(old):
+                old.name, new.name = new.name, old.name
+                self.graph.replace(old, new)

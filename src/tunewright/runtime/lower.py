@@ -19,7 +19,7 @@ from ..errors import ExecutionError, LimitError, LockError, ModelError, Unsuppor
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
-from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint
+from ..ir.symbolic import SymArray, SymInt, at_hand, hint
 from ..ir.types import TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
@@ -34,7 +34,7 @@ from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import State
-from .template import Open, OpenKernel, Pattern, Template, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -44,11 +44,12 @@ PACKERS = min(4, os.cpu_count() or 1)
 
 
 def lower(
-    graph: Graph, env: Environment, only: bool = False, traced: tuple[Trace, Pattern] | None = None,
-    repeated: bool = False,
+    graph: Graph, env: Environment, only: bool = False, traced: Traced | None = None, repeated: bool = False,
+    is_body: bool = False,
 ) -> Plan:  # fmt: skip
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it."""
+    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it. ``is_body``: it becomes
+    part of the plan of what is around it."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
@@ -56,7 +57,7 @@ def lower(
         if traced is not None:
             raise Untraceable("shapes depend on data")
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only, traced, repeated).run(rest)
+    return _Lowering(graph, now, boundary, env, only, traced, repeated, is_body).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -109,10 +110,15 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
     return part, boundary
 
 
-def _is_symbolic(value: Value | None) -> bool:
-    return value is not None and (
-        isinstance(value.const, SymArray) or (value.tensor is not None and value.tensor.is_symbolic)
-    )
+def bring_at_hand(graph: Graph) -> None:
+    """Symbolic types, constants and attributes become those of the shapes at hand."""
+    for value in graph.values():
+        if isinstance(value.type, TensorType):
+            if isinstance(value.const, SymArray):
+                value.const = at_hand(value.const, value.type.dtype.numpy)
+            value.type = value.type.at_hand
+    for node in graph.nodes:
+        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -123,9 +129,11 @@ class _Lowering:
     env: Environment
     #: weights may be freed when they are packed
     only: bool = False
-    traced: tuple[Trace, Pattern] | None = None
+    traced: Traced | None = None
     #: it is inside a loop
     repeated: bool = False
+    #: the plan of a body that becomes part of another one
+    is_body: bool = False
     #: what depends on sizes, where they are symbolic
     open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
@@ -179,25 +187,33 @@ class _Lowering:
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
-        return plan if self.traced is None else self.of_class(plan, Stack(lifetimes, offsets))
+        if self.traced is None:
+            return plan
+        stack = Stack(lifetimes, offsets)
+        return self.of_body(plan, stack) if self.is_body else self.of_class(plan, stack)
+
+    def of_body(self, plan: Plan, stack: Stack) -> Plan:
+        """The plan as part of one for a class of shapes, whose trace goes on."""
+        assert self.traced is not None
+        self.open.arena_offsets, self.open.arena_bytes = stack.expressions(self.open.arena)
+        plan.open = self.open
+        plan.types = tuple(t.at_hand if isinstance(t, TensorType) else t for t in plan.types)
+        self.traced.graphs.append(self.graph)
+        return plan
 
     def of_class(self, plan: Plan, stack: Stack) -> Plan:
         """The plan as that of the shapes at hand, with what changes for others of its class."""
         assert self.traced is not None
+        self.open.keep_used(self.traced.kernels, plan.steps)
         linked = {step for run in plan.runs.values() for step in run.steps}
         depending = {one.kernel for one in self.open.kernels}
         for step in plan.steps:
             if step.kernel in depending and step not in linked:
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
-        plan.template = Template(*self.traced, self.open, stack, self.env.settings.max_memory_bytes)
-        for value in self.graph.values():
-            if isinstance(value.type, TensorType):
-                if isinstance(value.const, SymArray):
-                    value.const = at_hand(value.const, value.type.dtype.numpy)
-                value.type = value.type.at_hand
-        for node in self.graph.nodes:
-            node.attrs = dict(attrs_at_hand(node.attrs))
+        plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
+        for graph in (self.graph, *self.traced.graphs):
+            bring_at_hand(graph)
         plan.types = tuple(v.type for v in self.graph.inputs)
         return plan
 
@@ -252,17 +268,18 @@ class _Lowering:
                 continue
             self.controls[node] = runner
             if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
-                found = block_of(runner, self.repeated)
+                found = block_of(runner, self.repeated, self.traced)
             else:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):
-                if self.traced is not None and node.op != "If" and any(_is_symbolic(v) for v in node.inputs):
-                    raise Untraceable(f"node {node.name!r} ({node.op}) runs in a launch where sizes are known")
                 runner.why_not_compiled = found
-            else:
-                self.blocks[node] = found
-                ragged = {one.output for one in found.ragged}
-                self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
+                if self.traced is not None:  # the kernels behind it are linked: what it makes is copied
+                    self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
+                continue
+            self.blocks[node] = found
+            self.open.blocks.append(found)
+            ragged = {one.output for one in found.ragged}
+            self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
 
     def has_place(self, value: Value) -> bool:
         """It will lie in memory that is known before it is computed."""
@@ -366,14 +383,15 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
-        with self.traced[0].scope() as guards:
+        with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
         if reason is not None:
             raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
-        if all(one.kernel is not kernel for one in self.open.kernels):
+        if all(one.kernel is not kernel for one in self.traced.kernels):
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
-            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice, kernel)))
+            pose = partial(env.posed, choice, kernel)
+            self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

@@ -7,7 +7,7 @@ plan holds; its formulas give shapes of slots, places in memory and arguments of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy as np
 
 from ..errors import TunewrightError
 from ..ir.formulas import Formulas
+from ..ir.graph import Graph
 from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem
 from ..solvers.classes import numbers, with_numbers
+from ..solvers.rows import Block, Launch, sizes, walk
 from .memory import ALIGNMENT, Stack
 from .states import State
 
@@ -116,6 +118,18 @@ class OpenKernel:
 
 
 @dataclass
+class Traced:
+    """What plans of one trace share: that of a model, and those of the bodies in it."""
+
+    trace: Trace
+    pattern: Pattern
+    #: in the order in which they were made: a kernel that serves several nodes is made once, under its guards
+    kernels: list[OpenKernel] = field(default_factory=list)
+    #: graphs whose types are symbolic until the trace ends
+    graphs: list[Graph] = field(default_factory=list)
+
+
+@dataclass
 class Open:
     """What of a plan depends on sizes, as it is found while the plan is made."""
 
@@ -132,10 +146,23 @@ class Open:
     #: constants that consist of sizes
     constants: dict[int, SymArray] = field(default_factory=dict)
     kernels: list[OpenKernel] = field(default_factory=list)
+    #: control flow inside launches
+    blocks: list[Block] = field(default_factory=list)
+    #: of a body's plan: where storages are in its arena, and how large that is
+    arena_offsets: dict[int, Whole] = field(default_factory=dict)
+    arena_bytes: Whole = 0
+
+    def keep_used(self, made: Sequence[OpenKernel], steps: Iterable[Any]) -> None:
+        """Of all kernels of a trace those that are in the plan: in its steps, or in its blocks."""
+        used = {step.kernel for step in steps}
+        used |= {row.kernel for block in self.blocks for row in walk(block.rows) if isinstance(row, Launch)}
+        self.kernels = [one for one in made if one.kernel in used]
 
     def wanted(self) -> list[Whole]:
         """Every number that has to be computed."""
         found: list[Whole] = [*self.offsets.values(), *self.arena.values(), *self.results.values()]
+        for block in self.blocks:
+            found += sizes(block)
         for shape in self.shapes.values():
             found += shape
         for array in self.constants.values():
@@ -166,8 +193,8 @@ class Fit:
 class Template:
     """The class of shapes that a plan serves. Immutable but for what it remembers; safe to use from several threads."""
 
-    def __init__(self, trace: Trace, pattern: Pattern, found: Open, stack: Stack, most_bytes: int) -> None:
-        wanted = found.wanted()
+    def __init__(self, traced: Traced, found: Open, stack: Stack, most_bytes: int) -> None:
+        trace, pattern, wanted = traced.trace, traced.pattern, found.wanted()
         self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
         self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
         place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)

@@ -310,9 +310,9 @@ class Launcher(ABC):
         """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
         raise NotImplementedError
 
-    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
+    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[Kernel, Kernel]) -> None:
         """Set what depends on sizes: ``place`` says which of the values an expression is; ``posed`` are kernels for
-        these sizes alone."""
+        these sizes alone, by those that they stand in for."""
         raise NotImplementedError
 
     @abstractmethod

@@ -239,7 +239,8 @@ def check(seed: int, shapes: list[tuple] = SHAPES, **sizes: list[int]) -> tuple[
         for value, expected in zip(model.graph.output, other.run(None, feed), strict=True):
             assert found[value.name].shape == expected.shape, (seed, value.name)
             where = f"seed {seed}, {value.name}, {[a.shape for a in feed.values()]}"
-            np.testing.assert_allclose(found[value.name], expected, rtol=1e-3, atol=1e-4, err_msg=where)
+            scale = max(1.0, float(np.abs(expected).max(initial=0)) if sizes else 1.0)  # sums of many rows cancel out
+            np.testing.assert_allclose(found[value.name], expected, rtol=1e-3, atol=1e-4 * scale, err_msg=where)
             if sizes:  # the same kernels run, in whichever plan
                 np.testing.assert_array_equal(found[value.name], alone[value.name], err_msg=where)
     plans = compiled.program.plans

@@ -169,8 +169,7 @@ class Open:
             found += array.reshape(-1).tolist()
         for one in self.kernels:
             if one.kernel.open is not None:
-                found += [value for _, _, value in one.kernel.open.words]
-                found += one.kernel.open.scratch.values()
+                found += one.kernel.open.sizes
             found += numbers(one.problem)
         return found
 

@@ -59,7 +59,9 @@ class OpenTable:
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
     #: words that are an address so many bytes behind the beginning of a block's memory, or behind another address
     addresses: list[tuple[Operand, Memory | int, Whole]] = field(default_factory=list)
-    #: constants that consist of sizes
+    #: words that are the address of a kernel's constant
+    tables: list[tuple[Operand, Table]] = field(default_factory=list)
+    #: constants of blocks that consist of sizes
     arrays: list[tuple[np.ndarray[Any, Any], Sequence[Whole]]] = field(default_factory=list)
 
     def kernel(self, placed: Placed) -> None:
@@ -68,11 +70,32 @@ class OpenTable:
         if placed.kernel.open is not None:
             for launch, word, value in placed.kernel.open.words:
                 self.words.append((word_of(placed.steps[launch], word), value))
+            for launch, at, table in placed.kernel.open.tables:
+                self.tables.append((Argument(placed.steps[launch], at), table))
 
 
 def word_of(step: int, word: int) -> Argument:
     """A word of a row."""
     return Argument(step, word - steps.ROW)
+
+
+class _Constant:
+    """A kernel's constant in a request's table."""
+
+    def __init__(self, at: int, table: Table) -> None:
+        self._at, self._table, self._array = at, table, table.array
+        self._sizes: tuple[int, ...] | None = None
+        #: which of a plan's values its sizes are, once somebody asks
+        self._places: list[int] | None = None
+
+    def fit(self, table: np.ndarray[Any, Any], values: Sequence[int], place: Callable[[Whole], int]) -> None:
+        if self._places is None:
+            self._places = [place(size) for size in self._table.sizes]
+        sizes = tuple([values[at] for at in self._places])
+        if sizes != self._sizes:
+            assert self._table.make is not None
+            self._array, self._sizes = self._table.make(*sizes), sizes
+        table[self._at] = address(self._array if self._array.size else NOTHING)
 
 
 class TableSizes:
@@ -82,6 +105,7 @@ class TableSizes:
         self._table, self._device, self._queue, self._open = linked.table, device, queue, open
         self._words = np.array([linked.number(at) for at, _ in open.words], np.intp)
         self._addresses = [linked.number(at) for at, _, _ in open.addresses]
+        self._tables = [_Constant(linked.number(at), table) for at, table in open.tables]
         self._memories = list(dict.fromkeys(base for _, base, _ in open.addresses if isinstance(base, Memory)))
         #: where the arguments of each launch of a kernel begin, and where the addresses of its scratch memory stand
         self._begins = {one: [linked.number(Argument(step, 0)) for step in one.steps] for one in open.placed}
@@ -121,6 +145,8 @@ class TableSizes:
             memory.hold(values[place(memory.nbytes)])
         for at, (_, base, _), offset in zip(self._addresses, open.addresses, offsets, strict=True):
             table[at] = (address(base.held) if isinstance(base, Memory) else base) + values[offset]
+        for constant in self._tables:
+            constant.fit(table, values, place)
         for (array, _), elements in zip(open.arrays, arrays, strict=True):
             array[...] = np.array([values[at] for at in elements], array.dtype).reshape(array.shape)
         for one in open.placed:

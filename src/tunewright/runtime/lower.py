@@ -20,7 +20,7 @@ from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint
-from ..ir.types import TensorType
+from ..ir.types import MAX_RANK, TensorType, Type
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
@@ -54,8 +54,6 @@ def lower(
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
-        if traced is not None:
-            raise Untraceable("shapes depend on data")
         rest, boundary = extract(graph, later)
     return _Lowering(graph, now, boundary, env, only, traced, repeated, is_body).run(rest)
 
@@ -84,30 +82,55 @@ def _open(value: Value) -> bool:
 
 
 def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
-    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order."""
+    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order.
+
+    It is planned later, when a trace of this graph is over: sizes that are symbolic here are open there.
+    """
     part = Graph(f"{graph.name}+")
     mapping: dict[Value, Value] = {}
     boundary: list[Value] = []
 
     def of(value: Value) -> Value:
         if value not in mapping:
+            if isinstance(value.const, SymArray):
+                raise Untraceable("sizes that are open decide about shapes that depend on data")
             if value.const is not None:
                 mapping[value] = part.constant(value.const, value.name)
             else:
-                mapping[value] = part.add_input(value.name, value.type)
+                mapping[value] = part.add_input(value.name, _opened(value.type))
                 boundary.append(value)
         return mapping[value]
 
     made: set[Value] = set()
     for node in nodes:
+        if attrs_at_hand(node.attrs) is not node.attrs:
+            raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and its shapes depend on data")
         inputs = [None if v is None else of(v) for v in node.inputs]
-        twin = part.add_copy(node, inputs, [v.type for v in node.outputs])
+        twin = part.add_copy(node, inputs, [_opened(v.type) for v in node.outputs])
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
     for value in dict.fromkeys(graph.outputs):
         if value in made:
             part.add_output(mapping[value], value.name)
     return part, boundary
+
+
+def _opened(type: Type | None) -> Type | None:
+    """The type without symbolic sizes."""
+    if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
+        return type
+    return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
+
+
+def _open_sizes(part: Graph) -> set[tuple[int, int]]:
+    """(input, axis) of what is not known of the inputs of a part."""
+    shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in part.inputs]
+    return {
+        (at, axis)
+        for at, shape in enumerate(shapes)
+        for axis, size in enumerate((None,) * MAX_RANK if shape is None else shape)
+        if not isinstance(size, int)
+    }
 
 
 def bring_at_hand(graph: Graph) -> None:
@@ -183,7 +206,7 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env, is_part=True, repeated=self.repeated),
+            rest=None if rest is None else Program(rest, self.env, True, _open_sizes(rest), self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
@@ -372,6 +395,8 @@ class _Lowering:
             choice = self.choose(problem)
         if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
             choice = self.env.tuner.default(problem, self.env.device)
+        if choice.solver.host and attrs_at_hand(node.attrs) is not node.attrs:
+            raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and runs on the host")
         with self.env.phases("kernels"):
             whole = problem is of_class or choice.solver.host  # the host reads shapes as it runs
             kernel = self.env.compile(choice, problem) if whole else self.of_sizes(of_class, choice)

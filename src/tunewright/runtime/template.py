@@ -52,10 +52,12 @@ class Pattern:
                 if value is not None:
                     return None
                 continue
-            shape = getattr(value, "shape", None)
-            if shape is None or value.dtype != wanted[0] or len(shape) != len(wanted[1]):
+            (dtype, dims), shape = wanted, getattr(value, "shape", None)
+            if shape is None or (value.dtype is not dtype and value.dtype != dtype) or len(shape) != len(dims):
                 return None
-            for got, want in zip(shape, wanted[1], strict=True):
+            if shape == dims:
+                continue
+            for got, want in zip(shape, dims, strict=True):
                 if got != want if want is not None else not LEAST <= got <= MOST:
                     return None
         sizes = tuple([inputs[at].shape[axis] for at, axis in self.symbols])
@@ -218,6 +220,12 @@ class Template:
 
     def misses(self, sizes: tuple[int, ...]) -> int | None:
         """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
+        try:
+            known = self._fits[*sizes, SPARE]
+        except KeyError:
+            pass
+        else:
+            return None if known is None else len(known.posed)
         values = self.formulas((*sizes, SPARE))
         if values is None or sum(values[at] for _, at in self._arena) > self._most_bytes:
             return None

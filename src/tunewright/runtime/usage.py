@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet
 
-from ..ir.symbolic import hint
 from .executor import Executor
 from .plan import Plan
 from .program import Program
@@ -67,8 +66,7 @@ def _constants(model: DeviceModel) -> Iterator[Any]:
 
 def _add(found: Usage, executor: Executor) -> None:
     for plan, frame in executor.frames():
-        found["arenas"] += frame.arena_bytes
-        found["arenas"] += sum(hint(step.block.nbytes) for step in plan.steps if step.block is not None)
+        found["arenas"] += frame.arena_bytes + sum(one.launcher.nbytes for one in frame.together)
         if not plan.device.shares_memory:
             found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
             held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}

@@ -328,6 +328,11 @@ class Launcher(ABC):
         """All loops together may take so many iterations in the next call."""
         return
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that its blocks of control flow have."""
+        return 0
+
     def iterated(self) -> tuple[int, Any, int | None]:
         """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
         how many that would have been, if that is known."""

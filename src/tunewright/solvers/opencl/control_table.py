@@ -112,6 +112,7 @@ class TableWriter:
         """A block of control flow."""
         memory = Memory(self.device, block.nbytes)
         self.kept.append(memory)
+        self.open.memories.append(memory)
         writer = _BlockWriter(self, number, memory)
         writer.meet(block.rows)
         writer.rows(block.rows)

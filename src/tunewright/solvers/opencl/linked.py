@@ -139,6 +139,10 @@ class LinkedLauncher(Launcher, Chained):
         if self._left >= 0:
             self._table[self._bound], self._table[self._left + 1] = iterations, 0
 
+    @property
+    def nbytes(self) -> int:
+        return self._sizes.nbytes
+
     def iterated(self) -> tuple[int, Any, int | None]:
         if self._left < 0:
             return 0, None, None

@@ -61,6 +61,8 @@ class OpenTable:
     addresses: list[tuple[Operand, Memory | int, Whole]] = field(default_factory=list)
     #: words that are the address of a kernel's constant
     tables: list[tuple[Operand, Table]] = field(default_factory=list)
+    #: of blocks
+    memories: list[Memory] = field(default_factory=list)
     #: constants of blocks that consist of sizes
     arrays: list[tuple[np.ndarray[Any, Any], Sequence[Whole]]] = field(default_factory=list)
 
@@ -106,7 +108,6 @@ class TableSizes:
         self._words = np.array([linked.number(at) for at, _ in open.words], np.intp)
         self._addresses = [linked.number(at) for at, _, _ in open.addresses]
         self._tables = [_Constant(linked.number(at), table) for at, table in open.tables]
-        self._memories = list(dict.fromkeys(base for _, base, _ in open.addresses if isinstance(base, Memory)))
         #: where the arguments of each launch of a kernel begin, and where the addresses of its scratch memory stand
         self._begins = {one: [linked.number(Argument(step, 0)) for step in one.steps] for one in open.placed}
         self._scratch = {
@@ -122,6 +123,11 @@ class TableSizes:
         """Anything depends on sizes."""
         open = self._open
         return bool(open.words or open.addresses or any(one.kernel.open is not None for one in open.placed))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that blocks have now."""
+        return sum(int(memory.held.nbytes) for memory in self._open.memories if memory.held is not NOTHING)
 
     def begins(self, placed: Placed) -> list[int]:
         """Where the arguments of each launch of a kernel begin."""
@@ -141,7 +147,7 @@ class TableSizes:
             if one.kernel in self._posed and one.kernel not in posed:
                 self._write(one, one.kernel)
         table[self._words] = [values[at] & _WORD for at in words]
-        for memory in self._memories:
+        for memory in open.memories:
             memory.hold(values[place(memory.nbytes)])
         for at, (_, base, _), offset in zip(self._addresses, open.addresses, offsets, strict=True):
             table[at] = (address(base.held) if isinstance(base, Memory) else base) + values[offset]

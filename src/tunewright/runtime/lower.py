@@ -296,13 +296,21 @@ class _Lowering:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):
                 runner.why_not_compiled = found
-                if self.traced is not None:  # the kernels behind it are linked: what it makes is copied
-                    self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
+                if self.traced is not None:
+                    self.run_by_request(node)
                 continue
             self.blocks[node] = found
             self.open.blocks.append(found)
             ragged = {one.output for one in found.ragged}
             self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
+
+    def run_by_request(self, node: Node) -> None:
+        """Control flow that is no part of a launch, in a plan for a class of shapes."""
+        captured = node.inputs[len(node.inputs) - node.captures :]
+        if any(v is not None and isinstance(v.const, SymArray) for v in captured):
+            raise Untraceable(f"open sizes decide about shapes in the bodies of node {node.name!r} ({node.op})")
+        # the kernels behind it are linked: what it makes is copied to where they read it
+        self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 
     def has_place(self, value: Value) -> bool:
         """It will lie in memory that is known before it is computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from onnx import parser
 
 from native.harness import native
-from tunewright import Core
+from tunewright import Core, LimitError
 from tunewright.runtime.program import Program
 
 ort = pytest.importorskip("onnxruntime")
@@ -275,3 +276,43 @@ def test_what_stands_behind_sizes_of_the_data_is_planned_once(how: str) -> None:
         return given | ({"k": rng.integers(0, n + 1, 1)} if more else {})
 
     check(PICKED % (more, columns, nodes), draw, count=40, most=6, same=False)
+
+
+def test_iterations_are_bounded_at_every_size() -> None:
+    model = parser.parse_model(HEAD + DECODER)
+    core, rng = Core({"MAX_ITERATIONS": "50"}), np.random.default_rng(0)
+    one = core.compile_model(core.read_model(model), "CPU")
+    request, other = one.create_infer_request(), session(model)
+    for _ in range(6):
+        feeds = decoder_feeds(rng)
+        with pytest.raises(LimitError, match="MAX_ITERATIONS"):
+            request.infer(feeds | {"most": np.array(51)})
+        found = request.infer(feeds | {"most": np.array(50)})
+        expected = other.run(None, feeds | {"most": np.array(50)})
+        np.testing.assert_allclose(found["y"], expected[0], rtol=1e-3, atol=1e-4)
+
+
+def test_requests_of_other_sizes_beside_each_other() -> None:
+    """Each has memory of its own for what a loop carries."""
+    model = parser.parse_model(HEAD + DECODER)
+    core, rng = Core(), np.random.default_rng(0)
+    one = core.compile_model(core.read_model(model), "CPU")
+    given = [decoder_feeds(rng) for _ in range(8)]
+    expected = [one(feeds)["y"].copy() for feeds in given]
+    wrong: list[object] = []
+
+    def work(first: int) -> None:
+        try:
+            request = one.create_infer_request()
+            for k in range(first, first + 40):
+                if not np.array_equal(request.infer(given[k % 8])["y"], expected[k % 8]):
+                    wrong.append(k)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -191,3 +191,9 @@ def test_bodies_are_walked_and_printed() -> None:
     )
     assert {b.name for b in g.walk()} == {"g", "then_branch", "else_branch"}
     assert "then_branch:" in str(g) and "Neg(%x)" in str(g)
+
+
+def test_a_constant_is_an_array_although_numpy_made_a_scalar() -> None:
+    """Kernels are given the address of its memory, and a scalar has none that lasts."""
+    value = Graph("g").constant(np.float32(2) * np.ones((), np.float32), "c")
+    assert isinstance(value.const, np.ndarray) and value.const.shape == ()

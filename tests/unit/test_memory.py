@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from tunewright.devices.base import address
 from tunewright.devices.host import HostDevice
+from tunewright.ir.formulas import Formulas
+from tunewright.ir.symbolic import Trace, hint
 from tunewright.runtime import memory
-from tunewright.runtime.memory import ALIGNMENT, Lifetime, pack
+from tunewright.runtime.memory import ALIGNMENT, Lifetime, Stack, pack
 
 
 @st.composite
@@ -72,3 +74,25 @@ def test_where_any_array_begins():
     for nbytes in (0, 1, 100):
         found = HostDevice("CPU.HOST").alloc(nbytes)
         assert found.nbytes == nbytes and (not nbytes or address(found) % 64 == 0)
+
+
+@given(lifetimes(), st.integers(2, 400), st.integers(2, 400))
+@settings(deadline=None)
+def test_places_as_expressions_are_those_of_each_size(buffers, n, m):
+    trace = Trace()
+    one, other = trace.symbol("n", 7), trace.symbol("m", 11)
+    wanted = {k: life.nbytes * (one if k % 3 == 0 else other if k % 3 == 1 else 1) for k, life in enumerate(buffers)}
+    lives = {k: Lifetime(int(hint(wanted[k])), life.first, life.last) for k, life in enumerate(buffers)}
+    offsets, _ = pack([*lives.values()])
+    stack = Stack(lives, dict(enumerate(offsets)))
+    places, total = stack.expressions(wanted)
+    assert not trace.guards
+    formulas = Formulas(trace, [*places.values(), *wanted.values(), total])
+    values = formulas((n, m))
+    assert values is not None
+
+    def value(number):
+        return values[formulas.place(number)]
+
+    sizes = {k: max(1, -(-value(nbytes) // ALIGNMENT)) * ALIGNMENT for k, nbytes in wanted.items()}
+    assert ({k: value(at) for k, at in places.items()}, value(total)) == stack.offsets(sizes)

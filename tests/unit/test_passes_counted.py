@@ -33,8 +33,8 @@ g (float[3] x{outer}) => (float[3] y, {dtype} last, float[n,3] rows)
 INT64_MAX = 2**63 - 1
 
 
-def check(exact: bool | None = True, feed: dict | None = None, **parts: object) -> None:
-    """``exact``: the condition is gone; None: the loop is as it was."""
+def check(exact: bool | None = True, feed: dict | None = None, computed: bool = False, **parts: object) -> None:
+    """``exact``: the condition is gone; None: the loop is as it was. ``computed``: its trip count is no constant."""
     parts = {"begin": 0, "step": 1, "end": 20, "op": "Add", "trips": "", "m": "", "dtype": "int64", "outer": ""} | parts
     if isinstance(parts["trips"], int):
         parts |= {"trips": f"times = Constant <value = int64 {{{parts['trips']}}}> ()", "m": "times"}
@@ -49,7 +49,7 @@ def check(exact: bool | None = True, feed: dict | None = None, **parts: object) 
         np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
     (loop,) = [node for node in one.program.graph.nodes if node.op == "Loop"]
     assert goes_on(loop.bodies["body"]) == bool(exact)
-    assert exact is None or (loop.inputs[0] is not None and loop.inputs[0].const is not None)
+    assert exact is None or (loop.inputs[0] is not None and (loop.inputs[0].const is None) == computed)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -96,11 +96,24 @@ def test_another_reason_to_stop_leaves_a_bound() -> None:
         check(exact=False, condition=condition % limit, trips=500)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("end", [-7, 0, 1, 2, 30])
+def test_a_bound_from_outside_of_the_loop(end: int, dtype: str) -> None:
+    parts = {"dtype": dtype, "outer": f", {dtype} k", "feed": {"k": np.array(end, dtype)}, "computed": True}
+    check(condition="on = Less(c1, k)", **parts)
+    check(condition="on = Greater(k, c1)", begin=-3, **parts)
+    check(condition="on = Greater(c1, k)", begin=9, op="Sub", **parts)
+    check(condition="a = Less(c1, k) b = Less(c1, end) on = And(a, b)", **parts)
+    check(condition="a = Less(c1, k) on = And(a, go)", trips=5, **parts)
+    check(condition="j = Cast <to = 7> (k) on = Less(i, j)", **parts)
+
+
 def test_what_is_no_counter() -> None:
     largest = "m = ReduceMax <keepdims = 0> (s) q = Constant <value = float {0.4}> () on = Greater(m, q)"
     check(exact=None, condition=largest)
     check(exact=None, condition="on = Less(c1, end)", op="Mul", begin=1, step=2)
-    check(exact=None, condition="on = Less(c1, k)", outer=", int64 k", feed={"k": np.array(5)})
+    check(exact=None, condition="on = LessOrEqual(c1, k)", outer=", int64 k", feed={"k": np.array(5)})
+    check(exact=None, condition="on = Less(c1, k)", step=2, outer=", int64 k", feed={"k": np.array(5)})
     check(exact=None, condition="on = Less(c1, end)", outer=", int64 times", m="times", feed={"times": np.array(5)})
     # moves away from its end, until an int32 runs over: as many iterations as there may be
     check(exact=None, condition="on = Greater(c1, end)", end=-5, trips=30)

@@ -178,6 +178,27 @@ def test_random_networks(make: Callable[[int], bytes], shapes: Any, seed: int) -
     compare(make(seed), shapes(np.random.default_rng(seed), 8 if seed in SHORT else 20), 7)
 
 
+def test_sizes_that_are_computed_with_make_one_plan() -> None:
+    """Divided by a width, scaled by the root of a length."""
+    b = Build(0)
+    width = b.add("Cast", b.size("x", 2), to=FLOAT)
+    x = b.add("Div", "x", width)
+    x = b.add("Mul", b.add("MatMul", x, b.add("Transpose", x, perm=[0, 2, 1])), b.add("Sqrt", width))
+    x = b.add("Where", b.add("Less", x, b.add("Reciprocal", width)), b.const(0), x)
+    model = b.model({"x": (FLOAT, ["batch", "n", "w"])}, b.add("Identity", x))
+    rng = np.random.default_rng(0)
+    assert compare(model, [(2, int(rng.integers(2, 60)), int(rng.integers(20, 90))) for _ in range(12)], 2) <= 2
+
+
+def test_sizes_that_become_floats_and_sizes_again() -> None:
+    """Half of a width, as floats have it: what decides about shapes is a number in the plan."""
+    b = Build(0)
+    half = b.add("Floor", b.add("Mul", b.add("Cast", b.size("x", 1), to=FLOAT), b.const([0.5])))
+    x = b.add("Slice", "x", b.ints(0), b.add("Cast", half, to=INT64), b.ints(1))
+    model = b.model({"x": (FLOAT, ["batch", "n"])}, b.add("Softmax", x))
+    compare(model, [(2, n) for n in (9, 30, 9, 31, 64)], 5)
+
+
 def decoder(layers: int = 2, width: int = 32, heads: int = 4) -> bytes:
     """With past keys and values as inputs and present ones as results."""
     b, inputs = Build(0), {"ids": (INT64, ["batch", "n"])}

@@ -188,6 +188,8 @@ class Graph:
         return value
 
     def constant(self, array: np.ndarray[Any, Any], name: str = "const") -> Value:
+        if not isinstance(array, np.ndarray):  # numpy makes scalars of single elements: they have no memory to point at
+            array = np.asarray(array)
         value = self.value(name, TensorType.of(array))
         value.const = array
         return value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from ..errors import TunewrightError
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import SymArray
+from ..ir.symbolic import SymArray, Whole, greater
 from ..ir.types import PLAIN, DType, TensorType, Type
 
 #: infers the types of a graph whose inputs have types
@@ -49,13 +50,21 @@ def body_types(node: Node) -> list[TensorType] | None:
 
 
 def static(value: Value | None) -> TensorType | None:
-    """The type of a plain tensor of known shape: known for itself, not as one of a class of shapes."""
+    """The type of a plain tensor of known shape; its sizes may be symbolic."""
     type = None if value is None else value.type
-    if not isinstance(type, TensorType) or type.is_symbolic:
-        return None
-    if type.is_static and type.dtype is not DType.STRING and type.layout == PLAIN:
+    if isinstance(type, TensorType) and type.is_static and type.dtype is not DType.STRING and type.layout == PLAIN:
         return type
     return None
+
+
+def know_sizes(node: Node, body: Graph) -> None:
+    """Make captured tensors of symbolic sizes constants of a copy of a body, which is planned with these symbols."""
+    for k in range(1, node.captures + 1):
+        outer, formal = node.inputs[-k], body.inputs[-k]
+        if outer is not None and isinstance(outer.const, SymArray):
+            made = body.constant(outer.const, formal.name)
+            made.type = outer.type
+            body.replace(formal, made)
 
 
 def states(node: Node) -> int:
@@ -72,12 +81,12 @@ def goes_on(body: Graph) -> bool:
     return value is body.inputs[1] or (value.const is not None and bool(value.const.all()))
 
 
-def loop_trips(node: Node) -> tuple[int, str]:
+def loop_trips(node: Node) -> tuple[Whole, str]:
     """The number of iterations of a Loop, or why it is not known."""
     formal = node.inputs[: len(node.inputs) - node.captures]
     count = formal[0] if formal else None
     start = formal[1] if len(formal) > 1 else None
-    if count is None or count.const is None or count.const.size != 1 or isinstance(count.const, SymArray):
+    if count is None or count.const is None or count.const.size != 1:
         return 0, "the number of iterations is not constant"
     if start is not None and (start.const is None or start.const.size != 1):
         return 0, "the condition is not constant"
@@ -85,7 +94,14 @@ def loop_trips(node: Node) -> tuple[int, str]:
         return 0, ""
     if not goes_on(node.bodies["body"]):
         return 0, "the body decides when to stop"
-    return max(0, int(count.const.reshape(()))), ""
+    return greater(0, single(count)), ""
+
+
+def single(value: Value) -> Whole:
+    """The integer that a constant of one element is."""
+    assert value.const is not None
+    found: Whole = value.const.reshape(()).item()
+    return found
 
 
 def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
@@ -94,15 +110,17 @@ def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
     return inputs, [int(a) for a in node.attrs.get("scan_output_axes") or [0] * outputs]
 
 
-def scan_length(node: Node) -> int | None:
+def scan_length(node: Node) -> Whole | None:
     """The length of a Scan; None where it is not known, or not the same for all its inputs."""
     first = states(node)
-    lengths = set()
+    lengths: list[Whole] = []
     for value, axis in zip(node.inputs[first:], scan_axes(node, 0)[0], strict=False):
         type = static(value)
         rank = 0 if type is None else len(type.dims)
-        lengths.add(type.dims[axis] if type is not None and -rank <= axis < rank else None)
-    return lengths.pop() if len(lengths) == 1 else None
+        if type is None or not -rank <= axis < rank:
+            return None
+        lengths.append(type.dims[axis])
+    return lengths[0] if lengths and all(length == lengths[0] for length in lengths) else None
 
 
 def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | None]:
@@ -117,11 +135,12 @@ def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | No
     return found
 
 
-def _made(body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
-    """Types of a body's outputs for these inputs."""
+def _made(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
+    """Types of the outputs of a node's body for these inputs."""
     if len(types) != len(body.inputs):
         return []
     twin = body.clone()
+    know_sizes(node, twin)
     for value, type in zip(twin.inputs, types, strict=True):
         value.type = type
     infer(twin)
@@ -132,13 +151,13 @@ def _branches(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
     if types is None:
         return None
-    one, *others = [_made(body, types, infer) for body in node.bodies.values()]
+    one, *others = [_made(node, body, types, infer) for body in node.bodies.values()]
     return one if all(made == one for made in others) else None
 
 
 def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
-    made = [] if types is None else _made(node.bodies["body"], types, infer)
+    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or not made or made[1 : 1 + count] != types[2 : 2 + count]:
         return None
@@ -148,7 +167,7 @@ def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types, length = body_types(node), scan_length(node)
-    made = [] if types is None else _made(node.bodies["body"], types, infer)
+    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or length is None or not made or made[:count] != types[:count]:
         return None
@@ -156,12 +175,17 @@ def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
     return [*made[:count], *(_stacked(t, length, a) for t, a in zip(made[count:], axes, strict=True))]
 
 
-def _stacked(type: TensorType | None, count: int, axis: int) -> TensorType | None:
+def _stacked(type: TensorType | None, count: Whole, axis: int) -> TensorType | None:
     """So many of a type along a new axis."""
     if type is None or not -len(type.dims) - 1 <= axis <= len(type.dims):
         return None
     axis %= len(type.dims) + 1
-    return type.with_shape((*type.dims[:axis], count, *type.dims[axis:]))
+    return with_dims(type, (*type.dims[:axis], count, *type.dims[axis:]))
+
+
+def with_dims(type: TensorType, dims: Sequence[Whole]) -> TensorType:
+    """A type with other sizes, some of which may be symbolic."""
+    return type.with_shape(cast("tuple[int, ...]", tuple(dims)))
 
 
 _KINDS: dict[str, Callable[[Node, Infer], list[TensorType | None] | None]] = {

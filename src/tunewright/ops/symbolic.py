@@ -1,8 +1,8 @@
 """Shape arithmetic on symbolic integers: what folds while a plan is made for a class of shapes.
 
 Operators on small integer tensors compute with `SymInt` elements; see `ir/symbolic.py`. For any other operator the
-values are pinned, as long as its result is small too; what makes large tensors out of sizes (a mask, positions)
-stays a node and runs with each inference.
+values are pinned, as long as its result is small too; what makes large tensors out of sizes (a mask, positions), or
+numbers to compute with (a width as a float), stays a node and runs with each inference.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .base import Array, Attrs
 #: elements of a result that is still shape arithmetic
 FEW = 64
 
+#: operations whose results are as large as floats say
+_BY_FLOATS = frozenset({"Resize", "Upsample", "Range"})
+
 _Fold = Callable[[Sequence[Any], Attrs, int], Sequence[Any]]
 
 
@@ -29,6 +32,8 @@ def fold(graph: Graph, node: Node) -> bool:
     """Replace a node over constants of which some are symbolic; False where it has to run with each inference."""
     types = [v.type for v in node.outputs]
     if not all(isinstance(t, TensorType) and t.is_static and not t.is_symbolic and t.size <= FEW for t in types):
+        return False
+    if _makes_floats(node) and not _decides(node):
         return False
     arrays = [None if v is None else v.const for v in node.inputs]
     main = arrays[: len(arrays) - node.operands]
@@ -43,6 +48,28 @@ def fold(graph: Graph, node: Node) -> bool:
         graph.replace(value, _constant(graph, value, result))
     graph.remove(node)
     return True
+
+
+def _decides(node: Node) -> bool:
+    """Floats that are made of sizes may decide about shapes: by a factor, or when they become integers or bools."""
+    found, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        if one.bodies or len(found) > FEW or one.op in _BY_FLOATS or not _makes_floats(one):
+            return True
+        for user in dict.fromkeys(u for v in one.outputs for u in v.users):
+            others = (v for v in user.inputs if v is not None and v.const is None)
+            alone = all(v.producer in found for v in others)  # beside data it is data as well
+            if user not in found and (alone or user.bodies or user.op in _BY_FLOATS):
+                found.add(user)
+                waiting.append(user)
+    return False
+
+
+def _makes_floats(node: Node) -> bool:
+    casts = [step for step in node.epilogue if step.op == "Cast"]
+    known = all(v.tensor is not None and v.tensor.dtype.is_float for v in node.outputs)
+    return known and all(shapes.dtype_of(step.attrs.get("to"), "to").is_float for step in casts)
 
 
 def _evaluate(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:

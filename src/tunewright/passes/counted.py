@@ -1,13 +1,14 @@
-"""Loops that count up to a constant: their condition says how often they run, as exporters of while loops write it."""
+"""Loops that count up to a bound: their condition says how often they run, as exporters of while loops write it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.types import DType
 from ..ops.control_types import goes_on
 from .base import Context
 
@@ -17,10 +18,11 @@ _REFUTED = {"Less": "GreaterOrEqual", "Greater": "LessOrEqual", "LessOrEqual": "
 
 
 class CountedLoops:
-    """The number of iterations of a Loop becomes a constant where a comparison of a counter ends it.
+    """The number of iterations of a Loop becomes its trip count where a comparison of a counter ends it.
 
     Behind n iterations a counter is begin + n * step; the loop ends when its comparison is false for the first time.
-    Where the condition asks for more, the constant is a bound, else the condition is dropped.
+    Where it is compared with a constant the trip count is one, too; a bound from outside of the loop makes it a
+    difference. Where the condition asks for more, the trip count is a bound, else the condition is dropped.
     """
 
     name = "counted-loops"
@@ -31,15 +33,47 @@ class CountedLoops:
             if node.op != "Loop" or not node.bodies or goes_on(node.bodies["body"]) or not _starts(node):
                 continue
             parts = list(_parts(node.bodies["body"].outputs[0]))
-            bounds = [_bound(node, part) for part in parts if not _is_true(node, part)]
-            known = [bound for bound in bounds if bound is not None]
-            if not known:
+            bounds = [_bound(node, part) or _open_bound(node, part) for part in parts if not _is_true(node, part)]
+            known = [bound for bound in bounds if isinstance(bound, int)]
+            open = [bound for bound in bounds if isinstance(bound, _Difference)]
+            if not known and not open:
                 context.log.refused(self.name, node, "no comparison of a counter ends it")
                 continue
-            if self.rewrite(graph, node, min(known), exact=len(known) == len(bounds)):
+            exact = len(known) + len(open) == len(bounds)
+            if open:
+                done = exact and self.count(graph, node, known, open)
+            else:
+                done = self.rewrite(graph, node, min(known), exact)
+            if done:
                 context.log.applied(self.name, node)
                 changed = True
         return changed
+
+    def count(self, graph: Graph, node: Node, known: Sequence[int], open: Sequence[_Difference]) -> bool:
+        """The trip count is computed in front of the loop: the least of all bounds, and of the one that is given."""
+        formal = list(node.inputs[: len(node.inputs) - node.captures])
+        if formal[0] is not None and not (formal[0].tensor is not None and formal[0].tensor.shape == ()):
+            return False
+        origin, bounds = node.origin, [formal[0]] if formal[0] is not None else []
+        bounds += [graph.constant(np.asarray(bound, np.int64), f"{node.name}/bound") for bound in known]
+        one = graph.constant(np.asarray(1, np.int64), f"{node.name}/one")
+        for difference in open:
+            wide = graph.add("Cast", [difference.end], {"to": _INT64}, name=f"{node.name}/end", origin=origin).output
+            begin = graph.constant(np.asarray(difference.begin, np.int64), f"{node.name}/begin")
+            sides = [begin, wide] if difference.down else [wide, begin]
+            steps = graph.add("Sub", sides, name=f"{node.name}/steps", origin=origin).output
+            bounds.append(graph.add("Max", [steps, one], name=f"{node.name}/first", origin=origin).output)
+        if len(bounds) > 1:
+            bounds = [graph.add("Min", bounds, name=f"{node.name}/least", origin=origin).output]
+        formal[0] = bounds[0]
+        graph.set_inputs(node, [*formal, *node.inputs[len(node.inputs) - node.captures :]])
+        self.drop_condition(node)
+        return True
+
+    def drop_condition(self, node: Node) -> None:
+        """Nothing but its trip count ends the loop."""
+        body = node.bodies["body"]
+        body.outputs = [body.constant(np.asarray(True), "true"), *body.outputs[1:]]
 
     def rewrite(self, graph: Graph, node: Node, most: int, exact: bool) -> bool:
         """So many iterations are the most; ``exact``: nothing else ends the loop."""
@@ -54,8 +88,7 @@ class CountedLoops:
         formal[:1] = [graph.constant(np.asarray(count, np.int64), f"{node.name}/trips")]
         graph.set_inputs(node, [*formal, *node.inputs[len(node.inputs) - node.captures :]])
         if exact:
-            body = node.bodies["body"]
-            body.outputs = [body.constant(np.asarray(True), "true"), *body.outputs[1:]]
+            self.drop_condition(node)
         return True
 
 
@@ -108,6 +141,42 @@ def _bound(node: Node, part: Value) -> int | None:
     if max(abs(one.begin), abs(least), abs(least + one.step)) >= 1 << 31:
         return None  # an int32 would run over
     return max(1, -((one.begin - least) // one.step))
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """The iterations that a counter takes from a number to a value of the graph around the loop, one at a time."""
+
+    begin: int
+    end: Value
+    down: bool
+
+
+def _open_bound(node: Node, part: Value) -> _Difference | None:
+    """How far a counter is from a single integer that the loop captures; None where a comparison is another one."""
+    op, left, right = _comparison(part)
+    if left is None or right is None:
+        return None
+    if _captured(node, right) is None:
+        left, right, op = right, left, _TURNED[op]
+    counter, end = _counter(node, left), _captured(node, right)
+    step = {"Less": 1, "Greater": -1}.get(op)
+    if counter is None or end is None or counter.step != step or abs(counter.begin) >= 1 << 31:
+        return None
+    type = end.tensor
+    if type is None or type.shape != () or type.dtype not in (DType.INT32, DType.INT64):
+        return None
+    return _Difference(counter.begin, end, step < 0)
+
+
+def _captured(node: Node, value: Value) -> Value | None:
+    """What a value of the body is in the graph around it, as an integer of whatever width."""
+    maker, inputs = value.producer, node.bodies["body"].inputs
+    if maker is not None and maker.op == "Cast" and int(maker.attrs.get("to", 0)) == _INT64 and not maker.epilogue:
+        inner = maker.inputs[0]
+        return None if inner is None else _captured(node, inner)
+    back = len(inputs) - inputs.index(value) if value in inputs else 0
+    return node.inputs[-back] if 0 < back <= node.captures else None
 
 
 def _comparison(part: Value) -> tuple[str, Value | None, Value | None]:
@@ -176,6 +245,7 @@ def _state(node: Node, value: Value) -> _Counter | None:
 
 #: element types in which a counter does not run over before it reaches a constant: int32, int64
 _INTEGERS = (6, 7)
+_INT64 = 7
 
 
 def _is_integer(value: Value) -> bool:

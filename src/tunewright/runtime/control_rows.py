@@ -16,8 +16,19 @@ import numpy as np
 
 from ..errors import TunewrightError
 from ..ir.graph import Node
+from ..ir.symbolic import SymArray, Whole, greater, same, sym_array
 from ..ir.types import DType, TensorType
-from ..ops.control_types import body_types, goes_on, loop_trips, scan_axes, scan_length, states, static
+from ..ops.control_types import (
+    body_types,
+    goes_on,
+    loop_trips,
+    scan_axes,
+    scan_length,
+    single,
+    states,
+    static,
+    with_dims,
+)
 from ..solvers.rows import (
     Base,
     Block,
@@ -33,14 +44,16 @@ from ..solvers.rows import (
     Ref,
     Row,
     Set,
+    Sizes,
     Variable,
     linker_of,
     walk,
 )  # fmt: skip
 from . import control
 from .control import Control
-from .memory import ALIGNMENT
-from .plan import Place, Plan, Slot, Step
+from .memory import aligned
+from .plan import Place, Plan, Step
+from .template import Traced
 
 Refs: TypeAlias = Sequence[Ref | None]
 TRUE = Ref(Fixed(np.ones((), np.bool_)))
@@ -64,8 +77,9 @@ class BodyStep:
     step: Step
 
 
-def block_of(runner: Control, repeated: bool = False) -> Block | str:
-    """The block of a control-flow node, or why it cannot be one. ``repeated``: it is inside a loop."""
+def block_of(runner: Control, repeated: bool = False, traced: Traced | None = None) -> Block | str:
+    """The block of a control-flow node, or why it cannot be one. ``repeated``: it is inside a loop. ``traced``: the
+    plan is for a class of shapes, and so are those of the bodies."""
     node = runner.node
     settings = runner.env.settings
     if not settings.join_launches:
@@ -76,7 +90,7 @@ def block_of(runner: Control, repeated: bool = False) -> Block | str:
     linker = linker_of(device)
     if linker is None:
         return f"{device.name} runs no control flow in a launch"
-    writer = _Writer()
+    writer = _Writer(traced)
     ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
@@ -120,7 +134,7 @@ class _Stream:
 
     at: Variable
     first: Ref
-    stride: int
+    stride: Whole
 
     def begin(self) -> Row:
         return Set(self.at, self.first)
@@ -135,40 +149,46 @@ class _Body:
 
     plan: Plan
     inputs: Refs
-    arena: int
+    arena: Whole
     #: of each storage that outlives the body
     results: Mapping[int, Ref]
 
     def ref(self, slot: int) -> Ref | None:
         if slot < 0:
             return None
-        one = self.plan.slots[slot]
+        one, open = self.plan.slots[slot], self.plan.open
         if one.place is Place.INPUT:
             return self.inputs[self.plan.inputs.index(slot)]
         if one.place is Place.CONST:
             assert one.const is not None
+            if open is not None and slot in open.constants:
+                return Ref(Sizes(open.constants[slot], one.const.dtype))
             return Ref(Fixed(one.const))
         if one.place is Place.ARENA:
-            return Ref(_OWN, self.arena + self.plan.arena_offsets[one.storage] + one.offset)
+            offsets = self.plan.arena_offsets if open is None else open.arena_offsets
+            return Ref(_OWN, self.arena + offsets[one.storage] + _offset(self.plan, slot))
         if one.place is Place.RESULT:
-            return self.results[one.storage] + one.offset
+            return self.results[one.storage] + _offset(self.plan, slot)
         raise NotRows(f"the shape of {one.name!r} depends on data")
 
 
 _OWN: Base = Own()
+_INT64 = np.dtype(np.int64)
 
 
 @dataclass(eq=False)
 class _Writer:
+    #: where the plan is for a class of shapes
+    traced: Traced | None = None
     #: memory of the block that is given away
-    nbytes: int = 0
+    nbytes: Whole = 0
     #: outputs whose length is known when they are there
     ragged: list[Ragged] = field(default_factory=list)
 
-    def local(self, nbytes: int) -> Ref:
+    def local(self, nbytes: Whole) -> Ref:
         """Memory of the block."""
         at = self.nbytes
-        self.nbytes += max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
+        self.nbytes += aligned(nbytes)
         return Ref(_OWN, at)
 
     def node(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
@@ -183,17 +203,21 @@ class _Writer:
         types = body_types(runner.node)
         if types is None:
             raise NotRows("the shapes of what it takes are not known, or not the same in each iteration")
-        plan = runner.bodies[key].plan(tuple(types))
+        if self.traced is not None and _is_open(runner.node, types):
+            plan = runner.bodies[key].part(tuple(types), runner.node, self.traced)
+        else:
+            plan = runner.bodies[key].plan(tuple(types))
         if plan.rest is not None:
             raise NotRows("shapes in its body depend on data")
-        for (kind, _), output in zip(plan.outputs, _outputs(plan), strict=True):
-            if kind != "slot" or output.place is Place.DYNAMIC or _type(output) is None:
-                raise NotRows(f"the shape of {output.name!r} depends on data")
+        for output, (kind, slot) in enumerate(plan.outputs):
+            if kind != "slot" or plan.slots[slot].place is Place.DYNAMIC or _made(plan, output) is None:
+                raise NotRows(f"the shape of {plan.slots[slot].name!r} depends on data")
         return plan
 
     def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[_Body, list[Row]]:
         """The rows of one pass through a body."""
-        body = _Body(plan, inputs, self.local(plan.arena_bytes).offset, results)
+        arena = plan.arena_bytes if plan.open is None else plan.open.arena_bytes
+        body = _Body(plan, inputs, self.local(arena).offset, results)
         rows: list[Row] = []
         for step in plan.steps:
             if step.optimized_out:
@@ -218,7 +242,7 @@ class _Writer:
         for key in ("then_branch", "else_branch"):
             self.nbytes = begin  # one of them runs
             found.append(self.one_branch(runner, key, ins[1:], outs))
-            most = max(most, self.nbytes)
+            most = greater(most, self.nbytes)
         self.nbytes = most
         ref = ins[condition]
         assert ref is not None
@@ -231,14 +255,14 @@ class _Writer:
         results: dict[int, Ref] = {}
         begin: list[Row] = []
         direct: set[int] = set()
-        for storage, nbytes in plan.results.items():
+        for storage, nbytes in _results(plan).items():
             whole = _only(plan, storage, users[storage])
             if whole is None:
                 results[storage] = self.local(nbytes)
                 continue
             direct.add(whole)
             results[storage] = outs[whole]
-            if any(slot.storage == storage and slot.offset for slot in plan.slots):
+            if not all(_begins(plan, i) for i, slot in enumerate(plan.slots) if slot.storage == storage):
                 variable = Variable()  # parts of an output are written in place
                 begin.append(Set(variable, outs[whole]))
                 results[storage] = Ref(variable)
@@ -247,10 +271,9 @@ class _Writer:
 
     def copy(self, body: _Body, output: int, to: Ref) -> Row:
         """An output of a body to where it is wanted."""
-        slot = body.plan.outputs[output][1]
-        source, type = body.ref(slot), _type(body.plan.slots[slot])
-        assert source is not None and type is not None
-        return Copy(to, source, type.nbytes)
+        source = body.ref(body.plan.outputs[output][1])
+        assert source is not None
+        return Copy(to, source, _nbytes(body.plan, output))
 
     # -- Loop and Scan ------------------------------------------------------------------------------------------------
 
@@ -290,9 +313,9 @@ class _Writer:
         self, runner: Control, plan: Plan, output: int, ref: Ref, counter: Counter, why: str, endless: bool
     ) -> TensorType:
         """The type of a scan output of a Loop whose length is known when it is there, with room for every row."""
-        limit, row = (runner.node.inputs or [None])[0], _type(plan.slots[plan.outputs[1 + output][1]])
+        limit, row = (runner.node.inputs or [None])[0], _made(plan, 1 + output)
         assert row is not None
-        most = None if limit is None or limit.const is None else max(0, int(limit.const.reshape(())))
+        most = None if limit is None or limit.const is None else greater(0, single(limit))
         if ref != Ref(Outer(True, output)) or limit is None:
             raise NotRows(f"{why}, so it is not known how long its outputs become")
         if most is None and not (endless and limit.producer is None):
@@ -300,7 +323,7 @@ class _Writer:
         if most is not None and (most > runner.max_iterations or most * row.nbytes > MOST_ROOM):
             raise NotRows(f"{why}, and room for {most:,} times {row} would be too much")
         self.ragged.append(Ragged(output, row, counter, most))
-        return row.with_shape((most or 0, *row.dims))
+        return with_dims(row, (0 if most is None else most, *row.dims))
 
     def scan(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
         node, length = runner.node, scan_length(runner.node)
@@ -322,7 +345,8 @@ class _Writer:
         begin: list[Row] = [Set(v, _given(ref)) for v, ref in zip(carried, ins, strict=False)]
         begin += [stream.begin() for stream in rows]
         before, body = self.iterate(_Shape(plan, count, 0, ()), inputs, dict(enumerate(carried)), scans)
-        limit = Ref(Fixed(np.array(length, np.int64)))
+        times = sym_array(length)
+        limit = Ref(Sizes(times, _INT64) if isinstance(times, SymArray) else Fixed(times))
         row = Loop(Counter(), limit, TRUE, [*body, *(stream.turn() for stream in rows)], True, node)
         return [*begin, *before, row, *self.last(plan, carried, 0, outs)]
 
@@ -336,16 +360,16 @@ class _Writer:
         copies: list[Row] = []
         moves: list[Row] = []
         for output, variable in again.items():
-            slot = plan.outputs[output][1]
+            slot, nbytes = plan.outputs[output][1], _nbytes(plan, output)
             ref = body.ref(slot)
             assert ref is not None
-            if ref == Ref(variable):
+            if ref.is_all_of(variable):
                 continue  # handed on as it is
-            if plan.slots[slot].place is Place.INPUT and not isinstance(ref.base, Outer | Own | Fixed):
+            if plan.slots[slot].place is Place.INPUT and not isinstance(ref.base, Outer | Own | Fixed | Sizes):
                 # of this iteration alone: another state, its number, a row
-                buffers = self.buffers(_nbytes(plan.slots[slot]))
+                buffers = self.buffers(nbytes)
                 before += buffers.begin()
-                copies.append(Copy(Ref(buffers.now), ref, _nbytes(plan.slots[slot])))
+                copies.append(Copy(Ref(buffers.now), ref, nbytes))
                 behind = [*buffers.turn(), *behind]
                 ref = Ref(buffers.now)
             moves.append(Set(variable, ref))
@@ -365,7 +389,7 @@ class _Writer:
         before: list[Row] = []
         behind: list[Row] = []
         direct: set[int] = set()
-        for storage, nbytes in plan.results.items():
+        for storage, nbytes in _results(plan).items():
             whole = [u for u in users[storage] if u >= shape.first and _fills(plan, u, storage)]
             if whole:  # each iteration writes its row, where it stays
                 stream = scans[whole[0] - shape.first]
@@ -382,13 +406,12 @@ class _Writer:
                 results[storage] = self.local(nbytes)
         return results, before, behind, direct
 
-    def buffers(self, nbytes: int) -> _Buffers:
+    def buffers(self, nbytes: Whole) -> _Buffers:
         return _Buffers(Variable(), Variable(), Variable(), (self.local(nbytes), self.local(nbytes)))
 
     def last(self, plan: Plan, carried: Sequence[Variable], first: int, outs: Sequence[Ref]) -> list[Row]:
         """The states behind the last iteration, to the node's outputs."""
-        slots = [plan.slots[i] for _, i in plan.outputs[first : first + len(carried)]]
-        return [Copy(outs[k], Ref(v), _nbytes(slot)) for k, (v, slot) in enumerate(zip(carried, slots, strict=True))]
+        return [Copy(outs[k], Ref(v), _nbytes(plan, first + k)) for k, v in enumerate(carried)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,9 +436,9 @@ class _Shape:
         return set(users) == set(self.conditions) and not any(given in step.ins for step in self.plan.steps)
 
 
-def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, length: int) -> TensorType:
+def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, length: Whole) -> TensorType:
     """The type of a scan output, if it holds exactly the rows that so many iterations make."""
-    value, row = runner.node.outputs[output], _type(plan.slots[plan.outputs[made][1]])
+    value, row = runner.node.outputs[output], _made(plan, made)
     whole = static(value)
     if row is None or whole is None or not -len(whole.dims) <= axis < len(whole.dims):
         raise NotRows(f"the shape of {value.name!r} is not known")
@@ -439,7 +462,7 @@ def _rows(ref: Ref, whole: TensorType, axis: int, backwards: bool) -> _Stream:
         raise NotRows(f"its rows along axis {axis} of {whole} do not lie together")
     stride = math.prod(whole.dims[axis + 1 :]) * whole.dtype.itemsize
     if backwards:
-        return _Stream(Variable(), ref + stride * max(0, length - 1), -stride)
+        return _Stream(Variable(), ref + stride * greater(0, length - 1), -stride)
     return _Stream(Variable(), ref, stride)
 
 
@@ -458,7 +481,7 @@ def _single(runner: Control, index: int, dtype: DType) -> int:
 
 
 def _check_condition(plan: Plan) -> None:
-    type = _type(plan.slots[plan.outputs[0][1]])
+    type = _made(plan, 0)
     if type is None or type.size != 1 or type.dtype is not DType.BOOL:
         raise NotRows("the condition that the body makes is no single bool")
 
@@ -466,25 +489,47 @@ def _check_condition(plan: Plan) -> None:
 def _check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Sequence[int]) -> None:
     """Outputs of the node are known to be what the body makes."""
     for one, other in zip(made, outputs, strict=True):
-        type, known = _type(plan.slots[plan.outputs[one][1]]), static(runner.node.outputs[other])
+        type, known = _made(plan, one), static(runner.node.outputs[other])
         if type is None or type != known:
             name = runner.node.outputs[other].name
             raise NotRows(f"{name!r} is {runner.node.outputs[other].type}, and the body makes {type}")
 
 
-def _type(slot: Slot) -> TensorType | None:
-    type = slot.type
-    return type if isinstance(type, TensorType) and type.is_static and type.layout.name == "plain" else None
+def _made(plan: Plan, output: int) -> TensorType | None:
+    """The type of an output of a body, where it is a plain tensor of known shape."""
+    at = plan.outputs[output][1]
+    type = plan.slots[at].type
+    if not isinstance(type, TensorType) or not type.is_static or type.layout.name != "plain":
+        return None
+    return type if plan.open is None else with_dims(type, plan.open.shapes.get(at, type.dims))
 
 
-def _nbytes(slot: Slot) -> int:
-    type = _type(slot)
+def _nbytes(plan: Plan, output: int) -> Whole:
+    type = _made(plan, output)
     assert type is not None
     return type.nbytes
 
 
-def _outputs(plan: Plan) -> list[Slot]:
-    return [plan.slots[i] for _, i in plan.outputs] if plan.rest is None else []
+def _offset(plan: Plan, slot: int) -> Whole:
+    """Where a slot begins in its storage."""
+    at_hand = plan.slots[slot].offset
+    return at_hand if plan.open is None else plan.open.offsets.get(slot, at_hand)
+
+
+def _begins(plan: Plan, slot: int) -> bool:
+    """A slot is at the beginning of its storage, whatever the sizes are."""
+    return same([_offset(plan, slot)], [0])
+
+
+def _results(plan: Plan) -> Mapping[int, Whole]:
+    """Bytes of the storages that outlive a body."""
+    return plan.results if plan.open is None else plan.open.results
+
+
+def _is_open(node: Node, types: Sequence[TensorType]) -> bool:
+    """The bodies of a node depend on symbolic sizes."""
+    captured = node.inputs[len(node.inputs) - node.captures :]
+    return any(t.is_symbolic for t in types) or any(v is not None and isinstance(v.const, SymArray) for v in captured)
 
 
 def _users(plan: Plan) -> dict[int, list[int]]:
@@ -498,8 +543,7 @@ def _users(plan: Plan) -> dict[int, list[int]]:
 
 def _fills(plan: Plan, output: int, storage: int) -> bool:
     """An output is all of its storage."""
-    slot = plan.slots[plan.outputs[output][1]]
-    return slot.offset == 0 and _nbytes(slot) == plan.results[storage]
+    return _begins(plan, plan.outputs[output][1]) and same([_nbytes(plan, output)], [_results(plan)[storage]])
 
 
 def _only(plan: Plan, storage: int, users: Sequence[int]) -> int | None:

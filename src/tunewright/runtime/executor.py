@@ -270,15 +270,19 @@ class _Together:
             (step.outs[one.output], one, step.ins[0] if one.most is None else -1, step.node)
             for step in run.steps if step.block is not None for one in step.block.ragged
         ]  # fmt: skip
+        #: how many rows of which shape each of them may have, by the sizes at hand
+        self.rooms = {one: (one.most, one.type.dims) for _, one, _, _ in self.ragged}
         self.own = [(slot, self.launcher.setter(uses)) for slot, uses in own.items()]
         #: where their addresses are written, where that is how they are set
         self.places = {slot: self.launcher.places(uses) for slot, uses in own.items()}
 
     def fit(self, fit: Fit, template: Template, addresses: Mapping[int, int]) -> None:
         """Set what depends on sizes, and where slots in the arena are."""
-        kernels = [step.kernel for step in self.run.steps]
-        posed = {at: fit.posed[kernel] for at, kernel in enumerate(kernels) if kernel in fit.posed}
-        self.launcher.fit(fit.values, template.formulas.place, posed)
+        place = template.formulas.place
+        self.launcher.fit(fit.values, place, fit.posed)
+        for _, one, _, _ in self.ragged:
+            dims = tuple([fit.values[place(d)] for d in one.type.dims])
+            self.rooms[one] = None if one.most is None else fit.values[place(one.most)], dims
         for slot, found in zip(self.arena, self._moving, strict=True):
             assert found is not None
             table, places = found
@@ -469,16 +473,18 @@ class Executor:
     def make_room(self, action: _Together, values: list[Any]) -> None:
         """Memory for what a launch makes rows of, as many as there may be."""
         for slot, one, limit, node in action.ragged:
-            most = one.most if limit < 0 else max(0, int(np.asarray(values[limit]).reshape(())))
+            known, dims = action.rooms[one]
+            most = known if limit < 0 else max(0, int(np.asarray(values[limit]).reshape(())))
             assert most is not None
             if one.most is None and most > action.most - self.iterations:
                 raise too_long(node, f"runs {most:,} times", action.most)
-            if 0 < self.max_tensor_bytes < most * one.type.nbytes:
+            row = one.type.with_shape(dims)
+            if 0 < self.max_tensor_bytes < most * row.nbytes:
                 raise LimitError(
-                    f"a result of {most:,} times {one.type}", where=f"node {node.name!r} ({node.op})",
+                    f"a result of {most:,} times {row}", where=f"node {node.name!r} ({node.op})",
                     hint=f"the limit is MAX_TENSOR_BYTES = {self.max_tensor_bytes:,}",
                 )  # fmt: skip
-            values[slot] = np.empty((most, *one.type.dims), one.type.dtype.numpy)
+            values[slot] = np.empty((most, *dims), row.dtype.numpy)
 
     def bounded(self, action: _Together) -> None:
         """LimitError where loops in a launch took more iterations than there may be."""

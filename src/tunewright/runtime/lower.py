@@ -19,8 +19,8 @@ from ..errors import ExecutionError, LimitError, LockError, ModelError, Unsuppor
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import stored
-from ..ir.symbolic import SymArray, SymInt, Trace, at_hand, hint, same
-from ..ir.types import TensorType
+from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
+from ..ir.types import MAX_RANK, TensorType, Type
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
@@ -34,7 +34,7 @@ from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
-from .template import Open, OpenKernel, Pattern, Template, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -44,19 +44,18 @@ PACKERS = min(4, os.cpu_count() or 1)
 
 
 def lower(
-    graph: Graph, env: Environment, only: bool = False, traced: tuple[Trace, Pattern] | None = None,
-    repeated: bool = False,
+    graph: Graph, env: Environment, only: bool = False, traced: Traced | None = None, repeated: bool = False,
+    is_body: bool = False,
 ) -> Plan:  # fmt: skip
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
-    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it."""
+    weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it. ``is_body``: it becomes
+    part of the plan of what is around it."""
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
-        if traced is not None:
-            raise Untraceable("shapes depend on data")
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only, traced, repeated).run(rest)
+    return _Lowering(graph, now, boundary, env, only, traced, repeated, is_body).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -83,24 +82,31 @@ def _open(value: Value) -> bool:
 
 
 def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
-    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order."""
+    """A graph of its own out of ``nodes``, and the values of ``graph`` that it takes as inputs, in order.
+
+    It is planned later, when a trace of this graph is over: sizes that are symbolic here are open there.
+    """
     part = Graph(f"{graph.name}+")
     mapping: dict[Value, Value] = {}
     boundary: list[Value] = []
 
     def of(value: Value) -> Value:
         if value not in mapping:
+            if isinstance(value.const, SymArray):
+                raise Untraceable("sizes that are open decide about shapes that depend on data")
             if value.const is not None:
                 mapping[value] = part.constant(value.const, value.name)
             else:
-                mapping[value] = part.add_input(value.name, value.type)
+                mapping[value] = part.add_input(value.name, _opened(value.type))
                 boundary.append(value)
         return mapping[value]
 
     made: set[Value] = set()
     for node in nodes:
+        if attrs_at_hand(node.attrs) is not node.attrs:
+            raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and its shapes depend on data")
         inputs = [None if v is None else of(v) for v in node.inputs]
-        twin = part.add_copy(node, inputs, [v.type for v in node.outputs])
+        twin = part.add_copy(node, inputs, [_opened(v.type) for v in node.outputs])
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
     for value in dict.fromkeys(graph.outputs):
@@ -109,10 +115,33 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
     return part, boundary
 
 
-def _is_symbolic(value: Value | None) -> bool:
-    return value is not None and (
-        isinstance(value.const, SymArray) or (value.tensor is not None and value.tensor.is_symbolic)
-    )
+def _opened(type: Type | None) -> Type | None:
+    """The type without symbolic sizes."""
+    if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
+        return type
+    return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
+
+
+def _open_sizes(part: Graph) -> set[tuple[int, int]]:
+    """(input, axis) of what is not known of the inputs of a part."""
+    shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in part.inputs]
+    return {
+        (at, axis)
+        for at, shape in enumerate(shapes)
+        for axis, size in enumerate((None,) * MAX_RANK if shape is None else shape)
+        if not isinstance(size, int)
+    }
+
+
+def bring_at_hand(graph: Graph) -> None:
+    """Symbolic types, constants and attributes become those of the shapes at hand."""
+    for value in graph.values():
+        if isinstance(value.type, TensorType):
+            if isinstance(value.const, SymArray):
+                value.const = at_hand(value.const, value.type.dtype.numpy)
+            value.type = value.type.at_hand
+    for node in graph.nodes:
+        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -123,9 +152,11 @@ class _Lowering:
     env: Environment
     #: weights may be freed when they are packed
     only: bool = False
-    traced: tuple[Trace, Pattern] | None = None
+    traced: Traced | None = None
     #: it is inside a loop
     repeated: bool = False
+    #: the plan of a body that becomes part of another one
+    is_body: bool = False
     #: what depends on sizes, where they are symbolic
     open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
@@ -175,30 +206,38 @@ class _Lowering:
                 ("slot", self.index[v]) if v in self.index else ("rest", rest_outputs[v.name])
                 for v in self.graph.outputs
             ],
-            rest=None if rest is None else Program(rest, self.env, is_part=True, repeated=self.repeated),
+            rest=None if rest is None else Program(rest, self.env, True, _open_sizes(rest), self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
             runs=self.runs(steps),
         )
         plan.filled = self.filled(plan)
-        return plan if self.traced is None else self.of_class(plan, Stack(lifetimes, offsets))
+        if self.traced is None:
+            return plan
+        stack = Stack(lifetimes, offsets)
+        return self.of_body(plan, stack) if self.is_body else self.of_class(plan, stack)
+
+    def of_body(self, plan: Plan, stack: Stack) -> Plan:
+        """The plan as part of one for a class of shapes, whose trace goes on."""
+        assert self.traced is not None
+        self.open.arena_offsets, self.open.arena_bytes = stack.expressions(self.open.arena)
+        plan.open = self.open
+        plan.types = tuple(t.at_hand if isinstance(t, TensorType) else t for t in plan.types)
+        self.traced.graphs.append(self.graph)
+        return plan
 
     def of_class(self, plan: Plan, stack: Stack) -> Plan:
         """The plan as that of the shapes at hand, with what changes for others of its class."""
         assert self.traced is not None
+        self.open.keep_used(self.traced.kernels, plan.steps)
         linked = {step for run in plan.runs.values() for step in run.steps}
         depending = {one.kernel for one in self.open.kernels}
         for step in plan.steps:
             if step.kernel in depending and step not in linked:
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
-        plan.template = Template(*self.traced, self.open, stack, self.env.settings.max_memory_bytes)
-        for value in self.graph.values():
-            if isinstance(value.type, TensorType):
-                if isinstance(value.const, SymArray):
-                    value.const = at_hand(value.const, value.type.dtype.numpy)
-                value.type = value.type.at_hand
-        for node in self.graph.nodes:
-            node.attrs = dict(attrs_at_hand(node.attrs))
+        plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
+        for graph in (self.graph, *self.traced.graphs):
+            bring_at_hand(graph)
         plan.types = tuple(v.type for v in self.graph.inputs)
         return plan
 
@@ -269,17 +308,26 @@ class _Lowering:
                 continue
             self.controls[node] = runner
             if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
-                found = block_of(runner, self.repeated)
+                found = block_of(runner, self.repeated, self.traced)
             else:
                 found = "the shapes of what it takes are not known"
             if isinstance(found, str):
-                if self.traced is not None and node.op != "If" and any(_is_symbolic(v) for v in node.inputs):
-                    raise Untraceable(f"node {node.name!r} ({node.op}) runs in a launch where sizes are known")
                 runner.why_not_compiled = found
-            else:
-                self.blocks[node] = found
-                ragged = {one.output for one in found.ragged}
-                self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
+                if self.traced is not None:
+                    self.run_by_request(node)
+                continue
+            self.blocks[node] = found
+            self.open.blocks.append(found)
+            ragged = {one.output for one in found.ragged}
+            self.written.update(v for i, v in enumerate(node.outputs) if i not in ragged)
+
+    def run_by_request(self, node: Node) -> None:
+        """Control flow that is no part of a launch, in a plan for a class of shapes."""
+        captured = node.inputs[len(node.inputs) - node.captures :]
+        if any(v is not None and isinstance(v.const, SymArray) for v in captured):
+            raise Untraceable(f"open sizes decide about shapes in the bodies of node {node.name!r} ({node.op})")
+        # the kernels behind it are linked: what it makes is copied to where they read it
+        self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 
     def has_place(self, value: Value) -> bool:
         """It will lie in memory that is known before it is computed."""
@@ -372,6 +420,8 @@ class _Lowering:
             choice = self.choose(problem)
         if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
             choice = self.env.tuner.default(problem, self.env.device)
+        if choice.solver.host and attrs_at_hand(node.attrs) is not node.attrs:
+            raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and runs on the host")
         with self.env.phases("kernels"):
             whole = problem is of_class or choice.solver.host  # the host reads shapes as it runs
             kernel = self.env.compile(choice, problem) if whole else self.of_sizes(of_class, choice)
@@ -383,14 +433,15 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
-        with self.traced[0].scope() as guards:
+        with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
         if reason is not None:
             raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
-        if all(one.kernel is not kernel for one in self.open.kernels):
+        if all(one.kernel is not kernel for one in self.traced.kernels):
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
-            self.open.kernels.append(OpenKernel(problem, kernel, guards, measured, partial(env.posed, choice, kernel)))
+            pose = partial(env.posed, choice, kernel)
+            self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ..ir.symbolic import Whole, greater
 
 ALIGNMENT = 64
 
@@ -30,9 +33,9 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     total = 0
     for i in sorted(range(len(lifetimes)), key=lambda k: (-lifetimes[k].nbytes, lifetimes[k].first, k)):
         one = lifetimes[i]
-        size = _align(one.nbytes)
+        size = aligned(one.nbytes)
         busy = sorted(
-            (offsets[k], offsets[k] + _align(lifetimes[k].nbytes))
+            (offsets[k], offsets[k] + aligned(lifetimes[k].nbytes))
             for k in placed
             if lifetimes[k].first <= one.last and one.first <= lifetimes[k].last
         )
@@ -83,6 +86,21 @@ class Stack:
         self._last = nbytes, (found, total)
         return found, total
 
+    def expressions(self, nbytes: Mapping[int, Whole]) -> tuple[dict[int, Whole], Whole]:
+        """The same for symbolic sizes: where each storage begins, and the arena's size."""
+        found: dict[int, Whole] = {}
+        total: Whole = 0
+        for one, below in self._rows:
+            found[one] = greater(0, *(found[k] + aligned(nbytes[k]) for k in below))
+            total = greater(total, found[one] + aligned(nbytes[one]))
+        return found, total
+
+
+def aligned(nbytes: Any) -> Any:
+    """A whole number of lines of memory, at least one, for so many bytes."""
+    lines = -(-nbytes // ALIGNMENT)
+    return (max(1, lines) if isinstance(lines, int) else greater(1, lines)) * ALIGNMENT
+
 
 def _scan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """In order of time: best fit among the holes that ended buffers left."""
@@ -95,7 +113,7 @@ def _scan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         while alive and alive[0][0] < one.first:
             _, begin, end = heapq.heappop(alive)
             holes = _join(holes, begin, end)
-        size = _align(one.nbytes)
+        size = aligned(one.nbytes)
         fitting = [h for h in holes if h[1] - h[0] >= size]
         if fitting:
             begin, end = min(fitting, key=lambda h: (h[1] - h[0], h[0]))
@@ -120,7 +138,3 @@ def _join(holes: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int,
             kept.append((b, e))
     kept.append((begin, end))
     return kept
-
-
-def _align(nbytes: int) -> int:
-    return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .control import Control
     from .program import Packed, Program
     from .states import Filled
-    from .template import Template
+    from .template import Open, Template
 
 
 class Place(enum.Enum):
@@ -100,6 +100,8 @@ class Plan:
     rest_inputs: tuple[int, ...] = ()
     #: for which other shapes it holds, and what changes with them; types and sizes here are those that it was made for
     template: Template | None = None
+    #: of a body in a plan for a class of shapes: what of it depends on sizes
+    open: Open | None = None
     #: runs of steps that are one launch, by the number of their first step
     runs: dict[int, Run] = field(default_factory=dict)
     #: inputs that results may be written into

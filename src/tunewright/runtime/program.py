@@ -22,10 +22,11 @@ from ..devices.c_device import NoCompiler
 from ..devices.host import HostDevice
 from ..devices.kernel_cache import KernelCache
 from ..errors import ModelError, TunewrightError
-from ..ir.graph import Graph, Value
+from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
 from ..ir.stored import Stored, stored
 from ..ir.types import DType, SequenceType, TensorType, Type
+from ..ops.control_types import know_sizes
 from ..passes.base import Context, any_layout, run_passes
 from ..passes.standard import SPECIALISE
 from ..settings import Settings
@@ -35,8 +36,7 @@ from .phases import Phases
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from ..ir.symbolic import Trace
-    from .template import Pattern
+    from .template import Traced
 
 LOG = logging.getLogger("tunewright")
 #: after so many shapes for which no plan for a class of them could be made, none is attempted any more
@@ -187,6 +187,8 @@ class Program:
         self._lock = threading.Lock()
         #: plans for classes of shapes, the one that was made last at the end
         self._classes: list[Plan] = []
+        #: of a body: the plan that is part of one for a class of shapes
+        self._part: Plan | None = None
         self._serves_classes = env.serves_classes
         #: how often in a row none could be made
         self._untraceable = 0
@@ -231,6 +233,13 @@ class Program:
             else:
                 self._plans.move_to_end(types)
             return plan
+
+    def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced) -> Plan:
+        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes."""
+        with self._lock:
+            if self._part is None:
+                self._part = self._make(types, False, traced, node)
+            return self._part
 
     def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
         """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
@@ -310,7 +319,7 @@ class Program:
 
     def _traced(self, types: tuple[Type | None, ...]) -> Plan | None:
         """A plan for the class of shapes that these are of."""
-        from .template import Untraceable, symbolic
+        from .template import Traced, Untraceable, symbolic
 
         if len(types) != len(self.graph.inputs):
             return None
@@ -318,7 +327,7 @@ class Program:
             trace, pattern, made = symbolic(types, self._symbol_of(types), [v.name for v in self.graph.inputs])
             if not pattern.symbols:
                 return None
-            return self._make(tuple(made), only=False, traced=(trace, pattern))
+            return self._make(tuple(made), only=False, traced=Traced(trace, pattern))
         except Untraceable as reason:
             LOG.debug("%s: a plan for each shape: %s", self.graph.name, reason)
         except TunewrightError as error:  # of the model, at these sizes: a plan for them says so
@@ -332,10 +341,10 @@ class Program:
     @property
     def plans(self) -> list[Plan]:
         with self._lock:
-            return [*self._plans.values(), *self._classes]
+            return [*self._plans.values(), *self._classes, *([] if self._part is None else [self._part])]
 
     def _make(
-        self, types: tuple[Type | None, ...], only: bool, traced: tuple[Trace, Pattern] | None = None
+        self, types: tuple[Type | None, ...], only: bool, traced: Traced | None = None, body_of: Node | None = None
     ) -> Plan:
         for value, origin in self._stored.items():
             value.const = origin.array()
@@ -355,22 +364,24 @@ class Program:
         for value, type in zip(graph.inputs, types, strict=True):
             if isinstance(type, TensorType) or value.type is None:
                 value.type = type
+        if body_of is not None:
+            know_sizes(body_of, graph)
         if self.env.device.compiles:
-            return self._lower(graph, self.env, only, traced)
+            return self._lower(graph, self.env, only, traced, body_of is not None)
         try:
             return self._lower(graph.clone(), self.env, only)
         except NoCompiler as error:
             return self._lower(graph, self.env.without_compiler(error), only)
 
     def _lower(
-        self, graph: Graph, env: Environment, only: bool, traced: tuple[Trace, Pattern] | None = None
+        self, graph: Graph, env: Environment, only: bool, traced: Traced | None = None, is_body: bool = False
     ) -> Plan:
         from .lower import lower
 
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only, traced, self.repeated)
+            return lower(graph, env, only, traced, self.repeated, is_body)
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,7 +7,7 @@ plan holds; its formulas give shapes of slots, places in memory and arguments of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy as np
 
 from ..errors import TunewrightError
 from ..ir.formulas import Formulas
+from ..ir.graph import Graph
 from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem
 from ..solvers.classes import numbers, with_numbers
+from ..solvers.rows import Block, Launch, sizes, walk
 from .memory import ALIGNMENT, Stack
 from .states import State
 
@@ -50,10 +52,12 @@ class Pattern:
                 if value is not None:
                     return None
                 continue
-            shape = getattr(value, "shape", None)
-            if shape is None or value.dtype != wanted[0] or len(shape) != len(wanted[1]):
+            (dtype, dims), shape = wanted, getattr(value, "shape", None)
+            if shape is None or (value.dtype is not dtype and value.dtype != dtype) or len(shape) != len(dims):
                 return None
-            for got, want in zip(shape, wanted[1], strict=True):
+            if shape == dims:
+                continue
+            for got, want in zip(shape, dims, strict=True):
                 if got != want if want is not None else not LEAST <= got <= MOST:
                     return None
         sizes = tuple([inputs[at].shape[axis] for at, axis in self.symbols])
@@ -116,6 +120,18 @@ class OpenKernel:
 
 
 @dataclass
+class Traced:
+    """What plans of one trace share: that of a model, and those of the bodies in it."""
+
+    trace: Trace
+    pattern: Pattern
+    #: in the order in which they were made: a kernel that serves several nodes is made once, under its guards
+    kernels: list[OpenKernel] = field(default_factory=list)
+    #: graphs whose types are symbolic until the trace ends
+    graphs: list[Graph] = field(default_factory=list)
+
+
+@dataclass
 class Open:
     """What of a plan depends on sizes, as it is found while the plan is made."""
 
@@ -132,18 +148,30 @@ class Open:
     #: constants that consist of sizes
     constants: dict[int, SymArray] = field(default_factory=dict)
     kernels: list[OpenKernel] = field(default_factory=list)
+    #: control flow inside launches
+    blocks: list[Block] = field(default_factory=list)
+    #: of a body's plan: where storages are in its arena, and how large that is
+    arena_offsets: dict[int, Whole] = field(default_factory=dict)
+    arena_bytes: Whole = 0
+
+    def keep_used(self, made: Sequence[OpenKernel], steps: Iterable[Any]) -> None:
+        """Of all kernels of a trace those that are in the plan: in its steps, or in its blocks."""
+        used = {step.kernel for step in steps}
+        used |= {row.kernel for block in self.blocks for row in walk(block.rows) if isinstance(row, Launch)}
+        self.kernels = [one for one in made if one.kernel in used]
 
     def wanted(self) -> list[Whole]:
         """Every number that has to be computed."""
         found: list[Whole] = [*self.offsets.values(), *self.arena.values(), *self.results.values()]
+        for block in self.blocks:
+            found += sizes(block)
         for shape in self.shapes.values():
             found += shape
         for array in self.constants.values():
             found += array.reshape(-1).tolist()
         for one in self.kernels:
             if one.kernel.open is not None:
-                found += [value for _, _, value in one.kernel.open.words]
-                found += one.kernel.open.scratch.values()
+                found += one.kernel.open.sizes
             found += numbers(one.problem)
         return found
 
@@ -166,8 +194,8 @@ class Fit:
 class Template:
     """The class of shapes that a plan serves. Immutable but for what it remembers; safe to use from several threads."""
 
-    def __init__(self, trace: Trace, pattern: Pattern, found: Open, stack: Stack, most_bytes: int) -> None:
-        wanted = found.wanted()
+    def __init__(self, traced: Traced, found: Open, stack: Stack, most_bytes: int) -> None:
+        trace, pattern, wanted = traced.trace, traced.pattern, found.wanted()
         self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
         self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
         place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)
@@ -192,6 +220,12 @@ class Template:
 
     def misses(self, sizes: tuple[int, ...]) -> int | None:
         """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
+        try:
+            known = self._fits[*sizes, SPARE]
+        except KeyError:
+            pass
+        else:
+            return None if known is None else len(known.posed)
         values = self.formulas((*sizes, SPARE))
         if values is None or sum(values[at] for _, at in self._arena) > self._most_bytes:
             return None

@@ -66,8 +66,7 @@ def _constants(model: DeviceModel) -> Iterator[Any]:
 
 def _add(found: Usage, executor: Executor) -> None:
     for plan, frame in executor.frames():
-        found["arenas"] += frame.arena_bytes
-        found["arenas"] += sum(step.block.nbytes for step in plan.steps if step.block is not None)
+        found["arenas"] += frame.arena_bytes + sum(one.launcher.nbytes for one in frame.together)
         if not plan.device.shares_memory:
             found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
             held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}

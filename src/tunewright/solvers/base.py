@@ -310,9 +310,9 @@ class Launcher(ABC):
         """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
         raise NotImplementedError
 
-    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
+    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[Kernel, Kernel]) -> None:
         """Set what depends on sizes: ``place`` says which of the values an expression is; ``posed`` are kernels for
-        these sizes alone."""
+        these sizes alone, by those that they stand in for."""
         raise NotImplementedError
 
     @abstractmethod
@@ -327,6 +327,11 @@ class Launcher(ABC):
     def bound(self, iterations: int) -> None:
         """All loops together may take so many iterations in the next call."""
         return
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that its blocks of control flow have."""
+        return 0
 
     def iterated(self) -> tuple[int, Any, int | None]:
         """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and

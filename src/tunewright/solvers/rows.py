@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..devices.base import Device
+from ..ir.symbolic import SymInt, Whole
 from ..ir.types import TensorType
 from .base import Kernel, Linker
 
@@ -38,6 +39,14 @@ class Fixed:
 
 
 @dataclass(frozen=True, eq=False)
+class Sizes:
+    """A constant of integers, some of which are symbolic: elements of ``dtype``."""
+
+    array: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Variable:
     """An address that `Set` changes. Two variables are never equal."""
 
@@ -47,18 +56,22 @@ class Counter:
     """How many iterations of a loop are over, an int64."""
 
 
-Base: TypeAlias = Outer | Own | Fixed | Variable | Counter
+Base: TypeAlias = Outer | Own | Fixed | Sizes | Variable | Counter
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a tensor begins."""
+    """Where a tensor begins. Offsets, like all sizes here, are symbolic in a plan for a class of shapes."""
 
     base: Base
-    offset: int = 0
+    offset: Whole = 0
 
-    def __add__(self, nbytes: int) -> Ref:
+    def __add__(self, nbytes: Whole) -> Ref:
         return replace(self, offset=self.offset + nbytes)
+
+    def is_all_of(self, base: Base) -> bool:
+        """It begins where ``base`` does, whatever the sizes are."""
+        return self.base is base and not isinstance(self.offset, SymInt) and self.offset == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +98,7 @@ class Copy:
 
     to: Ref
     source: Ref
-    nbytes: int
+    nbytes: Whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +138,7 @@ class Ragged:
     output: int
     type: TensorType
     counter: Counter
-    most: int | None
+    most: Whole | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +146,7 @@ class Block:
     """A control-flow node for a linker, with so many bytes of memory of its own."""
 
     rows: Sequence[Row]
-    nbytes: int
+    nbytes: Whole
     linker: Linker
     #: outputs that are memory of each inference, for as many rows as there may be
     ragged: Sequence[Ragged] = ()
@@ -172,3 +185,19 @@ def refs(row: Row) -> Iterator[Ref]:
     else:
         found = (row.condition,) if isinstance(row, Branch) else ()
     yield from (ref for ref in found if ref is not None)
+
+
+def sizes(block: Block) -> Iterator[Whole]:
+    """Every number that says where a tensor of a block is or how large it is."""
+    yield block.nbytes
+    for one in block.ragged:
+        yield from one.type.dims
+        if one.most is not None:
+            yield one.most
+    for row in walk(block.rows):
+        for ref in [*refs(row), *([row.to] if isinstance(row, Set) else [])]:
+            yield ref.offset
+            if isinstance(ref.base, Sizes):
+                yield from ref.base.array.reshape(-1).tolist()
+        if isinstance(row, Copy):
+            yield row.nbytes

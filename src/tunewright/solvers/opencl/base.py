@@ -17,7 +17,7 @@ from ...devices.native import steps
 from ...devices.native.device import NativeDevice
 from ...devices.reports import Record
 from ...errors import ModelError
-from ...ir.symbolic import SymInt
+from ...ir.symbolic import SymInt, Whole
 from ...ir.types import PLAIN, DType, Layout, TensorType, Type
 from ...ops.infer import MISTAKES
 from ..base import Config, Kernel, Linker, Missing, Packing, Problem, Solver, tensor, why_not_type
@@ -192,12 +192,21 @@ class OpenCalls:
     #: (launch, word of its row, value)
     words: tuple[tuple[int, int, SymInt], ...]
     scratch: Mapping[str, SymInt]
+    #: constants: launch, argument, what it is
+    tables: tuple[tuple[int, int, Table], ...] = ()
+
+    @property
+    def sizes(self) -> list[Whole]:
+        """Every number that is written down here."""
+        found: list[Whole] = [value for _, _, value in self.words]
+        return [*found, *self.scratch.values(), *(size for _, _, table in self.tables for size in table.sizes)]
 
     @staticmethod
     def of(calls: Sequence[Call]) -> OpenCalls | None:
         """None where nothing does."""
         words: list[tuple[int, int, Any]] = []
         scratch: dict[str, Any] = {}
+        tables: list[tuple[int, int, Table]] = []
         for launch, call in enumerate(calls):
             x, y, _ = (*call.grid, 1, 1)[:3]
             items = math.prod(call.grid)
@@ -205,10 +214,11 @@ class OpenCalls:
                 raise ModelError(f"a kernel over {items:,} work-items")
             words += [(launch, at, value) for at, value in ((1, x), (2, y), (3, items))]
             words += [(launch, steps.ROW + at, arg) for at, arg in enumerate(call.args)]
+            tables += [(launch, at, arg) for at, arg in enumerate(call.args) if isinstance(arg, Table) and arg.is_open]
             scratch.update({arg.name: arg.nbytes for arg in call.args if isinstance(arg, Scratch)})
         found = tuple(each for each in words if isinstance(each[2], SymInt))
         sizes = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
-        return OpenCalls(found, sizes) if found or sizes else None
+        return OpenCalls(found, sizes, tuple(tables)) if found or sizes or tables else None
 
 
 def _kind(arg: Any) -> Any:

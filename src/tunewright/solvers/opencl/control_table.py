@@ -17,9 +17,28 @@ from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
 from ...devices.native.steps import Argument, Cell, Label, Linked, Op, Operand
-from ..rows import Block, Branch, Copy, Counter, Fixed, Launch, Loop, Outer, Own, Ref, Row, Set, Variable, refs, walk
+from ...ir.symbolic import Whole, at_hand, hint
+from ..rows import (
+    Block,
+    Branch,
+    Copy,
+    Counter,
+    Fixed,
+    Launch,
+    Loop,
+    Outer,
+    Own,
+    Ref,
+    Row,
+    Set,
+    Sizes,
+    Variable,
+    refs,
+    walk,
+)  # fmt: skip
 from .base import CKernel
 from .emit import In, Out, Report, Scratch, Table
+from .table_sizes import Memory, OpenTable, Placed, is_open, word_of
 
 #: an argument of a launch: number of the kernel or block in it, whether it is an output, index
 Use: TypeAlias = tuple[int, bool, int]
@@ -32,9 +51,9 @@ class _Places:
     """Of a variable: the words that hold its address, and for each offset those that hold it with that added."""
 
     cell: Cell
-    words: dict[int, list[Operand]] = field(default_factory=dict)
+    words: dict[Whole, list[Operand]] = field(default_factory=dict)
     #: where an offset's words are read by control rows
-    read: dict[int, Cell] = field(default_factory=dict)
+    read: dict[Whole, Cell] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -58,20 +77,20 @@ class TableWriter:
     left: Cell | None = None
     #: where iterations are counted
     counters: dict[Counter, Cell] = field(default_factory=dict)
-    #: of each kernel that is no block's: the steps of its launches; its scratch memory, by name: where its address
-    #: stands, by which number it is shared, and what it is
-    steps: dict[int, list[int]] = field(default_factory=dict)
-    scratch: dict[tuple[int, str], tuple[list[Operand], int]] = field(default_factory=dict)
-    held: dict[tuple[int, str], Any] = field(default_factory=dict)
+    #: what of it depends on sizes
+    open: OpenTable = field(default_factory=OpenTable)
+    #: of each kernel that is no block's: where it is
+    placed: dict[int, Placed] = field(default_factory=dict)
     #: kernels that say what is wrong with their inputs (a number, or the tag of a launch in a block), and where the
     #: addresses of their records stand
     reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
     _numbers: list[tuple[Operand, int]] = field(default_factory=list)
     _variables: dict[Variable, _Places] = field(default_factory=dict)
-    _moves: list[tuple[int, _Places, int, Operand, int]] = field(default_factory=list)
+    _moves: list[tuple[int, _Places, Whole, Operand, Whole]] = field(default_factory=list)
     #: cells that hold the address of another cell
     _pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
     _constants: dict[int, Cell] = field(default_factory=dict)
+    _sizes: dict[Sizes, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def begin(self, blocks: bool) -> None:
         """``blocks``: some of what follows are blocks. Each run begins with all the iterations that it may take."""
@@ -86,14 +105,15 @@ class TableWriter:
         def bind(arg: In | Out, at: Operand) -> None:
             self.places.setdefault((number, isinstance(arg, Out), arg.index), []).append(at)
 
-        self._launches(kernel, bind, number=number)
+        self.placed[number] = self._launches(kernel, bind, number)
         self._own(number)
 
     def block(self, number: int, block: Block) -> None:
         """A block of control flow."""
-        memory = self.device.alloc(block.nbytes) if block.nbytes else NOTHING
+        memory = Memory(self.device, block.nbytes)
         self.kept.append(memory)
-        writer = _BlockWriter(self, number, address(memory))
+        self.open.memories.append(memory)
+        writer = _BlockWriter(self, number, memory)
         writer.meet(block.rows)
         writer.rows(block.rows)
         self._own(number)
@@ -102,7 +122,9 @@ class TableWriter:
         """The table, with everything that is known now."""
         for step, places, offset, source, add in self._moves:
             words = places.words.get(offset, [])
-            self.listing.rows[step] = (int(Op.MOVE), source, add & 0xFFFFFFFFFFFFFFFF, len(words), *words)
+            self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
+            if is_open(add):
+                self.open.words.append((word_of(step, 2), add))
         linked = self.listing.link(self.device.target.units)
         table = linked.table
         for at, number in self._numbers:
@@ -120,32 +142,24 @@ class TableWriter:
         self.tags += [None] * (count - len(self.tags))
 
     def _launches(
-        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object = None, number: int = -1
-    ) -> None:
-        """``number``: of a kernel that is no block's."""
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], subject: object = None, tag: object = None
+    ) -> Placed:
+        """``subject``: whose failures those of the kernel are: its number, or else its ``tag``."""
         costs: list[Operand] = []
-        scratch: dict[str, Any] = {}
         record: list[Operand] = []
+        placed = Placed(kernel)
         for call, program in zip(kernel.calls, kernel.programs, strict=True):
             step = self.listing.kernel(program.entry(call.name), call.grid, len(call.args))
             self.tags += [None] * (step - len(self.tags)) + [tag]
             self.kept.append(program)
             costs.append(Argument(step, _COST))
-            if number >= 0:
-                self.steps.setdefault(number, []).append(step)
+            placed.steps.append(step)
             for index, arg in enumerate(call.args):
                 at = Argument(step, index)
                 if isinstance(arg, In | Out):
                     bind(arg, at)
                 elif isinstance(arg, Scratch):
-                    if arg.name not in scratch:
-                        scratch[arg.name] = self.queue.borrow(self.device, len(scratch), arg.nbytes)
-                        if number >= 0:
-                            self.scratch[number, arg.name] = [], len(scratch) - 1
-                            self.held[number, arg.name] = scratch[arg.name]
-                    if number >= 0:
-                        self.scratch[number, arg.name][0].append(at)
-                    self._numbers.append((at, address(scratch[arg.name])))
+                    self._scratch(placed, arg, at)
                 elif isinstance(arg, Table):
                     self.kept.append(arg.array)
                     self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
@@ -153,10 +167,27 @@ class TableWriter:
                     record.append(at)
                 else:
                     self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
-        self.kept += scratch.values()
+        self.open.kernel(placed)
         if record:
-            self.reports.append((tag if number < 0 else number, record))
+            self.reports.append((tag if subject is None else subject, record))
         self.costs.setdefault(kernel, []).append(costs)
+        return placed
+
+    def _scratch(self, placed: Placed, arg: Scratch, at: Operand) -> None:
+        if arg.name not in placed.held:
+            number = len(placed.held)
+            placed.held[arg.name] = self.queue.borrow(self.device, number, arg.nbytes)
+            placed.scratch[arg.name] = [], number
+        placed.scratch[arg.name][0].append(at)
+        self._numbers.append((at, address(placed.held[arg.name])))
+
+    def _constant_of(self, sizes: Sizes) -> np.ndarray[Any, Any]:
+        """The array that a constant of sizes is."""
+        if sizes not in self._sizes:
+            array = self._sizes[sizes] = np.array(at_hand(sizes.array, sizes.dtype))
+            self.open.arrays.append((array, sizes.array.reshape(-1).tolist()))
+            self.kept.append(array)
+        return self._sizes[sizes]
 
     def _constant(self, number: int) -> Cell:
         if number not in self._constants:
@@ -170,7 +201,7 @@ class _BlockWriter:
 
     table: TableWriter
     number: int
-    memory: int
+    memory: Memory
 
     def meet(self, rows: Sequence[Row]) -> None:
         """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
@@ -191,18 +222,21 @@ class _BlockWriter:
             if ref is not None:
                 self._argument(ref, at)
 
-        self.table._launches(row.kernel, bind, row.tag)
+        self.table._launches(row.kernel, bind, tag=row.tag)
 
     def set(self, row: Set) -> None:
         places = self._places(row.variable)
         self._move(places, 0, *self._source(row.to))
         for offset in places.words:
-            if offset:
+            if is_open(offset) or offset:
                 self._move(places, offset, places.cell, offset)
 
     def copy(self, row: Copy) -> None:
-        if row.nbytes:
-            self.table.listing.control(Op.COPY, self._word(row.to), self._word(row.source), row.nbytes)
+        nbytes, words = row.nbytes, (self._word(row.to), self._word(row.source))
+        if is_open(nbytes) or nbytes:
+            step = self.table.listing.control(Op.COPY, *words, int(hint(nbytes)))
+            if is_open(nbytes):
+                self.table.open.words.append((word_of(step, 3), nbytes))
 
     def loop(self, row: Loop) -> None:
         listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
@@ -231,49 +265,60 @@ class _BlockWriter:
         """The argument is this tensor's address."""
         table, base = self.table, ref.base
         if isinstance(base, Outer):
-            assert not ref.offset
+            assert ref.is_all_of(base)
             table.places.setdefault((self.number, base.output, base.index), []).append(at)
         elif isinstance(base, Variable):
             self._places(base).words.setdefault(ref.offset, []).append(at)
         elif isinstance(base, Counter):
             table._pointers.append((at, self._counter(base)))
         else:
-            table._numbers.append((at, self._fixed(ref)))
+            begin = self._begin(base)
+            start = address(begin.held) if isinstance(begin, Memory) else begin
+            table._numbers.append((at, start + hint(ref.offset)))
+            if self._moves(ref):
+                table.open.addresses.append((at, begin, ref.offset))
 
     def _word(self, ref: Ref) -> Cell:
         """A word that holds this address, for control rows."""
         base = ref.base
         if isinstance(base, Variable):
             places = self._places(base)
-            if not ref.offset:
+            if ref.is_all_of(base):
                 return places.cell
             if ref.offset not in places.read:
                 places.read[ref.offset] = cell = self.table.listing.cell()
                 places.words.setdefault(ref.offset, []).append(cell)
             return places.read[ref.offset]
-        if isinstance(base, Own | Fixed):
-            return self.table._constant(self._fixed(ref))
+        if isinstance(base, Own | Fixed) and not self._moves(ref):
+            begin = self._begin(base)
+            start = address(begin.held) if isinstance(begin, Memory) else begin
+            return self.table._constant(start + hint(ref.offset))
         cell = self.table.listing.cell()
         self._argument(ref, cell)
         return cell
 
-    def _source(self, ref: Ref) -> tuple[Operand, int]:
+    def _source(self, ref: Ref) -> tuple[Operand, Whole]:
         """A word and what to add to it."""
         if isinstance(ref.base, Variable | Outer):
             return self._word(Ref(ref.base)), ref.offset
         return self._word(ref), 0
 
-    def _move(self, places: _Places, offset: int, source: Operand, add: int) -> None:
+    def _move(self, places: _Places, offset: Whole, source: Operand, add: Whole) -> None:
         """Written when all the words of the variable are known."""
         step = self.table.listing.control(Op.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
 
-    def _fixed(self, ref: Ref) -> int:
-        if isinstance(ref.base, Fixed):
-            array = ref.base.array
-            self.table.kept.append(array)
-            return address(array if array.size else NOTHING) + ref.offset
-        return self.memory + ref.offset
+    def _begin(self, base: Own | Fixed | Sizes) -> Memory | int:
+        """Where memory of the block or a constant begins."""
+        if isinstance(base, Own):
+            return self.memory
+        array = base.array if isinstance(base, Fixed) else self.table._constant_of(base)
+        self.table.kept.append(array)
+        return address(array if array.size else NOTHING)
+
+    def _moves(self, ref: Ref) -> bool:
+        """The address changes with sizes."""
+        return is_open(ref.offset) or (isinstance(ref.base, Own) and is_open(self.memory.nbytes))
 
     def _places(self, variable: Variable) -> _Places:
         if variable not in self.table._variables:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...ir.symbolic import SymInt, hint
+from ...ir.symbolic import SymInt, Whole, hint
 from ...ir.types import DType
 from .prelude import PRELUDES
 
@@ -47,9 +47,21 @@ class Scratch:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A constant that the kernel brings along."""
+    """A constant that the kernel brings along. Where it consists of sizes, ``make`` computes it from these."""
 
     array: np.ndarray[Any, Any]
+    sizes: tuple[Whole, ...] = ()
+    make: Callable[..., np.ndarray[Any, Any]] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """It depends on symbolic sizes; ``array`` is that of the sizes at hand."""
+        return any(isinstance(size, SymInt) for size in self.sizes)
+
+    @staticmethod
+    def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
+        """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
+        return Table(make(*map(hint, sizes)), tuple(sizes), make)
 
 
 @dataclass(frozen=True)

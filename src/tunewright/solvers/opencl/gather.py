@@ -14,7 +14,7 @@ from ...ir.types import DType
 from ...ops.shapes import axis_of
 from ..base import Config, Problem, tensor
 from .base import CSolver, both
-from .emit import Call, In, Out, Source, Table
+from .emit import Call, In, Out, Source
 from .indices import LEGAL, ONE_WORD, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import MOVABLE, word, words
 
@@ -116,7 +116,7 @@ class Gather(CSolver):
         source.function(LEGAL)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
-        source.buffer("bounds", DType.INT32, Table(table(bounds)))
+        source.buffer("bounds", DType.INT32, table(bounds))
         source.buffer("y", word(x.dtype), Out())
         source.dims(ROWS=batches * rows, INNER=inner, DEPTH=depth, INDEX_ROWS=index_rows)
         source.dims(BATCH_ROWS=rows, BATCH=math.prod(x.dims[first:]) * wide, SHARE=shares.rows, PIECE=shares.columns)
@@ -179,7 +179,7 @@ class GatherElements(CSolver):
         source.buffer("indices", indices.dtype, In(1))
         # Along the chosen axis it is the index that moves through the data, not the position.
         bounds = [(a.length, 0 if a.chosen else a.data) for a in reversed(outer)]
-        source.buffer("axes", DType.INT32, Table(table(bounds)))
+        source.buffer("axes", DType.INT32, table(bounds))
         source.buffer("y", word(x.dtype), Out())
         source.dims(ROWS=rows, LENGTH=line.length, OUTER=len(outer), STEP=0 if line.chosen else line.data)
         source.dims(SIZE=x.dims[axis], STRIDE=strides(x.dims)[axis], SHARE=shares.rows, PIECE=shares.columns)

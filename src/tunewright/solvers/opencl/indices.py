@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ...devices.base import Target
 from ...ir.symbolic import greater, hint, lesser
 from ...ir.types import DType, TensorType, Type
 from ..base import Problem
+from .emit import Table
 from .words import MOVABLE, words
 
 #: types whose elements are moved as one word
@@ -119,6 +121,10 @@ def no_indices(type: Type | None) -> str | None:
     return None
 
 
-def table(rows: Sequence[Sequence[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+def table(rows: Sequence[Sequence[int]]) -> Table:
     """Numbers of a loop whose length is no part of the text; never empty."""
-    return np.array(rows or [[0]], np.int32)
+    return Table.of(_numbers, [number for row in rows for number in row] or [0])
+
+
+def _numbers(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int32)

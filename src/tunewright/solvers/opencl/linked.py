@@ -6,7 +6,6 @@ device are one call, in any order, and a plan for another shape compiles nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from ..base import Kernel, Launcher, Linker
 from ..rows import Block, Counter
 from .base import CKernel
 from .control_table import TableWriter
-from .emit import In, Out, Report, Scratch, Table
+from .table_sizes import TableSizes
 
 
 @dataclass(frozen=True)
@@ -63,22 +62,7 @@ class LinkedLauncher(Launcher, Chained):
         #: how long each step takes, where somebody asks
         self._times = steps.times(len(self._kernels))
         self._costs = np.array(writer.listing.costs(linked), np.intp)
-        #: of scratch memory: where its address stands, by which number it is shared, and what it is now
-        self._scratch = {
-            use: ([linked.number(at) for at in places], number) for use, (places, number) in writer.scratch.items()
-        }  # fmt: skip
-        self._held = dict(writer.held)
-        #: where the arguments of each kernel's launches begin
-        self._rows_of = {
-            number: [linked.number(steps.Argument(step, 0)) for step in launches]
-            for number, launches in writer.steps.items()
-        }  # fmt: skip
-        self._open = _open_words(kernels, self._rows_of)
-        #: kernels whose rows are those of kernels for certain sizes alone
-        self._posed: set[int] = set()
-        self._kept_posed: Mapping[int, Kernel] = {}
-        #: which values depend on sizes, once somebody asks
-        self._values: list[int] | None = None
+        self._sizes, self._placed = TableSizes(writer.open, linked, device, queue), writer.placed
         #: what kernels say of their inputs; None: none of them says anything
         self._reports = Reports([subject for subject, _ in writer.reports]) if writer.reports else None
         for number, (_, places) in enumerate(writer.reports):
@@ -97,7 +81,7 @@ class LinkedLauncher(Launcher, Chained):
     def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
         made = self._made_of[kernel]
         assert isinstance(made, CKernel)
-        (begin,), (call,) = self._rows_of[kernel], made.calls
+        (begin,), (call,) = self._sizes.begins(self._placed[kernel]), made.calls
         given = [param.split()[-1] for param in call.params]
         return self._table.data, [begin + given.index(name) for name in names]
 
@@ -111,45 +95,8 @@ class LinkedLauncher(Launcher, Chained):
 
         return set
 
-    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[int, Kernel]) -> None:
-        for kernel in self._posed - posed.keys():
-            before = self._made_of[kernel]
-            assert isinstance(before, CKernel)
-            self._write(kernel, before)
-        places, wanted = self._open
-        if self._values is None:
-            self._values = [place(one) for one in wanted]
-        self._table[places] = [values[at] & 0xFFFFFFFFFFFFFFFF for at in self._values]
-        for kernel, one in posed.items():
-            assert isinstance(one, CKernel)
-            self._write(kernel, one)
-        self._posed, self._kept_posed = {*posed}, posed
-        for kernel, made in enumerate(self._made_of):
-            if isinstance(made, Block) or made.open is None or kernel in posed:
-                continue
-            for name, nbytes in made.open.scratch.items():
-                self._borrow(kernel, name, values[place(nbytes)])
-
-    def _write(self, number: int, kernel: CKernel) -> None:
-        """Everything of a kernel's rows but the addresses of tensors: it has as many launches as the one before."""
-        table, at_hand = self._table, self._rows_of[number]
-        for begin, call, program in zip(at_hand, kernel.calls, kernel.programs, strict=True):
-            x, y, _ = (*call.grid, 1, 1)[:3]
-            table[begin - steps.ROW : begin - 1] = program.entry(call.name), x, y, math.prod(call.grid)
-            for at, arg in enumerate(call.args, begin):
-                if isinstance(arg, Scratch):
-                    self._borrow(number, arg.name, arg.nbytes)
-                elif isinstance(arg, Table):
-                    table[at] = address(arg.array if arg.array.size else NOTHING)
-                elif not isinstance(arg, In | Out | Report):
-                    table[at] = steps.number(arg)  # type: ignore[arg-type]
-
-    def _borrow(self, kernel: int, name: str, nbytes: int) -> None:
-        found, number = self._scratch[kernel, name]
-        memory = self.queue.borrow(self._device, number, nbytes)
-        if memory is not self._held[kernel, name]:
-            self._held[kernel, name] = memory
-            self._table[found] = address(memory)
+    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[Kernel, Kernel]) -> None:
+        self._sizes.fit(values, place, posed)
 
     def costs(self) -> list[int]:
         """What the pool has learned of each step so far (see `base.Costs`)."""
@@ -160,7 +107,7 @@ class LinkedLauncher(Launcher, Chained):
 
     def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
         row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
-        if len(row) <= len(others) or any(one.loops or len(one._open[1]) for one in row):
+        if len(row) <= len(others) or any(one.loops or one._sizes for one in row):
             return None
         made = LinkedLauncher(self._device, [kernel for one in row for kernel in one._made_of], self.queue)
         first = 0
@@ -192,6 +139,10 @@ class LinkedLauncher(Launcher, Chained):
         if self._left >= 0:
             self._table[self._bound], self._table[self._left + 1] = iterations, 0
 
+    @property
+    def nbytes(self) -> int:
+        return self._sizes.nbytes
+
     def iterated(self) -> tuple[int, Any, int | None]:
         if self._left < 0:
             return 0, None, None
@@ -217,17 +168,6 @@ class LinkedLauncher(Launcher, Chained):
     def _ticks(self) -> Any:
         """Seconds of each step."""
         return self._times[1::2].astype(np.int64).clip(0) * self._device.tick
-
-
-def _open_words(kernels: Sequence[CKernel | Block], rows: Mapping[int, Sequence[int]]) -> tuple[Any, list[Whole]]:
-    """Words of a table that depend on sizes: their places, and what they are."""
-    places, wanted = list[int](), list[Whole]()
-    for number, kernel in enumerate(kernels):
-        if isinstance(kernel, CKernel) and kernel.open is not None:
-            for launch, word, value in kernel.open.words:
-                places.append(rows[number][launch] - steps.ROW + word)
-                wanted.append(value)
-    return np.array(places, np.intp), wanted
 
 
 class OneKernel:

@@ -235,12 +235,19 @@ def _split(
     whole = (-(-p.n // width), -(-p.m // rows), p.count)
     x, y, z = (-(-total // share) for total, share in zip(whole, shares, strict=True))
     source.dims(SHARE_PANELS=shares[0], SHARE_ROWS=shares[1] * rows, SHARE_BATCH=shares[2])
-    k_block = -(-k // greater(1, round(k / config["k_block"])))
+    k_block = -(-p.k // greater(1, _rounded(p.k, int(config["k_block"]))))
     blocks = greater(1, -(-p.k // greater(k_block, 1)))
     slot = (shares[1] if blocks > 1 else 1) * rows * width  # the last tile may be a row too high, but not beyond it
     source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y, SLOT=slot, SUM_ROW=width if blocks > 1 else 0)
     source.buffer("memory", dtype, Scratch("sums", greater(1, x * y * z * slot * dtype.itemsize)))
     return x, y, z
+
+
+def _rounded(number: int, by: int) -> int:
+    """The quotient, rounded as `round` does it, for symbolic numbers too: halves to an even one."""
+    doubled = 2 * number + by
+    quotient, rest = doubled // (2 * by), doubled % (2 * by)
+    return quotient - (1 - lesser(1, rest)) * (quotient % 2)
 
 
 SOLVERS = both(MatMul)

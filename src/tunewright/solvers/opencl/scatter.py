@@ -19,7 +19,7 @@ from ...ops.shapes import axis_of
 from ..base import Config, Missing, Problem, tensor
 from . import fold
 from .base import CSolver, both
-from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
+from .emit import STORAGE, Call, In, Out, Scratch, Source
 from .indices import ONE_WORD, Axis, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import word
 
@@ -171,7 +171,7 @@ class ScatterElements(_Scatter):
         source.buffer("indices", indices.dtype, In(1))
         source.buffer("updates", where.updates, In(2))
         bounds = [(a.length, a.data, a.index) for a in reversed(outer)]
-        source.buffer("axes", DType.INT32, Table(table(bounds)))
+        source.buffer("axes", DType.INT32, table(bounds))
         source.buffer("y", where.dtype, where.memory)
         source.dims(SLICES=slices, OUTER=len(outer), INNER=inner.length, STEP=inner.data)
         source.dims(LENGTH=along.length, ALONG=along.index, SIZE=x.dims[axis], STRIDE=along.data)
@@ -236,7 +236,7 @@ class ScatterND(_Scatter):
         source.buffer("indices", indices.dtype, In(1))
         source.buffer("updates", where.updates, In(2))
         bounds = [*zip(x.dims[:depth], strides(x.dims), strict=False)]
-        source.buffer("bounds", DType.INT32, Table(table(bounds)))
+        source.buffer("bounds", DType.INT32, table(bounds))
         source.buffer("y", where.dtype, where.memory)
         source.dims(ROWS=rows, DEPTH=depth, INNER=inner, PIECE=piece)
         source.add(_ROWS.replace("UPDATE", _update(source, where, reduction)))
@@ -352,7 +352,7 @@ class MaxUnpool(CSolver):
         source = Source("max_unpool", self.specialise)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
-        source.buffer("axes", DType.INT32, Table(table([(a.length, a.data) for a in reversed(axes)])))
+        source.buffer("axes", DType.INT32, table([(a.length, a.data) for a in reversed(axes)]))
         source.buffer("y", word(y.dtype), Out())
         source.dims(N=y.size, PIECE=piece, COUNT=x.size, UNPOOLED=math.prod(made), RANK=len(axes))
         source.add(_UNPOOL)

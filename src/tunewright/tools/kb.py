@@ -31,6 +31,7 @@ from .kb_open import (
     solvers_here,
 )
 from .kb_prune import prune
+from .kb_repair import repair
 from .kb_show import show
 from .kb_streams import streams
 from .kb_train import train
@@ -308,7 +309,7 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "train": train, "streams": streams, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DatabaseError, InputError
-from .database import Database, Event
+from .database import Database, Event, told_of_damage, warn_of_damage
 from .disk import Forkable, failed, replace_file
 from .lines import Lines, read
 from .record import AnyRecord, Fault, Measurement, Survey, to_line
@@ -54,7 +54,12 @@ class SystemDatabase(Database, Forkable):
 
     def family(self, family: str) -> Sequence[Measurement]:
         with self._lock:
-            return self._current().family(family)
+            lines = self._current()
+            found = lines.family(family)
+        if lines.bad:
+            what = f"{lines.bad} of its records are not as they were written"
+            warn_of_damage(self.path, what, "`tunewright kb path` names them; put a good copy in its place")
+        return found
 
     def surveys(self, family: str) -> Sequence[Survey]:
         with self._lock:
@@ -72,6 +77,7 @@ class SystemDatabase(Database, Forkable):
         return []
 
     def damage(self) -> Sequence[str]:
+        told_of_damage(self.path)
         found = []
         try:
             data = self._read()
@@ -92,13 +98,16 @@ class SystemDatabase(Database, Forkable):
             stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
             if stamp != self._stamp:
                 self._lines, self._stamp = self._load(), stamp
-        except OSError:  # `damage` says why
+        except FileNotFoundError:
             self._lines, self._stamp = Lines(), None
+        except OSError as error:
+            self._lines, self._stamp = Lines(), None
+            warn_of_damage(self.path, str(error.strerror or error), "Put a good copy in its place")
         return self._lines
 
     def _load(self) -> Lines:
         lines = Lines()
-        lines.take(self._read())
+        lines.bad += sum(bool(line.strip()) for line in lines.take(self._read()))
         return lines
 
     def _read(self) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ...devices import building
 from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
 from ...devices.native import steps
@@ -145,7 +146,8 @@ class CKernel(Kernel):
     @cached_property
     def programs(self) -> list[Any]:
         """Compiled, at the latest when they are needed."""
-        return [self.device.build(text) for text in self.texts]
+        with building.waiting():
+            return [self.device.build(text) for text in self.texts]
 
     def prepare(self) -> None:
         _ = self.programs

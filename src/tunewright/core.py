@@ -215,14 +215,16 @@ class Core:
         again: bool = False,
         report: Callable[[State], None] | None = None,
         stop: Callable[[], bool] | None = None,
+        command: str | None = None,
     ) -> Result:
         """Tune a model for inputs like these within ``budget`` seconds; what is found is in the user's knowledge base.
 
         Layers whose answer is known already are left alone, unless ``again``. ``report`` is told how far it is,
-        ``stop`` asked whether to end early: nothing that was found is lost.
+        ``stop`` asked whether to end early: nothing that was found is lost. ``command``: the command line that goes on
+        with it, for the result file; unless given, it is made from the model's file, the shapes and the settings.
         """
         from .plugins.tune import tune
-        from .plugins.tune_result import Recorder
+        from .plugins.tune_result import Recorder, tune_command
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
@@ -234,7 +236,8 @@ class Core:
             count = plugin.choice(adapted(loaded, settings), replace(settings, find_enforce="1")).streams
             settings = replace(settings, num_streams=count)
             plugin = of_device(plugin.whole, settings)
-        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
+        command = command or tune_command(loaded, inputs, device, settings)
+        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
 
     def place_model(
@@ -279,6 +282,7 @@ class Core:
         """
         from .plugins.tune_problems import read, tune_problems
         from .plugins.tune_result import Recorder
+        from .tuning import suggest
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
@@ -286,7 +290,8 @@ class Core:
         for text in reasons:
             LOG.warning("left out: %s", text)
         opened = open_device(device, settings)
-        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report)
+        again_with = suggest.command("tune", *map(str, paths), device=device, settings=settings)
+        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report, again_with)
         return recorder.finish(
             tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
         )

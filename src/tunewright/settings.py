@@ -263,6 +263,17 @@ class Settings:
             for f in dataclasses.fields(cls)
         ]  # fmt: skip
 
+    def changed(self) -> dict[str, str]:
+        """What is not the default, by key, as texts that are read as the same."""
+        found: dict[str, str] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value != f.default and value is not None:
+                words = {number: word for word, number in (f.metadata.get("words") or {}).items()}
+                text = ("YES" if value else "NO") if f.type == "bool" else words.get(value, value)
+                found[f.name.upper()] = str(text)
+        return found
+
     @classmethod
     def deprecated(cls) -> dict[str, str]:
         """Keys of before that are still understood, each with the one to use."""

@@ -1,4 +1,4 @@
-"""A damaged knowledge base is told: one warning where it is loaded, a line in the commands, and a command that mends it."""
+"""A damaged knowledge base is told: one warning where it is loaded, a line in the commands, and a remedy."""
 
 from __future__ import annotations
 

@@ -103,6 +103,18 @@ def parse_config(pairs: Sequence[str] | None, frozen: bool = False) -> dict[str,
     return config
 
 
+def given_options(
+    input: Sequence[str] | None = None,
+    shape: Sequence[str] | None = None,
+    preprocess: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Options that say what a model is fed with, as they were given: for commands that are suggested."""
+    named = (("-i", input), ("-s", shape), ("--preprocess", preprocess))
+    words = [word for option, texts in named for text in texts or () for word in (option, text)]
+    return [*words, *(["--seed", str(seed)] if seed else [])]
+
+
 def check_writable(path: Path, folder: bool = False) -> None:
     """Raise when no file (or folder) can be made at ``path``: users should learn that before the work, not after."""
     there = next((p for p in (path, *path.absolute().parents) if p.exists()), path)

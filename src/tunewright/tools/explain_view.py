@@ -147,8 +147,8 @@ def show_requests(compiled: CompiledModel) -> None:
     console().print(f"served with {counts}{together}: {compiled.streams_origin}", markup=False, soft_wrap=True)
 
 
-def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> None:
-    """One row per layer that runs, then what they come to."""
+def show_table(layers: Sequence[Explanation], about: Summary, title: str, again: str) -> None:
+    """One row per layer that runs, then what they come to. ``again``: the command that tunes the model."""
     out = console()
     out.print(cell(title), style="bold", soft_wrap=True)
     out.print()
@@ -160,6 +160,7 @@ def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> Non
         out.print()
         out.print("What to tune next, by the time that the roofline does not account for:")
         out.print(next_grid(about.next))
+        out.print(cell(f"\n{again}"), soft_wrap=True)
 
 
 def next_grid(rows: Sequence[Next]) -> Table:

@@ -20,6 +20,7 @@ from .common import (
     Shapes,
     check_writable,
     console,
+    given_options,
     note,
     parse_config,
     working,
@@ -85,6 +86,7 @@ def tune(
     """
     from ..core import Core
     from ..tuning.policy import decide
+    from ..tuning.suggest import command
     from .inputs import concrete, load
     from .kb_open import writable
     from .lock import lock_path, write_lock
@@ -123,7 +125,11 @@ def tune(
             how: dict[str, Any] = {"config": one.config, "again": again, "report": tell, "stop": stop}
             if loaded is None:
                 return core.tune_problems(what, one.device, some, **how)
-            return core.tune(one.model(loaded), one.inputs(values), one.device, some, **how)
+            line = command(
+                "tune", *map(str, what), options=given_options(input, shape, preprocess, seed), device=device,
+                settings=core.settings,
+            )  # fmt: skip
+            return core.tune(one.model(loaded), one.inputs(values), one.device, some, command=line, **how)
 
     results: list[Result] = []
     with interruptible() as stop:

@@ -22,7 +22,7 @@ from ..devices.base import Device
 from ..errors import InputError
 from ..settings import Settings
 from ..solvers.base import Problem
-from . import command, evidence
+from . import evidence, suggest
 from .key import WHERE_FIELDS, Where
 from .measure import Candidate
 from .record import Ratio
@@ -85,10 +85,10 @@ def head(kind: str, model: str | None, device: Device, settings: Mapping[str, An
     }  # fmt: skip
 
 
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem, and the command that poses it; None where it is too long for one."""
+def problem_json(problem: Problem, device: str, settings: Settings) -> dict[str, Any]:
+    """A problem, and the command that poses it there; None where it is too long for one."""
     try:
-        line = command.to_line(problem)
+        line = suggest.driver(problem, device, settings)
     except InputError:
         line = None
     return {"problem": problem.key(), "op": problem.op, "command": line}
@@ -131,13 +131,14 @@ class Online:
         self._file = ResultFile(settings.tune_result_path, head("online", None, device, limits, budget))
         if self._file.path is not None:
             LOG.info("what is tuned is told in %s", self._file.path)
+        self._settings = settings
         self._layers: list[dict[str, Any]] = []
         self._since, self._tuning = 0.0, 0.0
 
     def begin(self, problem: Problem, device: Device, default: Choice, seconds: float) -> None:
         """A search begins."""
         self._layers.append({
-            **problem_json(problem), "device": device.name, "nodes": [], "seconds": None, "after": None, "floor": None,
+            **problem_json(problem, device.name, self._settings), "device": device.name, "nodes": [], "seconds": None, "after": None, "floor": None,
             "bound": "", "hope": None, "before": choice_json(default), "budget": seconds, "skipped": "",
             "network": [], "chosen": None, **outcome_json(None),
         })  # fmt: skip

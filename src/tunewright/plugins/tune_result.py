@@ -13,6 +13,7 @@ from ..devices.base import Device
 from ..frontend.model import Model
 from ..settings import Settings
 from ..tuning import suggest
+from ..tuning.policy import decide
 from ..tuning.result_file import ResultFile, candidate_json, choice_json, head, outcome_json, problem_json, ratio_json
 from .tune import Layer, Result, State
 
@@ -75,6 +76,7 @@ def layer_json(layer: Layer, settings: Settings) -> Mapping[str, Any]:
         **problem_json(layer.problem, layer.device.name, settings),
         "device": layer.device.name,
         "nodes": layer.nodes,
+        "strategy": decide(settings).strategy(layer.problem.op) if layer.outcome is not None else None,
         "seconds": layer.seconds,
         "after": layer.seconds / layer.gain,
         "floor": layer.floor,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+#: seconds between two pictures of a spinner's text
+SPIN = 0.25
+
 ModelFile = Annotated[
     Path,
     typer.Argument(metavar="MODEL", help="The ONNX file.", show_default=False, autocompletion=complete.model_files),
@@ -180,17 +183,23 @@ def _spinning(what: str, patience: float) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    done = threading.Event()
+    from ..tuning.progress import listening
+
+    done, shown = threading.Event(), [what]
 
     def spin() -> None:
-        if not done.wait(patience):
-            with console(stderr=True).status(f"{what} ..."):
-                done.wait()
+        if done.wait(patience):
+            return
+        out = console(stderr=True)
+        with out.status(cell(f"{what} ...")) as status:
+            while not done.wait(SPIN):
+                status.update(cell(f"{shown[0] or what} ..."[: out.width - 3]))
 
     thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     try:
-        yield
+        with listening(lambda text: shown.__setitem__(0, text)):  # a load may tune
+            yield
     finally:
         done.set()
         thread.join()

@@ -309,7 +309,8 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams,
+    "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

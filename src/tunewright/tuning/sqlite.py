@@ -223,7 +223,8 @@ class SqliteDatabase(Database, Forkable):
         except _Newer as newer:
             self._trouble = str(newer)
             self._forget()
-            warn_of_damage(self.path, self._trouble, "A newer Tunewright reads it, or USER_DB_PATH names another folder")
+            remedy = "A newer Tunewright reads it; USER_DB_PATH may name another folder"
+            warn_of_damage(self.path, self._trouble, remedy)
             return nothing
         except (*_ERRORS, _Damaged) as error:
             self._trouble = _reason(error)

@@ -77,8 +77,9 @@ class Answer:
             names = {f.name for f in dataclasses.fields(Answer)}
             answer = Answer(**{k: v for k, v in found.items() if k in names})
             numbers = (answer.streams, answer.requests, answer.batch, answer.tries)
-            texts = (answer.ended, answer.doubt, answer.model, answer.target, answer.digest, answer.date, answer.version)
-            right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers) and all(type(t) is str for t in texts)
+            named = ("ended", "doubt", "model", "target", "digest", "date", "version")
+            right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers)
+            right = right and all(type(getattr(answer, name)) is str for name in named)
             rates = {str(k): float(v) for k, v in answer.rates.items()}
         except (AttributeError, TypeError, ValueError):
             return None

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
     from .tuning.lockfile import Written
+    from .tuning.record import Measurement
 
 LOG = logging.getLogger("tunewright")
 
@@ -137,6 +139,45 @@ class Core:
         from .runtime.request import of_one_device
 
         return lock(of_one_device(compiled), path)
+
+    def embed(
+        self,
+        compiled: CompiledModel,
+        path: str | os.PathLike[str],
+        output: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Put what is known of a compiled model's layers into its file ``path``, or into a copy; how many measurements.
+
+        Every shape counts that the model has run with. Other engines pass over it, and a load here uses it with
+        USE_EMBEDDED = YES (docs/knowledge-base.md).
+
+        >>> core.embed(compiled, "model.onnx", output="tuned.onnx")
+        """
+        from .plugins.embed import answers, problems_of, put
+        from .runtime.request import of_one_device
+        from .tuning.places import open_user
+
+        found = answers([open_user(self.settings)], problems_of(of_one_device(compiled)))
+        if not found:
+            raise InputError("nothing is known of its layers", where=str(path), hint="tune the model first")
+        left_out, _ = put(Path(path), Path(output or path), found)
+        return len(found) - sum(m in left_out for m in found)
+
+    def extract(self, path: str | os.PathLike[str]) -> list[Measurement]:
+        """Take the measurements that a model file carries into the user's knowledge base; each is checked by itself.
+
+        >>> core.extract("tuned.onnx")
+        """
+        from .plugins.embed import measurements
+        from .tuning.embedded import EmbeddedDatabase
+        from .tuning.places import open_user
+
+        carried = EmbeddedDatabase(Path(path))
+        for text in carried.damage():
+            LOG.warning("left out: %s", text)
+        found = measurements([carried])
+        open_user(self.settings).merge(found)
+        return found
 
     def query_model(
         self,

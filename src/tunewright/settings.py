@@ -207,6 +207,9 @@ class Settings:
         values=_words("SQLITE", "SHARED"),
     )
     system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
+    use_embedded: bool = _setting(
+        False, "what a model file carries (tunewright kb embed) answers, too, behind the user's knowledge base"
+    )
     lock_file: str = _setting("", "a file that names the kernel of each problem: it comes before every knowledge base")
     frozen: bool = _setting(False, "load only what LOCK_FILE names exactly: a miss is an error, nothing is tuned")
     heuristic_path: str | None = _setting(

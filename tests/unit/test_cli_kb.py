@@ -25,7 +25,7 @@ from tunewright.tuning.system import write_lines
 from unit.kb_records import FOREIGN, NULL, exact, fault, here, measurement, problem
 
 COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "repair", "train",
-            "log")  # fmt: skip
+            "log", "embed", "extract")  # fmt: skip
 CONV = problem("Relu", (1, 64, 56, 56), ("Neg", "Abs"))
 
 

@@ -48,6 +48,7 @@ SPELLINGS = {
     "AUTO_TUNE_MODE": {name: name for name in ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL", "random")},
     "TUNING_FILE": {"some/file.json": "some/file.json", "": ""},
     "EXECUTION_MODE_HINT": {"PERFORMANCE": "PERFORMANCE", "ACCURACY": "ACCURACY", "accuracy": "ACCURACY"},
+    "USE_EMBEDDED": {"YES": True, "no": False},
     "LOCK_FILE": {"model.onnx.lock.json": "model.onnx.lock.json", "": ""},
     "FROZEN": {"YES": True, "no": False},
     "USER_DB_PATH": {"/user/specified/directory": "/user/specified/directory"},

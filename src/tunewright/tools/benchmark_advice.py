@@ -89,6 +89,7 @@ class Advice:
 
 ORIGINS = {
     "lockfile": "locked", "tuning file": "tuned", "user knowledge base": "tuned", "search": "tuned",
+    "model file": "tuned",
     "system knowledge base": "shipped", "heuristic": "heuristic", "default": "default",
 }  # fmt: skip
 

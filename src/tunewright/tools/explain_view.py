@@ -24,7 +24,8 @@ WIDE = 100
 NEXT = 3
 #: fused operations, nodes and layers that are named one by one
 NAMED = 4
-_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock"}
+_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock",
+            "model file": "model"}  # fmt: skip
 
 
 # ---- totals ---------------------------------------------------------------------------------------------------------

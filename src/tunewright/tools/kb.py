@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .common import Configs, cell, console, size, table
+from .kb_embed import embed, extract
 from .kb_exchange import diff, export, import_, merge
 from .kb_open import (
     AsJson,
@@ -310,7 +311,7 @@ def log(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
     "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams,
-    "log": log,
+    "embed": embed, "extract": extract, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -22,7 +22,8 @@ PHASES = {
     "network": "deciding in the network",
     "whole": "comparing whole networks",
 }
-TIERS = ("search", "lock file", "tuning file", "user knowledge base", "system knowledge base", "heuristic", "default")
+TIERS = ("search", "lock file", "tuning file", "user knowledge base", "model file", "system knowledge base",
+         "heuristic", "default")  # fmt: skip
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1d2430; --dim: #66707f; --line: #e3e7ec; --soft: #f5f7f9;

@@ -22,6 +22,7 @@ class Origin(enum.Enum):
     LOCK = "lockfile"
     FILE = "tuning file"
     USER = "user knowledge base"
+    MODEL = "model file"
     SYSTEM = "system knowledge base"
     HEURISTIC = "heuristic"
     SEARCH = "search"

@@ -25,6 +25,9 @@ MOST_FILE_BYTES = 1 << 30
 class SystemDatabase(Database, Forkable):
     """The records of ``system.jsonl`` in a folder, or of another file there. None where there is no such file."""
 
+    #: what to do where records are damaged
+    remedy = "`tunewright kb path` names them; put a good copy in its place"
+
     def __init__(self, folder: Path, file: str = FILE) -> None:
         self._file = folder / file
         self.path = str(self._file)
@@ -58,7 +61,7 @@ class SystemDatabase(Database, Forkable):
             found = lines.family(family)
         if lines.bad:
             what = f"{lines.bad} of its records are not as they were written"
-            warn_of_damage(self.path, what, "`tunewright kb path` names them; put a good copy in its place")
+            warn_of_damage(self.path, what, self.remedy)
         return found
 
     def surveys(self, family: str) -> Sequence[Survey]:

@@ -104,6 +104,12 @@ class Tuner:
         for text in self.policy.warnings:
             warn(text)
 
+    def carry(self, records: Database) -> None:
+        """Ask what the model carries, too, behind the user's knowledge base (USE_EMBEDDED)."""
+        layers = list(self.lookup.layers)
+        at = next(n for n, layer in enumerate(layers) if layer.name == Origin.SYSTEM.value)
+        self.lookup = Lookup([*layers[:at], Layer(Origin.MODEL.value, records), *layers[at:]], self.lookup.accurate)
+
     @property
     def serves_classes(self) -> bool:
         """What it chooses for some shapes may serve a class of them: nothing is searched, locked or noted for each."""

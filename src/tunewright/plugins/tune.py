@@ -181,7 +181,7 @@ def tune(
     stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Tune a model for inputs like ``values`` on a plugin's device. ``again``: also layers whose answer is known."""
-    return _Tuning(plugin, model, values, settings, budget, again, report, stop).run()
+    return ModelTuning(plugin, model, values, settings, budget, again, report, stop).run()
 
 
 class Tuning:
@@ -251,7 +251,7 @@ class Tuning:
         """What a search says of a layer: a proposal, unless somebody takes it at its word."""
 
 
-class _Tuning(Tuning):
+class ModelTuning(Tuning):
     def __init__(
         self,
         plugin: SingleDevice,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .plugins.apart import Apart, Piece
     from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
+    from .plugins.tune_many import Maker, Work
     from .tuning.lockfile import Written
     from .tuning.record import Measurement
 
@@ -269,17 +270,67 @@ class Core:
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
-        if not isinstance(plugin, SingleDevice):
-            names = ", ".join(one.device for one in self.apart(device, config))
-            raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
-        if measured_streams(settings):  # as loads have them: what is tuned depends on the threads of each
-            count = plugin.choice(adapted(loaded, settings), replace(settings, find_enforce="1")).streams
-            settings = replace(settings, num_streams=count)
-            plugin = of_device(plugin.whole, settings)
+        plugin, settings = self._single(loaded, device, settings)
         command = command or tune_command(loaded, inputs, device, settings)
         recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command)
         return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
+
+    def tune_many(
+        self,
+        works: Sequence[Work],
+        device: str = "CPU",
+        budget: float = 60.0,
+        *,
+        objective: str = "latency",
+        until: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        again: bool = False,
+        report: Callable[[State], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+        command: str | None = None,
+    ) -> list[Result]:
+        """Tune several models, or one for several shapes, within ``budget`` seconds: a result for each work.
+
+        Layers that several share are searched once, and time goes where the weighted hope is (docs/tune.md).
+        ``objective``: latency, throughput (as NUM_STREAMS or PERFORMANCE_HINT serve) or energy. ``until``: 1.2x ends
+        once that is gained, "stalls" once searching stops paying. The rest is as for `tune`.
+
+        >>> works = [Work(name, lambda name=name: (core.read_model(name), inputs[name])) for name in names]
+        >>> core.tune_many(works, budget=600)
+        """
+        from .plugins.tune_many import Goal, How, tune_many
+        from .plugins.tune_objective import Objective, maker
+
+        try:
+            wanted = Objective(objective)
+        except ValueError:
+            hint = f"one of: {', '.join(Objective)}"
+            raise InputError(f"{objective!r} is unknown", where="objective", hint=hint) from None
+        settings = _unlocked(Settings.make(config, self.settings))
+        serving = wanted is Objective.THROUGHPUT and settings.performance_hint == "LATENCY" and not settings.num_streams
+        if serving:  # a stream on each thread, as a load with the hint has
+            settings = replace(settings, performance_hint="THROUGHPUT")
+        goal = Goal() if until is None else Goal.parse(until, "until")
+        how = How(settings, _seconds(budget), again, goal, report, stop, command)
+
+        def make(model: Model) -> tuple[SingleDevice, Maker]:
+            plugin, _ = self._single(model, device, settings)
+            return plugin, maker(wanted, plugin, how.budget, again, stop)
+
+        self._single(None, device, settings)  # a wrong name fails before the work
+        return tune_many(works, how, make)
+
+    def _single(self, model: Model | None, device: str, settings: Settings) -> tuple[SingleDevice, Settings]:
+        """The plugin of one device, with the streams that loads of a model have."""
+        plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
+        if not isinstance(plugin, SingleDevice):
+            names = ", ".join(one.device for one in self.apart(device))
+            raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
+        if model is not None and measured_streams(settings):  # what is tuned depends on the threads of each
+            count = plugin.choice(adapted(model, settings), replace(settings, find_enforce="1")).streams
+            settings = replace(settings, num_streams=count)
+            plugin = of_device(plugin.whole, settings)
+        return plugin, settings
 
     def place_model(
         self,

@@ -119,7 +119,7 @@ def test_what_is_expected_follows_what_similar_layers_gained():
     second.outcome = session.Outcome(second.present, False, "nothing is near")
     assert expected(case.layers, [third]) < found / 2, "what gained nothing counts, too"
     first.outcome = second.outcome = None
-    assert expected(case.layers, [third]) == pytest.approx(PRIOR * third.hope), "nothing was searched: a fifth of the hope"
+    assert expected(case.layers, [third]) == pytest.approx(PRIOR * third.hope), "nothing was searched yet"
 
 
 def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run():

@@ -65,7 +65,7 @@ def result_json(result: Result, settings: Settings) -> dict[str, Any]:
         "layers": [layer_json(layer, settings) for layer in result.layers],
         "result": {
             "before": result.before, "after": result.after, "gain": ratio_json(result.gain), "error": result.error,
-            "undone": [layer.problem.key() for layer in result.undone],
+            "energy": result.energy, "undone": [layer.problem.key() for layer in result.undone],
         },
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .common import cell, console, milliseconds, note, table
 from .kb_view import config_text, plural, problem_text
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from ..plugins.tune import Layer, Result, State
 
+#: of the JSON; changes with the meaning of a key
+SCHEMA = "tunewright.tuned/1"
 #: layers that are shown; the result file has all
 SHOWN = 16
 #: lines of a terminal that are not layers
@@ -238,6 +240,9 @@ def summary(result: Result) -> str:
             f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs{noise});"
             f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
         )
+        if result.energy is not None:
+            text = text.replace(" times as fast", " times less energy")
+            text += f"; {result.energy[0]:.4g} -> {result.energy[1]:.4g} J"
     elif any(layer.network for layer in changed):  # it was stopped
         text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
         text += f" {milliseconds(result.after)} ms promised: whole networks were not compared"
@@ -272,8 +277,33 @@ def closing(results: Sequence[Result], command: str, budget: float, weights: Seq
     what += f" over {len(results)} models or shapes" if len(results) > 1 else ""
     if not left:
         again = f"{command} --again"
-        return [f"{what}; left: nothing, every layer that counts was searched", f"next: nothing ({again} searches anew)"]
+        lines = ["left: nothing, every layer that counts was searched", f"next: nothing ({again} searches anew)"]
+        return [f"{what}; {lines[0]}", lines[1]]
     hope = sum(layer.hope for layer in left)
     amount = f"{milliseconds(likely)} ms expected, at most {milliseconds(hope)} ms"
     more = max(30, round(2 * budget))
     return [f"{what}; left: {plural(len(left), 'layer')}, {amount}", f"next: {command} --budget {more}s"]
+
+
+def summary_json(results: Sequence[Result], lines: Sequence[str]) -> dict[str, Any]:
+    """What became of everything, for programs."""
+    from ..plugins.tune_hope import overall
+
+    return {
+        "schema": SCHEMA, "gain": overall(results), "summary": lines[0], "next": lines[1].removeprefix("next: "),
+        "results": [_result_json(result) for result in results],
+    }  # fmt: skip
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    from ..plugins.tune_hope import expected, is_left
+
+    left = [layer for layer in result.layers if is_left(layer)]
+    written = result.written
+    return {
+        "model": written.get("model"), "device": written.get("device"), "state": written.get("state"),
+        "before": result.before, "after": result.after, "gain": written.get("result", {}).get("gain"),
+        "energy": result.energy, "changed": sum(layer.chosen is not None for layer in result.layers),
+        "left": len(left), "expected": expected(result.layers, left),
+        "file": None if result.path is None else str(result.path),
+    }  # fmt: skip

@@ -423,7 +423,7 @@ class Tuner:
             seeds=self._seeds(problem, device, default, answer),
             known=self.measured(problem, device),
             surveys=self._surveys(problem),
-            barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
+            barred=lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
             decide=decide,
             keep=partial(self._store, problem),
             report=report,
@@ -436,6 +436,17 @@ class Tuner:
         """What sessions before saw of candidates for a problem, wherever that was."""
         found = (s for layer in self.lookup.layers for s in layer.database.surveys(problem.family()))
         return [s for s in found if s.key.problem == problem.key()]
+
+    def _barred(
+        self, solver: Solver, config: Config, problem: Problem, device: Device, default: tuple[str, Config]
+    ) -> str | None:
+        """Why a candidate is not attempted."""
+        most = self.settings.tune_max_workspace
+        if most and (solver.id, config) != default:  # that runs in any case
+            needed = solver.workspace(problem, config, device) or 0
+            if needed > most:
+                return f"it needs {needed:,} bytes of workspace, and TUNE_MAX_WORKSPACE is {most:,}"
+        return self.lookup.barred(solver, config, problem, device.target, default)
 
     def _store(self, problem: Problem, outcome: Outcome) -> None:
         """Keep what a session found."""

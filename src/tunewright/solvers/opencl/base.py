@@ -108,6 +108,10 @@ class CSolver(Solver):
         kernel.device.begin_build(kernel.texts)
         return kernel
 
+    def workspace(self, problem: Problem, config: Config, device: Device) -> int:
+        calls = self._made(problem, config, device).calls
+        return sum({arg.name: arg.nbytes for call in calls for arg in call.args if isinstance(arg, Scratch)}.values())
+
     def compile_again(self, problem: Problem, config: Config, device: Device, before: Kernel) -> Kernel:
         kernel = self._made(problem, config, device)
         if isinstance(before, CKernel) and [c.text for c in kernel.calls] == [c.text for c in before.calls]:

@@ -317,7 +317,9 @@ class Core:
             plugin, _ = self._single(model, device, settings)
             return plugin, maker(wanted, plugin, how.budget, again, stop)
 
-        self._single(None, device, settings)  # a wrong name fails before the work
+        plugin, _ = self._single(None, device, settings)
+        # before the work: a wrong name, or that nothing tells the energy
+        maker(wanted, plugin, how.budget, again, stop)
         return tune_many(works, how, make)
 
     def _single(self, model: Model | None, device: str, settings: Settings) -> tuple[SingleDevice, Settings]:

@@ -71,7 +71,12 @@ def overall(results: Sequence[Result], weights: Sequence[float] = ()) -> float:
     """How many times as fast all are together: ``weights`` say which part of the time each took before, else equal."""
     parts = list(weights) or [1.0] * len(results)
     after = sum(
-        part * (result.after / result.before if result.before and result.after else 1.0)
-        for part, result in zip(parts, results, strict=True)
+        part / _gain(result) for part, result in zip(parts, results, strict=True)
     )
     return sum(parts) / after if after else 1.0
+
+
+def _gain(result: Result) -> float:
+    if result.gain is not None:
+        return result.gain.median
+    return result.before / result.after if result.before and result.after else 1.0

@@ -50,6 +50,9 @@ def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             inside = sorted(path.rglob("*.onnx"))
             if inside and any(path.glob("*.jsonl")):
                 raise InputError("holds models and dumps of problems", where=str(path), hint="name the files")
+            if not inside and not any(path.glob("*.jsonl")):
+                hint = "ENABLE_TUNE_DUMP=YES writes a dump"
+                raise InputError("holds no model (.onnx) and no dump of problems (.jsonl)", where=str(path), hint=hint)
             models += inside
             dumps += [] if inside else [path]
         elif is_dump(path):

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tunewright
 from tunewright import Core, tools
 from tunewright.devices import energy
 from tunewright.errors import DeviceError, InputError, ModelError
@@ -266,6 +267,16 @@ def test_batches_as_json(folder, searches, capsys):
 def test_mistakes_are_told_before_the_work(folder, capsys, options, text):
     code, _, err = call(capsys, "tune", folder / "a.onnx", *options)
     assert code == 2 and text in err and "Traceback" not in err
+
+
+def test_python_does_the_same(folder, searches):
+    results = tunewright.tune_many(folder, budget="1m", batches={1: 0.8, 8: 0.2})
+    assert [result.written["model"] for result in results[:2]] == [f"{folder / 'a.onnx'} batch={n}" for n in (1, 8)]
+    assert results[0].written["command"].startswith(f"tunewright tune {folder} -d CPU --batch 1:0.8,8:0.2 -c ")
+    (one,) = tunewright.tune_many({folder / "b.onnx": 2.0}, budget=60.0, cases={"rows=4": 1.0}, until="stalls")
+    assert "rows=4" in one.written["model"] and "b.onnx=2" in one.written["command"]
+    with pytest.raises(InputError, match="each device is tuned by itself"):
+        tunewright.tune_many(folder, "MULTI:CPU,CPU.HOST")
 
 
 # ---- objectives -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, TunewrightError
@@ -96,6 +97,8 @@ class _Member:
     cost: float = 0.0
     value: float = 0.0
     result: Result | None = None
+    #: what stands before the names of its nodes, where there are other models
+    name: str = ""
 
 
 @dataclass
@@ -129,20 +132,24 @@ def tune_many(works: Sequence[Work], how: How, make: Callable[[Model], tuple[Sin
     ``make``: for a model the plugin that serves it, and what makes its tuning.
     """
     end = time.monotonic() + how.budget
-    found = _Many(works, how, make).run()
-    while how.goal.gain < math.inf and _goes_on(found, how, end):
-        LOG.info("%.3f of %.3f times as fast is reached: searching on", overall(found), how.goal.gain)
-        more = _Many(works, replace(how, budget=end - time.monotonic()), make).run()
+    recorders: dict[str, Recorder] = {}
+    found = _Many(works, how, make, recorders).run()
+    while _goes_on(found, how, end):
+        LOG.info("%.3f times as fast, and time is left: searching on", overall(found))
+        more = _Many(works, replace(how, budget=end - time.monotonic()), make, recorders).run()
+        if len(more) != len(found):
+            break  # there was no time to look at all of them once more: what was found is stored
         found = [_joined(one, other) for one, other in zip(found, more, strict=True)]
     return found
 
 
 def _goes_on(found: Sequence[Result], how: How, end: float) -> bool:
-    """The gain that was asked for is not there, and there are time and layers left."""
+    """The gain that was asked for is not there, if one was, and there are time and layers left."""
     left = end - time.monotonic()
     some = any(is_left(layer) or layer.skipped == ENOUGH for result in found for layer in result.layers)
     stopped = any(result.stopped for result in found)
-    return not stopped and some and overall(found) < how.goal.gain and left > AGAIN * how.budget
+    cost = sum(result.seconds.get("profile", 0.0) for result in found)
+    return not stopped and some and overall(found) < how.goal.gain and left > max(AGAIN * how.budget, PROFILES * cost)
 
 
 def _joined(first: Result, then: Result) -> Result:
@@ -162,9 +169,13 @@ def _joined(first: Result, then: Result) -> Result:
 
 
 class _Many(Tuning):
-    def __init__(self, works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]]) -> None:
+    def __init__(
+        self, works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]],
+        recorders: dict[str, Recorder],
+    ) -> None:  # fmt: skip
+        """``recorders``: by the titles of works; those that are missing are added."""
         super().__init__(Settings.make(QUIET, how.settings), how.budget, how.again, how.report, how.stop)
-        self.works, self.how, self._make = works, how, make
+        self.works, self.how, self._make, self._recorders = works, how, make, recorders
         self.members: list[_Member] = []
         self.layers: list[_Shared] = []
         self._searched: list[_Shared] = []
@@ -213,7 +224,11 @@ class _Many(Tuning):
         model, values = work.open()
         plugin, maker = self._make(model)
         tuning = maker(model, values, self.settings)
-        recorder = Recorder("model", work.title, plugin.device, self.how.settings, self.budget, None, self.how.command)
+        recorder = self._recorders.get(work.title)
+        if recorder is None:
+            how = self.how
+            recorder = Recorder("model", work.title, plugin.device, how.settings, how.budget, None, how.command)
+            self._recorders[work.title] = recorder
         member = _Member(work, tuning, recorder)
         with tuning._any_time():
             tuning.profile()
@@ -237,8 +252,10 @@ class _Many(Tuning):
         """One layer for each problem on a device; seconds are weighted, and add up to those of all works."""
         counted = sum(member.value * member.seconds for member in self.members)
         scale = sum(member.seconds for member in self.members) / counted if counted else 0.0
+        several = len({member.work.model for member in self.members}) > 1
         found: dict[tuple[str, Where], _Shared] = {}
         for member in self.members:
+            member.name = f"{Path(member.work.model).stem}: " if several else ""
             for layer in member.tuning.layers:
                 at = layer.problem.key(), Where.of(layer.device.target)
                 one = found.setdefault(at, _Shared(layer.problem, layer.device, layer.choice, []))
@@ -247,7 +264,7 @@ class _Many(Tuning):
                     (one.floor or 0.0) + weight * layer.floor
                 )  # fmt: skip
                 one.seconds += weight * layer.seconds
-                one.nodes += layer.nodes
+                one.nodes += [f"{member.name}{node}" for node in layer.nodes]
                 one.bound = layer.bound
                 one.parts.append((member, layer))
                 member.tuning._worthwhile(layer)

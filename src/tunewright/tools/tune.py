@@ -199,7 +199,9 @@ def tune(
     if dumps and (input or shape or preprocess or case or batch or weight or until or objective is not Goals.LATENCY):
         hint = "a problem has its shapes, and no network that decides"
         raise InputError("belong to models", where="--input, --shape, --case, --objective, --until", hint=hint)
-    if lock and (dumps or not wish.is_plain(models)):
+    if lock and dumps:
+        raise InputError("is for models, not for dumps of problems", where="--lock")
+    if lock and not wish.is_plain(models):
         raise InputError("is for one model and its shapes", where="--lock", hint="`tunewright lock` writes the others")
     weights_of(weight, models)
     locks = lock_path(core, models[0]) if lock else None

@@ -322,16 +322,16 @@ class _Lowering:
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
         """A step per node; what nobody can run is told all at once."""
-        with self.tuning():
+        with self.tuning(sharing):
             return self._steps(sharing)
 
-    def tuning(self) -> AbstractContextManager[None]:
+    def tuning(self, sharing: alias.Sharing) -> AbstractContextManager[None]:
         """Around the choices: what is tuned meanwhile."""
         if self.env.tuner.policy.search is Search.NEVER:
             return nullcontext()
         from ..tuning.online import coming
 
-        plain = [node for node in self.nodes if node not in self.controls]
+        plain = [node for node in self.nodes if node not in self.controls and node not in sharing.free]
         return coming(self.env.tuner, (Problem.of_class(node).at_hand for node in plain), self.env.device)
 
     def _steps(self, sharing: alias.Sharing) -> list[Step]:

@@ -23,7 +23,7 @@ LEAST_HOPE = 0.2
 #: a search that looked at fewer candidates says little
 LEAST_TRIED = 4
 #: what the reason of a search says when it could not tell
-OPEN = ("time was too short", "too noisy", "stopped before")
+OPEN = ("open:", "time was too short", "too noisy", "stopped before")
 
 
 @dataclass(frozen=True)

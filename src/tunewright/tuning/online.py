@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,20 +78,25 @@ class Searches:
         self.left: list[str] = []
         #: of the load under way: problems that are to be tuned, as far as they are known; loads may be nested
         self._total = self._depth = 0
+        self._lock = threading.Lock()
         self._tuned, self._begun = 0, 0.0
         self._shown = self._logged = -math.inf
 
     @contextlib.contextmanager
     def load(self, wanted: Callable[[], int]) -> Iterator[None]:
         """The problems of a plan follow; ``wanted`` counts those that will be searched."""
-        if not self._depth:
-            self._total, self._tuned, self._begun, self.left = self.met + wanted(), 0, self._clock(), []
-        self._depth += 1
+        count = wanted()
+        with self._lock:
+            if not self._depth:
+                self._total, self._tuned, self._begun, self.left = self.met + count, 0, self._clock(), []
+            self._depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
-            if not self._depth:
+            with self._lock:
+                self._depth -= 1
+                is_over = not self._depth
+            if is_over:
                 self._end()
 
     def seconds(self) -> float | None:
@@ -105,6 +111,7 @@ class Searches:
     ) -> Outcome | None:  # fmt: skip
         """Search with the time that there is; None where there is none, or nothing to choose from."""
         seconds = self.seconds()
+        self.left = [key for key in self.left if key != problem.key()]
         self.met += 1
         self._total = max(self._total, self.met)
         if seconds is None:

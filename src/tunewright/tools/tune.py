@@ -92,7 +92,8 @@ def tune(
     objective: Annotated[
         Goals,
         typer.Option(
-            "--objective", help="What is to become better: of one inference, of all streams that serve, or joules."
+            "--objective", metavar="WHAT",
+            help="What is to become better: latency, throughput (of all streams that serve) or energy.",
         ),
     ] = Goals.LATENCY,
     case: Annotated[
@@ -264,6 +265,7 @@ def _plainly(
     core: Core, model: Path, device: str, wish: Wish, stop: Callable[[], bool]
 ) -> Iterator[list[Result]]:  # fmt: skip
     """One model on one device or several, or as HETERO shares it out."""
+    from ..tuning.suggest import command
     from .inputs import concrete, load
 
     fed = wish.fed
@@ -277,7 +279,9 @@ def _plainly(
             command=wish.command, **how,
         )], wish, stop)  # fmt: skip
     if is_moved(core, device, loaded, every):
-        note("what is known now places nodes otherwise: tune once more, or keep one placement (tunewright place)")
+        place = command("place", str(model), device=device, options=given_options(fed.input, fed.shape),
+                        settings=core.settings)  # fmt: skip
+        note(f"what is known now places nodes otherwise: tune once more, or keep one placement (`{place}`)")
 
 
 def _shown(

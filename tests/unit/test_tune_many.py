@@ -111,6 +111,8 @@ def test_layers_that_models_share_are_searched_once(folder, searches):
     files = [json.loads(path.read_text()) for path in (folder.parent / "results").glob("*.json")]
     assert sorted(file["model"] for file in files) == sorted(f"{path.name} 16" for path in paths)
     assert all(file["state"] == "finished" for file in files)
+    layers = [layer for file in files for layer in file["layers"]]
+    assert {layer["strategy"] for layer in layers if not layer["skipped"]} == {"auto"}
 
 
 def test_time_goes_where_the_weighted_hope_is(folder, searches):

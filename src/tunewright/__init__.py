@@ -22,7 +22,7 @@ from .errors import (
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from .api import benchmark, explain, tune
+    from .api import benchmark, explain, tune, tune_many
     from .core import Core
     from .devices.remote import RemoteContext, RemoteTensor
     from .frontend.model import Model
@@ -59,6 +59,7 @@ __all__ = [
     "benchmark",
     "explain",
     "tune",
+    "tune_many",
 ]
 
 #: loaded on first use, so that `import tunewright` stays quick
@@ -76,6 +77,7 @@ _LAZY = {
     "benchmark": ".api",
     "explain": ".api",
     "tune": ".api",
+    "tune_many": ".api",
 }
 
 

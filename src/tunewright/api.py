@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .core import Core
@@ -63,6 +64,61 @@ def tune(
     if path is not None:
         run_and_lock(core, concrete(feed), feed.values, device, path)
     return result
+
+
+def tune_many(
+    models: Sequence[str | os.PathLike[str]] | Mapping[str | os.PathLike[str], float] | str | os.PathLike[str],
+    device: str = "CPU",
+    budget: float | str = "60s",
+    *,
+    cases: Mapping[str, float] | Sequence[str] = (),
+    batches: Mapping[int, float] | Sequence[int] = (),
+    objective: str = "latency",
+    until: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    again: bool = False,
+    report: Callable[[State], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Result]:
+    """Tune several models, or models for several shapes: a result for each model and case.
+
+    ``models``: files and folders of them, or how much each counts. ``cases``: shapes as for ``tunewright tune --case``,
+    with how often they come; ``batches`` in the same way. Inputs are random. ``objective``: latency, throughput or
+    energy; ``until``: 1.2x or stalls. The rest is as for `tune`; see docs/tune.md.
+
+    >>> tunewright.tune_many({"detector.onnx": 3, "classifier.onnx": 1}, budget="10m")
+    >>> tunewright.tune_many("models", batches={1: 0.8, 8: 0.2}, until="stalls")
+    """
+    from .tools.tune import parse_time
+    from .tools.tune_works import Case, Fed, cases_of, paths_of, works_of
+    from .tuning import suggest
+
+    named = [models] if isinstance(models, str | os.PathLike) else list(models)
+    weights = {Path(path): weight for path, weight in models.items()} if isinstance(models, Mapping) else {}
+    found, dumps = paths_of([Path(path) for path in named])
+    if dumps:
+        raise InputError("is a dump of problems", where=str(dumps[0]), hint="`Core.tune_problems` tunes it")
+    texts = [f"{text}:{weight}" for text, weight in cases.items()] if isinstance(cases, Mapping) else cases
+    several = cases_of(texts, None)
+    if batches:
+        parts = batches if isinstance(batches, Mapping) else dict.fromkeys(batches, 1.0)
+        several = [Case(batch=size, weight=weight) for size, weight in parts.items()]
+    core = Core(config)
+    (one, *others) = core.apart(device)
+    if others:
+        hint = f"it is {', '.join(each.device for each in (one, *others))}"
+        raise InputError("each device is tuned by itself", where=device, hint=hint)
+    works = works_of(core, {path: weights.get(path, 1.0) for path in found}, several, Fed(), one)
+    seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
+    options = [word for case in several for text in case.shapes for word in ("--case", f"{text}:{case.weight:g}")]
+    sizes = ",".join(f"{case.batch}:{case.weight:g}" for case in several if case.batch is not None)
+    options += ["--batch", sizes] if sizes else []
+    options += [word for path, weight in weights.items() for word in ("--weight", f"{path}={weight:g}")]
+    line = suggest.command("tune", *map(str, named), options=options, device=device, settings=core.settings)
+    return core.tune_many(
+        works, one.device, seconds, objective=objective, until=until, config=one.config, again=again, report=report,
+        stop=stop, command=line,
+    )  # fmt: skip
 
 
 def _read(

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from .plugins.apart import Apart, Piece
     from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
+    from .plugins.tune_many import Maker, Work
     from .tuning.lockfile import Written
+    from .tuning.record import Measurement
 
 LOG = logging.getLogger("tunewright")
 
@@ -146,6 +149,45 @@ class Core:
 
         return lock(of_one_device(compiled), path)
 
+    def embed(
+        self,
+        compiled: CompiledModel,
+        path: str | os.PathLike[str],
+        output: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Put what is known of a compiled model's layers into its file ``path``, or into a copy; how many measurements.
+
+        Every shape counts that the model has run with. Other engines pass over it, and a load here uses it with
+        USE_EMBEDDED = YES (docs/knowledge-base.md).
+
+        >>> core.embed(compiled, "model.onnx", output="tuned.onnx")
+        """
+        from .plugins.embed import answers, problems_of, put
+        from .runtime.request import of_one_device
+        from .tuning.places import open_user
+
+        found = answers([open_user(self.settings)], problems_of(of_one_device(compiled)))
+        if not found:
+            raise InputError("nothing is known of its layers", where=str(path), hint="tune the model first")
+        left_out, _ = put(Path(path), Path(output or path), found)
+        return len(found) - sum(m in left_out for m in found)
+
+    def extract(self, path: str | os.PathLike[str]) -> list[Measurement]:
+        """Take the measurements that a model file carries into the user's knowledge base; each is checked by itself.
+
+        >>> core.extract("tuned.onnx")
+        """
+        from .plugins.embed import measurements
+        from .tuning.embedded import EmbeddedDatabase
+        from .tuning.places import open_user
+
+        carried = EmbeddedDatabase(Path(path))
+        for text in carried.damage():
+            LOG.warning("left out: %s", text)
+        found = measurements([carried])
+        open_user(self.settings).merge(found)
+        return found
+
     def query_model(
         self,
         model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
@@ -223,27 +265,82 @@ class Core:
         again: bool = False,
         report: Callable[[State], None] | None = None,
         stop: Callable[[], bool] | None = None,
+        command: str | None = None,
     ) -> Result:
         """Tune a model for inputs like these within ``budget`` seconds; what is found is in the user's knowledge base.
 
         Layers whose answer is known already are left alone, unless ``again``. ``report`` is told how far it is,
-        ``stop`` asked whether to end early: nothing that was found is lost.
+        ``stop`` asked whether to end early: nothing that was found is lost. ``command``: the command line that goes on
+        with it, for the result file; unless given, it is made from the model's file, the shapes and the settings.
         """
         from .plugins.tune import tune
-        from .plugins.tune_result import Recorder
+        from .plugins.tune_result import Recorder, tune_command
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         loaded = model if isinstance(model, Model) else self.read_model(model)
+        plugin, settings = self._single(loaded, device, settings)
+        command = command or tune_command(loaded, inputs, device, settings)
+        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report, command)
+        return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
+
+    def tune_many(
+        self,
+        works: Sequence[Work],
+        device: str = "CPU",
+        budget: float = 60.0,
+        *,
+        objective: str = "latency",
+        until: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        again: bool = False,
+        report: Callable[[State], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+        command: str | None = None,
+    ) -> list[Result]:
+        """Tune several models, or one for several shapes, within ``budget`` seconds: a result for each work.
+
+        Layers that several share are searched once, and time goes where the weighted hope is (docs/tune.md).
+        ``objective``: latency, throughput (as NUM_STREAMS or PERFORMANCE_HINT serve) or energy. ``until``: 1.2x ends
+        once that is gained, "stalls" once searching stops paying. The rest is as for `tune`.
+
+        >>> works = [Work(name, lambda name=name: (core.read_model(name), inputs[name])) for name in names]
+        >>> core.tune_many(works, budget=600)
+        """
+        from .plugins.tune_many import Goal, How, tune_many
+        from .plugins.tune_objective import Objective, maker
+
+        try:
+            wanted = Objective(objective)
+        except ValueError:
+            hint = f"one of: {', '.join(Objective)}"
+            raise InputError(f"{objective!r} is unknown", where="objective", hint=hint) from None
+        settings = _unlocked(Settings.make(config, self.settings))
+        serving = wanted is Objective.THROUGHPUT and settings.performance_hint == "LATENCY" and not settings.num_streams
+        if serving:  # a stream on each thread, as a load with the hint has
+            settings = replace(settings, performance_hint="THROUGHPUT")
+        goal = Goal() if until is None else Goal.parse(until, "until")
+        how = How(settings, _seconds(budget), again, goal, report, stop, command)
+
+        def make(model: Model) -> tuple[SingleDevice, Maker]:
+            plugin, _ = self._single(model, device, settings)
+            return plugin, maker(wanted, plugin, how.budget, again, stop)
+
+        plugin, _ = self._single(None, device, settings)
+        # before the work: a wrong name, or that nothing tells the energy
+        maker(wanted, plugin, how.budget, again, stop)
+        return tune_many(works, how, make)
+
+    def _single(self, model: Model | None, device: str, settings: Settings) -> tuple[SingleDevice, Settings]:
+        """The plugin of one device, with the streams that loads of a model have."""
         plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
         if not isinstance(plugin, SingleDevice):
-            names = ", ".join(one.device for one in self.apart(device, config))
+            names = ", ".join(one.device for one in self.apart(device))
             raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
-        if measured_streams(settings):  # as loads have them: what is tuned depends on the threads of each
-            count = plugin.choice(adapted(loaded, settings), replace(settings, find_enforce="1")).streams
+        if model is not None and measured_streams(settings):  # what is tuned depends on the threads of each
+            count = plugin.choice(adapted(model, settings), replace(settings, find_enforce="1")).streams
             settings = replace(settings, num_streams=count)
             plugin = of_device(plugin.whole, settings)
-        recorder = Recorder("model", str(loaded.path or loaded.name), plugin.device, settings, budget, report)
-        return recorder.finish(tune(plugin, loaded, inputs, settings, budget, again=again, report=recorder, stop=stop))
+        return plugin, settings
 
     def place_model(
         self,
@@ -287,6 +384,7 @@ class Core:
         """
         from .plugins.tune_problems import read, tune_problems
         from .plugins.tune_result import Recorder
+        from .tuning import suggest
 
         settings, budget = _unlocked(Settings.make(config, self.settings)), _seconds(budget)
         paths = [dumps] if isinstance(dumps, str | os.PathLike) else list(dumps)
@@ -294,7 +392,8 @@ class Core:
         for text in reasons:
             LOG.warning("left out: %s", text)
         opened = open_device(device, settings)
-        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report)
+        again_with = suggest.command("tune", *map(str, paths), device=device, settings=settings)
+        recorder = Recorder("problems", ", ".join(map(str, paths)), opened, settings, budget, report, again_with)
         return recorder.finish(
             tune_problems(opened, problems, settings, budget, again=again, report=recorder, stop=stop)
         )

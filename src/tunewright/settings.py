@@ -1,7 +1,8 @@
 """Settings: one frozen value, passed down from `Core`; this module is the only reader of the environment.
 
 A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as a variable (``TUNEWRIGHT_PERF_COUNT=YES``).
-The mapping wins over the environment, the environment over the default. OpenVINO's ``KEY_`` prefix is accepted.
+The mapping wins over the environment, the environment over the default. OpenVINO's ``KEY_`` prefix is accepted, of
+keys and of their values; a variable that begins like a setting and is none gets a warning.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ _LEVELS = _words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM", DISABL
 }  # fmt: skip
 _TASKS = _words("LOW", "ANY", "HIGH", MEDIUM="ANY", DEFAULT="ANY")
 _BINDING = dict.fromkeys(_TRUE, "YES") | dict.fromkeys(_FALSE, "NO") | {"NUMA": "NUMA"}
-_MODES = _words("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")
+_MODES = _words(
+    "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", DISABLED="TUNING_DISABLED",
+    USE_EXISTING="TUNING_USE_EXISTING", CREATE="TUNING_CREATE",
+)  # fmt: skip
 #: MIOpen's names and numbers
 _ENFORCE = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
 _FIND = {"1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID"}
@@ -203,6 +207,9 @@ class Settings:
         values=_words("SQLITE", "SHARED"),
     )
     system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
+    use_embedded: bool = _setting(
+        False, "what a model file carries (tunewright kb embed) answers, too, behind the user's knowledge base"
+    )
     lock_file: str = _setting("", "a file that names the kernel of each problem: it comes before every knowledge base")
     frozen: bool = _setting(False, "load only what LOCK_FILE names exactly: a miss is an error, nothing is tuned")
     heuristic_path: str | None = _setting(
@@ -215,6 +222,9 @@ class Settings:
     tune_regime: str = _setting(
         "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",
         values=_words("LAYER", "COLD", "WARM"),
+    )
+    tune_max_workspace: int = _setting(
+        0, "tuning leaves out candidates that need more scratch memory than so many bytes (0: any)", 0
     )
     tune_seed: int = _setting(0, "of what is random in tuning", 0)
     enable_tune_dump: bool = _setting(False, "write every problem that is met to TUNE_DUMP_PATH, to tune it elsewhere")
@@ -242,6 +252,7 @@ class Settings:
         """The defaults, changed by ``TUNEWRIGHT_*`` variables."""
         # Those that are there are looked through, and not all that might be: this is asked often. New names win.
         given = {n.removeprefix(PREFIX).lower(): n for n in os.environ if n.startswith(PREFIX)}
+        _warn_of_unknown(given)
         found = {name.upper(): os.environ[given[name]] for name in (*_RENAMED, *_FIELDS) if name in given}
         return _apply(cls(), found, "environment") if found else cls()
 
@@ -257,6 +268,17 @@ class Settings:
             }
             for f in dataclasses.fields(cls)
         ]  # fmt: skip
+
+    def changed(self) -> dict[str, str]:
+        """What is not the default, by key, as texts that are read as the same."""
+        found: dict[str, str] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if value != f.default and value is not None:
+                words = {number: word for word, number in (f.metadata.get("words") or {}).items()}
+                text = ("YES" if value else "NO") if f.type == "bool" else words.get(value, value)
+                found[f.name.upper()] = str(text)
+        return found
 
     @classmethod
     def deprecated(cls) -> dict[str, str]:
@@ -371,6 +393,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
         else:
             found[PREFIX + f.name.upper()] = str(value)
     found["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    for name in _unknown({n.removeprefix(PREFIX).lower(): n for n in found if n.startswith(PREFIX)}):
+        del found[name]  # this process has warned of it
     return found
 
 
@@ -414,12 +438,14 @@ _ELSEWHERE = {
     ("vpu_", "myriad_", "hddl_"): "it is of VPUs, which no device here is",
     ("fpga_", "dlia_", "dla_"): "it is of FPGAs, which no device here is",
 }
-#: old names that were warned of
+#: variables of our prefix that are no settings: of the tests and of scripts/fetch_models.py
+_NO_SETTINGS = ("test_", "models")
+#: old names, and unknown variables, that were warned of
 _warned: set[str] = set()
 
 
 def plain(key: str) -> str:
-    """A key as it is written here, without OpenVINO's prefix."""
+    """A key, or a word that is a value, as it is written here: in capital letters, without OpenVINO's prefix."""
     return key.strip().upper().removeprefix("KEY_")
 
 
@@ -427,6 +453,25 @@ def closest(key: str, known: Iterable[str]) -> str | None:
     """The one of these keys that somebody may have meant."""
     found = difflib.get_close_matches(plain(key), list(known), n=1, cutoff=0.5)
     return found[0] if found else None
+
+
+def _unknown(given: Mapping[str, str]) -> list[str]:
+    """Variables of our prefix that no setting has. ``given``: each by its name in small letters without the prefix."""
+    return [
+        variable
+        for name, variable in given.items()
+        if name not in _FIELDS and name not in _RENAMED and not name.startswith(_NO_SETTINGS)
+    ]
+
+
+def _warn_of_unknown(given: Mapping[str, str]) -> None:
+    """One warning for each variable that looks like a setting and is none: a typing mistake would go unnoticed."""
+    for variable in _unknown(given):
+        if variable not in _warned:
+            _warned.add(variable)
+            close = closest(variable.removeprefix(PREFIX), map(str.upper, [*_FIELDS, *_RENAMED]))
+            hint = f"did you mean {PREFIX}{close}?" if close else "`tunewright settings` lists the names"
+            LOG.warning("environment: %s is no setting, and has no effect (%s)", variable, hint)
 
 
 def _choices(f: dataclasses.Field[Any]) -> list[str] | None:
@@ -470,8 +515,7 @@ def _apply(base: Settings, config: Mapping[str, Any], where: str) -> Settings:
 def _priorities(value: Any, where: str) -> dict[str, str]:
     """A model's priority, with those that follow from it. It may also name these alone, joined by ``|``."""
     found: dict[str, str] = {}
-    for part in str(value).upper().split("|"):
-        part = part.strip()
+    for part in map(plain, str(value).split("|")):
         for name in ("gpu_queue_priority", "gpu_host_task_priority"):
             if part.startswith(f"{name.upper()}_"):
                 found[name] = _parse(_FIELDS[name], part.removeprefix(f"{name.upper()}_"), where)
@@ -488,7 +532,7 @@ def _number(f: dataclasses.Field[Any], value: Any) -> int | float | None:
     text = str(value).strip()
     words = f.metadata.get("words")
     if words:
-        word = text.upper().removeprefix("CPU_THROUGHPUT_").removeprefix("GPU_THROUGHPUT_").removeprefix("CLDNN_")
+        word = plain(text).removeprefix("CPU_THROUGHPUT_").removeprefix("GPU_THROUGHPUT_").removeprefix("CLDNN_")
         if word in words:
             return int(words[word])
     try:
@@ -500,7 +544,7 @@ def _number(f: dataclasses.Field[Any], value: Any) -> int | float | None:
 def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
     key = f.name.upper()
     if f.type == "bool":
-        text = str(value).upper()
+        text = plain(str(value))
         if text in _TRUE | _FALSE:
             return text in _TRUE
         raise SettingsError(f"{key} = {value!r} is not YES or NO", where=where)
@@ -519,7 +563,8 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
         if f.metadata.get("named") and value is not None and not str(value).strip():
             raise SettingsError(f"{key} is empty", where=where, hint="name a folder, or unset it")
         return None if value is None and "None" in str(f.type) else str(value)
-    text = str(value).strip().upper()
-    if text not in values:
+    text = plain(str(value))
+    known = next((one for one in (text, text.removeprefix(f"{key}_")) if one in values), None)
+    if known is None:
         raise SettingsError(f"{key} = {value!r} is none of {', '.join(values)}", where=where)
-    return values[text]
+    return values[known]

@@ -24,6 +24,7 @@ def core(tmp_path, monkeypatch):
     for module, seconds in ((streams, {"SECONDS": 0.15, "TURN": 0.01}), (batch_tune, {"STEP": 0.1})):
         for name, value in seconds.items():
             monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(streams, "doubt_of", lambda rates, others: "")  # of the machine that runs the tests
     return Core({"USER_DB_PATH": str(tmp_path / "kb")})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,23 @@ def test_the_default_of_a_real_problem_passes(name: str) -> None:
         assert local.regime().kind == "cold" and local.regime().nbytes >= 2 * device.cache_bytes
         race = local.race([default(p, device)] * 2, 3)
         assert not race.fallen and [len(s) for s in race.samples] == [3, 3]
+
+
+def test_compiling_is_told_apart_from_checking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels compile when they are first bound, which is when they are checked."""
+    device, p = open_device("CPU"), REAL["softmax"]
+    built = type(device).build
+
+    def slow(self: Device, source: str) -> Any:
+        time.sleep(0.3)
+        return built(self, source)
+
+    monkeypatch.setattr(type(device), "build", slow)
+    with Local(device) as local:
+        assert local.pose(p) is None
+        found = local.attempt(default(p, device))
+        assert found.status is Status.OK, found.why
+        assert found.compile_seconds >= 0.3 and found.check_seconds > 0
 
 
 @pytest.mark.parametrize("name", ["conv", "softmax"])

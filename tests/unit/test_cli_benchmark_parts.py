@@ -134,7 +134,7 @@ def kernel(name, origin="shipped", on_host=False, share=None, gain=None, op="Con
 
 def test_advice_about_kernels():
     tuned = [kernel(f"k{i}", "tuned", share=0.2, gain=g) for i, g in enumerate((1.2, 1.25, 1.6))]
-    found = told(kernels=[*tuned, kernel("d", "default", share=0.4)], shapes=" -s x=4x3")
+    found = told(kernels=[*tuned, kernel("d", "default", share=0.4)], options=["-s", "x=4x3"])
     assert "kernels with 40% of the time are untuned" in found["untuned"]
     assert "`tunewright tune MODEL -d CPU -s x=4x3`" in found["untuned"]
     assert "1.25 times as fast" in found["untuned"] and "about 8% less time" in found["untuned"]  # 0.4 * (1 - 1 / 1.25)

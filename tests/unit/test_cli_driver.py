@@ -20,9 +20,10 @@ from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tools.driver import SCHEMA
 from tunewright.tuning import dump, session
-from tunewright.tuning.command import from_line, to_line
+from tunewright.tuning.command import from_line
 from tunewright.tuning.command_form import CLASSES
 from tunewright.tuning.places import open_user
+from tunewright.tuning.suggest import driver
 from tunewright.tuning.tuner import Origin, Tuner
 
 opencl = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -263,7 +264,9 @@ def test_dump_then_tune_elsewhere_then_merge_then_use(results, tmp_path, monkeyp
     logged = [p for line in done.stderr.splitlines() if (p := from_line(line)) is not None]
     planned = {Problem.of(s.node) for s in steps(Core().compile_model(model()))}
     assert not reasons and set(dumped) == set(logged) == planned and len(logged) == len(planned) == 1
-    assert [to_line(p) for p in logged] == [line for line in done.stderr.splitlines() if line.startswith("tunewright")]
+    commands = [line for line in done.stderr.splitlines() if line.startswith("tunewright")]
+    assert commands == [driver(p, "CPU", Settings.from_environment()) for p in logged]
+    assert all(f" -d CPU -c USER_DB_PATH={tmp_path / 'user'}" in line for line in commands)
 
     for seconds in (3, 6, 12, 24):  # the machine may be busy
         code, found = results("--commands", "log.txt", "--tune", "--seconds", seconds)

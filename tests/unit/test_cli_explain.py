@@ -142,7 +142,7 @@ def test_help_has_an_example(call):
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------
 
-REPORT = {"schema", "model", "device", "config", "inputs", "origins", "time", "ceilings", "next", "layers",
+REPORT = {"schema", "model", "device", "config", "tune", "inputs", "origins", "time", "ceilings", "next", "layers",
           "environment", "streams", "requests", "auto_batch", "streams_origin"}  # fmt: skip
 LAYER = {
     "name", "op", "inside", "fused", "nodes", "device", "on_host", "problem", "kernel", "solver", "config",

@@ -24,7 +24,8 @@ from tunewright.tuning.sqlite import SqliteDatabase
 from tunewright.tuning.system import write_lines
 from unit.kb_records import FOREIGN, NULL, exact, fault, here, measurement, problem
 
-COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "train", "log")
+COMMANDS = ("path", "list", "show", "stats", "diff", "merge", "export", "import", "verify", "prune", "repair", "train",
+            "log", "embed", "extract")  # fmt: skip
 CONV = problem("Relu", (1, 64, 56, 56), ("Neg", "Abs"))
 
 
@@ -258,6 +259,32 @@ def test_show_orders_the_records_of_a_problem_and_says_why(call, user, tmp_path)
     assert worth[records["open"].digest] == "not confirmed on samples of its own"
     _, out, _ = call("show", "Relu(f32[1,64,56,56])", "--device", "NULL")
     assert out.index(records["best"].digest) < min(out.index(r.digest) for k, r in records.items() if k != "best")
+
+
+def test_show_asks_where_something_was_measured(call, user, monkeypatch):
+    """A record of another way to run on this machine is exact there, whether that is named or not."""
+    from tunewright.plugins import single
+
+    record = exact(CONV, {}, "NULL")
+    user.add([record])
+    monkeypatch.setattr(single, "visible", lambda alternatives=False: ["CPU.HOST", *(["NULL"] * alternatives)])
+    named = json.loads(call("show", record.digest, "-d", "NULL", "--json")[1])["records"][0]["worth"]
+    found = json.loads(call("show", record.digest, "--json")[1])["records"][0]["worth"]
+    assert named == {"NULL": "answers, exact"} and found["NULL"] == named["NULL"] and "miss" in found["CPU.HOST"]
+    out = flat(call("show", record.digest)[1])
+    assert "NULL: answers, exact" in out and "asked about NULL:" in out and "asked about CPU.HOST:" in out
+
+
+def test_show_asks_for_as_many_threads_as_a_stream_has(call, user):
+    _, out, _ = call("show", _recorded(user), "-d", "CPU")
+    _, less, _ = call("show", _recorded(user), "-d", "CPU", "-c", f"NUM_STREAMS={open_device('CPU').target.units}")
+    assert ", 1 unit," in less and f"{open_device('CPU').target.units} unit" in out
+
+
+def _recorded(user):
+    record = measurement(CONV)
+    user.add([record])
+    return record.digest
 
 
 def test_show_names_an_answer_of_a_neighbouring_shape(call, user):

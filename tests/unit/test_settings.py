@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tunewright import Core, tools
+from tunewright import Core, settings, tools
 from tunewright.errors import SettingsError
 from tunewright.settings import Settings, child_environment
 
@@ -17,7 +17,8 @@ LEVELS = {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH", "DISABLED": "ME
 SPELLINGS = {
     "TUNING_MODE": {
         **{name: name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")},
-        "tuning_create": "TUNING_CREATE",
+        **{name.removeprefix("TUNING_"): name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")},
+        "tuning_create": "TUNING_CREATE", "KEY_TUNING_CREATE": "TUNING_CREATE", "use_existing": "TUNING_USE_EXISTING",
     },
     "FIND_ENFORCE": {
         **{str(n): str(n) for n in range(1, 6)},
@@ -47,6 +48,7 @@ SPELLINGS = {
     "AUTO_TUNE_MODE": {name: name for name in ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL", "random")},
     "TUNING_FILE": {"some/file.json": "some/file.json", "": ""},
     "EXECUTION_MODE_HINT": {"PERFORMANCE": "PERFORMANCE", "ACCURACY": "ACCURACY", "accuracy": "ACCURACY"},
+    "USE_EMBEDDED": {"YES": True, "no": False},
     "LOCK_FILE": {"model.onnx.lock.json": "model.onnx.lock.json", "": ""},
     "FROZEN": {"YES": True, "no": False},
     "USER_DB_PATH": {"/user/specified/directory": "/user/specified/directory"},
@@ -69,7 +71,7 @@ SPELLINGS = {
 }  # fmt: skip
 CASES = [(key, text, value) for key, spellings in SPELLINGS.items() for text, value in spellings.items()]
 WRONG = [
-    ("TUNING_MODE", "CREATE", ["TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"]),
+    ("TUNING_MODE", "ENABLED", ["TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"]),
     ("TUNING_MODE", "", ["TUNING_CREATE"]),
     ("FIND_ENFORCE", "0", ["1", "2", "3", "4", "5", "NONE", "DB_UPDATE", "SEARCH", "SEARCH_DB_UPDATE", "DB_CLEAN"]),
     ("FIND_ENFORCE", "6", ["DB_CLEAN"]),
@@ -171,6 +173,47 @@ def test_a_process_that_is_started_finds_the_same_settings(monkeypatch) -> None:
         if name.startswith("TUNEWRIGHT_"):
             monkeypatch.setenv(name, value)
     assert Settings.from_environment() == mine
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("TUNING_MODE", "TUNING_DISABLED", "TUNING_DISABLED"), ("TUNING_MODE", "TUNING_CREATE", "TUNING_CREATE"),
+        ("TUNING_MODE", "TUNING_USE_EXISTING", "TUNING_USE_EXISTING"),
+        ("PERF_COUNT", "YES", True), ("PERF_COUNT", "NO", False), ("EXCLUSIVE_ASYNC_REQUESTS", "YES", True),
+        ("CLDNN_ENABLE_FP16_FOR_QUANTIZED_MODELS", "NO", False), ("GPU_NV12_TWO_INPUTS", "YES", True),
+        ("GPU_ENABLE_LOOP_UNROLLING", "NO", False), ("DUMP_KERNELS", "YES", True),
+        ("GPU_THROUGHPUT_STREAMS", "GPU_THROUGHPUT_AUTO", -1), ("GPU_PLUGIN_PRIORITY", "0", "MEDIUM"),
+        ("GPU_PLUGIN_PRIORITY", "3", "HIGH"), ("GPU_PLUGIN_THROTTLE", "1", "LOW"),
+        ("GPU_MODEL_PRIORITY", "GPU_MODEL_PRIORITY_HIGH", "HIGH"),
+        ("GPU_MODEL_PRIORITY", "GPU_MODEL_PRIORITY_LOW", "LOW"),
+    ],
+)  # fmt: skip
+def test_values_of_documents_000_and_001_may_keep_their_prefix(key, value, meant) -> None:
+    for given in (value, f"KEY_{value}", f"key_{value.lower()}"):
+        assert Settings.make({f"KEY_{key}": given}, Settings()).get(key) == meant
+
+
+@pytest.mark.parametrize("level", ["HIGH", "LOW", "MED", "DISABLED", "DEFAULT"])
+def test_priorities_of_document_001_may_keep_their_prefix(level) -> None:
+    want = Settings.make({"GPU_QUEUE_PRIORITY": level}, Settings()).gpu_queue_priority
+    for value in (f"GPU_QUEUE_PRIORITY_{level}|GPU_HOST_TASK_PRIORITY_LOW",
+                  f"KEY_GPU_QUEUE_PRIORITY_{level} | KEY_GPU_HOST_TASK_PRIORITY_LOW"):  # fmt: skip
+        found = Settings.make({"KEY_GPU_MODEL_PRIORITY": value}, Settings())
+        assert (found.gpu_queue_priority, found.gpu_host_task_priority) == (want, "LOW")
+    assert Settings.make({"GPU_QUEUE_PRIORITY": f"GPU_QUEUE_PRIORITY_{level}"}, Settings()).gpu_queue_priority == want
+
+
+def test_a_variable_that_is_no_setting_gets_one_warning(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("TUNEWRIGHT_FIND_ENFORC", "3")
+    monkeypatch.setenv("TUNEWRIGHT_TEST_GPU", "1")
+    for _ in range(3):
+        assert Settings.from_environment() == Settings()
+    (record,) = caplog.records
+    assert "TUNEWRIGHT_FIND_ENFORC " in record.message and "did you mean TUNEWRIGHT_FIND_ENFORCE?" in record.message
+    assert "TUNEWRIGHT_FIND_ENFORC" not in child_environment(Settings()), "a worker would warn again"
+    assert os.environ["TUNEWRIGHT_FIND_ENFORC"] == "3"
 
 
 def test_what_is_said_of_a_key_can_be_given() -> None:

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper, parser
 
 import opencl_runtime
 from tunewright import AsyncInferQueue, Core, tools
+from tunewright.devices import host
 from tunewright.plugins import streams
 from tunewright.plugins.single import open_device
 from tunewright.plugins.streams import Point
@@ -44,6 +45,7 @@ def network(rows=3, seed=0):
 def core(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "SECONDS", 0.15)
     monkeypatch.setattr(streams, "TURN", 0.01)
+    monkeypatch.setattr(streams, "doubt_of", lambda rates, others: "")  # of the machine that runs the tests
     return Core({"USER_DB_PATH": str(tmp_path / "kb"), "NUM_STREAMS": "AUTO"})
 
 
@@ -87,6 +89,61 @@ def test_measured_once_and_kept(core, monkeypatch, caplog, capsys):
     assert [row["streams"] for row in shown] == [first.streams.count]
     gone = core.compile_model(network(), HOST, config={"FIND_ENFORCE": 5})
     assert not kept.read() and gone.streams.count == units and not gone.streams_origin
+
+
+def test_what_a_busy_machine_said_is_measured_again_by_the_next_load(core, monkeypatch):
+    """NUM_STREAMS = AUTO kept 1x1 from a loaded moment for ever."""
+    said = []
+    monkeypatch.setattr(streams, "doubt_of", lambda rates, others: said.append(1) or "others used 80% of the processor")
+    monkeypatch.setattr(streams, "measure", lambda models, inputs, seconds: {
+        point: [200.0 if point.streams == 1 else 100.0] * 4 for point in models
+    })  # fmt: skip
+    first = core.compile_model(network(), HOST)
+    assert first.streams.count == 1 and len(said) == 2, "it is measured twice before it is kept with its doubt"
+    assert "others used 80% of the processor: the next load measures again" in first.streams_origin
+    hinted = core.compile_model(network(), HOST, config={"NUM_STREAMS": 0, "PERFORMANCE_HINT": "THROUGHPUT"})
+    assert hinted.streams.count == 1 and len(said) == 2, "who does not measure uses it"
+    disabled = core.compile_model(network(), HOST, config={"TUNING_MODE": "TUNING_DISABLED"})
+    assert disabled.streams.count == 1 and len(said) == 2
+
+    monkeypatch.setattr(streams, "doubt_of", lambda rates, others: said.append(1) or "")
+    monkeypatch.setattr(streams, "measure", lambda models, inputs, seconds: {
+        point: [100.0 * point.streams] * 4 for point in models
+    })  # fmt: skip
+    second = core.compile_model(network(), HOST)
+    assert second.streams.count == open_device(HOST).target.units and len(said) == 3
+    monkeypatch.setattr(streams, "measure", never)
+    assert core.compile_model(network(), HOST).streams.count == second.streams.count
+
+
+def test_a_machine_that_is_always_busy_is_measured_three_times(core, monkeypatch):
+    monkeypatch.setattr(streams, "doubt_of", lambda rates, others: "busy")
+    monkeypatch.setattr(streams, "measure", lambda models, inputs, seconds: {point: [1.0] * 4 for point in models})
+    for _ in range(3):
+        made = core.compile_model(network(), HOST)
+    assert made.streams_origin.endswith("busy: as in 3 measurements")
+    monkeypatch.setattr(streams, "measure", never)
+    core.compile_model(network(), HOST)
+
+
+def test_what_makes_a_measurement_doubtful():
+    calm, restless = [100.0, 101.0, 99.5, 100.0], [100.0, 60.0, 110.0, 70.0]
+    points = {Point(1, 1): calm, Point(2, 2): calm}
+    assert not streams.doubt_of(points, 0.05) and not streams.doubt_of(points, None)
+    assert "others used 40%" in streams.doubt_of(points, 0.4)
+    assert "from turn to turn" in streams.doubt_of({Point(1, 1): restless, Point(2, 2): restless}, 0.0)
+
+
+def test_the_share_of_others(tmp_path, monkeypatch):
+    file = tmp_path / "stat"
+    times = [os.times_result((1.0, 0.5, 0.0, 0.0, 0.0)), os.times_result((2.0, 0.5, 0.0, 0.0, 0.0))]
+    monkeypatch.setattr(host.os, "times", lambda: times.pop(0))
+    monkeypatch.setattr(host.os, "sysconf", lambda name: 100)
+    file.write_text("cpu 1000 0 0 5000 0 0 0 0 0 0\ncpu0 ...\n")
+    others = host.Others(file)
+    file.write_text("cpu 1300 0 0 5100 0 0 0 0 0 0\ncpu0 ...\n")  # 4 s of cores passed, 3 of them busy, 1 of them ours
+    assert others.share() == pytest.approx(0.5)
+    assert host.Others(tmp_path / "none").share() is None
 
 
 def test_where_nothing_can_be_measured(core, monkeypatch, caplog):

@@ -62,7 +62,7 @@ def core(tmp_path):
 def tuning(core, budget=3.0, **options):
     plugin = SingleDevice(open_device("CPU"))
     given = {"again": False, "report": None, "stop": None} | options
-    return whole._Tuning(plugin, core.read_model(model()), X, core.settings, budget, **given)
+    return whole.ModelTuning(plugin, core.read_model(model()), X, core.settings, budget, **given)
 
 
 def test_layers_are_problems_with_the_time_of_all_their_nodes(core):
@@ -79,7 +79,7 @@ def test_nodes_of_one_name_are_layers_of_their_own(core):
     for node in same.graph.node:
         node.name = "same"
     plugin = SingleDevice(open_device("CPU"))
-    run = whole._Tuning(plugin, core.read_model(same), X, core.settings, 3.0, False, None, None)
+    run = whole.ModelTuning(plugin, core.read_model(same), X, core.settings, 3.0, False, None, None)
     run.profile()
     assert len(run.layers) == 2 and all(layer.seconds > 0 for layer in run.layers)
 
@@ -298,7 +298,7 @@ def test_an_interrupt_at_the_start_is_written_down(core, monkeypatch, tmp_path):
     def interrupted(self, pins, counters):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(whole._Tuning, "compile", interrupted)
+    monkeypatch.setattr(whole.ModelTuning, "compile", interrupted)
     result = core.tune(model(), X, "CPU", 5.0, config={"TUNE_RESULT_PATH": str(tmp_path)})
     assert result.stopped and json.loads(result.path.read_text())["state"] == "stopped"
 
@@ -307,7 +307,7 @@ def test_a_compiler_that_the_interrupt_hits_is_no_failure(core, monkeypatch):
     def failing(self, pins, counters):
         raise DeviceError("CPU cannot compile a kernel")
 
-    monkeypatch.setattr(whole._Tuning, "compile", failing)
+    monkeypatch.setattr(whole.ModelTuning, "compile", failing)
     assert core.tune(model(), X, "CPU", 5.0, config={"TUNE_RESULT_PATH": ""}, stop=lambda: True).stopped
     with pytest.raises(DeviceError):
         core.tune(model(), X, "CPU", 5.0, config={"TUNE_RESULT_PATH": ""})

@@ -14,7 +14,8 @@ from tunewright import Core
 from tunewright.errors import DeviceError
 from tunewright.plugins.single import open_device
 from tunewright.tools.tune_report import page
-from tunewright.tuning import result_file, session, tuner
+from tunewright.tuning import online, session, tuner
+from tunewright.tuning.progress import Progress, listening
 from tunewright.tuning.record import Ratio
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(open_device("CPU").family == "host", reason="nee
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
     """As in a process that has tuned nothing yet."""
-    monkeypatch.setattr(result_file, "_ONLINE", {})
+    monkeypatch.setattr(online, "_ONLINE", {})
     tuner.warn.cache_clear()
 
 
@@ -53,16 +54,26 @@ def core(tmp_path, **settings):
 @pytest.fixture
 def sessions(monkeypatch):
     """Sessions that find nothing, after the time that they were given on a clock of our own; those times."""
+    return scripted(monkeypatch, lambda seconds: seconds)
+
+
+def scripted(monkeypatch, takes):
+    """The times that sessions are given, on a clock on which each takes what ``takes`` says of that."""
     given: list[float] = []
     clock = [0.0]
 
-    def tune(problem, target, default, *_, seconds, **__):
+    def tune(problem, target, default, *_, seconds, report=None, **__):
         given.append(seconds)
-        clock[0] += seconds
+        for part in (0.0, 0.5):
+            clock[0] += part * takes(seconds)
+            if report is not None:
+                elapsed = part * takes(seconds)
+                report(Progress("search", 3, 0, default, 1.0, 2.0, elapsed, seconds))
+        clock[0] += 0.5 * takes(seconds)
         return session.Outcome(default, False, "made up", Ratio.one())
 
     monkeypatch.setattr(session, "tune", tune)
-    monkeypatch.setattr(tuner.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(online.Searches.__init__, "__defaults__", (lambda: clock[0],))
     return given
 
 
@@ -144,3 +155,58 @@ def test_a_load_takes_no_longer_than_its_budget(tmp_path, sessions):
     assert len(sessions) == 6, "the next load has its own"
     core(tmp_path, TUNE_SECONDS=2.0).compile_model(model(6))(values())
     assert len(sessions) == 12, "without a budget every problem is tuned"
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_that_the_budget_is_used_up_is_told_with_what_is_left(tmp_path, sessions, caplog):
+    core(tmp_path, TUNE_SECONDS=2.0, TUNE_BUDGET=5.0).compile_model(model(6))(values())
+    (text,) = warnings(caplog)
+    assert "TUNE_BUDGET = 5 is used up after 5.0 s: 3 problems are left to the next load" in text
+    assert text.count("MaxPool(") == 3
+
+
+def test_searches_that_take_too_long_are_made_up_for(tmp_path, monkeypatch, caplog):
+    """TUNE_SECONDS = 1 on six problems took 7.5 to 11.3 s."""
+    spent = []
+    given = scripted(monkeypatch, lambda seconds: spent.append(1.7 * seconds) or 1.7 * seconds)
+    core(tmp_path, TUNE_SECONDS=1.0).compile_model(model(6))(values())
+    found = online.Searches.__init__.__defaults__[0]()
+    assert found <= 6 * 1.0 + 0.7, "no more than that times the problems, and one step that could not be interrupted"
+    assert len(given) < 6
+    (text,) = warnings(caplog)
+    assert f"{6 - len(given)} problem" in text and "left to the next load" in text
+
+
+def test_progress_is_logged_with_the_time_left(tmp_path, monkeypatch, caplog):
+    scripted(monkeypatch, lambda seconds: seconds)
+    with caplog.at_level(logging.INFO, "tunewright"):
+        core(tmp_path, TUNE_SECONDS=8.0).compile_model(model(3))(values())
+    texts = [r.getMessage() for r in caplog.records if r.getMessage().startswith("tuning ")]
+    assert texts[0].startswith("tuning 1 of 3, at most 24 s left (search, 3 tried, 2.00x so far): MaxPool(")
+    assert any(text.startswith("tuning 3 of 3") for text in texts)
+
+
+def test_who_listens_is_told_and_a_terminal_gets_a_line(tmp_path, monkeypatch, capsys):
+    scripted(monkeypatch, lambda seconds: seconds)
+    told = []
+    with listening(told.append):
+        core(tmp_path, TUNE_SECONDS=8.0).compile_model(model(2))(values())
+    assert told[-1] == "", "it is over"
+    assert [text.partition(" s left")[0] for text in told[:-1]] == [
+        f"tuning {n} of 2, at most {left}" for n, left in ((1, 16), (1, 12), (2, 8), (2, 4))
+    ]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    core(tmp_path, TUNE_SECONDS=8.0, USER_DB_PATH=str(tmp_path / "other")).compile_model(model(2))(values())
+    drawn = capsys.readouterr().err
+    assert "tuning 1 of 2, at most 12 s left" in drawn and drawn.endswith("\r\x1b[K"), "and nothing stays of it"
+    assert all(len(line.removeprefix("\x1b[K")) < 80 for line in drawn.split("\r"))
+
+
+def test_the_file_names_the_strategy(tmp_path, sessions):
+    core(tmp_path, AUTO_TUNE_MODE="RL,GA").compile_model(model(1))(values())
+    found = content(tmp_path)
+    assert found["settings"]["AUTO_TUNE_MODE"] == "RL,GA" and found["layers"][0]["strategy"] == "reinforce"
+    assert "USER_DB_PATH" in found["layers"][0]["command"]

@@ -194,14 +194,13 @@ def test_mistakes(tmp_path, capsys):
     (tmp_path / "json.txt").write_text('{"a": 1}\n')
     (tmp_path / "none").mkdir()
     for arguments, texts in (
-        (["model.onnx", "empty.jsonl"], ["model.onnx", "a model stands alone"]),
-        (["model.onnx", "model.onnx"], ["model.onnx", "a model stands alone"]),
+        (["model.onnx", "empty.jsonl"], ["model.onnx", "one after the other"]),
         (["empty.jsonl"], ["empty.jsonl: holds no problem", "ENABLE_TUNE_DUMP"]),
         (["json.txt"], ["json.txt", "line 1", "members"]),
-        (["none"], ["none", "holds no .jsonl file"]),
+        (["none"], ["none", "holds no model", "no dump of problems (.jsonl)"]),
         (["nowhere.jsonl"], ["nowhere.jsonl", "no such file"]),
         (["nowhere.onnx"], ["nowhere.onnx", "No such file"]),
-        (["empty.jsonl", "--shape", "x=1"], ["--shape", "belong to a model"]),
+        (["empty.jsonl", "--shape", "x=1"], ["--shape", "belong to models"]),
         (["model.onnx", "--report", "no/where.html"], ["where.html", "there is no folder"]),
     ):
         assert tools.execute(["tune", *arguments]) == 2

@@ -111,9 +111,14 @@ def test_every_part_is_there():
     undone = parts["What the network did not confirm"]
     assert "1.100× (0.900 to 1.300)" in undone and "taken back: the whole did not gain" in undone
     following = parts["What to tune next"]
-    assert "tunewright tune nets/some.onnx --budget 120s" in following
+    assert f"tunewright tune nets/some.onnx -d {WHOLE['device']} --budget 120s" in following
     assert following.index("second") < following.index("third"), "by what may be saved"
     assert "fourth (33%)" in following and "driver conv --input 'second' --tune" in following
+
+
+def test_the_command_that_goes_on_is_the_one_that_was_given():
+    line = "tunewright tune 'my nets/some.onnx' -d HETERO:GPU.0,CPU -s x=1x3x8x8 -c USER_DB_PATH=/kb"
+    assert f"{line} --budget 120s" in Page(page([{**WHOLE, "command": line}])).parts["What to tune next"]
 
 
 def test_it_needs_nothing_else_and_runs_nothing():

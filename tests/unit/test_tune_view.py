@@ -12,6 +12,7 @@ from rich.console import Console
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.plugins.tune import Layer, Result, State
+from tunewright.plugins.tune_hope import PRIOR, expected
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
@@ -61,7 +62,8 @@ def test_the_picture():
     lines = drawn(Case().state())
     assert lines[0] == "searching, 12 of 60 s, 48 s left"
     # 10 ms; the first twice as fast, the second for now; hopes of the second (2 ms) and of the third (1 ms)
-    assert lines[1] == "10.00 ms -> 6.50 ms promised (1.54x); at most 3.00 ms more in 2 layers"
+    assert lines[1] == "10.00 ms -> 6.50 ms promised (1.54x)"
+    assert lines[2] == "1.52 ms more expected of 2 layers to come, at most 3.00 ms"
     rows = {line.split()[0]: line for line in lines[5:]}
     assert rows["first"].split() == ["first", "40%", "4.00", "2.00", "2.00x", "by", "itself"]
     words = rows["...that/ends/here"].split(maxsplit=5)
@@ -102,8 +104,37 @@ def test_in_a_pipe_there_is_a_line_for_each_layer(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "note: 0 of 60 s: measuring the layers",
         "note: 12 of 60 s: ...that/ends/here (+1): nothing is faster; 10.00 ms -> 8.00 ms promised (1.25x);"
-        " at most 1.00 ms more in 1 layer",
+        " 0.3527 ms more expected of 1 layer to come, at most 1.00 ms",
     ]
+
+
+def test_what_is_expected_follows_what_similar_layers_gained():
+    case = Case()
+    first, second, third, _ = case.layers
+    typical = sum(layer.hope for layer in case.layers) / 4
+    assert first.hope == pytest.approx(3e-3) and typical == pytest.approx(1.55e-3)
+    # the first one saved 2 of the 3 ms that could be hoped for
+    found = expected(case.layers, [second, third])
+    assert found == pytest.approx(3e-3 * (PRIOR * typical + 2e-3) / (typical + 3e-3))
+    second.outcome = session.Outcome(second.present, False, "nothing is near")
+    assert expected(case.layers, [third]) < found / 2, "what gained nothing counts, too"
+    first.outcome = second.outcome = None
+    assert expected(case.layers, [third]) == pytest.approx(PRIOR * third.hope), "nothing was searched yet"
+
+
+def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run():
+    case = Case()
+    case.layers[2].skipped = "no time was left for it"
+    result = Result(case.layers, 1e-2, 8e-3, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    lines = tune_view.closing([result], "tunewright tune m.onnx -d CPU", 60.0)
+    assert lines == [
+        "gained: 1.250x; left: 1 layer, 0.5077 ms expected, at most 1.00 ms",
+        "next: tunewright tune m.onnx -d CPU --budget 120s",
+    ]
+    case.layers[2].skipped = "it was tuned before"
+    first, second = tune_view.closing([result, result], "tunewright tune .", 60.0)
+    assert first == "gained: 1.250x over 2 models or shapes; left: nothing, every layer that counts was searched"
+    assert second == "next: nothing (tunewright tune . --again searches anew)"
 
 
 def ended(case: Case, gain: Ratio | None = None, stopped: bool = False) -> str:

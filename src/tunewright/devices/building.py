@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +26,34 @@ _ENTRY = re.compile(r"^\s*(?:KERNEL|(?:__)?kernel\b.*?\bvoid)\s+(\w+)\s*\(", re.
 _current: ContextVar[Settings | None] = ContextVar("building", default=None)
 #: processes that build stay in the group of this one
 _together: ContextVar[bool] = ContextVar("together", default=False)
+
+
+class _Waited(threading.local):
+    """Seconds that this thread waited for programs."""
+
+    seconds, depth = 0.0, 0
+
+
+_waited = _Waited()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """This thread waits for a program: what compiles, and not what runs it, takes this time (`waited`)."""
+    begin = time.perf_counter()
+    _waited.depth += 1
+    try:
+        yield
+    finally:
+        _waited.depth -= 1
+        if not _waited.depth:
+            _waited.seconds += time.perf_counter() - begin
+
+
+def waited() -> float:
+    """Seconds that this thread has waited for programs so far. Kernels compile when they are first bound, so that who
+    wants to know what compiling takes has to ask before and after."""
+    return _waited.seconds
 
 
 @contextlib.contextmanager

@@ -77,6 +77,33 @@ def free_bytes() -> int | None:
 
 
 @cache
+class Others:
+    """How much of the processor other programs use while something is measured here."""
+
+    def __init__(self, file: pathlib.Path = pathlib.Path("/proc/stat")) -> None:
+        self._file = file
+        self._begin = self._now()
+
+    def share(self) -> float | None:
+        """The part of all cores that others have used since the beginning, from 0 to 1; None where nobody tells."""
+        if self._begin is None or (end := self._now()) is None:
+            return None
+        total, busy, own = (after - before for before, after in zip(self._begin, end, strict=True))
+        return min(1.0, max(0.0, busy - own) / total) if total > 0 else None
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds of all cores so far: in all, busy, and of those our own."""
+        try:
+            ticks = [int(text) for text in self._file.read_text("ascii").split("\n", 1)[0].split()[1:9]]
+            total, idle = sum(ticks), ticks[3] + ticks[4]
+        except (OSError, ValueError, IndexError):
+            return None
+        per_second = os.sysconf("SC_CLK_TCK")
+        used = os.times()
+        own = used.user + used.system + used.children_user + used.children_system
+        return total / per_second, (total - idle) / per_second, own
+
+
 def cache_bytes() -> int:
     """Size of the last-level cache; of a common one where the system does not tell."""
     return max(cache_sizes().values(), default=0) or CACHE_BYTES

@@ -28,7 +28,7 @@ from .batch_size import fits, measured
 from .find import single
 from .several import parse
 from .single import SingleDevice, measured_streams, of_device
-from .streams import Point, is_automatic, origin
+from .streams import Point, is_automatic, is_due, origin
 
 LOG = logging.getLogger("tunewright")
 
@@ -86,8 +86,9 @@ class Batch(Plugin):
             only.streams_origin = f"{only.streams_origin}; one by one: {why}".removeprefix("; ")
             return only
         answer = None if self.size else measured(model, self.single.whole, settings)
-        if answer is None and not self.size and is_automatic(settings):
-            answer, made = batch_tune.tuned(self, model, batched(model, 1), settings)
+        if (answer is None or is_due(answer, settings)) and not self.size and is_automatic(settings):
+            new, made = batch_tune.tuned(self, model, batched(model, 1), settings)
+            answer = new or answer
             if made is not None:
                 return made
         point, told = self._point(answer, settings)

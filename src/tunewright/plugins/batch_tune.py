@@ -48,7 +48,7 @@ def tuned(plugin: Batch, model: Model, one: Model, settings: Settings) -> tuple[
         return None, None
     climb = _Climb(plugin, model, one, quiet, found)
     climb.run()
-    answer = streams.keep(one, plugin.single.whole, settings, climb.best, climb.rates, True, climb.ended)
+    answer = streams.keep(one, plugin.single.whole, settings, climb.best, climb.rates, True, climb.ended, found.doubt)
     LOG.info(
         "NUM_STREAMS = AUTO: %d streams, %d requests, %d of them together (%s); %s",
         answer.streams, answer.requests, answer.batch, told(answer.rates), answer.ended,

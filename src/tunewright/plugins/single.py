@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from .. import discovery
 from ..devices.base import Device
@@ -234,7 +235,7 @@ class SingleDevice(Plugin):
     def _compile(self, model: Model, settings: Settings, given: Tuner | None, consume: bool) -> DeviceModel:
         phases = Phases()
         with phases("solvers"):
-            tuner = Tuner(settings) if given is None else given
+            tuner = _tuner(model, settings) if given is None else given
             nodes = [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
             for op in {op for _, op in nodes}:
                 solvers(self.device.target.language, op)
@@ -277,6 +278,18 @@ def of_device(opened: Device, settings: Settings) -> SingleDevice:
     """The plugin of a device that is open, with its streams, which share its threads."""
     count = streams(opened, settings)
     return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count, opened)
+
+
+def _tuner(model: Model, settings: Settings) -> Tuner:
+    """Who chooses kernels for a model, with what it carries where the user says so."""
+    tuner, text = Tuner(settings), ""
+    if settings.use_embedded:
+        from ..tuning.embedded import KEY, EmbeddedDatabase
+
+        text = model.metadata.get(KEY, "")
+    if text:
+        tuner.carry(EmbeddedDatabase(Path(model.path or model.name or "model"), text))
+    return tuner
 
 
 _PRECISIONS = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}

@@ -12,11 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..devices.base import Device
+from ..devices.host import Others
 from ..errors import TunewrightError
 from ..frontend.model import Model
 from ..ir.types import DType, TensorType, Type
@@ -37,6 +39,9 @@ LEAST = 3
 WORTH, WORTH_BATCH = 1.02, 1.05
 #: what is so much slower than the fastest is not as fast, however much rounds differ
 NOISE = 1.1
+#: A measurement is in doubt where others used more of the processor than this, or where the middle of all changes from
+#: one turn of a point to its next is larger: on a quiet machine that is 1 to 3 %.
+BUSY, RESTLESS = 0.15, 0.10
 #: streams of a GPU that are tried
 GPU = (1, 2, 4)
 
@@ -72,6 +77,8 @@ class Compared:
     models: dict[int, DeviceModel]
     rates: dict[Point, float]
     inputs: Mapping[str, Any]
+    #: why it is not certain; empty: it is
+    doubt: str = ""
 
 
 def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
@@ -101,17 +108,27 @@ def known(model: Model, device: Device, settings: Settings, batches: bool = Fals
     return file.find(name)
 
 
+def is_due(answer: Answer, settings: Settings) -> bool:
+    """A busy machine said so, and this load may measure again."""
+    return answer.is_provisional and is_automatic(settings) and not _forbidden(settings)
+
+
 def keep(
     model: Model, device: Device, settings: Settings, best: Point, rates: Mapping[Point, float], batches: bool = False,
-    ended: str = "",
+    ended: str = "", doubt: str = "",
 ) -> Answer:  # fmt: skip
-    """Write down what was measured."""
+    """Write down what was measured. ``doubt``: why that is not certain."""
+    file, name = StreamsFile.of(settings), key(model.graph, device.target, settings, batches)
+    before = file.find(name) if file.path.exists() else None
+    tries = before.tries + 1 if before is not None and before.is_provisional else 1
     found = {point.name: round(rate, 3) for point, rate in rates.items()}
     answer = Answer(
-        best.streams, best.requests, found, best.batch, ended, model.path or model.name, str(device.target),
-        digest(model.graph),
+        best.streams, best.requests, found, best.batch, ended, doubt, tries, model.path or model.name,
+        str(device.target), digest(model.graph),
     )  # fmt: skip
-    StreamsFile.of(settings).add(key(model.graph, device.target, settings, batches), answer)
+    file.add(name, answer)
+    if answer.is_provisional:
+        LOG.info("NUM_STREAMS = AUTO: %s; the next load measures again", doubt)
     return answer
 
 
@@ -123,7 +140,7 @@ def compiled_auto(
     ``compile(streams, last)`` makes the model for so many streams; behind the ``last`` call nobody needs the model.
     """
     answer = known(model, device, settings)
-    if answer is not None:
+    if answer is not None and not (is_due(answer, settings) and sample(model.inputs) is not None):
         made = compile(answer.streams, True)
         made.best_requests, made.streams_origin = answer.requests, origin(answer)
         return made
@@ -132,7 +149,7 @@ def compiled_auto(
     found = compare_streams(compile, sample(model.inputs), device, settings)
     if found is None:
         return None
-    answer = keep(model, device, settings, found.best, found.rates)
+    answer = keep(model, device, settings, found.best, found.rates, doubt=found.doubt)
     LOG.info("NUM_STREAMS = AUTO: %d streams, %d requests (%s)", answer.streams, answer.requests, told(answer.rates))
     made = found.models[answer.streams]
     made.best_requests, made.streams_origin = answer.requests, origin(answer)
@@ -153,29 +170,60 @@ def compare_streams(
     LOG.info("NUM_STREAMS = AUTO: comparing %s streams for %g s", ", ".join(map(str, counts)), SECONDS)
     models = {n: compile(n, False) for n in counts}
     try:
-        rates = measure({point: models[point.streams] for point in tried}, inputs, SECONDS)
+        rates, doubt = measure_calmly({point: models[point.streams] for point in tried}, inputs)
     except TunewrightError as error:
         LOG.warning("NUM_STREAMS = AUTO: random inputs do not run (%s), so nothing was measured", error)
         return None
     if rates is None:
         LOG.info("NUM_STREAMS = AUTO: an inference takes too long to compare anything within %g s", SECONDS)
         return None
-    return Compared(best(rates), models, {one: statistics.median(found) for one, found in rates.items()}, inputs)
+    medians = {one: statistics.median(found) for one, found in rates.items()}
+    return Compared(best(rates), models, medians, inputs, doubt)
+
+
+def measure_calmly(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any]) -> tuple[Rates | None, str]:
+    """`measure`, once more where the machine was busy; and why the result is in doubt all the same, or nothing."""
+    rates, doubt = None, ""
+    for _ in range(2):
+        others = Others()
+        rates = measure(models, inputs, SECONDS)
+        doubt = "" if rates is None else doubt_of(rates, others.share())
+        if not doubt:
+            break
+    return rates, doubt
+
+
+def doubt_of(rates: Rates, others: float | None) -> str:
+    """Why rates say little of a quiet machine; empty: they do. ``others``: their share of the processor meanwhile."""
+    if others is not None and others > BUSY:
+        return f"others used {others:.0%} of the processor while it was measured"
+    changes = [abs(b / a - 1) for found in rates.values() for a, b in pairwise(found)]
+    if changes and statistics.median(changes) > RESTLESS:
+        return f"the same differed by {statistics.median(changes):.0%} from turn to turn"
+    return ""
 
 
 def origin(answer: Answer) -> str:
     """Where a choice comes from, for people."""
     when = f"measured {answer.date[:10]}" if answer.date else "measured now"
     end = f"; {answer.ended}" if answer.ended else ""
-    return f"{when}: {told(answer.rates)}{end}"
+    after = "the next load measures again" if answer.is_provisional else f"as in {answer.tries} measurements"
+    doubt = f"; {answer.doubt}: {after}" if answer.doubt else ""
+    return f"{when}: {told(answer.rates)}{end}{doubt}"
 
 
 def _why_not(settings: Settings, inputs: Mapping[str, Any] | None) -> str:
-    if settings.frozen or settings.tuning_mode == "TUNING_DISABLED":
-        return f"{'FROZEN' if settings.frozen else 'TUNING_DISABLED'}: nothing is measured, a stream on each thread"
+    forbidden = _forbidden(settings)
+    if forbidden:
+        return f"{forbidden}: nothing is measured, a stream on each thread"
     if inputs is None:
         return "not all input shapes are fixed, so nothing was measured: a stream on each thread"
     return ""
+
+
+def _forbidden(settings: Settings) -> str:
+    """The setting that forbids measuring; empty: none does."""
+    return "FROZEN" if settings.frozen else "TUNING_DISABLED" if settings.tuning_mode == "TUNING_DISABLED" else ""
 
 
 def sample(types: Mapping[str, Type | None], seed: int = 0) -> dict[str, np.ndarray[Any, Any]] | None:

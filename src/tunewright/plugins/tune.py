@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ import numpy as np
 from ..devices.base import Device
 from ..errors import DatabaseError, TunewrightError
 from ..frontend.model import Model
-from ..ir.types import DType
-from ..ops.tolerance import TOLERANCES, deviation
 from ..runtime.counters import Counters
 from ..runtime.explain import steps
 from ..runtime.plan import Step
@@ -42,6 +39,7 @@ from ..tuning.measure import Candidate, Regime
 from ..tuning.progress import Progress
 from ..tuning.record import Measurement, Ratio
 from ..tuning.tuner import Choice, Origin, Tuner, warn
+from .agreement import agree, coarsest
 from .single import SingleDevice
 
 #: The part of the budget that is for comparing whole networks, and what that has at least on a CPU: so many times the
@@ -151,6 +149,8 @@ class Result:
     #: what the result file holds, and where it is; None where TUNE_RESULT_PATH is empty
     written: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    #: joules of an inference before and after, where that was compared
+    energy: tuple[float, float] | None = None
 
 
 class Pinned(Tuner):
@@ -181,7 +181,7 @@ def tune(
     stop: Callable[[], bool] | None = None,
 ) -> Result:
     """Tune a model for inputs like ``values`` on a plugin's device. ``again``: also layers whose answer is known."""
-    return _Tuning(plugin, model, values, settings, budget, again, report, stop).run()
+    return ModelTuning(plugin, model, values, settings, budget, again, report, stop).run()
 
 
 class Tuning:
@@ -251,7 +251,7 @@ class Tuning:
         """What a search says of a layer: a proposal, unless somebody takes it at its word."""
 
 
-class _Tuning(Tuning):
+class ModelTuning(Tuning):
     def __init__(
         self,
         plugin: SingleDevice,
@@ -479,7 +479,7 @@ class _Tuning(Tuning):
                 old = old or self.compile(before_it, counters=False)
                 pins = {layer.problem.key(): layer.chosen for layer in changed if layer.chosen is not None}
                 new = self.compile({**before_it, **pins}, counters=False)
-                right, error = self._compare(old, new, _coarsest(old, new))
+                right, error = self._compare(old, new, coarsest(old, new))
                 a, b = self._duel(old, new)
                 if len(a) >= LEAST_ROUNDS:  # fewer, when it was stopped, say nothing
                     quiet = statistics.quiet(a, b)
@@ -502,22 +502,31 @@ class _Tuning(Tuning):
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
     def _compare(self, old: DeviceRequest, new: DeviceRequest, inside: float) -> tuple[bool, float]:
-        """`_agree` of their outputs. One that draws random numbers never agrees with itself."""
+        """`agree` of their outputs. One that draws random numbers never agrees with itself."""
         once = old.infer(self.values)
-        right, error = _agree(once, new.infer(self.values), inside)
-        return right or not _agree(once, old.infer(self.values), inside)[0], error
+        right, error = agree(once, new.infer(self.values), inside)
+        return right or not agree(once, old.infer(self.values), inside)[0], error
 
     def _duel(self, old: DeviceRequest, new: DeviceRequest) -> tuple[list[float], list[float]]:
-        samples: tuple[list[float], list[float]] = ([], [])
+        """Seconds of an inference, in turns."""
         both = (old, new)
+
+        def turn(k: int) -> float:
+            self._warm_up(both[k])
+            begin = time.perf_counter()
+            both[k].infer(self.values)
+            return time.perf_counter() - begin
+
+        return self._turns(turn)
+
+    def _turns(self, turn: Callable[[int], float]) -> tuple[list[float], list[float]]:
+        """What turns of the old network and of the new one say, in random order, while there is time."""
+        samples: tuple[list[float], list[float]] = ([], [])
         for lap in range(WHOLE_ROUNDS):
             if self.left() <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
                 break
             for k in self.rng.permutation(2).tolist():
-                self._warm_up(both[k])
-                begin = time.perf_counter()
-                both[k].infer(self.values)
-                samples[k].append(time.perf_counter() - begin)
+                samples[k].append(turn(k))
         return samples
 
     def _warm_up(self, request: DeviceRequest) -> None:
@@ -561,31 +570,6 @@ def times(request: DeviceRequest, values: Mapping[str, Any]) -> dict[str, float]
     request.infer(values)
     assert isinstance(request.counters, _Clock)
     return request.counters.seconds
-
-
-def _coarsest(*requests: DeviceRequest) -> float:
-    """The tolerance of the coarsest type that networks compute in: their outputs may be finer than what they are of."""
-    steps = [step for request in requests for plan in request.model.program.plans for step in plan.steps]
-    types = {v.tensor.dtype for step in steps for v in (*step.node.inputs, *step.node.outputs) if v and v.tensor}
-    types |= {step.kernel.like for step in steps if step.kernel is not None and step.kernel.like is not None}
-    return max((TOLERANCES[dtype].network for dtype in types if dtype in TOLERANCES), default=0.0)
-
-
-def _agree(mine: Mapping[str, Any], other: Mapping[str, Any], inside: float) -> tuple[bool, float]:
-    """Whether two networks' outputs are equal within the table of tolerances, and how far they are apart.
-
-    ``inside``: the tolerance of what floats are computed in.
-    """
-    worst, right = 0.0, True
-    for name, a in mine.items():
-        b = other[name]
-        if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or a.dtype == object:
-            continue  # sequences and texts are made of tensors that went through kernels that were checked
-        error = deviation(b, a) if a.shape == b.shape else math.inf
-        limit = TOLERANCES.get(DType.of_numpy(a.dtype))
-        right = right and error <= (max(limit.network, inside) if limit is not None else 0.0)
-        worst = max(worst, error)
-    return right, worst
 
 
 def _is(m: Measurement, candidate: tuple[str, Config]) -> bool:

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -25,6 +26,7 @@ from ..ops import lookup
 from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
 from ..solvers.rows import Block
+from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import Control, make_control
@@ -385,6 +387,19 @@ class _Lowering:
 
     def steps(self, sharing: alias.Sharing) -> list[Step]:
         """A step per node; what nobody can run is told all at once."""
+        with self.tuning(sharing):
+            return self._steps(sharing)
+
+    def tuning(self, sharing: alias.Sharing) -> AbstractContextManager[None]:
+        """Around the choices: what is tuned meanwhile."""
+        if self.env.tuner.policy.search is Search.NEVER:
+            return nullcontext()
+        from ..tuning.online import coming
+
+        plain = [node for node in self.nodes if node not in self.controls and node not in sharing.free]
+        return coming(self.env.tuner, (Problem.of_class(node).at_hand for node in plain), self.env.device)
+
+    def _steps(self, sharing: alias.Sharing) -> list[Step]:
         steps, refused = [], list[str]()
         for node in self.nodes:
             try:

@@ -407,6 +407,10 @@ class Solver(ABC):
         """The layouts of first input and output in which it would rather solve a problem that is plain."""
         return None
 
+    def workspace(self, problem: Problem, config: Config, device: Device) -> int | None:
+        """Bytes of scratch memory that the kernel asks for; None where that is known only when it runs."""
+        return None
+
     @abstractmethod
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
         """The kernel. `serves_classes`: its problem may be of a class of shapes."""

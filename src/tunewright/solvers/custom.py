@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..devices import building
 from ..devices.base import Device, Queue, Target
 from ..devices.c_device import CDevice, CLaunch, CQueue
 from ..devices.native import opencl_c
@@ -250,7 +251,8 @@ class CustomKernel(Kernel):
     @cached_property
     def program(self) -> Any:
         try:
-            return self.device.build(self.text)
+            with building.waiting():
+                return self.device.build(self.text)
         except ExecutionError as error:
             hint = error.hint or (opencl_c.REMEDY if self.device.dialect == "c" else "")
             raise SettingsError(opencl_c.readable(error.what), where="CONFIG_FILE", hint=hint) from None

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..tuning.suggest import command
 from .benchmark_statistics import Slices, statistics
 
 if TYPE_CHECKING:
     from ..runtime.compiled import CompiledModel
     from ..runtime.counters import Row
+    from ..settings import Settings
     from .benchmark_measure import Load, Result
 
 #: part of a stream's time that may be idle before it counts as one too many
@@ -61,10 +63,20 @@ class Facts:
     kernels: Sequence[Kernel] = field(default_factory=list)
     model: str = "MODEL"
     device: str = "CPU"
-    #: what sets the model's open dimensions on a command line
-    shapes: str = ""
+    #: what makes the model's inputs on a command line those that it ran with
+    options: Sequence[str] = ()
+    #: what it was compiled with
+    settings: Settings | None = None
     #: requests that run together
     batch: int = 1
+
+
+class Again(NamedTuple):
+    """What a command line says to run a model in the same way."""
+
+    model: str
+    options: Sequence[str]
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,7 @@ class Advice:
 
 ORIGINS = {
     "lockfile": "locked", "tuning file": "tuned", "user knowledge base": "tuned", "search": "tuned",
+    "model file": "tuned",
     "system knowledge base": "shipped", "heuristic": "heuristic", "default": "default",
 }  # fmt: skip
 
@@ -125,7 +138,7 @@ def _kernels(facts: Facts) -> Iterator[Advice]:
             time = f" and take {share:.0%} of the time" if counted else ""
             many = f"{len(host)} nodes run" if len(host) > 1 else "1 node runs"
             time = time if len(host) > 1 else time.replace("take", "takes")
-            why = f"tunewright query {facts.model} -d {facts.device}"
+            why = command("query", facts.model, device=facts.device, settings=facts.settings)
             yield Advice("host-nodes", f"{many} on the host{time}: {which}. `{why}` says why")
     chosen = [k for k in kernels if k.origin and not k.on_host]
     untuned = [k for k in chosen if k.origin == "default"]
@@ -133,7 +146,8 @@ def _kernels(facts: Facts) -> Iterator[Advice]:
     if untuned and share >= UNTUNED:
         gains = [k.gain for k in chosen if k.gain is not None]
         what = f"kernels with {share:.0%} of the time" if counted else f"{len(untuned)} of {len(chosen)} kernels"
-        text = f"{what} are untuned: `tunewright tune {facts.model} -d {facts.device}{facts.shapes}`"
+        tune = command("tune", facts.model, device=facts.device, options=facts.options, settings=facts.settings)
+        text = f"{what} are untuned: `{tune}`"
         if len(gains) >= 3:
             typical = median(gains)
             text += f"; here tuned kernels are {typical:.2f} times as fast as their defaults (median of {len(gains)})"
@@ -178,10 +192,8 @@ def _doubts(facts: Facts) -> Iterator[Advice]:
 
 
 # -- facts ------------------------------------------------------------------------------------------------------------
-def facts_of(
-    compiled: CompiledModel, result: Result, load: Load, model: str, slices: Slices, shapes: str = ""
-) -> Facts:
-    """The facts of a run."""
+def facts_of(compiled: CompiledModel, result: Result, load: Load, again: Again, slices: Slices) -> Facts:
+    """The facts of a run. ``again``: the model, and the options and settings to run it in the same way."""
     latency = statistics(result.latencies)
     quarter = max(1, len(slices.latencies) // 4)
     enough = len(slices.latencies) >= 8
@@ -191,7 +203,8 @@ def facts_of(
         latency["median"],
         median(result.runs), median(result.hosts), median(result.copies) if result.rows else None,
         latency["iqr"] / latency["median"] if latency["median"] else 0.0, drift, len(result.latencies),
-        kernels_of(compiled, result.rows), model, compiled.device_name, shapes, compiled.size,
+        kernels_of(compiled, result.rows), again.model, compiled.device_name, again.options, again.settings,
+        compiled.size,
     )  # fmt: skip
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TunewrightError
 from . import DIFFERENT, INTERRUPTED
 from .benchmark_report import SCHEMA, write_report
-from .common import environment, note, working
+from .common import environment, given_options, note, working
 
 if TYPE_CHECKING:
     from ..core import Core
     from ..frontend.model import Model
     from ..runtime.compiled import CompiledModel
     from ..runtime.trace import Trace
-    from .benchmark_advice import Advice
+    from .benchmark_advice import Advice, Again
     from .benchmark_data import Data
     from .benchmark_measure import Result
 
@@ -211,7 +210,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     if not result.latencies:
         raise KeyboardInterrupt
     slices = Slices.of(result.latencies, result.ends, result.begin)
-    advice = advise(facts_of(compiled, result, load, wish.model, slices, _options(bench, data.model, compiled)))
+    advice = advise(facts_of(compiled, result, load, _again(bench, data.model, compiled), slices))
     made = {
         **bench.about(data),
         "streams": compiled.streams.count,
@@ -269,22 +268,21 @@ def run_once(
     return _code(run.result, comparison.slower if comparison is not None else 0.0, allowed)
 
 
-def _options(bench: Bench, run: Model, compiled: CompiledModel) -> str:
-    """The options that make the inputs of a model as it was read those that it ran with, and the device the same: a
-    stream of several has a part of its threads, and kernels are tuned for so many."""
+def _again(bench: Bench, run: Model, compiled: CompiledModel) -> Again:
+    """What makes the inputs of a model as it was read those that it ran with, and the device the same: a stream of
+    several has a part of its threads, and kernels are tuned for so many."""
     from ..runtime.request import DeviceModel
+    from .benchmark_advice import Again
 
     changed = (name for name, type in run.inputs.items() if type != bench.model.inputs.get(name))
     shapes = {name: getattr(run.inputs[name], "shape", None) for name in changed}
-    found = [f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape]
-    found += [f" --preprocess {shlex.quote(text)}" for text in bench.wish.preprocess or ()]
-    settings = {key: value for key, value in bench.wish.settings.items() if key != "PERF_COUNT"}
+    found = [word for name, shape in shapes.items() if shape for word in ("-s", f"{name}={'x'.join(map(str, shape))}")]
+    found += given_options(preprocess=bench.wish.preprocess)
+    settings = bench.core.settings
     if isinstance(compiled, DeviceModel):
-        settings.pop("PERFORMANCE_HINT", None)
-        settings["NUM_STREAMS"] = str(compiled.streams.count)
-        if compiled.streams.count == 1:
-            del settings["NUM_STREAMS"]
-    return "".join([*found, *(f" -c {shlex.quote(f'{key}={value}')}" for key, value in settings.items())])
+        count = compiled.streams.count
+        settings = replace(settings, performance_hint="LATENCY", num_streams=count if count > 1 else 0)
+    return Again(bench.wish.model, found, settings)
 
 
 def _dropped(count: int) -> str:

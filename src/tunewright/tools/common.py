@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+#: seconds between two pictures of a spinner's text
+SPIN = 0.25
+
 ModelFile = Annotated[
     Path,
     typer.Argument(metavar="MODEL", help="The ONNX file.", show_default=False, autocompletion=complete.model_files),
@@ -113,6 +116,18 @@ def parse_config(pairs: Sequence[str] | None, frozen: bool = False) -> dict[str,
     return config
 
 
+def given_options(
+    input: Sequence[str] | None = None,
+    shape: Sequence[str] | None = None,
+    preprocess: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Options that say what a model is fed with, as they were given: for commands that are suggested."""
+    named = (("-i", input), ("-s", shape), ("--preprocess", preprocess))
+    words = [word for option, texts in named for text in texts or () for word in (option, text)]
+    return [*words, *(["--seed", str(seed)] if seed else [])]
+
+
 def check_writable(path: Path, folder: bool = False) -> None:
     """Raise when no file (or folder) can be made at ``path``: users should learn that before the work, not after."""
     there = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
@@ -178,17 +193,23 @@ def _spinning(what: str, patience: float) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    done = threading.Event()
+    from ..tuning.progress import listening
+
+    done, shown = threading.Event(), [what]
 
     def spin() -> None:
-        if not done.wait(patience):
-            with console(stderr=True).status(f"{what} ..."):
-                done.wait()
+        if done.wait(patience):
+            return
+        out = console(stderr=True)
+        with out.status(cell(f"{what} ...")) as status:
+            while not done.wait(SPIN):
+                status.update(cell(f"{shown[0] or what} ..."[: out.width - 3]))
 
     thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     try:
-        yield
+        with listening(lambda text: shown.__setitem__(0, text)):  # a load may tune
+            yield
     finally:
         done.set()
         thread.join()

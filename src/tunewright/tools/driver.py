@@ -156,13 +156,13 @@ def _settings(config: Sequence[str] | None, seconds: float | None, warm: bool) -
 
 def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune: bool, as_json: bool) -> int:
     """Examine problems one by one; what is tuned is stored at once, so that an interrupt loses nothing."""
-    from ..plugins.single import open_device
+    from ..plugins.single import of_device, open_device
     from ..tuning.tuner import Tuner
     from .driver_run import examine
 
     if tune:
         writable(settings)
-    device = open_device(device_name, settings)
+    device = of_device(open_device(device_name, settings), settings).device  # a stream's part of the threads
     tuner = Tuner(settings)
     code = 0
     shown: list[dict[str, Any]] = []
@@ -181,7 +181,7 @@ def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune
         if any(e.is_faulty for e in report.entrants):
             code = FAULTY
         if as_json:
-            shown.append(_json(report))
+            shown.append(_json(report, device.name, settings))
         else:
             _print(report, device.name)
     if as_json:
@@ -213,11 +213,11 @@ def _progress(before: str) -> Iterator[Callable[[str], None]]:
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _json(report: Report) -> dict[str, Any]:
+def _json(report: Report, device: str, settings: Settings) -> dict[str, Any]:
     tuned, work, chosen = report.tuned, report.work, report.chosen
     return {
         "problem": report.problem.key(),
-        "command": _line(report.problem),
+        "command": _line(report.problem, device, settings),
         "regime": {"kind": report.regime.kind, "copies": report.regime.copies, "bytes": report.regime.nbytes},
         "work": None if isinstance(work, str) else {"flops": work.flops, "bytes": work.bytes},
         "rounds": report.rounds,
@@ -240,12 +240,12 @@ def _json(report: Report) -> dict[str, Any]:
     }
 
 
-def _line(problem: Problem) -> str | None:
+def _line(problem: Problem, device: str, settings: Settings, options: Sequence[str] = ()) -> str | None:
     """The command that poses it; one that was read from a file may be too long for a shell."""
-    from ..tuning.command import to_line
+    from ..tuning import suggest
 
     with contextlib.suppress(InputError):
-        return to_line(problem)
+        return suggest.driver(problem, device, settings, options)
     return None
 
 

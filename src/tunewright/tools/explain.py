@@ -25,6 +25,7 @@ from .common import (
     check_writable,
     console,
     environment,
+    given_options,
     note,
     parse_config,
     working,
@@ -83,6 +84,7 @@ def explain(
     from ..core import Core
     from ..plugins.find import find
     from ..runtime.explain import explain as explain_compiled
+    from ..tuning.suggest import command
     from .explain_view import show_layers, show_requests, show_table, summary
     from .inputs import concrete, load
 
@@ -103,6 +105,10 @@ def explain(
     wanted = [each for _, layers in found for each in layers]
     if layer:
         wanted = selected(wanted, layer, {name for piece, _ in found for name, _ in piece.compiled.nodes})
+    again = command(
+        "tune", str(model), options=given_options(input, shape, preprocess, seed), device=device,
+        settings=core.settings,
+    )  # fmt: skip
     parts: list[dict[str, Any]] = []
     shown = 0
     for piece, layers in found:
@@ -124,11 +130,11 @@ def explain(
         title = f"{model} on {device}{part}: {target.name} ({target.arch})"
         if layer and piece.title:
             console().print(title, style="bold", markup=False, soft_wrap=True)
-        show_layers(some, about) if layer else show_table(layers, about, title)
+        show_layers(some, about) if layer else show_table(layers, about, title, again)
         if piece.served is not None:
             show_requests(piece.served)
     if json_file is not None:
-        head = {"schema": SCHEMA, "model": str(model), "device": device, "config": settings}
+        head = {"schema": SCHEMA, "model": str(model), "device": device, "config": settings, "tune": again}
         several = {"parts": parts} if found[0][0].title else parts[0]
         write_json({**head, **several, "environment": environment()}, json_file)
 

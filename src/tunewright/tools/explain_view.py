@@ -24,7 +24,8 @@ WIDE = 100
 NEXT = 3
 #: fused operations, nodes and layers that are named one by one
 NAMED = 4
-_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock"}
+_ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock",
+            "model file": "model"}  # fmt: skip
 
 
 # ---- totals ---------------------------------------------------------------------------------------------------------
@@ -147,8 +148,8 @@ def show_requests(compiled: CompiledModel) -> None:
     console().print(f"served with {counts}{together}: {compiled.streams_origin}", markup=False, soft_wrap=True)
 
 
-def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> None:
-    """One row per layer that runs, then what they come to."""
+def show_table(layers: Sequence[Explanation], about: Summary, title: str, again: str) -> None:
+    """One row per layer that runs, then what they come to. ``again``: the command that tunes the model."""
     out = console()
     out.print(cell(title), style="bold", soft_wrap=True)
     out.print()
@@ -160,6 +161,7 @@ def show_table(layers: Sequence[Explanation], about: Summary, title: str) -> Non
         out.print()
         out.print("What to tune next, by the time that the roofline does not account for:")
         out.print(next_grid(about.next))
+        out.print(cell(f"\n{again}"), soft_wrap=True)
 
 
 def next_grid(rows: Sequence[Next]) -> Table:

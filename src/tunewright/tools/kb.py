@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .common import Configs, cell, console, size, table
+from .kb_embed import embed, extract
 from .kb_exchange import diff, export, import_, merge
 from .kb_open import (
     AsJson,
@@ -31,6 +32,7 @@ from .kb_open import (
     solvers_here,
 )
 from .kb_prune import prune
+from .kb_repair import repair
 from .kb_show import show
 from .kb_streams import streams
 from .kb_train import train
@@ -308,7 +310,8 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "train": train, "streams": streams, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams,
+    "embed": embed, "extract": extract, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -31,12 +31,13 @@ class Asked:
     """A device, and the layers that are asked about it."""
 
     def __init__(self, name: str, layers: Mapping[str, Database], settings: Settings) -> None:
-        from ..plugins.single import open_device
+        from ..plugins.single import of_device, open_device
         from ..tuning.key import Where
         from ..tuning.lookup import Layer, Lookup
         from ..tuning.tuner import Tuner
 
-        self.device = open_device(name, settings)
+        # as loads with these settings have it: streams share its threads
+        self.device = of_device(open_device(name, settings), settings).device
         self.name, self.where = self.device.name, Where.of(self.device.target)
         self.layers = [Layer(layer, database) for layer, database in layers.items()]
         self._tuner, self._lookup = Tuner(settings), Lookup(self.layers)

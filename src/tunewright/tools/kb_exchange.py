@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -131,13 +131,14 @@ def merge(
 
     Example: tunewright kb merge /shared/kb colleague.jsonl --dry-run
     """
-    _take("merged", sources, any_processor, dry_run, settings_of(config), as_json)
+    take("merged", sources, any_processor, dry_run, settings_of(config), as_json)
 
 
-def _take(
+def take(
     action: str, sources: Sequence[str], any_processor: bool, dry_run: bool, settings: Settings, as_json: bool
-) -> None:
-    """Union of the sources into the user's knowledge base, or nothing at all; leaves with 1 where some are damaged."""
+) -> NoReturn:
+    """Union of the sources into the user's knowledge base, or nothing at all; it raises Exit, with 1 where some are
+    damaged."""
     user = opened(settings, "user")["user"] if dry_run else writable(settings)
     loaded: dict[str, list[AnyRecord]] = {}
     bad = 0
@@ -251,7 +252,7 @@ def import_(
     Example: tunewright kb import team.jsonl
     """
     _check_ending(file)
-    _take("imported", [str(file)], any_processor, dry_run, settings_of(config), as_json)
+    take("imported", [str(file)], any_processor, dry_run, settings_of(config), as_json)
 
 
 def _check_ending(file: Path) -> None:

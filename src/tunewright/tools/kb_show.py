@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..solvers.base import Problem
     from ..tuning.database import Database
+    from ..tuning.key import Where
     from ..tuning.record import AnyRecord, Fault, Measurement, Survey
 
 
@@ -44,7 +45,10 @@ def show(
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", "-d", metavar="NAME", help="Asked for answers; else all.", show_default=False)
+        str, typer.Option(
+            "--device", "-d", metavar="NAME", show_default=False,
+            help="Asked for answers; else what loads use here, and where something was measured.",
+        )
     ] = "",
     layer: LayerName = Layers.ALL,
     config: Configs = None,
@@ -69,7 +73,9 @@ def show(
     mine = {name: [r for r in some if r.key.problem == problem] for name, some in records.items()}
     faults = [(name, f) for name, some in mine.items() for f in split(some)[1]]
     surveys = [(name, s) for name, some in mine.items() for s in split(some)[2]]
-    worths = _worths(known(mine), _asked(device, layers, settings))
+    measured = [m for some in mine.values() for m in split(some)[0]]
+    asked = _asked(device, layers, settings, {m.key.where for m in measured})
+    worths = _worths(known(mine), asked)
     if found is not None:
         faults = [(name, f) for name, f in faults if f == found]
         surveys = [(name, s) for name, s in surveys if s == found]
@@ -77,7 +83,7 @@ def show(
     if as_json:
         _print_json(problem, worths, faults, surveys)
     else:
-        _print(problem, worths, faults, surveys, whole=found is not None)
+        _print(problem, worths, faults, surveys, asked if measured else (), whole=found is not None)
 
 
 def _by_digest(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> AnyRecord | None:
@@ -105,19 +111,30 @@ def _problem(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> str:
     return fitting[0]
 
 
-def _asked(device: str, layers: Mapping[str, Database], settings: Settings) -> list[Asked]:
-    """The devices that are asked about a problem."""
+def _asked(device: str, layers: Mapping[str, Database], settings: Settings, places: Collection[Where]) -> list[Asked]:
+    """The devices that are asked about a problem: the one that is named; else what a load would use here, and the other
+    ways to run on this machine in which something was measured."""
     from ..plugins.single import visible
 
     if device:
         return [Asked(device, layers, settings)]
-    found = []
-    for name in visible():
-        try:
-            found.append(Asked(name, layers, settings))
-        except DeviceError as error:
-            note(f"{name} cannot be asked: {error}")
+    found: list[Asked] = []
+    usual = visible()
+    for name in usual:
+        found += _open(name, layers, settings)
+    if any(not any(each.is_like(where) for each in found) for where in places):
+        for name in visible(alternatives=True):
+            others = _open(name, layers, settings) if name not in usual else []
+            found += [each for each in others if any(each.is_like(where) for where in places)]
     return found
+
+
+def _open(name: str, layers: Mapping[str, Database], settings: Settings) -> list[Asked]:
+    try:
+        return [Asked(name, layers, settings)]
+    except DeviceError as error:
+        note(f"{name} cannot be asked: {error}")
+        return []
 
 
 @dataclass(frozen=True)
@@ -184,9 +201,10 @@ def _print(
     worths: Sequence[Worth],
     faults: Sequence[tuple[str, Fault]],
     surveys: Sequence[tuple[str, Survey]],
+    asked: Sequence[Asked],
     whole: bool,
 ) -> None:
-    """``whole``: one record was asked for. Of a problem's surveys a line will do."""
+    """``whole``: one record was asked for. Of a problem's surveys a line will do. ``asked``: who would answer there."""
     out = console()
     out.print(cell(safe(problem)), style="bold")
     counts = f"{plural(len(worths), 'measurement')}, {plural(len(faults), 'fault')}"
@@ -196,6 +214,10 @@ def _print(
         more = ", ..." if len(surveys) > 3 else ""
         counts += f", {plural(len(seen), 'candidate')} seen in {plural(len(surveys), 'survey')} ({named}{more})"
     out.print(f"{counts}; who would answer first stands first" if len(worths) > 1 else counts)
+    for each in asked:
+        where = each.where
+        units = plural(where.units, "unit")
+        out.print(cell(f"asked about {each.name}: {where.arch.partition(';')[0]}, {units}, {where.runtime}"))
     for worth in worths:
         record = worth.standing.record
         out.print()

@@ -62,6 +62,7 @@ def streams(
     made = table("key", "date", "model", ">streams", ">requests", ">batch", "inferences per second")
     for key, answer in rows:
         rates = told(answer.rates) + (f"; {answer.ended}" if answer.ended else "")
+        rates += f"; {answer.doubt}" if answer.doubt else ""
         numbers = (str(n) for n in (answer.streams, answer.requests, answer.batch))
         texts = (key[:8], answer.date[:10], answer.model, *numbers, rates)
         made.add_row(*(cell(safe(text)) for text in texts))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,11 +24,13 @@ from .common import (
     Shapes,
     check_writable,
     console,
+    given_options,
     note,
     parse_config,
     working,
 )
 from .interrupts import interruptible
+from .tune_works import Case, Fed, cases_of, paths_of, weights_of, works_of
 
 if TYPE_CHECKING:
     from ..core import Core
@@ -36,18 +42,87 @@ if TYPE_CHECKING:
 LEAST = 1.0
 
 
+class Goals(enum.StrEnum):
+    """What tuning goes by."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    ENERGY = "energy"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for."""
+
+    budget: float
+    fed: Fed
+    cases: list[Case]
+    weights: list[str] | None
+    again: bool
+    objective: str
+    until: str | None
+    #: the command that goes on with it
+    command: str
+    as_json: bool
+
+    def is_plain(self, models: Sequence[Path]) -> bool:
+        """One model for one set of shapes until the time is over."""
+        return len(models) == 1 and self.cases == [Case()] and self.objective == "latency" and self.until is None
+
+
 def tune(
     what: Annotated[
         list[Path],
         typer.Argument(
-            metavar="MODEL | PROBLEMS...",
+            metavar="MODEL | FOLDER | PROBLEMS...",
             show_default=False,
-            help="The ONNX file, or dumps of problems (.jsonl, folders).",
+            help="ONNX files, folders of them, or dumps of problems (.jsonl, folders).",
         ),
     ],
     budget: Annotated[
         str, typer.Option("--budget", "-b", metavar="TIME", help="How long it may take: 90, 60s, 5m or 1h.")
     ] = "60s",
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="GOAL", show_default=False,
+            help="End before that: 1.2x once so much is gained, stalls once searching stops paying.",
+        ),
+    ] = None,
+    objective: Annotated[
+        Goals,
+        typer.Option(
+            "--objective", metavar="WHAT",
+            help="What is to become better: latency, throughput (of all streams that serve) or energy.",
+        ),
+    ] = Goals.LATENCY,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", metavar="SHAPES:WEIGHT", show_default=False,
+            help="Shapes to tune for, and how often they come: x=1x3x224x224:0.7, or ids=1x128,mask=1x128:0.3. "
+            "Repeatable.",
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch", metavar="N:WEIGHT,...", help="Batches, and how often they come: 1:0.8,8:0.2.", show_default=False
+        ),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weight", metavar="MODEL=W", help="How much one of several models counts. Repeatable.", show_default=False
+        ),
+    ] = None,
+    max_workspace: Annotated[
+        str | None,
+        typer.Option(
+            "--max-workspace", metavar="BYTES", show_default=False,
+            help="Leave out kernels that need more scratch memory: 64M. As TUNE_MAX_WORKSPACE.",
+        ),
+    ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -73,26 +148,32 @@ def tune(
     device: DeviceName = "CPU",
     config: Configs = None,
     seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
 ) -> None:
-    """Tune a model: search better kernels where its time goes, check them, and keep what is faster in the network.
+    """Tune models: search better kernels where their time goes, check them, and keep what is faster in the network.
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
-    the same command again goes on with what is not tuned yet. Dumps of problems (ENABLE_TUNE_DUMP) are tuned without
-    their models. Several devices (MULTI, AUTO, BATCH) share the time, and so do the subgraphs of HETERO, each by what
-    it takes of an inference.
+    the same command again goes on with what is not tuned yet. Of several models, shapes or batches layers that are
+    shared are searched once, and time goes where most is to be hoped for, by their weights. Dumps of problems
+    (ENABLE_TUNE_DUMP) are tuned without their models. Several devices (MULTI, AUTO, BATCH) share the time, and so do
+    the subgraphs of HETERO, each by what it takes of an inference.
 
     Example: tunewright tune model.onnx --budget 2m --report report.html
+
+    Several: tunewright tune models/ --weight detector.onnx=3 --budget 10m
+
+    Batches as they come: tunewright tune model.onnx --batch 1:0.8,8:0.2 --until stalls
     """
     from ..core import Core
     from ..tuning.policy import decide
-    from .inputs import concrete, load
+    from ..tuning.suggest import command
     from .kb_open import writable
-    from .lock import lock_path, write_lock
+    from .lock import lock_path
     from .tune_report import page
-    from .tune_view import progress, show
 
-    seconds = parse_time(budget)
-    settings = parse_config(config) | ({"AUTO_TUNE_MODE": strategy} if strategy is not None else {})
+    settings: dict[str, Any] = parse_config(config) | ({"AUTO_TUNE_MODE": strategy} if strategy is not None else {})
+    if max_workspace is not None:
+        settings["TUNE_MAX_WORKSPACE"] = parse_bytes(max_workspace)
     if folder is not None:
         check_writable(folder, folder=True)
         settings["TUNE_RESULT_PATH"] = str(folder)
@@ -101,44 +182,130 @@ def tune(
     core = Core(settings)
     decide(core.settings)  # a strategy that there is not is told before the work
     writable(core.settings)  # there is nothing else that tuning is for
-    model = which_model(what)
-    if lock and model is None:
+    options = given_options(input, shape, preprocess, seed)
+    for name, texts in (("--case", case), ("--batch", [batch] if batch else ()), ("--weight", weight)):
+        options += [word for text in texts or () for word in (name, text)]
+    for name, value, usual in (("--objective", str(objective), "latency"), ("--until", until, None)):
+        options += [name, value] if value is not None and value != usual else []
+    line = command("tune", *map(str, what), options=options, device=device, settings=core.settings)
+    fed = Fed(input, shape, preprocess, seed)
+    wish = Wish(
+        parse_time(budget), fed, cases_of(case, batch), weight, again, str(objective), until, line, as_json
+    )  # fmt: skip
+    models, dumps = paths_of(what)
+    if until is not None:
+        from ..plugins.tune_many import Goal
+
+        Goal.parse(until)
+    if dumps and (input or shape or preprocess or case or batch or weight or until or objective is not Goals.LATENCY):
+        hint = "a problem has its shapes, and no network that decides"
+        raise InputError("belong to models", where="--input, --shape, --case, --objective, --until", hint=hint)
+    if lock and dumps:
         raise InputError("is for models, not for dumps of problems", where="--lock")
-    locks = lock_path(core, model) if lock and model is not None else None
-    devices = core.apart(device)  # a wrong name fails before the work
-    if model is None and (input or shape or preprocess):
-        raise InputError("belong to a model", where="--input, --shape, --preprocess", hint="a problem has its shapes")
-    if model is None:
-        devices = list({one.device: one for one in devices}.values())
-        loaded, values, every = None, {}, []
-    else:
-        feed = load(core, model, input, shape, preprocess, seed)
-        loaded, values = concrete(feed), feed.values
-        with working("compiling"):
-            every = core.apart(device, model=loaded, inputs=values)
-        devices = worthwhile(every)
-
-    def tuned(one: Apart, some: float) -> Result:
-        with progress() as tell:
-            how: dict[str, Any] = {"config": one.config, "again": again, "report": tell, "stop": stop}
-            if loaded is None:
-                return core.tune_problems(what, one.device, some, **how)
-            return core.tune(one.model(loaded), one.inputs(values), one.device, some, **how)
-
+    if lock and not wish.is_plain(models):
+        raise InputError("is for one model and its shapes", where="--lock", hint="`tunewright lock` writes the others")
+    weights_of(weight, models)
+    locks = lock_path(core, models[0]) if lock else None
+    core.apart(device)  # a wrong name fails before the work
     results: list[Result] = []
     with interruptible() as stop:
         try:
-            for one, some in shares(devices, seconds, stop):
-                results.append(tuned(one, some))
-                show(results[-1])
+            for some in _tuned(core, models, dumps, device, wish, stop):
+                results += some
         finally:  # what was done for some devices is not lost by another's error
             if report is not None and results:
                 report.write_text(page([result.written for result in results]), encoding="utf-8")
                 note(f"the report is {report}")
-    if loaded is not None and results and is_moved(core, device, loaded, every):
-        note("what is known now places nodes otherwise: tune once more, or keep one placement (tunewright place)")
-    if locks is not None and loaded is not None:
-        write_lock(core, loaded, values, device, locks)
+    if results:
+        _end(results, wish)
+    if locks is not None:
+        _lock(core, models[0], fed, device, locks)
+
+
+def _end(results: Sequence[Result], wish: Wish) -> None:
+    """What was gained, what is left and what to run next."""
+    from .tune_view import closing, summary_json
+
+    lines = closing(results, wish.command, wish.budget)
+    if wish.as_json:
+        sys.stdout.write(json.dumps(summary_json(results, lines), indent=2) + "\n")
+        return
+    out = console()
+    out.print()
+    for text in lines:
+        out.print(text, markup=False, soft_wrap=True)
+
+
+def _tuned(
+    core: Core, models: Sequence[Path], dumps: Sequence[Path], device: str, wish: Wish, stop: Callable[[], bool]
+) -> Iterator[list[Result]]:
+    """What becomes of the models or dumps on each device."""
+    if dumps:
+        alone = list({one.device: one for one in core.apart(device)}.values())
+        for one, some in shares(alone, wish.budget, stop):
+            yield _shown(lambda how, one=one, some=some: [  # type: ignore[misc]
+                core.tune_problems(dumps, one.device, some, config=one.config, again=wish.again, **how)
+            ], wish, stop)  # fmt: skip
+    elif wish.is_plain(models):
+        yield from _plainly(core, models[0], device, wish, stop)
+    else:
+        weights = weights_of(wish.weights, models)
+        every = core.apart(device)
+        if device.upper().startswith("HETERO"):
+            raise InputError("is for one model and its shapes", where=f"--device {device}", hint="tune each by itself")
+        for one, some in shares(every, wish.budget, stop):
+            works = works_of(core, weights, wish.cases, wish.fed, one)
+            yield _shown(lambda how, one=one, some=some, works=works: core.tune_many(  # type: ignore[misc]
+                works, one.device, some, objective=wish.objective, until=wish.until, config=one.config,
+                again=wish.again, command=wish.command, **how,
+            ), wish, stop)  # fmt: skip
+
+
+def _plainly(
+    core: Core, model: Path, device: str, wish: Wish, stop: Callable[[], bool]
+) -> Iterator[list[Result]]:  # fmt: skip
+    """One model on one device or several, or as HETERO shares it out."""
+    from ..tuning.suggest import command
+    from .inputs import concrete, load
+
+    fed = wish.fed
+    feed = load(core, model, fed.input, fed.shape, fed.preprocess, fed.seed)
+    loaded, values = concrete(feed), feed.values
+    with working("compiling"):
+        every = core.apart(device, model=loaded, inputs=values)
+    for one, some in shares(worthwhile(every), wish.budget, stop):
+        yield _shown(lambda how, one=one, some=some: [core.tune(  # type: ignore[misc]
+            one.model(loaded), one.inputs(values), one.device, some, config=one.config, again=wish.again,
+            command=wish.command, **how,
+        )], wish, stop)  # fmt: skip
+    if is_moved(core, device, loaded, every):
+        place = command("place", str(model), device=device, options=given_options(fed.input, fed.shape),
+                        settings=core.settings)  # fmt: skip
+        note(f"what is known now places nodes otherwise: tune once more, or keep one placement (`{place}`)")
+
+
+def _shown(
+    tuning: Callable[[dict[str, Any]], list[Result]], wish: Wish, stop: Callable[[], bool]
+) -> list[Result]:  # fmt: skip
+    """Tune with progress, and show what came of it."""
+    from .tune_view import progress, show
+
+    with progress() as tell:
+        results = tuning({"report": tell, "stop": stop})
+    for result in results if not wish.as_json else ():
+        if len(results) > 1:
+            title = str(result.written.get("model", ""))
+            console().print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+        show(result)
+    return results
+
+
+def _lock(core: Core, model: Path, fed: Fed, device: str, path: Path) -> None:
+    from .inputs import concrete, load
+    from .lock import write_lock
+
+    feed = load(core, model, fed.input, fed.shape, fed.preprocess, fed.seed)
+    write_lock(core, concrete(feed), feed.values, device, path)
 
 
 def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
@@ -185,32 +352,20 @@ def shares(devices: Sequence[Apart], seconds: float, stop: Callable[[], bool]) -
         yield one, share
 
 
-def which_model(paths: Sequence[Path]) -> Path | None:
-    """The model among the arguments; None where they are dumps of problems."""
-    dumps = [is_dump(path) for path in paths]
-    if all(dumps):
-        return None
-    model = paths[dumps.index(False)]
-    if len(paths) > 1:
-        hint = "one model, or any number of dumps (.jsonl)"
-        raise InputError("is not a dump of problems, and a model stands alone", where=str(model), hint=hint)
-    return model
-
-
-def is_dump(path: Path) -> bool:
-    """A folder, or lines of JSON; ONNX files never begin like that."""
-    if path.is_dir() or path.suffix == ".jsonl":
-        return True
-    with path.open("rb") as file:
-        return file.read(64).lstrip().startswith(b"{")
-
-
 def parse_time(text: str, where: str = "--budget") -> float:
     """Seconds of 90, 60s, 5m or 1.5h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
     if found is None or not float(found[1]):
         raise InputError(f"{text!r} is not a time", where=where, hint="90, 60s, 5m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def parse_bytes(text: str, where: str = "--max-workspace") -> int:
+    """Bytes of 4096, 64k, 64M or 1.5G."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise InputError(f"{text!r} is no size", where=where, hint="4096, 64k, 64M or 1G")
+    return int(float(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[found[2]])
 
 
 COMMANDS = (tune,)

@@ -23,7 +23,7 @@ LEAST_HOPE = 0.2
 #: a search that looked at fewer candidates says little
 LEAST_TRIED = 4
 #: what the reason of a search says when it could not tell
-OPEN = ("time was too short", "too noisy", "stopped before")
+OPEN = ("open:", "time was too short", "too noisy", "stopped before")
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ class Tuning:
     error: float | None
     #: the end is there
     is_whole: bool
+    #: the command that goes on with it; files of before have none
+    command: str = ""
 
     @property
     def total(self) -> float:
@@ -215,7 +217,7 @@ def parse(content: Any, where: str = "a result file") -> Tuning:
         _texts(content.get("settings")), _texts(content.get("environment")),
         before if before is not None else sum(r.seconds for r in rows),
         after if after is not None else sum(r.after for r in rows),
-        _ratio(result.get("gain")), number(result.get("error")), bool(result),
+        _ratio(result.get("gain")), number(result.get("error")), bool(result), text(content.get("command"), whole=True),
     )  # fmt: skip
 
 

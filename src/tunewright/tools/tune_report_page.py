@@ -22,7 +22,8 @@ PHASES = {
     "network": "deciding in the network",
     "whole": "comparing whole networks",
 }
-TIERS = ("search", "lock file", "tuning file", "user knowledge base", "system knowledge base", "heuristic", "default")
+TIERS = ("search", "lock file", "tuning file", "user knowledge base", "model file", "system knowledge base",
+         "heuristic", "default")  # fmt: skip
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1d2430; --dim: #66707f; --line: #e3e7ec; --soft: #f5f7f9;
@@ -304,9 +305,8 @@ def _next(t: Tuning) -> str:
             f"<p>{plural(len(following), 'layer')} had no search, or one that was too short or too noisy to tell. At"
             f" most {milliseconds(hope)} ms may be saved there. The same command goes on where it ended:</p>"
         )
-        if t.model:
-            more = max(30, round(2 * (t.budget or 30.0)))
-            parts.append(f"<pre><code>tunewright tune {escape(_quoted(t.model))} --budget {more}s</code></pre>")
+        if line := _again(t):
+            parts.append(f"<pre><code>{escape(line)}</code></pre>")
         lines = [
             f'<tr>{_name(row)}<td class="n">{milliseconds(row.after)}</td><td class="n">{milliseconds(row.hope)}</td>'
             f'<td class="wrap">{escape(row.verdict)}{_command(row)}</td></tr>'
@@ -363,10 +363,14 @@ def _command(row: Row) -> str:
     return f'<details class="aside"><summary>by itself</summary><code>{line}</code></details>'
 
 
-def _quoted(text: str) -> str:
-    import shlex
+def _again(t: Tuning) -> str:
+    """The command that goes on, with twice the time."""
+    from ..tuning.suggest import command
 
-    return " ".join(shlex.quote(part) for part in text.split(", "))
+    more = f"--budget {max(30, round(2 * (t.budget or 30.0)))}s"
+    if t.command:
+        return f"{t.command} {more}"
+    return f"{command('tune', *t.model.split(', '), device=t.device)} {more}" if t.model else ""
 
 
 def _day(date: str) -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .common import cell, console, milliseconds, note, table
 from .kb_view import config_text, plural, problem_text
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..plugins.tune import Layer, Result, State
-    from ..tuning.measure import Candidate
-    from ..tuning.progress import Progress
 
+#: of the JSON; changes with the meaning of a key
+SCHEMA = "tunewright.tuned/1"
 #: layers that are shown; the result file has all
 SHOWN = 16
 #: lines of a terminal that are not layers
-AROUND = 6
+AROUND = 7
 #: characters of a node's name that are shown
 LONGEST = 22
 
@@ -66,7 +66,7 @@ def _lines() -> Callable[[State], None]:
             return
         told.add(key)
         what = f"{title(state.at)}: {outcome(state.at)}" if state.at is not None and done else PHASES[state.phase]
-        far = f"; {standing(state)}" if done else ""
+        far = "; ".join(["", *filter(None, (standing(state), remaining(state)))]) if done else ""
         note(f"{state.elapsed:.0f} of {state.budget:.0f} s: {what}{far}")
 
     return line
@@ -99,6 +99,8 @@ def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from ..plugins.tune_hope import promised
+
     left = max(0.0, state.budget - state.elapsed)
     head = Text(f"{PHASES[state.phase]}, {state.elapsed:.0f} of {state.budget:.0f} s", style="bold")
     head.append(f", {left:.0f} s left" if left else "", style="not bold")
@@ -116,7 +118,8 @@ def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
             Text(now(state, layer), no_wrap=True, overflow="ellipsis"),
             style="bold" if layer is state.at else "dim" if layer.skipped else "",
         )  # fmt: skip
-    return Group(head, Text(standing(state)), Text(), made)
+    lines = [Text(text) for text in (standing(state), remaining(state)) if text]
+    return Group(head, *lines, Text(), made)
 
 
 def visible(state: State, most: int) -> Sequence[Layer]:
@@ -128,7 +131,9 @@ def visible(state: State, most: int) -> Sequence[Layer]:
 
 
 def standing(state: State) -> str:
-    """The gain so far, and what may still be gained."""
+    """The gain so far."""
+    from ..plugins.tune_hope import promised
+
     before = sum(layer.seconds for layer in state.layers)
     after = sum(
         layer.seconds / promised(layer, state.progress if layer is state.at else None) for layer in state.layers
@@ -137,20 +142,27 @@ def standing(state: State) -> str:
     if after < before:
         how = "in the network" if state.phase == "whole" else "promised"
         text += f" -> {milliseconds(after)} ms {how} ({before / after:.2f}x)"
-    waiting = [layer for layer in state.layers if is_open(layer)]
-    if state.phase == "search" and waiting:
-        hope = sum(layer.hope for layer in waiting)
-        text += f"; at most {milliseconds(hope)} ms more in {plural(len(waiting), 'layer')}"
     return text
 
 
-def is_open(layer: Layer) -> bool:
-    """It is searched, or will be."""
-    return layer.outcome is None and not layer.skipped
+def remaining(state: State) -> str:
+    """What may still be gained in this run; empty where nothing is to come."""
+    from ..plugins.tune_hope import expected, is_waiting
+
+    waiting = [layer for layer in state.layers if is_waiting(layer)]
+    if state.phase != "search" or not waiting:
+        return ""
+    likely, most = expected(state.layers, waiting), sum(layer.hope for layer in waiting)
+    return (
+        f"{milliseconds(likely)} ms more expected of {plural(len(waiting), 'layer')} to come, "
+        f"at most {milliseconds(most)} ms"
+    )
 
 
 def now(state: State, layer: Layer) -> str:
     """What a layer is waiting for, what is done with it, or what came of it."""
+    from ..plugins.tune_hope import promised
+
     p = state.progress
     if layer is state.at and p is not None:
         failed = f", {p.failed} failed" if p.failed else ""
@@ -158,20 +170,6 @@ def now(state: State, layer: Layer) -> str:
     if promised(layer) > 1:  # the gain stands beside it
         return "in the network" if layer.chosen is not None and layer.network else "by itself"
     return outcome(layer) or ("waits" if state.phase == "search" else "")
-
-
-def promised(layer: Layer, at: Progress | None = None) -> float:
-    """How many times as fast a layer became, as far as it is known."""
-    if at is not None:
-        return max(1.0, at.default_seconds / at.best_seconds) if at.best_seconds < float("inf") else 1.0
-    if layer.chosen is not None:
-        return layer.gain
-    found = layer.outcome
-    if layer.network or found is None:
-        return 1.0
-    # what a search saw stands for what the network will say
-    gains: dict[Candidate, float] = {(m.key.solver, m.config): m.evidence.gain.median for m in found.records}
-    return max(1.0, *gains.values()) / gains.get(layer.present, 1.0) if gains else 1.0
 
 
 def title(layer: Layer) -> str:
@@ -186,6 +184,8 @@ def title(layer: Layer) -> str:
 
 def outcome(layer: Layer) -> str:
     """What became of a layer, in words."""
+    from ..plugins.tune_hope import promised
+
     if layer.chosen is not None:
         return f"{layer.gain:.2f}x in the network" if layer.network else f"{layer.gain:.2f}x by itself"
     if layer.skipped:
@@ -227,6 +227,8 @@ def _kernel(layer: Layer) -> str:
 
 def summary(result: Result) -> str:
     """The end in a sentence or two."""
+    from ..plugins.tune_hope import promised
+
     changed = [layer for layer in result.layers if layer.chosen is not None]
     known = sum(layer.skipped == "it was tuned before" for layer in result.layers)
     seeming = sum(layer.chosen is None and promised(layer) > 1 for layer in result.layers)
@@ -238,6 +240,9 @@ def summary(result: Result) -> str:
             f" ({g.low:.3f} to {g.high:.3f} in {g.pairs} pairs{noise});"
             f" {plural(len(changed), 'layer')} changed, outputs differ by {result.error:.1e}"
         )
+        if result.energy is not None:
+            text = text.replace(" times as fast", " times less energy")
+            text += f"; {result.energy[0]:.4g} -> {result.energy[1]:.4g} J"
     elif any(layer.network for layer in changed):  # it was stopped
         text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
         text += f" {milliseconds(result.after)} ms promised: whole networks were not compared"
@@ -256,3 +261,49 @@ def summary(result: Result) -> str:
     if result.undone:
         text += f"; {plural(len(result.undone), 'change')} taken back: the whole network did not gain by that"
     return text + ("; stopped early" if result.stopped else "")
+
+
+def closing(results: Sequence[Result], command: str, budget: float, weights: Sequence[float] = ()) -> list[str]:
+    """Two lines: what was gained and what is left; what to run next.
+
+    ``command``: what goes on with it. ``weights``: how much each result counts.
+    """
+    from ..plugins.tune_hope import expected, is_left, overall
+
+    left = [layer for result in results for layer in result.layers if is_left(layer)]
+    likely = sum(expected(result.layers, [one for one in result.layers if is_left(one)]) for result in results)
+    compared = all(result.gain is not None or result.after >= result.before for result in results)
+    what = f"{'gained' if compared else 'promised'}: {overall(results, weights):.3f}x"
+    what += f" over {len(results)} models or shapes" if len(results) > 1 else ""
+    if not left:
+        again = f"{command} --again"
+        lines = ["left: nothing, every layer that counts was searched", f"next: nothing ({again} searches anew)"]
+        return [f"{what}; {lines[0]}", lines[1]]
+    hope = sum(layer.hope for layer in left)
+    amount = f"{milliseconds(likely)} ms expected, at most {milliseconds(hope)} ms"
+    more = max(30, round(2 * budget))
+    return [f"{what}; left: {plural(len(left), 'layer')}, {amount}", f"next: {command} --budget {more}s"]
+
+
+def summary_json(results: Sequence[Result], lines: Sequence[str]) -> dict[str, Any]:
+    """What became of everything, for programs."""
+    from ..plugins.tune_hope import overall
+
+    return {
+        "schema": SCHEMA, "gain": overall(results), "summary": lines[0], "next": lines[1].removeprefix("next: "),
+        "results": [_result_json(result) for result in results],
+    }  # fmt: skip
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    from ..plugins.tune_hope import expected, is_left
+
+    left = [layer for layer in result.layers if is_left(layer)]
+    written = result.written
+    return {
+        "model": written.get("model"), "device": written.get("device"), "state": written.get("state"),
+        "before": result.before, "after": result.after, "gain": written.get("result", {}).get("gain"),
+        "energy": result.energy, "changed": sum(layer.chosen is not None for layer in result.layers),
+        "left": len(left), "expected": expected(result.layers, left),
+        "file": None if result.path is None else str(result.path),
+    }  # fmt: skip

@@ -34,6 +34,9 @@ from .command_form import CLASSES, CONSTANT, FLOAT, FLOATS, INT, INTS, PLAIN, ST
 #: most characters of a command: a shell takes no longer argument
 LONGEST = 100_000
 _PROGRAM = ("tunewright", "driver")
+#: options of the driver that pose no problem, and whether a value follows
+_RUNNING = {"-d": True, "--device": True, "-c": True, "--config": True, "--seconds": True, "--tune": False,
+            "--warm": False, "--json": False}  # fmt: skip
 _MARK = " ".join(_PROGRAM) + " "
 
 _INPUT = re.compile(r"([a-z0-9_]+\[[0-9,]*\](?:@[a-z0-9]+)?)?([!~]?)(?:=(.*))?", re.DOTALL)
@@ -148,7 +151,19 @@ def from_line(line: str) -> Problem | None:
         raise InputError(f"cannot be read: {error}", where=line[:200].strip()) from None
     if not words:
         return None
-    return from_arguments(words[0], words[1:])
+    return from_arguments(words[0], list(_posing(words[1:])))
+
+
+def _posing(words: Sequence[str]) -> Iterator[str]:
+    """The words that pose the problem: those that say where and how it is run are left out."""
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, _ = word.partition("=")
+        if name in _RUNNING:
+            if _RUNNING[name] and not equals:
+                next(waiting, None)
+            continue
+        yield word
 
 
 def from_arguments(title: str, arguments: Sequence[str]) -> Problem:

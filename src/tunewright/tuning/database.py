@@ -11,6 +11,7 @@ The answer for a question follows from a total order (`better`), which depends o
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,10 @@ from typing import Any
 
 from .key import Match
 from .record import AnyRecord, Fault, Measurement, Survey, now
+
+LOG = logging.getLogger("tunewright")
+#: knowledge bases whose damage was told in this process, by path
+_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,18 @@ class MemoryDatabase(Database):
 
     def damage(self) -> Sequence[str]:
         return []
+
+
+def warn_of_damage(path: str, what: str, remedy: str) -> None:
+    """Tell once per process that a knowledge base does not answer, or not with everything that it should hold."""
+    if path not in _told:
+        _told.add(path)
+        LOG.warning("%s is damaged: %s. What cannot be read is not used. %s", path, what, remedy)
+
+
+def told_of_damage(path: str) -> None:
+    """Somebody tells everything that is damaged there: a warning would say it twice."""
+    _told.add(path)
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:

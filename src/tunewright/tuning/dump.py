@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..settings import Settings
 from ..solvers import serial
 from ..solvers.base import Problem
-from . import command
+from . import suggest
 from .disk import write_all
 from .key import Where
 from .record import now
@@ -54,7 +54,7 @@ def record(problem: Problem, device: Device, settings: Settings) -> None:
     where = Where.of(device.target)
     if settings.enable_logging_cmd and _is_first("", problem, where):
         try:
-            _show(command.to_line(problem))
+            _show(suggest.driver(problem, device.name, settings))
         except InputError as error:
             LOG.info("no command: %s", error)
     named = settings.tune_dump_path or "."

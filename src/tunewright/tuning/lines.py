@@ -61,6 +61,8 @@ class Lines:
         self._families: dict[tuple[type[AnyRecord], bytes], list[bytes]] = {}
         self._faults: list[bytes] = []
         self._parsed: dict[bytes, AnyRecord | None] = {}
+        #: records that were asked for and are not as they were written
+        self.bad = 0
         #: what was given for a kind and family, or for faults, since the last line of theirs came
         self._given: dict[tuple[type[AnyRecord], bytes] | None, Sequence[Any]] = {}
 
@@ -144,4 +146,5 @@ class Lines:
             except InputError:
                 continue  # `damage` of the knowledge base says where it is and why
         self._parsed[digest] = found
+        self.bad += found is None
         return found

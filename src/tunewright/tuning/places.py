@@ -77,12 +77,17 @@ def open_heuristic(settings: Settings) -> Heuristic | None:
 
 
 def open_path(path: Path) -> Database:
-    """Any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl) or a tuning file (.json)."""
+    """Any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl), a tuning file (.json), or a model
+    that carries records (.onnx)."""
     path = path.absolute()
     if path.suffix == ".json":
         from .tuning_file import TuningFile
 
         return TuningFile(path).as_database()
+    if path.suffix == ".onnx":
+        from .embedded import EmbeddedDatabase
+
+        return EmbeddedDatabase(path)
     if path.suffix == ".jsonl":
         from .system import SystemDatabase
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .measure import Candidate
+if TYPE_CHECKING:
+    from .measure import Candidate
+
+#: who shows how far the tuning of a load is, the newest last
+_LISTENERS: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """Tell somebody, for a while, how far the tuning of loads is: a line at each step, an empty one at the end."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)
+
+
+def listener() -> Callable[[str], None] | None:
+    """Who is told now."""
+    return _LISTENERS[-1] if _LISTENERS else None
 
 
 @dataclass(frozen=True)

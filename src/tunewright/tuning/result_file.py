@@ -1,8 +1,8 @@
 """The file that tells what a tuning did: `tune_result_{timestamp}_pid{pid}.json`, there from the start of tuning.
 
 One JSON object, written anew (atomically) whenever there is news, so that it can be watched and survives any end.
-docs/tune.md has its members. Here is what all kinds of tuning share, and the file of a process that tunes as it loads
-models (`Online`); `plugins.tune_result` writes down the tuning of whole models and of dumped problems.
+docs/tune.md has its members. Here is what all kinds of tuning share; `online` writes down what a process tunes as it
+loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..devices.base import Device
 from ..errors import InputError
 from ..settings import Settings
 from ..solvers.base import Problem
-from . import command, evidence
+from . import evidence, suggest
 from .key import WHERE_FIELDS, Where
 from .measure import Candidate
 from .record import Ratio
@@ -85,10 +84,10 @@ def head(kind: str, model: str | None, device: Device, settings: Mapping[str, An
     }  # fmt: skip
 
 
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem, and the command that poses it; None where it is too long for one."""
+def problem_json(problem: Problem, device: str, settings: Settings) -> dict[str, Any]:
+    """A problem, and the command that poses it there; None where it is too long for one."""
     try:
-        line = command.to_line(problem)
+        line = suggest.driver(problem, device, settings)
     except InputError:
         line = None
     return {"problem": problem.key(), "op": problem.op, "command": line}
@@ -120,56 +119,3 @@ def outcome_json(outcome: Outcome | None) -> dict[str, Any]:
             for t in (outcome.trials if outcome is not None else ())
         ],
     }  # fmt: skip
-
-
-class Online:
-    """What this process tunes while it loads or runs models: one file, in which problem follows problem."""
-
-    def __init__(self, settings: Settings, device: Device) -> None:
-        limits = {"TUNE_SECONDS": settings.tune_seconds, "TUNE_BUDGET": settings.tune_budget}
-        budget = settings.tune_budget or None
-        self._file = ResultFile(settings.tune_result_path, head("online", None, device, limits, budget))
-        if self._file.path is not None:
-            LOG.info("what is tuned is told in %s", self._file.path)
-        self._layers: list[dict[str, Any]] = []
-        self._since, self._tuning = 0.0, 0.0
-
-    def begin(self, problem: Problem, device: Device, default: Choice, seconds: float) -> None:
-        """A search begins."""
-        self._layers.append({
-            **problem_json(problem), "device": device.name, "nodes": [], "seconds": None, "after": None, "floor": None,
-            "bound": "", "hope": None, "before": choice_json(default), "budget": seconds, "skipped": "",
-            "network": [], "chosen": None, **outcome_json(None),
-        })  # fmt: skip
-        self._since = time.monotonic()
-        self._file.write(state="search", layers=self._layers)
-
-    def end(self, outcome: Outcome | None) -> None:
-        """It is over; without an outcome there was nothing to choose from, or it failed."""
-        entry = self._layers[-1]
-        self._tuning += time.monotonic() - self._since
-        before = (entry["before"]["solver"], entry["before"]["config"])
-        if outcome is None:
-            entry["skipped"] = "nothing could be searched"
-        else:
-            entry.update(outcome_json(outcome))
-            times = [t.seconds for t in outcome.trials if (t.candidate[0], dict(t.candidate[1])) == before]
-            seconds = next((s for s in times if math.isfinite(s)), None)
-            gain = outcome.gain.median if outcome.gain is not None else 1.0
-            entry["seconds"], entry["after"] = seconds, seconds / gain if seconds is not None else None
-            entry["chosen"] = candidate_json(outcome.chosen) if outcome.changed else None
-        self._file.write(
-            state="finished", layers=self._layers, elapsed=self._tuning, phases={"search": self._tuning}
-        )  # fmt: skip
-
-
-#: by folder and process: a child that was forked has a file of its own
-_ONLINE: dict[tuple[str, int], Online] = {}
-
-
-def online(settings: Settings, device: Device) -> Online:
-    """The file of this process."""
-    at = settings.tune_result_path, os.getpid()
-    if at not in _ONLINE:
-        _ONLINE[at] = Online(settings, device)
-    return _ONLINE[at]

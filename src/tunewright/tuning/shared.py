@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import DatabaseError, InputError
-from .database import Database, Event
+from .database import Database, Event, told_of_damage, warn_of_damage
 from .disk import Forkable, failed, make_folder, sync_folder, why_not_writable, write_all
 from .lines import Lines, fits, read, split
 from .record import LONGEST, AnyRecord, Fault, Measurement, Survey, from_text, now, to_line
@@ -120,7 +120,11 @@ class SharedDatabase(Database, Forkable):
     def family(self, family: str) -> Sequence[Measurement]:
         with self._lock:
             self._refresh()
-            return self._present((Measurement.kind, family), self._lines.family(family))
+            found = self._present((Measurement.kind, family), self._lines.family(family))
+            what = self._trouble or f"{self._lines.bad} of its records are not as they were written"
+            if self._trouble or self._lines.bad:
+                warn_of_damage(self.path, what, "`tunewright kb path` names the files")
+            return found
 
     def surveys(self, family: str) -> Sequence[Survey]:
         with self._lock:
@@ -144,6 +148,7 @@ class SharedDatabase(Database, Forkable):
             return [event for _, event in ordered[-MOST_EVENTS:]]
 
     def damage(self) -> Sequence[str]:
+        told_of_damage(self.path)
         with self._lock:
             self._refresh()
             found = [] if self._trouble is None else [f"{FOLDER}: {self._trouble}"]

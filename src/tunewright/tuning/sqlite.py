@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from ..errors import DatabaseError, InputError
 from . import salvage
-from .database import Database, Event
+from .database import LOG, Database, Event, told_of_damage, warn_of_damage
 from .disk import Forkable, failed, make_folder, sync_folder, why_not_writable
 from .record import LONGEST, MOST_BYTES, AnyRecord, Fault, Measurement, Survey, from_text, now
 
@@ -60,6 +60,7 @@ _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, 
            sqlite3.SQLITE_TOOBIG}  # fmt: skip
 
 _ERRORS = (*salvage.ERRORS, OSError)
+_REMEDY = "`tunewright kb repair` puts the file aside and keeps what can be read of it, as the next tuning does"
 
 T = TypeVar("T")
 
@@ -139,6 +140,9 @@ class SqliteDatabase(Database, Forkable):
             if known is None or digests != [record.digest for record in known[1]]:
                 rows = connection.execute(query.format("digest, text"), (family,)).fetchall()
                 records = {r.digest: r for r in _records(rows) if _family(r) == family}
+                if len(records) < len(rows):
+                    what = f"{len(rows) - len(records)} of {len(rows)} records are not as they were written"
+                    warn_of_damage(self.path, what, "`tunewright kb stats` counts them")
                 known = (self._version, tuple(records.values()))
             if len(self._known) >= MOST_FAMILIES:
                 self._known.clear()
@@ -166,6 +170,7 @@ class SqliteDatabase(Database, Forkable):
         return self._ask(ask, ())
 
     def damage(self) -> Sequence[str]:
+        told_of_damage(self.path)
         rows: list[tuple[object, object, object]] = []
 
         found: list[str] = []
@@ -215,10 +220,17 @@ class SqliteDatabase(Database, Forkable):
                 answer = question(connection)
             self._trouble = None
             return answer
-        except (*_ERRORS, _Damaged, _Newer) as error:
+        except _Newer as newer:
+            self._trouble = str(newer)
+            self._forget()
+            remedy = "A newer Tunewright reads it; USER_DB_PATH may name another folder"
+            warn_of_damage(self.path, self._trouble, remedy)
+            return nothing
+        except (*_ERRORS, _Damaged) as error:
             self._trouble = _reason(error)
             if _code(error) != sqlite3.SQLITE_BUSY:
                 self._forget()
+                warn_of_damage(self.path, self._trouble, _REMEDY)
             return nothing
         finally:
             self._lock.release()
@@ -268,6 +280,19 @@ class SqliteDatabase(Database, Forkable):
 
     def note(self, action: str, what: str) -> None:
         self._write(lambda connection: _note(connection, action, what))
+
+    def repair(self) -> Sequence[str]:
+        """Make a damaged file anew from what can be read of it, and put it aside; what was damaged."""
+        found = self.damage()
+        if found:
+            try:
+                with self._locked():
+                    self._repair("; ".join(found))
+            except (*_ERRORS, _Damaged) as error:
+                raise failed(self.path, _reason(error)) from None
+            self._forget()
+            self._trouble = None
+        return found
 
     def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
         """One transaction, on disk when this returns; before it, whatever the file needs to be usable."""
@@ -331,6 +356,7 @@ class SqliteDatabase(Database, Forkable):
                     records.update((r.digest, r) for r in _records([(digest, text)]))
         what = f"{reason[:500]}; {len(records)} records taken over from {aside.name}"
         self._build(records.values(), [*events, Event(now(), "repaired", what)], aside)
+        LOG.warning("%s was damaged and is made anew: %s", self.path, what)
 
     def _build(self, records: Iterable[AnyRecord], events: Iterable[Event], aside: Path | None = None) -> None:
         """A new file, in place when all of it is on disk. The old one, if any, is then known by another name."""

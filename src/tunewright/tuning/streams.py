@@ -36,6 +36,8 @@ SCHEMA = "tunewright.streams/1"
 MOST = 1000
 #: more streams or requests than that are a damaged file
 LARGEST = 4096
+#: measurements on a busy machine after which an answer stands as it is
+MOST_TRIES = 3
 #: elements of a constant that says what a node does, and not with which weights
 FEW = 8
 
@@ -52,6 +54,9 @@ class Answer:
     batch: int = 1
     #: why no larger batch was compared
     ended: str = ""
+    #: why it is not certain, and how often that was measured; it is measured again by the next load that may
+    doubt: str = ""
+    tries: int = 1
     #: for people: which model, on what, when and by which version
     model: str = ""
     target: str = ""
@@ -60,15 +65,21 @@ class Answer:
     date: str = ""
     version: str = __version__
 
+    @property
+    def is_provisional(self) -> bool:
+        """It is used, and the next load that may measures again."""
+        return bool(self.doubt) and self.tries < MOST_TRIES
+
     @staticmethod
     def of(found: Any) -> Answer | None:
         """Out of a file; None where it is none."""
         try:
             names = {f.name for f in dataclasses.fields(Answer)}
             answer = Answer(**{k: v for k, v in found.items() if k in names})
-            numbers = (answer.streams, answer.requests, answer.batch)
-            texts = (answer.ended, answer.model, answer.target, answer.digest, answer.date, answer.version)
-            right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers) and all(type(t) is str for t in texts)
+            numbers = (answer.streams, answer.requests, answer.batch, answer.tries)
+            named = ("ended", "doubt", "model", "target", "digest", "date", "version")
+            right = all(type(n) is int and 1 <= n <= LARGEST for n in numbers)
+            right = right and all(type(getattr(answer, name)) is str for name in named)
             rates = {str(k): float(v) for k, v in answer.rates.items()}
         except (AttributeError, TypeError, ValueError):
             return None

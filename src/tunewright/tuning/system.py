@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DatabaseError, InputError
-from .database import Database, Event
+from .database import Database, Event, told_of_damage, warn_of_damage
 from .disk import Forkable, failed, replace_file
 from .lines import Lines, read
 from .record import AnyRecord, Fault, Measurement, Survey, to_line
@@ -24,6 +24,9 @@ MOST_FILE_BYTES = 1 << 30
 
 class SystemDatabase(Database, Forkable):
     """The records of ``system.jsonl`` in a folder, or of another file there. None where there is no such file."""
+
+    #: what to do where records are damaged
+    remedy = "`tunewright kb path` names them; put a good copy in its place"
 
     def __init__(self, folder: Path, file: str = FILE) -> None:
         self._file = folder / file
@@ -54,7 +57,12 @@ class SystemDatabase(Database, Forkable):
 
     def family(self, family: str) -> Sequence[Measurement]:
         with self._lock:
-            return self._current().family(family)
+            lines = self._current()
+            found = lines.family(family)
+        if lines.bad:
+            what = f"{lines.bad} of its records are not as they were written"
+            warn_of_damage(self.path, what, self.remedy)
+        return found
 
     def surveys(self, family: str) -> Sequence[Survey]:
         with self._lock:
@@ -72,6 +80,7 @@ class SystemDatabase(Database, Forkable):
         return []
 
     def damage(self) -> Sequence[str]:
+        told_of_damage(self.path)
         found = []
         try:
             data = self._read()
@@ -92,13 +101,16 @@ class SystemDatabase(Database, Forkable):
             stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
             if stamp != self._stamp:
                 self._lines, self._stamp = self._load(), stamp
-        except OSError:  # `damage` says why
+        except FileNotFoundError:
             self._lines, self._stamp = Lines(), None
+        except OSError as error:
+            self._lines, self._stamp = Lines(), None
+            warn_of_damage(self.path, str(error.strerror or error), "Put a good copy in its place")
         return self._lines
 
     def _load(self) -> Lines:
         lines = Lines()
-        lines.take(self._read())
+        lines.bad += sum(bool(line.strip()) for line in lines.take(self._read()))
         return lines
 
     def _read(self) -> bytes:

@@ -6,13 +6,11 @@ not known is searched (`session`), and the answer comes from what was found and 
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +21,10 @@ from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
 from . import places
+from .choice import Choice as Choice
+from .choice import Origin as Origin
 from .database import Database, MemoryDatabase
-from .key import Kind, Match, Where
+from .key import Kind, Where
 from .lookup import Answer, Found, Layer, Lookup
 from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
@@ -33,61 +33,17 @@ if TYPE_CHECKING:  # what only searches need is imported when one begins: most p
     from .heuristic import Advice, Heuristic
     from .lockfile import Locked
     from .measure import Measurer
+    from .online import Searches
     from .progress import Progress
     from .session import Outcome
 
 LOG = logging.getLogger("tunewright")
-#: a search shorter than this finds nothing, and is left to the next load
-LEAST_SECONDS = 0.5
 #: what the heuristic would pick is attempted before a search guesses: so many
 GUESSES = 3
 #: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
 _SEARCHING = threading.RLock()
 #: choices that a tuner remembers (see `Tuner.chosen`)
 MOST_CHOSEN = 10_000
-
-
-class Origin(enum.Enum):
-    """Where a choice comes from."""
-
-    LOCK = "lockfile"
-    FILE = "tuning file"
-    USER = "user knowledge base"
-    SYSTEM = "system knowledge base"
-    HEURISTIC = "heuristic"
-    SEARCH = "search"
-    DEFAULT = "default"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The chosen solver and config, and why."""
-
-    solver: Solver
-    config: Config
-    origin: Origin
-    #: asks everybody; see `rejected`
-    ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
-    #: how the stored answer fits, and the answer itself; a default has none
-    match: Match | None = None
-    measurement: Measurement | None = field(default=None, repr=False)
-    #: of a default, and of the heuristic's: why nothing that is stored could be used
-    nearest: str = ""
-    #: what the heuristic said, where it was asked
-    advice: Advice | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def why(self) -> str:
-        """The origin in words; a provisional answer is marked, and a predicted one says what is predicted."""
-        if self.origin is Origin.HEURISTIC and self.advice is not None:
-            return f"{self.origin.value} ({self.advice.why})"
-        provisional = self.match is not None and self.match.kind is Kind.PROVISIONAL
-        return f"{self.origin.value} ({self.match})" if provisional else self.origin.value
-
-    @cached_property
-    def rejected(self) -> Mapping[str, str]:
-        """What every solver said that refused. Found out when it is wanted: plans are made while somebody waits."""
-        return self.ask()
 
 
 def _measurer(device: Device, settings: Settings) -> Measurer:
@@ -141,8 +97,6 @@ class Tuner:
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
         self._measurer = measurer
-        #: seconds of TUNE_BUDGET that are used
-        self._spent = 0.0
         #: problems that were searched, or forgotten, by this tuner: once is enough
         self._done: set[tuple[str, Where]] = set()
         #: digests that are in TUNING_FILE
@@ -150,11 +104,24 @@ class Tuner:
         for text in self.policy.warnings:
             warn(text)
 
+    def carry(self, records: Database) -> None:
+        """Ask what the model carries, too, behind the user's knowledge base (USE_EMBEDDED)."""
+        layers = list(self.lookup.layers)
+        at = next(n for n, layer in enumerate(layers) if layer.name == Origin.SYSTEM.value)
+        self.lookup = Lookup([*layers[:at], Layer(Origin.MODEL.value, records), *layers[at:]], self.lookup.accurate)
+
     @property
     def serves_classes(self) -> bool:
         """What it chooses for some shapes may serve a class of them: nothing is searched, locked or noted for each."""
         noted = self.settings.enable_tune_dump or self.settings.enable_logging_cmd or self.policy.extend_tuning_file
         return self.policy.search is Search.NEVER and not (noted or self.custom or self.locked or self.policy.delete)
+
+    @cached_property
+    def searches(self) -> Searches:
+        """What is tuned as a model is loaded, and meets new shapes."""
+        from .online import Searches
+
+        return Searches(self.settings)
 
     @cached_property
     def heuristic(self) -> Heuristic | None:
@@ -347,28 +314,35 @@ class Tuner:
 
     def _search(self, problem: Problem, device: Device, default: Choice) -> bool:
         """Tune a problem; False when there is nothing to choose, or it was done already, here or by another thread."""
-        at = (problem.key(), Where.of(device.target))
         answer = self.known(problem, device, default)
-        if at in self._done or not self._wants(problem, device, default, answer):
+        if not self._is_missing(problem, device, default, answer):
             return False
-        from .result_file import online
-
-        seconds, most = self.settings.tune_seconds, self.settings.tune_budget
-        left = most - self._spent if most else math.inf
-        if left < min(seconds, LEAST_SECONDS):
-            return False  # the next load goes on with it
-        seconds = min(seconds, left)
-        file, outcome, begin = online(self.settings, device), None, time.monotonic()
-        file.begin(problem, device, default, seconds)
+        tune = partial(self.tune, problem, device, default, answer)
         try:
-            outcome = self.tune(problem, device, default, answer, seconds=seconds)
+            outcome = self.searches.run(
+                problem, device, default, self.policy.strategy(problem.op),
+                lambda seconds, report: tune(report, seconds),
+            )  # fmt: skip
         except DeviceError as error:
             warn(f"nothing can be tuned, and what is known is used: {error}")
-        finally:
-            self._spent += time.monotonic() - begin
-            file.end(outcome)
-        self._done.add(at)
+            outcome = None
+        if self.searches.left[-1:] == [problem.key()]:
+            return False  # the next load goes on with it
+        self._done.add((problem.key(), Where.of(device.target)))
         return outcome is not None
+
+    def is_missing(self, problem: Problem, device: Device) -> bool:
+        """`choose` would search for it."""
+        with suppress(UnsupportedError):
+            default = self.default(problem, device)
+            is_fixed = not problem.is_static or default.solver.host
+            return not is_fixed and self._is_missing(problem, device, default, self.known(problem, device, default))
+        return False
+
+    def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
+        """It is to be searched, and this tuner has not done so."""
+        is_done = (problem.key(), Where.of(device.target)) in self._done
+        return not is_done and self._wants(problem, device, default, answer)
 
     def expect(self, device: Device, seconds: float) -> None:
         """A search of so many seconds will begin: what takes long to start may start, beside whatever comes first."""
@@ -449,7 +423,7 @@ class Tuner:
             seeds=self._seeds(problem, device, default, answer),
             known=self.measured(problem, device),
             surveys=self._surveys(problem),
-            barred=lambda solver, config: self.lookup.barred(by_id[solver], config, problem, device.target, mine),
+            barred=lambda solver, config: self._barred(by_id[solver], config, problem, device, mine),
             decide=decide,
             keep=partial(self._store, problem),
             report=report,
@@ -462,6 +436,17 @@ class Tuner:
         """What sessions before saw of candidates for a problem, wherever that was."""
         found = (s for layer in self.lookup.layers for s in layer.database.surveys(problem.family()))
         return [s for s in found if s.key.problem == problem.key()]
+
+    def _barred(
+        self, solver: Solver, config: Config, problem: Problem, device: Device, default: tuple[str, Config]
+    ) -> str | None:
+        """Why a candidate is not attempted."""
+        most = self.settings.tune_max_workspace
+        if most and (solver.id, config) != default:  # that runs in any case
+            needed = solver.workspace(problem, config, device) or 0
+            if needed > most:
+                return f"it needs {needed:,} bytes of workspace, and TUNE_MAX_WORKSPACE is {most:,}"
+        return self.lookup.barred(solver, config, problem, device.target, default)
 
     def _store(self, problem: Problem, outcome: Outcome) -> None:
         """Keep what a session found."""

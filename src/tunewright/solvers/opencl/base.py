@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ...devices import building
 from ...devices.base import Device, Queue, Target
 from ...devices.c_device import CDevice, CLaunch, CQueue
 from ...devices.native import steps
@@ -107,6 +108,10 @@ class CSolver(Solver):
         kernel.device.begin_build(kernel.texts)
         return kernel
 
+    def workspace(self, problem: Problem, config: Config, device: Device) -> int:
+        calls = self._made(problem, config, device).calls
+        return sum({arg.name: arg.nbytes for call in calls for arg in call.args if isinstance(arg, Scratch)}.values())
+
     def compile_again(self, problem: Problem, config: Config, device: Device, before: Kernel) -> Kernel:
         kernel = self._made(problem, config, device)
         if isinstance(before, CKernel) and [c.text for c in kernel.calls] == [c.text for c in before.calls]:
@@ -145,7 +150,8 @@ class CKernel(Kernel):
     @cached_property
     def programs(self) -> list[Any]:
         """Compiled, at the latest when they are needed."""
-        return [self.device.build(text) for text in self.texts]
+        with building.waiting():
+            return [self.device.build(text) for text in self.texts]
 
     def prepare(self) -> None:
         _ = self.programs

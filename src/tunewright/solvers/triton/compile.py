@@ -357,7 +357,8 @@ def obtain(
             kept = missing[wanted].kept[wanted] = _Kept(files, compiled=True)
             _store(wanted, kept, cache)
 
-        builder(list(missing), keep)
+        with building.waiting():
+            builder(list(missing), keep)
 
 
 def _stored(wanted: Wanted, cache: KernelCache) -> Files | None:

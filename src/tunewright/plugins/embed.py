@@ -1,0 +1,54 @@
+"""What tuning found for a model, put into its file and taken out again; `tuning.embedded` writes and reads the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import InputError
+from ..runtime.request import DeviceModel
+from ..tuning import embedded
+from ..tuning.database import Database, newest
+from ..tuning.embedded import EmbeddedDatabase
+from ..tuning.record import Measurement
+
+
+def problems_of(model: DeviceModel) -> set[str]:
+    """Keys of the problems that a compiled model has posed so far."""
+    return {problem for problem, _ in model.env.tuner.chosen}
+
+
+def answers(layers: Iterable[Database], problems: set[str]) -> list[Measurement]:
+    """Confirmed measurements of problems that count (the newest of each candidate), the largest gains first."""
+    mine = [m for m in measurements(layers) if m.key.problem in problems]
+    confirmed = [m for m in newest(mine) if m.evidence.confirmed]
+    return sorted(confirmed, key=lambda m: (-m.evidence.gain.low, m.digest))
+
+
+def measurements(layers: Iterable[Database]) -> list[Measurement]:
+    """Those of several knowledge bases, each once."""
+    found = {r.digest: r for layer in layers for r in layer if isinstance(r, Measurement)}
+    return list(found.values())
+
+
+def put(path: Path, to: Path, found: list[Measurement]) -> tuple[list[Measurement], int]:
+    """Write a model with these measurements and with those that it carries; what is left out, and how many bytes they
+    take. What is given comes first where not all fit."""
+    if to.absolute().parent != path.absolute().parent and _is_split(path):
+        raise InputError(
+            "has its weights in files beside it, which would not be found there", where=str(path),
+            hint="name a file in the model's folder",
+        )  # fmt: skip
+    given = {m.digest for m in found}
+    every = [*found, *(m for m in measurements([EmbeddedDatabase(path)]) if m.digest not in given)]
+    fitting = embedded.within(every)
+    return every[len(fitting) :], embedded.embed(path, to, fitting)
+
+
+def _is_split(model: Path) -> bool:
+    """Weights are in other files."""
+    import onnx
+    from onnx.external_data_helper import _get_all_tensors, uses_external_data
+
+    loaded = onnx.load(str(model), load_external_data=False)
+    return any(uses_external_data(tensor) for tensor in _get_all_tensors(loaded))

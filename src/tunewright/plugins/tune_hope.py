@@ -1,0 +1,82 @@
+"""What tuning has promised so far, and what may still be expected of the layers to come.
+
+A layer's *hope* is what a search might save of an inference at most. What a search is *expected* to save is a part of
+that: the part of their hope that layers of the same operation have saved so far, mixed with `PRIOR` as if one layer of
+average hope had saved that. So at first a fifth of the hope is expected, and the more layers were searched, the more
+what they gained counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..tuning.measure import Candidate
+from ..tuning.progress import Progress
+from .tune import Layer, Result
+
+#: the part of its hope that a layer is expected to save while nothing like it was searched
+PRIOR = 0.2
+#: what the search of a layer says that another search may add to
+LATER = ("no time was left for it", "stopped")
+#: beginnings of reasons, and words in them, of searches that could not tell
+_OPEN = ("open:", "the time was too short", "stopped before", "broken off")
+
+
+def promised(layer: Layer, at: Progress | None = None) -> float:
+    """How many times as fast a layer became, as far as it is known."""
+    if at is not None:
+        return max(1.0, at.default_seconds / at.best_seconds) if at.best_seconds < float("inf") else 1.0
+    if layer.chosen is not None:
+        return layer.gain
+    found = layer.outcome
+    if layer.network or found is None:
+        return 1.0
+    # what a search saw stands for what the network will say
+    gains: dict[Candidate, float] = {(m.key.solver, m.config): m.evidence.gain.median for m in found.records}
+    return max(1.0, *gains.values()) / gains.get(layer.present, 1.0) if gains else 1.0
+
+
+def saved(layer: Layer, at: Progress | None = None) -> float:
+    """Seconds of an inference that are promised so far."""
+    return layer.seconds * (1 - 1 / promised(layer, at))
+
+
+def is_waiting(layer: Layer) -> bool:
+    """It is searched, or will be in this run."""
+    return layer.outcome is None and not layer.skipped
+
+
+def is_left(layer: Layer) -> bool:
+    """A longer run may find more: its search had no time, or could not tell."""
+    if layer.outcome is None:
+        return layer.skipped in LATER
+    return layer.chosen is None and layer.outcome.reason.startswith(_OPEN)
+
+
+def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:
+    """Seconds of an inference that searches of layers may be expected to save. ``layers``: what experience is from."""
+    done = [layer for layer in layers if layer.outcome is not None]
+    hopes = [layer.hope for layer in layers if layer.hope > 0]
+    typical = sum(hopes) / len(hopes) if hopes else 0.0
+    total = 0.0
+    for layer in of:
+        alike = [other for other in done if other.problem.op == layer.problem.op and other is not layer]
+        hope = typical + sum(other.hope for other in alike)
+        gained = PRIOR * typical + sum(min(saved(other), other.hope) for other in alike)
+        total += layer.hope * (gained / hope if hope else 0.0)
+    return total
+
+
+def overall(results: Sequence[Result], weights: Sequence[float] = ()) -> float:
+    """How many times as fast all are together: ``weights`` say which part of the time each took before, else equal."""
+    parts = list(weights) or [1.0] * len(results)
+    after = sum(
+        part / _gain(result) for part, result in zip(parts, results, strict=True)
+    )
+    return sum(parts) / after if after else 1.0
+
+
+def _gain(result: Result) -> float:
+    if result.gain is not None:
+        return result.gain.median
+    return result.before / result.after if result.before and result.after else 1.0

@@ -1,0 +1,356 @@
+"""Tuning several models, or one for several shapes, within one time.
+
+1. *Profile*: each work (a model with inputs of certain shapes) runs as it is now. Nodes that pose the same problem are
+   one layer, also where they stand in several works.
+2. *Search*: layers are searched once, the one with most hope first. Hopes are weighted: works of one model by the part
+   of its inferences that they are, models by how much they count. A second saved of a model that takes ten counts as
+   much as a tenth of a second of one that takes one.
+3. *Decide*: work by work, the network has the last word, as in tuning one model (`tune.ModelTuning`).
+
+What was found is in the user's knowledge base at each step, so the same call goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, TunewrightError
+from ..frontend.model import Model
+from ..ir.graph import Graph
+from ..settings import Settings
+from ..tuning.key import Where
+from ..tuning.record import Ratio
+from ..tuning.session import Outcome
+from .single import SingleDevice
+from .tune import QUIET, Layer, ModelTuning, Result, State, Tuning
+from .tune_hope import expected, is_left, is_waiting, overall, saved
+from .tune_result import Recorder
+
+LOG = logging.getLogger("tunewright")
+#: the part of the time in which models are profiled at most; those that are not reached are left to the next run
+PROFILE_SHARE = 1 / 3
+#: The part of the rest that is for deciding in the networks; and what that has at least, as a multiple of the time of
+#: all profiles, but no more than half of the rest: networks are compiled for it.
+DECIDE_SHARE, PROFILES, MOST_DECIDE = 0.3, 4.0, 0.5
+#: What searches promise has to be larger than the wanted gain by this factor: in the network some of it is lost.
+MARGIN = 1.25
+#: `Goal.stalls`: so many layers in a row, and the part of an inference that they and the rest have to be worth
+ROW, WORTH = 4, 0.01
+#: a further round is begun with so much of the time left
+AGAIN = 0.2
+#: why a layer was not searched
+ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped paying"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model with inputs of certain shapes."""
+
+    #: for people, and in the result file
+    title: str
+    #: reads it: a folder of models need not be in memory at once
+    open: Callable[[], tuple[Model, Mapping[str, Any]]]
+    #: the model that it is of, how much that counts, and which part of its inferences have these shapes
+    model: str = ""
+    importance: float = 1.0
+    part: float = 1.0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When to end before the time is over: once a gain is reached; when searching stops paying."""
+
+    gain: float = math.inf
+    stalls: bool = False
+
+    @staticmethod
+    def parse(text: str, where: str = "--until") -> Goal:
+        """Of "1.2x" or "stalls"."""
+        word = text.strip().lower()
+        if word == "stalls":
+            return Goal(stalls=True)
+        try:
+            gain = float(word.removesuffix("x"))
+        except ValueError:
+            gain = 0.0
+        if not (word.endswith("x") and 1 < gain < math.inf):
+            raise InputError(f"{text!r} is no goal", where=where, hint="a gain above 1 such as 1.2x, or stalls")
+        return Goal(gain)
+
+
+@dataclass
+class _Member:
+    """A work that is being tuned."""
+
+    work: Work
+    tuning: ModelTuning
+    recorder: Recorder
+    #: seconds of an inference, what compiling and profiling took, and what a second of it counts
+    seconds: float = 0.0
+    cost: float = 0.0
+    value: float = 0.0
+    result: Result | None = None
+    #: what stands before the names of its nodes, where there are other models
+    name: str = ""
+
+
+@dataclass
+class _Shared(Layer):
+    """A layer of all works in which it stands; its seconds are weighted."""
+
+    parts: list[tuple[_Member, Layer]] = field(default_factory=list)
+
+
+#: makes the tuning of one work: the plugin of its device, and what decides (see `tune_objective`)
+Maker = Callable[[Model, Mapping[str, Any], Settings], ModelTuning]
+
+
+@dataclass(frozen=True)
+class How:
+    """What is tuned by."""
+
+    settings: Settings
+    budget: float
+    again: bool = False
+    goal: Goal = Goal()
+    report: Callable[[State], None] | None = None
+    stop: Callable[[], bool] | None = None
+    #: the command line that goes on with it
+    command: str | None = None
+
+
+def tune_many(works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]]) -> list[Result]:
+    """Tune works within a time: a result for each, in their order; None of those that could not be begun.
+
+    ``make``: for a model the plugin that serves it, and what makes its tuning.
+    """
+    end = time.monotonic() + how.budget
+    recorders: dict[str, Recorder] = {}
+    found = _Many(works, how, make, recorders).run()
+    while _goes_on(found, how, end):
+        LOG.info("%.3f times as fast, and time is left: searching on", overall(found))
+        more = _Many(works, replace(how, budget=end - time.monotonic()), make, recorders).run()
+        if len(more) != len(found):
+            break  # there was no time to look at all of them once more: what was found is stored
+        found = [_joined(one, other) for one, other in zip(found, more, strict=True)]
+    return found
+
+
+def _goes_on(found: Sequence[Result], how: How, end: float) -> bool:
+    """The gain that was asked for is not there, if one was, and there are time and layers left."""
+    left = end - time.monotonic()
+    some = any(is_left(layer) or layer.skipped == ENOUGH for result in found for layer in result.layers)
+    stopped = any(result.stopped for result in found)
+    cost = sum(result.seconds.get("profile", 0.0) for result in found)
+    return not stopped and some and overall(found) < how.goal.gain and left > max(AGAIN * how.budget, PROFILES * cost)
+
+
+def _joined(first: Result, then: Result) -> Result:
+    """Two rounds as one."""
+    before = {layer.problem.key(): layer for layer in first.layers}
+    layers = [layer if layer.outcome is not None else before.get(layer.problem.key(), layer) for layer in then.layers]
+    gain = then.gain or first.gain
+    if first.gain is not None and then.gain is not None:
+        a, b = first.gain, then.gain
+        gain = Ratio(a.median * b.median, a.low * b.low, a.high * b.high, min(a.pairs, b.pairs))
+    after = first.before / gain.median if gain is not None else then.after
+    seconds = {name: first.seconds.get(name, 0.0) + then.seconds.get(name, 0.0) for name in then.seconds}
+    return Result(
+        layers, first.before, after, gain, max(first.error, then.error), [*first.undone, *then.undone], then.stopped,
+        seconds, then.written, then.path, then.energy,
+    )  # fmt: skip
+
+
+class _Many(Tuning):
+    def __init__(
+        self, works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]],
+        recorders: dict[str, Recorder],
+    ) -> None:  # fmt: skip
+        """``recorders``: by the titles of works; those that are missing are added."""
+        super().__init__(Settings.make(QUIET, how.settings), how.budget, how.again, how.report, how.stop)
+        self.works, self.how, self._make, self._recorders = works, how, make, recorders
+        self.members: list[_Member] = []
+        self.layers: list[_Shared] = []
+        self._searched: list[_Shared] = []
+        self._end = ""
+
+    def run(self) -> list[Result]:
+        for name, phase in (("profile", self.profile), ("search", self.search), ("decide", self.decide)):
+            begin = self.elapsed
+            with self._any_time():
+                phase()
+            self.spent[name] = self.elapsed - begin
+        return [self._result(member) for member in self.members]
+
+    @contextlib.contextmanager
+    def _any_time(self) -> Iterator[None]:
+        """Ctrl-C ends a phase: what was found is stored already."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stopped = True
+
+    # ---- phases -----------------------------------------------------------------------------------------------------
+
+    def profile(self) -> None:
+        """The layers of every work, with their times; then those of all of them."""
+        self.tell("profile")
+        errors: list[TunewrightError] = []
+        for number, work in enumerate(self.works):
+            if self.until(PROFILE_SHARE * self.budget) <= 0 and self.members:
+                LOG.warning("no time was left to look at %s", ", ".join(one.title for one in self.works[number:]))
+                break
+            try:
+                self.members.append(self._profiled(work))
+            except TunewrightError as error:
+                if len(self.works) == 1:
+                    raise
+                errors.append(error)
+                LOG.warning("%s is left out: %s", work.title, error)
+        if errors and not self.members:
+            raise errors[0]
+        self._weigh()
+        self._share()
+
+    def _profiled(self, work: Work) -> _Member:
+        begin = self.elapsed
+        model, values = work.open()
+        plugin, maker = self._make(model)
+        tuning = maker(model, values, self.settings)
+        recorder = self._recorders.get(work.title)
+        if recorder is None:
+            how = self.how
+            recorder = Recorder("model", work.title, plugin.device, how.settings, how.budget, None, how.command)
+            self._recorders[work.title] = recorder
+        member = _Member(work, tuning, recorder)
+        with tuning._any_time():
+            tuning.profile()
+        self.stopped = self.stopped or tuning.stopped
+        tuning.model = Model(Graph(model.name))  # it is read again when the network decides
+        member.seconds = sum(layer.seconds for layer in tuning.layers)
+        member.cost = self.elapsed - begin
+        recorder(State("profile", tuning.layers, None, None, self.elapsed, self.budget))
+        return member
+
+    def _weigh(self) -> None:
+        """What a second of each work counts: of all works of a model as much as the model does."""
+        totals: dict[str, float] = {}
+        for member in self.members:
+            totals[member.work.model] = totals.get(member.work.model, 0.0) + member.work.part * member.seconds
+        for member in self.members:
+            total = totals[member.work.model]
+            member.value = member.work.importance * member.work.part / total if total else 0.0
+
+    def _share(self) -> None:
+        """One layer for each problem on a device; seconds are weighted, and add up to those of all works."""
+        counted = sum(member.value * member.seconds for member in self.members)
+        scale = sum(member.seconds for member in self.members) / counted if counted else 0.0
+        several = len({member.work.model for member in self.members}) > 1
+        found: dict[tuple[str, Where], _Shared] = {}
+        for member in self.members:
+            member.name = f"{Path(member.work.model).stem}: " if several else ""
+            for layer in member.tuning.layers:
+                at = layer.problem.key(), Where.of(layer.device.target)
+                one = found.setdefault(at, _Shared(layer.problem, layer.device, layer.choice, []))
+                weight = scale * member.value
+                one.floor = None if layer.floor is None or (one.parts and one.floor is None) else (
+                    (one.floor or 0.0) + weight * layer.floor
+                )  # fmt: skip
+                one.seconds += weight * layer.seconds
+                one.nodes += [f"{member.name}{node}" for node in layer.nodes]
+                one.bound = layer.bound
+                one.parts.append((member, layer))
+                member.tuning._worthwhile(layer)
+        self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
+        for one in self.layers:
+            skipped = [layer.skipped for _, layer in one.parts]
+            one.skipped = skipped[0] if all(skipped) else ""
+
+    def search(self) -> None:
+        """Look for better kernels, where the weighted hope is largest first."""
+        left = self.budget - self.elapsed
+        costs = PROFILES * sum(member.cost for member in self.members)
+        decide = min(max(DECIDE_SHARE * left, costs), MOST_DECIDE * left)
+        small = all(member.tuning.nbytes <= member.tuning.cache_bytes for member in self.members)
+        todo = [layer for layer in self.layers if not layer.skipped]
+        self._end = "search"
+        hopes, regime = [(layer, layer.hope) for layer in todo], "warm" if small else None
+        self.search_layers(hopes, self.budget - decide, regime, decide=False)
+        why, self._end = self.enough(), ""
+        for layer in todo:
+            if why and layer.outcome is None and not self.stopped:
+                layer.skipped = why
+            for member, part in layer.parts:
+                part.skipped = part.skipped or layer.skipped
+                member.recorder(State("search", member.tuning.layers, part, None, self.elapsed, self.budget))
+
+    def found(self, layer: Layer, outcome: Outcome) -> None:
+        assert isinstance(layer, _Shared)
+        self._searched.append(layer)
+        for member, part in layer.parts:
+            part.outcome, part.budget, part.skipped = outcome, layer.budget, ""
+            member.recorder(State("search", member.tuning.layers, part, None, self.elapsed, self.budget))
+
+    def until(self, end: float) -> float:
+        left = super().until(end)
+        return 0.0 if self._end == "search" and self.enough() else left
+
+    def enough(self) -> str:
+        """Why no further layer is to be searched; empty: the goal is not reached."""
+        goal, total = self.how.goal, sum(layer.seconds for layer in self.layers)
+        if not total:
+            return ""
+        promised = total / max(total - sum(saved(layer) for layer in self._searched), 1e-12)
+        if promised - 1 >= MARGIN * (goal.gain - 1):
+            return ENOUGH
+        waiting = [layer for layer in self.layers if is_waiting(layer)]
+        if goal.stalls and len(self._searched) >= ROW:
+            lately = sum(saved(layer) for layer in self._searched[-ROW:])
+            if lately < WORTH * total and expected(self.layers, waiting) < WORTH * total:
+                return STALLED
+        return ""
+
+    def decide(self) -> None:
+        """The network has the last word, work by work, the one that counts most first."""
+        waiting = sorted(self.members, key=lambda member: -member.value * member.seconds)
+        while waiting:
+            member = waiting.pop(0)
+            mine = member.value * member.seconds
+            total = mine + sum(other.value * other.seconds for other in waiting)
+            left = self.until(self.budget)
+            self.tell("network")
+            self._decide(member, max(0.0, left) * (mine / total if total else 1.0))
+
+    def _decide(self, member: _Member, seconds: float) -> None:
+        tuning = member.tuning
+        tuning.model, values = member.work.open()
+        tuning.values = dict(values)
+        tuning.start, tuning.budget = time.monotonic(), seconds
+        tuning.stopped = tuning.stopped or self.stopped
+        begin = tuning.elapsed
+        with tuning._any_time():
+            tuning.network()
+        tuning.spent["network"] = tuning.elapsed - begin
+        member.result = tuning.whole()
+        self.stopped = self.stopped or tuning.stopped
+        tuning.model = Model(Graph(tuning.model.name))
+        self._result(member)
+
+    def _result(self, member: _Member) -> Result:
+        """What became of a work; one that was not reached has what was searched."""
+        if member.result is None:
+            layers = member.tuning.layers
+            member.result = Result(layers, member.seconds, member.seconds, None, 0.0, [], True, {})
+        result = member.result
+        result.stopped = result.stopped or self.stopped
+        if not result.written:
+            result.seconds = {"profile": member.cost, "search": self.spent.get("search", 0.0), **result.seconds}
+            member.recorder.finish(result)
+        return result

@@ -1,0 +1,154 @@
+"""``tunewright kb embed`` and ``kb extract``: results of tuning inside the model file, and out of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import InputError
+from .common import (
+    Configs,
+    ModelFile,
+    OneDevice,
+    Preprocessing,
+    Shapes,
+    cell,
+    check_writable,
+    console,
+    given_options,
+    note,
+    parse_config,
+    size,
+    working,
+)
+from .kb_exchange import take
+from .kb_open import AnyProcessor, AsJson, DryRun, LayerName, Layers, damage, opened, settings_of
+from .kb_view import plural
+
+if TYPE_CHECKING:
+    from ..core import Core
+    from ..tuning.record import Measurement
+
+
+def embed(
+    model: ModelFile,
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Another file; else the model itself.", show_default=False),
+    ] = None,
+    shape: Shapes = None,
+    preprocess: Preprocessing = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take out what is embedded.")] = False,
+    layer: LayerName = Layers.USER,
+    device: OneDevice = "CPU",
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put what tuning found for a model into its file: measurements of its layers, as an entry of the metadata.
+
+    Other engines pass over the entry. USE_EMBEDDED = YES makes a load here use it; `kb extract` takes it into a
+    knowledge base. What was embedded before for other shapes or devices stays.
+
+    Example: tunewright kb embed model.onnx -o tuned.onnx
+    """
+    from ..core import Core
+    from ..plugins.embed import answers, put
+    from ..tuning.embedded import MOST_BYTES, EmbeddedDatabase
+    from ..tuning.embedded import embed as clear
+    from ..tuning.suggest import command
+
+    to = out or model
+    check_writable(to)
+    core = Core(parse_config(config))
+    damage(str(model), EmbeddedDatabase(model).damage())
+    left_out: list[Measurement]
+    if remove:
+        clear(model, to, [])
+        left_out, nbytes, new = [], 0, 0
+    else:
+        with working("compiling"):
+            problems = _problems(core, model, shape, preprocess, device)
+        found = answers(opened(core.settings, layer).values(), problems)
+        if not found:
+            tune = command("tune", str(model), device=device, options=given_options(None, shape, preprocess),
+                           settings=core.settings)  # fmt: skip
+            raise InputError("nothing is known of its layers", where=str(model), hint=f"`{tune}` measures")
+        left_out, nbytes = put(model, to, found)
+        new = len(found)
+    if left_out:
+        note(f"{plural(len(left_out), 'measurement')} left out: a model takes {MOST_BYTES >> 20} MiB of them")
+    count = len(list(EmbeddedDatabase(to)))
+    if as_json:
+        report = {"model": str(to), "embedded": count, "new": new, "left_out": len(left_out), "bytes": nbytes}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return
+    what = f"{plural(count, 'measurement')} ({size(nbytes)}) in {to}" if count else f"nothing is left in {to}"
+    console().print(cell(what), soft_wrap=True)
+
+
+def extract(
+    model: ModelFile,
+    out: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Into a new .jsonl instead.", show_default=False),
+    ] = None,
+    any_processor: AnyProcessor = False,
+    dry_run: DryRun = False,
+    config: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take the measurements that a model file carries into the user's knowledge base, each checked by itself.
+
+    The same as `kb import` of a file: what is damaged is named and left out, and the exit code is 1; records of a
+    processor that is not here are refused unless told otherwise.
+
+    Example: tunewright kb extract model.onnx -o records.jsonl
+    """
+    from ..plugins.embed import measurements
+    from ..tuning.embedded import EmbeddedDatabase, text_of
+
+    if not text_of(model):
+        raise InputError("carries no measurements", where=str(model), hint="`tunewright kb embed` puts some in")
+    if out is None:
+        take("extracted", [str(model)], any_processor, dry_run, settings_of(config), as_json)
+    if out is None or out.suffix != ".jsonl":
+        raise InputError("records go into a .jsonl", where=str(out))
+    from ..tuning.system import write_lines
+
+    if out.exists():
+        raise InputError("exists already", where=str(out), hint="name another one, or remove it first")
+    check_writable(out)
+    found = EmbeddedDatabase(model)
+    bad = found.damage()
+    damage(str(model), bad)
+    records = measurements([found])
+    if not dry_run:
+        write_lines(out, records)
+    if as_json:
+        report = {"file": str(out), "records": len(records), "damaged": len(bad), "dry_run": dry_run}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        console().print(cell(f"{plural(len(records), 'measurement')} in {out}"), soft_wrap=True)
+    raise typer.Exit(1 if bad else 0)
+
+
+def _problems(
+    core: Core, model: Path, shape: Sequence[str] | None, preprocess: Sequence[str] | None, device: str
+) -> set[str]:
+    """Keys of the problems that a model poses on a device; nothing is tuned."""
+    from ..plugins.embed import problems_of
+    from .explain import looking
+    from .inputs import concrete, load
+
+    core.settings, _ = looking(core.settings)
+    feed = load(core, model, None, shape, preprocess, 0)
+    found: set[str] = set()
+    for piece in core.pieces(concrete(feed), feed.values, device):
+        piece.compiled(piece.inputs)
+        found |= problems_of(piece.compiled)
+    return found

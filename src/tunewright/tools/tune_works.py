@@ -1,0 +1,165 @@
+"""What `tunewright tune` is to tune: models and folders of them, for certain shapes, each with how much it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..core import Core
+    from ..frontend.model import Model
+    from ..plugins.apart import Apart
+    from ..plugins.tune_many import Work
+
+_HINT = "as in --case batch=8:0.3, or --case ids=1x128,mask=1x128:0.7"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes that inputs come in, and the part of the inferences that have them."""
+
+    shapes: tuple[str, ...] = ()
+    batch: int | None = None
+    weight: float = 1.0
+
+    @property
+    def title(self) -> str:
+        return f"batch={self.batch}" if self.batch is not None else ", ".join(self.shapes)
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What all works are fed with, as it was given."""
+
+    input: Sequence[str] | None = None
+    shape: Sequence[str] | None = None
+    preprocess: Sequence[str] | None = None
+    seed: int = 0
+
+
+def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The models, and the dumps of problems, that arguments name; folders are looked through. One of them is empty."""
+    models: list[Path] = []
+    dumps: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.rglob("*.onnx"))
+            if inside and any(path.glob("*.jsonl")):
+                raise InputError("holds models and dumps of problems", where=str(path), hint="name the files")
+            if not inside and not any(path.glob("*.jsonl")):
+                hint = "ENABLE_TUNE_DUMP=YES writes a dump"
+                raise InputError("holds no model (.onnx) and no dump of problems (.jsonl)", where=str(path), hint=hint)
+            models += inside
+            dumps += [] if inside else [path]
+        elif is_dump(path):
+            dumps.append(path)
+        else:
+            models.append(path)
+    if models and dumps:
+        hint = "tune models and dumps (.jsonl) one after the other"
+        raise InputError("is not a dump of problems, as others are", where=str(models[0]), hint=hint)
+    return list(dict.fromkeys(models)), dumps
+
+
+def is_dump(path: Path) -> bool:
+    """Lines of JSON; ONNX files never begin like that."""
+    if path.suffix == ".jsonl":
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def cases_of(case: Sequence[str] | None, batch: str | None) -> list[Case]:
+    """The shapes that are to be tuned for; one without any where none are named."""
+    if case and batch:
+        raise InputError("name the same thing", where="--case, --batch", hint="give one of them")
+    found = [_case(text) for text in case or ()]
+    for text in (batch or "").split(",") if batch is not None else ():
+        number, weight = _weighted(text, f"--batch {batch}", "as in --batch 1:0.8,8:0.2")
+        if not number.isdecimal() or not int(number):
+            raise InputError(f"{number!r} is no batch", where=f"--batch {batch}", hint="as in --batch 1:0.8,8:0.2")
+        found.append(Case(batch=int(number), weight=weight))
+    return found or [Case()]
+
+
+def _case(text: str) -> Case:
+    shapes, weight = _weighted(text, f"--case {text}", _HINT)
+    parts = tuple(part.strip() for part in shapes.split(","))
+    if not all("=" in part for part in parts):
+        raise InputError("is not NAME=SHAPE[,NAME=SHAPE...][:WEIGHT]", where=f"--case {text}", hint=_HINT)
+    return Case(parts, weight=weight)
+
+
+def _weighted(text: str, where: str, hint: str) -> tuple[str, float]:
+    """What stands before the weight, and that; 1 where there is none."""
+    head, colon, tail = text.strip().rpartition(":")
+    try:
+        weight = float(tail) if colon else 1.0
+    except ValueError:  # a colon of a name
+        return text.strip(), 1.0
+    if not 0 < weight < float("inf"):
+        raise InputError(f"{tail} is no weight", where=where, hint=hint)
+    return (head.strip() if colon else text.strip()), weight
+
+
+def weights_of(texts: Sequence[str] | None, models: Sequence[Path]) -> dict[Path, float]:
+    """How much models count: NAME=WEIGHT, by their path or the name of their file."""
+    found = dict.fromkeys(models, 1.0)
+    for text in texts or ():
+        name, _, value = text.rpartition("=")
+        meant = [path for path in models if name in (str(path), path.name, path.stem)]
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = 0.0
+        if not name or not 0 < weight < float("inf"):
+            raise InputError("is not NAME=WEIGHT", where=f"--weight {text}", hint="as in --weight model.onnx=3")
+        if not meant:
+            names = ", ".join(path.name for path in models[:5]) + (", ..." if models[5:] else "")
+            raise InputError(f"there is no model {name!r}", where=f"--weight {text}", hint=f"the models are {names}")
+        found |= dict.fromkeys(meant, weight)
+    return found
+
+
+def works_of(
+    core: Core, models: Mapping[Path, float], cases: Sequence[Case], fed: Fed, one: Apart
+) -> list[Work]:  # fmt: skip
+    """Every model in every case, as it is served by one of several devices."""
+    from ..plugins.tune_many import Work
+
+    total = sum(case.weight for case in cases)
+    return [
+        Work(
+            " ".join(filter(None, (str(path), case.title))), _Opener(core, path, case, fed, one), str(path), weight,
+            case.weight / total,
+        )
+        for path, weight in models.items()
+        for case in cases
+    ]  # fmt: skip
+
+
+class _Opener:
+    """Reads a model, with inputs of the shapes of a case; what had to be assumed is noted once."""
+
+    def __init__(self, core: Core, path: Path, case: Case, fed: Fed, one: Apart) -> None:
+        self._core, self._path, self._case, self._fed, self._one = core, path, case, fed, one
+        self._noted = False
+
+    def __call__(self) -> tuple[Model, Mapping[str, Any]]:
+        from .benchmark_data import with_batch
+        from .common import note
+        from .inputs import coming, concrete, make_feed
+
+        fed, case = self._fed, self._case
+        model = coming(self._core.read_model(self._path), fed.preprocess)
+        if case.batch is not None:
+            model = with_batch(model, case.batch)
+        feed = make_feed(model, fed.input, [*(fed.shape or ()), *case.shapes], fed.seed, self._core.settings)
+        for text in () if self._noted else feed.notes:
+            note(text)
+        self._noted = True
+        return self._one.model(concrete(feed)), self._one.inputs(feed.values)

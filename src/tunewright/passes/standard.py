@@ -24,6 +24,7 @@ from . import (
     tables,
     views,
 )
+from .attention_structure import RecogniseAttention
 from .base import Pass, Repeat
 from .collected import CollectedRows
 from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
@@ -75,7 +76,9 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     CLEAN_LOOPS,
     RecurrentLoops(),
     CLEAN_UP,
-    RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
+    RewritePass("recognise-softmax", recognise.SOFTMAX),
+    RecogniseAttention(),
+    RewritePass("recognise", (*recognise.RULES, *attention.GROUPS, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
     EarlyStrides(),
@@ -98,8 +101,10 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     # concrete shapes decide branches, and how long loops are
     Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     GrowStates(),
+    RewritePass("recognise-softmax", recognise.SOFTMAX),
     attention.ScoresApart(),
-    RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
+    RecogniseAttention(),
+    RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.GROUPS, *attention.HEADS)),
     RewritePass("views", views.RULES),
     SpreadNorm(),
     DeadCode(),

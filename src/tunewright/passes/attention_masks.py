@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -216,26 +216,36 @@ class Masks:
         """Batch and heads of the scores may have other axes at this step: the mask follows them to those wanted."""
         if not all(isinstance(d, int) for d in (*lead, *self.target, *dims)):
             return f"the mask {mask!r} stands at other axes than the Attention's"
-        sizes: list[int] = [int(d) for d in lead]  # type: ignore[arg-type]
-        full: list[int] = [1] * (len(sizes) + 2 - len(dims)) + [int(d) for d in dims]  # type: ignore[arg-type]
-        wide, wanted, at = list(full), list[int](), 0
-        for goal in (int(d) for d in self.target):  # type: ignore[arg-type]
-            first, size = at, 1
-            while at < len(sizes) and size < goal:
-                size, at = size * sizes[at], at + 1
-            if size != goal:
-                return f"the mask {mask!r} stands at other axes than the Attention's"
-            if any(d != 1 for d in full[first:at]):
-                wide[first:at] = sizes[first:at]
-                wanted.append(goal)
+        sizes, goals = [int(d) for d in lead], [int(d) for d in self.target]  # type: ignore[arg-type]
+        full = [1] * (len(sizes) + 2 - len(dims)) + [int(d) for d in dims]  # type: ignore[arg-type]
+        wide, wanted = list(full), list[int]()
+        for (first, end), (start, stop) in _blocks(sizes, goals):
+            if any(d != 1 for d in full[first:end]):
+                wide[first:end] = sizes[first:end]
+                wanted += goals[start:stop]
             else:
-                wanted.append(1)
-        if any(d != 1 for d in full[at:-2]):
+                wanted += [1] * (stop - start)
+        if len(wanted) != len(goals):
             return f"the mask {mask!r} stands at other axes than the Attention's"
         if wide != full:
             mask = self.made.node("Expand", [mask, self.made.graph.constant(np.asarray(wide, np.int64), "axes")])
         shaped = self.made.shaped(mask, [*wanted, *full[-2:]])
         return shaped if shaped is not None else f"the mask {mask!r} has an open shape"
+
+
+def _blocks(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of axes of two shapes of one size that hold as many elements, as small as possible."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first, start, left, right = i, j, 1, 1
+        while i == first and j == start or left != right:
+            if i < len(a) and (left <= right or j == len(b)):
+                left, i = left * a[i], i + 1
+            elif j < len(b):
+                right, j = right * b[j], j + 1
+            else:
+                return
+        yield (first, i), (start, j)
 
 
 def _unspread(mask: Value) -> Value:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE, same
+from ..ir.symbolic import WHOLE, same, sym_array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Rule
 
@@ -101,17 +101,22 @@ def _compose(graph: Graph, match: Match) -> Value:
 
 
 def _axes_apart(match: Match) -> list[int] | str:
-    """The permutation of x that Reshape, Transpose and Reshape amount to: the first axis in between is several."""
+    """The permutation that Reshape, Transpose and Reshape amount to, where the first axis in between is several."""
     perm, turned = _permutation(match.node("turn")), match.node("turn").inputs[0]
     outer, inner, out = facts.shape(match["x"]), facts.shape(turned), facts.shape(match.root.output)
     if perm is None or outer is None or inner is None or out is None:
         return "the shapes are not known"
-    kept = len(outer) - len(inner) + 1
-    if perm[0] != 0 or kept < 1 or len(outer) != len(out):
+    last = len(inner) - 1
+    kept = len(out) - last
+    if not last or perm[0] != 0 or kept < 1 or len(outer) <= last:
         return "the first axis is moved, or axes get lost"
-    sizes = [*zip(outer[kept:], inner[1:], strict=True), *zip(outer[:kept], out[:kept], strict=True)]
+    sizes = [*zip(outer[-last:], inner[1:], strict=True), *zip(out[kept:], (inner[p] for p in perm[1:]), strict=True)]
     if any(a is None or not same([a], [b]) for a, b in sizes):
         return f"{match.root.output!r} may have other axes than {match['x']!r}"
+    if len(outer) != len(out) and not all(isinstance(d, WHOLE) for d in (*out[:kept], *outer[-last:])):
+        return "the first axes are not known"
+    if len(outer) == len(out) and not (None not in outer[:kept] and same(outer[:kept], out[:kept])):
+        return f"the first axes of {match.root.output!r} may differ from those of {match['x']!r}"
     return [*range(kept), *(kept - 1 + p for p in perm[1:])]
 
 
@@ -121,7 +126,14 @@ def _check_apart(match: Match) -> str | None:
 
 
 def _turn_apart(graph: Graph, match: Match) -> Value:
-    return graph.add("Transpose", [match["x"]], {"perm": tuple(_axes_apart(match))}).output
+    perm, x = _axes_apart(match), match["x"]
+    outer, out = facts.shape(x), facts.shape(match.root.output)
+    assert outer is not None and out is not None and not isinstance(perm, str)
+    if len(outer) != len(out):
+        last = len(facts.shape(match.node("turn").output) or ()) - 1
+        dims = [*out[: len(out) - last], *outer[-last:]]
+        x = graph.add("Reshape", [x, graph.constant(sym_array(dims), "shape")], {"allowzero": 1}).output
+    return graph.add("Transpose", [x], {"perm": tuple(perm)}).output
 
 
 def _moves_only_ones(node: Node) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import WHOLE
+from ..ir.types import DType
 from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Pattern, Rule, product, scalar
@@ -182,9 +183,38 @@ def _with_bias(graph: Graph, match: Match) -> Value:
     return graph.add(node.op, [match["x"], match["ones"], _parameter(graph, match)], node.attrs).output
 
 
+# Exporters normalise half floats in single precision, which kernels do in any case.
+_WIDENED = Op("Cast", "x", shared=True)
+_AROUND = Op(
+    "Cast", Op("LayerNormalization|RMSNormalization", _WIDENED, Const("scale"), name="norm", rest=True)
+)
+
+
+def _check_casts(match: Match) -> str | None:
+    node, kind = match.node("norm"), facts.dtype(match["x"])
+    if kind is None or kind is not facts.dtype(match.root.output) or kind not in (DType.FLOAT16, DType.BFLOAT16):
+        return "what goes in and comes out is not of one narrow type"
+    if facts.dtype(node.inputs[0]) is not DType.FLOAT32:
+        return "it is not normalised in single precision"
+    for value in node.inputs[1:]:
+        if value is None or value.const is None:
+            return "scale or shift are not constant"
+        if not (value.const.astype(kind.numpy).astype(value.const.dtype) == value.const).all():
+            return f"{kind} does not hold {value!r}"
+    return None
+
+
+def _narrow_norm(graph: Graph, match: Match) -> Value:
+    node, kind = match.node("norm"), facts.dtype(match["x"])
+    assert kind is not None
+    constants = [graph.constant(v.const.astype(kind.numpy), v.name) for v in node.inputs[1:] if v is not None and v.const is not None]
+    return graph.add(node.op, [match["x"], *constants], node.attrs).output
+
+
 NORMALISATIONS = (
     Rule("layer-norm", _over_root(_CENTRED, _VARIANCE), _norm("LayerNormalization"), _check_norm),
     Rule("rms-norm", _over_root("x", _MEAN_SQUARE), _norm("RMSNormalization"), _check_norm),
+    Rule("norm-casts", _AROUND, _narrow_norm, _check_casts),
     Rule(
         "norm-scale",
         Op("Mul", Op("LayerNormalization|RMSNormalization", "x", Const("ones", _all_ones), name="norm"), Const("c")),

@@ -17,7 +17,6 @@ from .numeric import narrow, wide
 from .samples import with_samples
 from .slicing import pad
 
-
 #: attribute that only the IR has: a row in which every key is hidden is NaN, as a softmax of -inf, instead of zero
 NAN_ROWS = "nan_rows"
 

@@ -23,8 +23,8 @@ HIDDEN = -1e38
 MOST_VALUES = 64
 #: they make finite numbers of finite ones, as long as nothing overflows
 _FINITE = frozenset(
-    """Add Sub Mul Neg Where Max Min Abs Cast Reshape Squeeze Unsqueeze Flatten Expand Transpose Slice Gather GatherND
-    Concat Identity Tile Split ScatterND""".split()
+    {"Add", "Sub", "Mul", "Neg", "Where", "Max", "Min", "Abs", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+    | {"Expand", "Transpose", "Slice", "Gather", "GatherND", "Concat", "Identity", "Tile", "Split", "ScatterND"}
 )
 
 
@@ -79,7 +79,7 @@ def _equal(a: Dim, b: Dim) -> bool:
 
 
 class Masks:
-    """``lead``: batch and heads as the Attention will have them. ``zeroed``: conditions by which weights become zero."""
+    """``lead``: batch and heads of the Attention; ``zeroed``: conditions by which weights become zero."""
 
     def __init__(self, made: Maker, scores: Shape, lead: Sequence[Dim], zeroed: set[tuple[Value, bool]]) -> None:
         self.made, self.keys, self.target, self.zeroed = made, scores[-1], tuple(lead), zeroed
@@ -101,16 +101,17 @@ class Masks:
             return self._capped(step)
         shape = facts.shape(step.result)
         assert shape is not None
-        given = self._placed(match["bias" if step.kind == "bias" else "seen"], shape)
+        added = step.kind in ("bias", "less")
+        given = self._placed(match["bias" if added else "seen"], shape)
         if isinstance(given, str):
             return given
-        if step.kind == "bias":
-            return self._add(given)
+        if added:
+            return self._add(given if step.kind == "bias" else self.made.node("Neg", [given]))
         self.conditions.add((match["seen"], step.kind == "seen"))
         return self._hide(step, given if step.kind == "seen" else self.made.node("Not", [given]))
 
     def result(self, guarded: bool) -> tuple[Value | None, bool]:
-        """The Attention's mask, and whether a row in which every key is hidden is NaN. ``guarded``: NaN becomes zero."""
+        """The mask, and whether a row in which every key is hidden is NaN. ``guarded``: NaN becomes zero."""
         mask = self.bias if self.bias is not None else self.seen
         return mask, mask is not None and not guarded and not self.zeroed and may_hide_all(mask)
 
@@ -238,7 +239,7 @@ def _blocks(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[tuple[int, int
     i = j = 0
     while i < len(a) or j < len(b):
         first, start, left, right = i, j, 1, 1
-        while i == first and j == start or left != right:
+        while (i == first and j == start) or left != right:
             if i < len(a) and (left <= right or j == len(b)):
                 left, i = left * a[i], i + 1
             elif j < len(b):
@@ -272,7 +273,7 @@ def may_hide_all(mask: Value) -> bool:
     if mask.const is not None:
         visible: Array = mask.const if mask.const.dtype == np.bool_ else ~np.isneginf(mask.const.astype(np.float32))
         return not bool(visible.any(-1).all())
-    return not _range(mask)[0]
+    return facts.dtype(mask) is DType.BOOL or not _range(mask)[0]
 
 
 def _range(value: Value) -> tuple[bool, bool]:

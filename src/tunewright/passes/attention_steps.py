@@ -61,6 +61,7 @@ SCORE_STEPS = (
         Op("Where", "seen", _LOWEST, "x"), Op("Add", "x", Op("Where", "seen", _LOWEST, _ZERO, shared=True)),
     )),
     Kind("bias", Op("Add", "x", "bias")),
+    Kind("less", Op("Sub", "x", "bias")),
 )  # fmt: skip
 
 #: between the softmax and the product with values
@@ -120,7 +121,7 @@ def scores(graph: Graph, softmax: Node) -> Path | None:
     if start is None:
         return None
     found = list(_Search(graph).back(start, DEEPEST))
-    return min(found, key=lambda path: sum(s.kind == "bias" for s in path.steps), default=None)
+    return min(found, key=lambda path: sum(s.kind in ("bias", "less") for s in path.steps), default=None)
 
 
 def weights(graph: Graph, softmax: Node) -> Path | str:

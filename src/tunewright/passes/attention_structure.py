@@ -145,7 +145,7 @@ def _narrows(before: Path, behind: Path) -> str | None:
     """Scores in fewer digits than queries and keys have would not be what the graph says."""
     kinds = [facts.dtype(before.product.output), *(facts.dtype(s.result) for s in before.steps)]
     sizes = [k.itemsize for k in kinds if k is not None]
-    if len(sizes) != len(kinds) or any(b < a for a, b in zip(sizes, sizes[1:], strict=False)):
+    if len(sizes) != len(kinds) or sizes != sorted(sizes):
         return "scores are rounded to fewer digits in front of the softmax"
     return None
 
@@ -168,7 +168,7 @@ def _replace(graph: Graph, softmax: Node, found: _Found) -> str | None:
     if isinstance(made, str):
         remove_dead(graph, reversed(added))
         return made
-    last = found.behind.product
+    last, sources = found.behind.product, [*found.operands, *_asides(found)]
     covered = [n for s in (*found.before.steps, *found.behind.steps) for n in s.match.nodes]
     nodes = [found.before.product, *covered, softmax, last]
     origin = tuple(dict.fromkeys(name for n in nodes for name in n.origin))
@@ -180,8 +180,23 @@ def _replace(graph: Graph, softmax: Node, found: _Found) -> str | None:
     remove_dead(graph, [last, *(n for s in reversed(found.behind.steps) for n in reversed(s.match.nodes)), softmax,
                         *(n for s in reversed(found.before.steps) for n in reversed(s.match.nodes)),
                         found.before.product])  # fmt: skip
+    _remove_above(graph, sources)
     graph.sort()
     return None
+
+
+def _asides(found: _Found) -> list[Value]:
+    """Masks and biases as they stood in the graph."""
+    return [v for s in (*found.before.steps, *found.behind.steps) for n, v in s.match.values.items() if n != "x"]
+
+
+def _remove_above(graph: Graph, values: list[Value]) -> None:
+    """What nobody reads any more, as the Attention found another way to say it."""
+    while values:
+        node = values.pop().producer
+        if node is not None and node in graph and not any(graph.is_read(v) for v in node.outputs):
+            values += [v for v in node.inputs if v is not None]
+            graph.remove(node)
 
 
 def _build(graph: Graph, found: _Found) -> Value | str:
@@ -212,10 +227,10 @@ def _build(graph: Graph, found: _Found) -> Value | str:
     if facts.dtype(old) is not facts.dtype(result):
         kind = facts.dtype(old)
         result = made.node("Cast", [result], {"to": kind.onnx_code if kind else 1})
-    dims = facts.shape(old)
-    if dims is not None and len(dims) == len(lead) + 2:
+    wanted = facts.shape(old)
+    if wanted is not None and len(wanted) == len(lead) + 2:
         return result
-    shaped = None if dims is None else made.shaped(result, dims)
+    shaped = None if wanted is None else made.shaped(result, wanted)
     return shaped if shaped is not None else "the shape of its result is not known"
 
 

@@ -207,7 +207,8 @@ def _check_casts(match: Match) -> str | None:
 def _narrow_norm(graph: Graph, match: Match) -> Value:
     node, kind = match.node("norm"), facts.dtype(match["x"])
     assert kind is not None
-    constants = [graph.constant(v.const.astype(kind.numpy), v.name) for v in node.inputs[1:] if v is not None and v.const is not None]
+    given = [v for v in node.inputs[1:] if v is not None and v.const is not None]
+    constants = [graph.constant(np.asarray(v.const).astype(kind.numpy), v.name) for v in given]
     return graph.add(node.op, [match["x"], *constants], node.attrs).output
 
 

@@ -31,6 +31,7 @@ from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedState
 from .conv_pair import ConvPairs
 from .counted import CountedLoops
 from .early_strides import EarlyStrides
+from .einsum import LowerEinsum
 from .excite import SqueezeExcite
 from .fuse import Fuse
 from .grow_states import GrowStates
@@ -76,6 +77,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     CLEAN_LOOPS,
     RecurrentLoops(),
     CLEAN_UP,
+    LowerEinsum(),
     RewritePass("recognise-softmax", recognise.SOFTMAX),
     RecogniseAttention(),
     RewritePass("recognise", (*recognise.RULES, *attention.GROUPS, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
@@ -101,6 +103,7 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     # concrete shapes decide branches, and how long loops are
     Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     GrowStates(),
+    LowerEinsum(),
     RewritePass("recognise-softmax", recognise.SOFTMAX),
     attention.ScoresApart(),
     RecogniseAttention(),

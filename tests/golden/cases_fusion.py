@@ -337,6 +337,17 @@ RECOGNISE = [
         { c = Reshape(x, a) d = Transpose<perm=[0,2,1]>(c) y = Reshape(d, b) }""",
     ),
     Case(
+        "turned-weights",
+        """g (float[2,4,8] x) => (float[2,4,6] y) <float[6,8] w>
+        { t = Transpose<perm=[1,0]>(w) y = MatMul(x, t) }""",
+    ),
+    Case(
+        "turned-weights",
+        """g (float[4,8] x) => (float[4,6] y) <float[6,8] w, float[6] b>
+        { t = Transpose(w) y = Gemm<alpha=0.5>(x, t, b) }""",
+        "gemm",
+    ),
+    Case(
         "norm-casts",
         """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[8] s>
         { a = Cast<to=1>(x) b = RMSNormalization(a, s) y = Cast<to=10>(b) }""",

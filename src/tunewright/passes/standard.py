@@ -48,6 +48,7 @@ from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuanti
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
+from .weights import TurnedWeights
 
 #: only once no loop can become a layer any more
 _LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
@@ -83,6 +84,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     RewritePass("recognise", (*recognise.RULES, *attention.GROUPS, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
+    TurnedWeights(),
     EarlyStrides(),
     FlushDenormals(),
 )

@@ -27,7 +27,7 @@ import onnx
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 #: of two inferences: results in fp16 differ by the order of sums
-TOLERANCE = {"fp32": 2e-4, "fp16": 3e-2}
+TOLERANCE = {"fp32": 2e-4, "fp16": 3e-2, "int8": 5e-2, "int4": 2e-3}
 #: nodes that stand between a softmax and the product with values, or in front of it behind the scores
 BETWEEN = frozenset(
     {"Where", "Cast", "Identity", "Dropout", "Mul", "Add", "Sub", "Div", "Reshape", "Squeeze", "Unsqueeze", "Transpose"}
@@ -61,6 +61,8 @@ class Variant:
 VARIANTS = (
     Variant("dynamo", 18, "fp32"), Variant("dynamo", 23, "fp32"), Variant("legacy", 18, "fp32"),
     Variant("dynamo", 18, "fp16"), Variant("legacy", 18, "fp16"),
+    # made of the fp32 model by ONNX Runtime's quantisers
+    Variant("dynamo", 18, "int8"), Variant("dynamo", 18, "int4"),
 )  # fmt: skip
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 LARGER = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -243,7 +245,10 @@ def export(folder: Path, only: Sequence[str]) -> None:
                     continue
                 torch.manual_seed(0)
                 try:
-                    _export_one(folder, name, *family.make(form), variant)
+                    if variant.precision.startswith("int"):
+                        _quantise(folder, f"{family.name}.{form}.dynamo18-fp32", name, variant.precision)
+                    else:
+                        _export_one(folder, name, *family.make(form), variant)
                 except Exception as error:  # exporters raise anything
                     sys.stdout.write(f"{name}: not exported: {str(error).strip().splitlines()[:1]}\n")
                 else:
@@ -279,6 +284,22 @@ def _export_one(folder: Path, name: str, module: Any, inputs: dict[str, Any], va
     given = [i.name for i in onnx.load(str(path), load_external_data=False).graph.input]
     arrays = {name: tensor.numpy() for name, tensor in zip(given, flat.values(), strict=True)}
     np.savez(folder / f"{name}.npz", **arrays)
+
+
+def _quantise(folder: Path, source: str, name: str, precision: str) -> None:
+    """A model with products of bytes, or with weights of four bits."""
+    given, made = folder / f"{source}.onnx", folder / f"{name}.onnx"
+    if precision == "int8":
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(given, made, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+    else:
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        quantiser = MatMulNBitsQuantizer(onnx.load(str(given)), block_size=32, is_symmetric=False)
+        quantiser.process()
+        onnx.save(quantiser.model.model, str(made))
+    np.savez(folder / f"{name}.npz", **np.load(given.with_suffix(".npz")))
 
 
 def _positional(module: Any, inputs: dict[str, Any]) -> Any:

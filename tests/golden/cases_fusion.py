@@ -40,6 +40,13 @@ RECOGNISE = [
     ),
     Case(
         "gelu-tanh",
+        f"""{_X} <float c = {{0.7978845608}}, float k = {{0.044715}}, float one = {{1}}, float half = {{0.5}}>
+        {{ h = Mul(x, half) a = Mul(x, c) b = Mul(x, k) d = Mul(b, x) e = Add(d, one) f = Mul(a, e) t = Tanh(f)
+          g = Add(t, one) y = Mul(h, g) }}""",
+        "bloom",
+    ),
+    Case(
+        "gelu-tanh",
         f"""{_X} <float three = {{3}}, float k = {{0.044715}}, float r = {{0.7978845608}}, float o = {{1}}, float h =
           {{0.5}}>
         {{ a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
@@ -335,6 +342,22 @@ RECOGNISE = [
         "transpose-apart",
         """g (float[2,4,5,3] x) => (float[2,4,5,3] y) <int64[3] a = {8,5,3}, int64[4] b = {2,4,5,3}>
         { c = Reshape(x, a) d = Transpose<perm=[0,2,1]>(c) y = Reshape(d, b) }""",
+    ),
+    Case(
+        "rotary",
+        """g (float[2,3,5,4] x, float[1,5,2] angles) => (float[2,3,5,4] y)
+        <int64[1] zero = {0}, int64[1] two = {2}, int64[1] end = {9223372036854775807}, int64[1] last = {3},
+         int64[1] one = {1}>
+        { a = Concat<axis=-1>(angles, angles) b = Unsqueeze(a, one) c = Cos(b) s = Sin(b) f = Slice(x, zero, two, last)
+          g = Slice(x, two, end, last) n = Neg(g) t = Concat<axis=-1>(n, f) l = Mul(x, c) r = Mul(t, s)
+          y = Add(l, r) }""",
+    ),
+    no(
+        "rotary",
+        """g (float[2,3,5,4] x, float[1,1,5,4] c, float[1,1,5,4] s) => (float[2,3,5,4] y)
+        <int64[1] zero = {0}, int64[1] two = {2}, int64[1] end = {9}, int64[1] last = {3}>
+        { f = Slice(x, zero, two, last) g = Slice(x, two, end, last) n = Neg(g) t = Concat<axis=-1>(n, f) l = Mul(x, c)
+          r = Mul(t, s) y = Add(l, r) }""",
     ),
     Case(
         "turned-weights",

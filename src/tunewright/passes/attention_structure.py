@@ -206,6 +206,7 @@ def _build(graph: Graph, found: _Found) -> Value | str:
     if isinstance(masks, str):
         return masks
     mask, nan_rows = masks.result(any(s.kind == "guarded" for s in found.behind.steps))
+    v = _without_widening(v, q)
     q, times = _without_scale(q)
     k, over = _keys(made, kt)
     lead, dims = found.lead, facts.shape(mask) or ()
@@ -265,6 +266,15 @@ def _without_scale(value: Value) -> tuple[Value, float]:
         value = match["x"]
         factor = factor * number(match, "times") if "times" in match else factor / number(match, "over")
     return value, factor
+
+
+def _without_widening(value: Value, like: Value) -> Value:
+    """Values in front of a Cast from the queries' type to one with more digits."""
+    node = value.producer
+    before = node.inputs[0] if node is not None and node.op == "Cast" and not node.epilogue else None
+    kinds = facts.dtype(before), facts.dtype(value)
+    wider = None not in kinds and kinds[0] is facts.dtype(like) and kinds[0].itemsize < kinds[1].itemsize  # type: ignore[union-attr]
+    return before if before is not None and wider else value
 
 
 def number(match: Match, name: str) -> float:

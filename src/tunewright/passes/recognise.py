@@ -49,10 +49,10 @@ _CUBIC = OneOf(
     Op("Mul", _CUBE, 0.044715), product("x", Op("Mul", "x", "x"), 0.044715),
     Op("Mul", "x", Op("Mul", "x", Op("Mul", "x", 0.044715))),
 )  # fmt: skip
+_SQUARE = OneOf(Op("Mul", Op("Mul", "x", "x"), 0.044715), Op("Mul", "x", Op("Mul", "x", 0.044715)))
 _INNER = OneOf(
-    Op("Mul", Op("Add", "x", _CUBIC), _ROOT_2_PI),
-    product("x", Op("Add", Op("Mul", Op("Mul", "x", "x"), 0.044715), 1.0), _ROOT_2_PI),
-)
+    Op("Mul", Op("Add", "x", _CUBIC), _ROOT_2_PI), product("x", Op("Add", _SQUARE, 1.0), _ROOT_2_PI),
+)  # fmt: skip
 _GELU_TANH = product("x", Op("Add", Op("Tanh", _INNER), 1.0), 0.5)
 _RAMP = Op("Clip", Op("Add", "x", 3.0), 0.0, 6.0)
 

@@ -19,6 +19,7 @@ from . import (
     openvino,
     recognise,
     recurrent,
+    rotary,
     shape_values,
     shuffle,
     tables,
@@ -43,6 +44,7 @@ from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
 from .recurrent_loops import RecurrentLoops
+from .rotary import RecogniseRotary
 from .scan_axes import ScanAxes
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
@@ -81,6 +83,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     LowerEinsum(),
     RewritePass("recognise-softmax", recognise.SOFTMAX),
     RecogniseAttention(),
+    RecogniseRotary("recognise-rotary", rotary.RULES),
     RewritePass("recognise", (*recognise.RULES, *attention.GROUPS, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,

@@ -48,19 +48,21 @@ class Family:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to export: exporter, opset, precision."""
+    """One way to export: exporter, opset, precision; ``open``: batch and lengths have names instead of sizes."""
 
     exporter: str
     opset: int
     precision: str
+    open: bool = False
 
     def __str__(self) -> str:
-        return f"{self.exporter}{self.opset}-{self.precision}"
+        return f"{self.exporter}{self.opset}{'open' if self.open else ''}-{self.precision}"
 
 
 VARIANTS = (
     Variant("dynamo", 18, "fp32"), Variant("dynamo", 23, "fp32"), Variant("legacy", 18, "fp32"),
     Variant("dynamo", 18, "fp16"), Variant("legacy", 18, "fp16"),
+    Variant("dynamo", 18, "fp32", True), Variant("legacy", 18, "fp32", True),
     # made of the fp32 model by ONNX Runtime's quantisers
     Variant("dynamo", 18, "int8"), Variant("dynamo", 18, "int4"),
 )  # fmt: skip
@@ -273,17 +275,33 @@ def _export_one(folder: Path, name: str, module: Any, inputs: dict[str, Any], va
         if variant.exporter == "dynamo":
             made = torch.onnx.export(
                 module, (), kwargs=inputs, dynamo=True, opset_version=variant.opset, verbose=False,
-                external_data=False,
+                external_data=False, dynamic_shapes=_dynamic(inputs) if variant.open else None,
             )  # fmt: skip
             made.save(str(path))
         else:
             torch.onnx.export(
                 _positional(module, inputs), tuple(flat.values()), str(path), dynamo=False,
                 opset_version=variant.opset, input_names=list(flat),
+                dynamic_axes={k: _axes(v) for k, v in flat.items()} if variant.open else None,
             )  # fmt: skip
     given = [i.name for i in onnx.load(str(path), load_external_data=False).graph.input]
     arrays = {name: tensor.numpy() for name, tensor in zip(given, flat.values(), strict=True)}
     np.savez(folder / f"{name}.npz", **arrays)
+
+
+def _axes(tensor: Any) -> list[int]:
+    """Axes whose sizes change: batch and length of tokens, batch and length of a past, the batch of anything else."""
+    return [0] if tensor.is_floating_point() and tensor.shape[0] == 2 else [0, 2] if tensor.dim() == 4 else [0, 1]
+
+
+def _dynamic(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, dict):
+        return {k: _dynamic(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_dynamic(v) for v in value]
+    return {axis: torch.export.Dim.AUTO for axis in _axes(value)}
 
 
 def _quantise(folder: Path, source: str, name: str, precision: str) -> None:

@@ -21,7 +21,7 @@ from .base import Context
 from .pattern import Match, OneOf, Op, Rule
 
 #: what may be done to scores in front of a softmax, and to weights behind it
-_STEPS = frozenset({"Add", "Mul", "Div", "Where", "Cast", "Tanh", "IsNaN"})
+_STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "IsNaN"})
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _MAINS = frozenset({"MatMul"}) | _STEPS | _VIEWS
 #: operations between a softmax and the product of queries and keys

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Value
-from ..ir.symbolic import WHOLE, SymArray, sym_array
+from ..ir.symbolic import WHOLE, SymArray, same, sym_array
 from ..ir.types import Dim, DType, Shape
 from ..ops import lookup
 from ..ops.base import Array
@@ -215,6 +215,9 @@ class Masks:
 
     def _regrouped(self, mask: Value, dims: Shape, lead: Shape) -> Value | str:
         """Batch and heads of the scores may have other axes at this step: the mask follows them to those wanted."""
+        if len(outer := dims[:-2]) == len(lead) and same(outer, lead):
+            shaped = self.made.shaped(mask, [*self.target, *dims[-2:]])
+            return shaped if shaped is not None else f"the mask {mask!r} has an open shape"
         if not all(isinstance(d, int) for d in (*lead, *self.target, *dims)):
             return f"the mask {mask!r} stands at other axes than the Attention's"
         sizes, goals = [int(d) for d in lead], [int(d) for d in self.target]  # type: ignore[arg-type]

@@ -34,34 +34,45 @@ class ScoresApart:
     name = "scores-apart"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        changed = False
+        before = len(graph)
         for node in graph.nodes:
-            if node.op == "Softmax":
-                changed |= self._apart(graph, node.inputs[0], _DEEPEST) | self._behind(graph, node)
-        return changed
+            if node.op == "Softmax" and _leads_to_product(node.output, _DEEPEST):
+                self._apart(graph, node.inputs[0], _DEEPEST)
+                self._behind(graph, node)
+        return len(graph) != before
 
     def _apart(self, graph: Graph, value: Value | None, depth: int) -> bool:
+        """Whether a product of activations makes a value; the steps from there on are nodes of their own then."""
         node = value.producer if value is not None else None
         if value is None or node is None or node.op not in _MAINS or not depth or len(value.users) != 1:
             return False
         if graph.is_output(value) or any(step.op not in _STEPS for step in node.epilogue):
             return False
         if node.op == "MatMul":
-            constant = any(v is not None and v.const is not None for v in node.main_inputs)
-            return bool(node.epilogue) and not constant and write_out(graph, node)
-        inner = [self._apart(graph, v, depth - 1) for v in list(node.main_inputs)]
-        return any(inner) and (not node.epilogue or write_out(graph, node))
+            reached = not any(v is not None and v.const is not None for v in node.main_inputs)
+        else:
+            reached = any([self._apart(graph, v, depth - 1) for v in list(node.main_inputs)])
+        if reached and node.epilogue:
+            write_out(graph, node)
+        return reached
 
-    def _behind(self, graph: Graph, softmax: Node) -> bool:
+    def _behind(self, graph: Graph, softmax: Node) -> None:
         """What replaces NaN in weights, or hides some, became one node."""
         users = softmax.output.users
-        fused = len(users) == 1 and users[0].epilogue and users[0].op in _STEPS
-        if not fused or not any(user.op == "MatMul" for user in users[0].output.users):
-            return False
-        return all(step.op in _STEPS for step in users[0].epilogue) and write_out(graph, users[0])
+        steps = [step.op for user in users for step in user.epilogue]
+        if len(users) == 1 and users[0].op in _STEPS and steps and set(steps) <= _STEPS:
+            write_out(graph, users[0])
 
 
-def write_out(graph: Graph, node: Node) -> bool:
+def _leads_to_product(value: Value, depth: int) -> bool:
+    """Only what may stand between a softmax and the product with values stands between this value and a product."""
+    return depth > 0 and any(
+        user.op == "MatMul" or (user.op in _STEPS | _VIEWS and _leads_to_product(user.output, depth - 1))
+        for user in value.users
+    )
+
+
+def write_out(graph: Graph, node: Node) -> None:
     """An epilogue becomes nodes of its own."""
     with graph.recording() as added:
         results = [graph.add(node.op, node.main_inputs, node.attrs, name=node.name, origin=node.origin).output]
@@ -76,7 +87,6 @@ def write_out(graph: Graph, node: Node) -> bool:
     results[-1].type = results[-1].type or node.output.type
     graph.replace(node.output, results[-1])
     graph.remove(node)
-    return True
 
 
 # -- heads where they lie --------------------------------------------------------------------------------------------

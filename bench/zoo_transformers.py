@@ -301,7 +301,7 @@ def _dynamic(value: Any) -> Any:
         return {k: _dynamic(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_dynamic(v) for v in value]
-    return {axis: torch.export.Dim.AUTO for axis in _axes(value)}
+    return dict.fromkeys(_axes(value), torch.export.Dim.AUTO)
 
 
 def _quantise(folder: Path, source: str, name: str, precision: str) -> None:

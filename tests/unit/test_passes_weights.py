@@ -22,7 +22,8 @@ def test_tied_weights(device: str, fold: int) -> None:
     table = rng.standard_normal((64, 8)).astype(np.float32)
     half = rng.standard_normal((8, 4)).astype(np.float16)
     del model.graph.value_info[:]
-    model.graph.initializer.extend([onnx.numpy_helper.from_array(table, "table"), onnx.numpy_helper.from_array(half, "half")])
+    for name, array in (("table", table), ("half", half)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     tokens, row = rng.integers(0, 64, (2, 3)), rng.standard_normal((1, 4)).astype(np.float32)
     compiled = tunewright.Core({"FOLD_BYTES": fold}).compile_model(model, device)
     got = compiled({"tokens": tokens, "row": row})

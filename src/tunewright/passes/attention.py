@@ -51,7 +51,7 @@ class ScoresApart:
         if node.op == "MatMul":
             reached = not any(v is not None and v.const is not None for v in node.main_inputs)
         else:
-            reached = any([self._apart(graph, v, depth - 1) for v in list(node.main_inputs)])
+            reached = sum([self._apart(graph, v, depth - 1) for v in list(node.main_inputs)]) > 0
         if reached and node.epilogue:
             write_out(graph, node)
         return reached

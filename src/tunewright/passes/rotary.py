@@ -11,20 +11,42 @@ import numpy as np
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import same
 from . import facts
+from .attention import write_out
 from .attention_masks import Maker
 from .base import Context
 from .pattern import Match, OneOf, Op, RewritePass, Rule
 
 ROTARY = "RotaryEmbedding"
-#: what keeps two equal halves of the last axis equal, with one operand or with others of one element there
-_ALIKE = frozenset({"Cos", "Sin", "Cast", "Mul", "Div", "Add", "Unsqueeze", "Squeeze", "Reshape", "Identity"})
+#: they keep equal halves of the last axis equal, alone or with operands of one element there
+_VIEWS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Identity"})
+_ALIKE = frozenset({"Cos", "Sin", "Cast", "Mul", "Div", "Add"}) | _VIEWS
 #: values behind the angles that are looked at
 _DEEPEST = 16
 
 
 class RecogniseRotary(RewritePass):
+    """Also where fusion has made one node of the two products and their sum; it does so again with what stays."""
+
     def run(self, graph: Graph, context: Context) -> bool:
-        return context.knows(ROTARY) and super().run(graph, context)
+        if not context.knows(ROTARY):
+            return False
+        for node in graph.nodes:
+            if node.op in ("Mul", "Add") and node.epilogue and any(map(_is_turned, node.inputs)):
+                write_out(graph, node)
+        return super().run(graph, context)
+
+
+def _is_turned(value: Value | None) -> bool:
+    """Halves in turned order, the first of them negative, perhaps times something."""
+    node = value.producer if value is not None else None
+    if node is not None and node.op == "Mul" and not node.epilogue:
+        return any(v is not None and v.producer is not None and _negates(v.producer) for v in node.inputs)
+    return node is not None and _negates(node)
+
+
+def _negates(node: Node) -> bool:
+    first = node.inputs[0].producer if node.op == "Concat" and node.inputs[0] is not None else None
+    return first is not None and first.op == "Neg"
 
 
 def _is_part(node: Node, start: int, size: int) -> bool:
@@ -66,14 +88,15 @@ def _equal_halves(value: Value, depth: int) -> bool:
         half = value.const.shape[-1] // 2
         return bool(np.array_equal(value.const[..., :half], value.const[..., half:]))
     node, dims = value.producer, facts.shape(value)
-    if node is None or dims is None or node.epilogue or not depth:
+    if node is None or dims is None or not depth:
         return False
     if node.op == "Concat":
         parts = node.inputs
-        return len(parts) == 2 and parts[0] is parts[1] and facts.axis(node, 0, parts[0]) == len(dims) - 1
-    if node.op not in _ALIKE:
+        same_parts = len(parts) == 2 and parts[0] is parts[1] and not node.epilogue
+        return same_parts and facts.axis(node, 0, parts[0]) == len(dims) - 1
+    if not {node.op, *(step.op for step in node.epilogue)} <= _ALIKE:
         return False
-    for operand in node.inputs[: 2 if node.op in ("Mul", "Div", "Add") else 1]:
+    for operand in node.inputs[:1] if node.op in _VIEWS else node.inputs:
         given = facts.shape(operand)
         if operand is None or given is None:
             return False

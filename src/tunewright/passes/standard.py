@@ -112,6 +112,7 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     RewritePass("recognise-softmax", recognise.SOFTMAX),
     attention.ScoresApart(),
     RecogniseAttention(),
+    RecogniseRotary("recognise-rotary", rotary.RULES),
     RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.GROUPS, *attention.HEADS)),
     RewritePass("views", views.RULES),
     SpreadNorm(),

@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 
 import tunewright
+from tunewright.frontend.export import to_model
 
 LOWEST = float(np.finfo(np.float32).min)
 #: what stands between the product of queries and keys, %s, and the product with values, %p
@@ -59,3 +60,15 @@ def test_rows_in_which_nothing_is_seen(spelling: str, mask: str) -> None:
         ran = [s.node.op for s in compiled.program.plans[-1].steps]
         assert "Attention" in ran and "Softmax" not in ran, ran
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"{spelling} on {device}")
+
+
+@pytest.mark.parametrize("spelling", ["bias", "bias_guarded"])
+def test_others_read_what_it_became(spelling: str) -> None:
+    """ONNX has no word for rows of NaN: what is exported is legal, and right where something is seen."""
+    made = model(spelling, "2,1,5,7")
+    compiled = tunewright.Core().compile_model(made, "CPU")
+    attention = next(node for node in compiled.graph.nodes if node.op == "Attention")
+    assert attention.attrs.get("nan_rows", 0) == int(spelling == "bias")
+    exported = to_model(compiled.graph)
+    onnx.checker.check_model(exported)
+    assert not any(a.name == "nan_rows" for node in exported.graph.node for a in node.attribute)

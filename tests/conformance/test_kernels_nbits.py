@@ -7,8 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
+import tunewright
 from tunewright.ir.graph import Fused
+from tunewright.ops import lookup
+from tunewright.ops.tolerance import compare
 from tunewright.testing.kernelcheck import Case, check
 
 OP = "com.microsoft::MatMulNBits"
@@ -75,3 +79,20 @@ def test_refusals(change: str, reason: str) -> None:
         attrs["bits"], inputs[1] = 3, np.zeros((8, 2, 12), np.uint8)
     changed = Case(OP, inputs, attrs, constant=one.constant | {4})
     assert any(reason in line for line in check(changed, "opencl.matmul_nbits"))
+
+
+def test_any_number_of_rows_with_one_plan() -> None:
+    """The number of rows is open: the plan for a class of shapes serves every length."""
+    one = case((1, 64), 40, 32, 4, "bytes", True)
+    weights = [numpy_helper.from_array(a, n) for n, a in zip("wszb", (*one.inputs[1:4], one.inputs[5]), strict=True)]
+    node = helper.make_node("MatMulNBits", ["x", "w", "s", "z", "", "b"], ["y"], domain="com.microsoft", **one.attrs)
+    sides = [helper.make_tensor_value_info(n, 1, ["N", d]) for n, d in (("x", 64), ("y", 40))]
+    graph = helper.make_graph([node], "g", sides[:1], sides[1:], weights)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    compiled = tunewright.Core().compile_model(helper.make_model(graph, opset_imports=opsets, ir_version=10), "CPU")
+    for rows in (3, 1, 50, 4, 7):
+        x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(np.float32)
+        spec = lookup(OP)
+        assert spec is not None
+        (want,) = spec.reference([x, *one.inputs[1:]], one.attrs, 1)
+        assert not compare(compiled({"x": x})["y"], np.asarray(want), terms=64), rows

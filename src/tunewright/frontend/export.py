@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from ..ir.graph import Graph, Node, Value
 from ..ir.text import format_epilogue
 from ..ir.types import TensorType, Type
+from ..ops.attention import NAN_ROWS
 from ..ops.fused import REORDER
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
-from ..ops.attention import NAN_ROWS
 from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 
 DOMAIN = "tunewright"

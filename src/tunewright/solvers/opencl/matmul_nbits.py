@@ -87,12 +87,11 @@ class MatMulNBits(CSolver):
         columns = -(-int(problem.attrs["N"]) // _lanes(target))
         while nb > 1 and columns < nb:
             nb -= 1
-        return {"rows": ur, "nb": nb if nb != 5 else 4, "split": 8}
+        return {"rows": ur, "nb": nb, "split": 8}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
-        slab, attrs = int(config["nb"]) * _lanes(target), problem.attrs
-        bits, block = int(attrs.get("bits", 4)), int(attrs["block_size"])
-        blocks, columns = -(-int(attrs["K"]) // block), int(attrs["N"])
+        slab, (block, blocks) = int(config["nb"]) * _lanes(target), _blocks(problem)
+        bits, columns = int(problem.attrs.get("bits", 4)), int(problem.attrs["N"])
         key = f"{slab} {bits} {block} {blocks} {columns}"
         made = {
             1: Packing(f"n bits {key}", partial(_pack_weights, slab=slab, columns=columns, blocks=blocks)),
@@ -108,32 +107,28 @@ class MatMulNBits(CSolver):
         rows, columns = _rows(problem), int(problem.attrs["N"])
         if not columns or (isinstance(rows, int) and not rows):
             return []
-        block = int(problem.attrs["block_size"])
-        blocks = -(-int(problem.attrs["K"]) // block)
+        block, blocks = _blocks(problem)
         floats = Scratch("rows", 4 * rows * greater(blocks * block, 1))
         sums = Scratch("row_sums", 4 * rows * greater(blocks, 1))
-        return [
-            self._spread(problem, rows, blocks, floats, sums),
-            self._multiply(problem, config, target, rows, blocks, floats, sums),
-        ]
+        return [self._spread(problem, rows, floats, sums), self._multiply(problem, config, target, floats, sums)]
 
-    def _spread(self, problem: Problem, rows: int, blocks: int, floats: Scratch, sums: Scratch) -> Call:
+    def _spread(self, problem: Problem, rows: int, floats: Scratch, sums: Scratch) -> Call:
         """Rows in single precision, filled up to whole blocks, and their sums over blocks."""
+        block, blocks = _blocks(problem)
         source = Source("n_bits_rows", self.specialise)
         source.buffer("a", tensor(problem.inputs[0]).dtype, In(0))
         source.buffer("rows", DType.FLOAT32, floats)
         source.buffer("sums", DType.FLOAT32, sums)
-        source.dims(DEPTH=int(problem.attrs["K"]), BLOCK=int(problem.attrs["block_size"]), BLOCKS=blocks)
-        share = greater(1, 32768 // greater(blocks * int(problem.attrs["block_size"]), 1))
+        share = greater(1, 32768 // greater(blocks * block, 1))
+        source.dims(DEPTH=int(problem.attrs["K"]), BLOCK=block, BLOCKS=blocks)
         source.dims(SHARE=share, HEIGHT=rows)
         source.add(SPREAD.format(value=source.load("a", "row * DEPTH + k")))
         return source.call([-(-rows // share)])
 
-    def _multiply(
-        self, problem: Problem, config: Config, target: Target, rows: int, blocks: int, floats: Scratch, sums: Scratch
-    ) -> Call:
+    def _multiply(self, problem: Problem, config: Config, target: Target, floats: Scratch, sums: Scratch) -> Call:
         nb, ur, lanes = int(config["nb"]), int(config["rows"]), _lanes(target)
-        bits, block = int(problem.attrs.get("bits", 4)), int(problem.attrs["block_size"])
+        rows, (block, blocks) = _rows(problem), _blocks(problem)
+        bits = int(problem.attrs.get("bits", 4))
         source = Source("matmul_nbits", self.specialise)
         source.buffer("a", DType.FLOAT32, floats)
         source.buffer("sums", DType.FLOAT32, sums)
@@ -164,6 +159,12 @@ def _rows(problem: Problem) -> int:
     if not problem.is_static:
         return 1
     return math.prod(tensor(problem.inputs[0]).dims[:-1])
+
+
+def _blocks(problem: Problem) -> tuple[int, int]:
+    """Steps of a block of the sum, and blocks."""
+    block = int(problem.attrs["block_size"])
+    return block, -(-int(problem.attrs["K"]) // block)
 
 
 def _split(

@@ -375,6 +375,12 @@ RECOGNISE = [
         """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[8] s>
         { a = Cast<to=1>(x) b = RMSNormalization(a, s) y = Cast<to=10>(b) }""",
     ),
+    Case(
+        "norm-casts",
+        """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[4] s, float[4] b>
+        { a = Cast<to=1>(x) c = GroupNormalization<num_groups=2>(a, s, b) y = Cast<to=10>(c) }""",
+        "groups",
+    ),
     no(
         "norm-casts",
         """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[8] s = {0.1,1,1,1,1,1,1,1}>

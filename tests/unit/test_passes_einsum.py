@@ -77,3 +77,18 @@ def test_axes_of_one_element_are_spread(equation: str, shapes: tuple[tuple[int, 
     got, ops = run(equation, arrays)
     np.testing.assert_allclose(got, np.einsum(equation, *arrays), rtol=1e-4, atol=1e-4)
     assert "Einsum" not in ops
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_mistake_in_a_branch_waits_until_it_is_taken(taken: bool) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (bool c, float[N,3] x, float[M,4] z) => (y) {
+      y = If(c)<then_branch = t () => (a) { a = Einsum<equation="ij,kj->ik">(x, z) },
+                else_branch = e () => (b) { b = Identity(x) }>
+    }"""
+    compiled = tunewright.Core().compile_model(onnx.parser.parse_model(text), "CPU")
+    inputs = {"c": np.array(taken), "x": np.ones((2, 3), np.float32), "z": np.ones((2, 4), np.float32)}
+    if taken:
+        with pytest.raises(tunewright.TunewrightError, match="Einsum"):
+            compiled(inputs)
+    else:
+        np.testing.assert_array_equal(compiled(inputs)["y"], inputs["x"])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import ModelError
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import WHOLE
 from ..ir.types import Dim, Shape
@@ -164,7 +165,10 @@ def _is_view(value: Value) -> bool:
 def _replace(graph: Graph, softmax: Node, found: _Found) -> str | None:
     """Puts the Attention in place; a reason where that turns out to be impossible."""
     with graph.recording() as added:
-        made = _build(graph, found)
+        try:
+            made = _build(graph, found)
+        except ModelError as error:  # in a branch, which may never run
+            made = str(error)
     if isinstance(made, str):
         remove_dead(graph, reversed(added))
         return made

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import ModelError
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import WHOLE, same, sym_array
 from ..ir.types import Dim
+from ..ops.infer import MISTAKES
 from ..ops.matmul import einsum_terms
 from . import facts
 from .attention_masks import Maker
@@ -47,7 +49,7 @@ class LowerEinsum:
             with graph.recording() as added:
                 try:
                     made = _Lowering(graph, node).result()
-                except _Refused as refusal:
+                except (_Refused, ModelError, *MISTAKES) as refusal:  # in a branch it is no mistake before it runs
                     context.log.refused(self.name, node, str(refusal))
                     _drop(graph, added)
                     continue

@@ -186,7 +186,9 @@ def _with_bias(graph: Graph, match: Match) -> Value:
 # Exporters normalise half floats in single precision, which kernels do in any case.
 _WIDENED = Op("Cast", "x", shared=True)
 _AROUND = Op(
-    "Cast", Op("LayerNormalization|RMSNormalization", _WIDENED, Const("scale"), name="norm", rest=True)
+    "Cast", Op(
+        "LayerNormalization|RMSNormalization|GroupNormalization", _WIDENED, Const("scale"), name="norm", rest=True
+    ),
 )
 
 

@@ -19,6 +19,8 @@ SPELLINGS = {
     "hidden_guarded": "a = Where(hidden, inf, s) w = Softmax(a) n = IsNaN(w) p = Where(n, zero, w)",
     "lowest": "m = Where(seen, zero, lowest) a = Add(s, m) p = Softmax(a)",
     "lowest_guarded": "m = Where(seen, zero, lowest) a = Add(s, m) w = Softmax(a) n = IsNaN(w) p = Where(n, zero, w)",
+    "ten_thousand": "m = Where(seen, zero, few) a = Add(s, m) p = Softmax(a)",
+    "ten_thousand_hidden": "a = Where(hidden, few, s) p = Softmax(a)",
     "counted": "c = Cast<to=1>(seen) o = Sub(one, c) m = Mul(o, lowest) a = Add(s, m) p = Softmax(a)",
     "weights": "a = Where(hidden, lowest, s) w = Softmax(a) p = Where(hidden, zero, w)",
     "half": "a = Where(hidden, half, s) p = Softmax(a)",
@@ -32,7 +34,8 @@ def model(spelling: str, mask: str) -> onnx.ModelProto:
     text = f"""<ir_version: 10, opset_import: ["" : 18]>
     g (float[2,3,5,16] q, float[2,3,7,16] k, float[2,3,7,16] v, bool[{mask}] seen, float[1,3,5,7] bias)
       => (float[2,3,5,16] y)
-    <float zero = {{0}}, float one = {{1}}, float two = {{2}}, float scale = {{0.3}}, float half = {{-65504}}>
+    <float zero = {{0}}, float one = {{1}}, float two = {{2}}, float scale = {{0.3}}, float half = {{-65504}},
+     float few = {{-10000}}>
     {{ hidden = Not(seen) t = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, t) {SPELLINGS[spelling]} y = MatMul(p, v) }}"""
     made = onnx.parser.parse_model(text)
     for name, number in (("inf", -np.inf), ("lowest", LOWEST)):
@@ -59,7 +62,9 @@ def test_rows_in_which_nothing_is_seen(spelling: str, mask: str) -> None:
         got = compiled(inputs)["y"]
         ran = [s.node.op for s in compiled.program.plans[-1].steps]
         assert "Attention" in ran and "Softmax" not in ran, ran
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"{spelling} on {device}")
+        # a score beside -10,000 has three digits behind the point left, whoever adds them up
+        limits = {"rtol": 5e-3, "atol": 5e-3} if spelling == "ten_thousand" else {"rtol": 1e-4, "atol": 1e-5}
+        np.testing.assert_allclose(got, want, **limits, err_msg=f"{spelling} on {device}")
 
 
 @pytest.mark.parametrize("spelling", ["bias", "bias_guarded"])

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..ir.graph import Graph, Node, Value
 from ..ops.base import Array
 from . import facts
@@ -26,6 +28,11 @@ def _is_low(array: Array) -> bool:
     return is_float_scalar(array) and float(array.reshape(())) <= LOW
 
 
+def _absorbs(array: Array) -> bool:
+    """Nothing is left of a usual score that is added to it; beside -10,000 all of it would be."""
+    return _is_low(array) and float(array.reshape(())) <= (-6e4 if array.dtype == np.float16 else -1e30)
+
+
 def _is_zero(array: Array) -> bool:
     return bool(array.dtype.kind != "b" and array.size and not array.any())
 
@@ -35,7 +42,7 @@ def _between_floats(node: Node) -> bool:
     return all(k is not None and "float" in str(k) for k in kinds)
 
 
-_LOWEST, _ZERO = Const("low", _is_low), Const("", _is_zero)
+_LOWEST, _ABSORBING, _ZERO = Const("low", _is_low), Const("low", _absorbs), Const("", _is_zero)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,10 @@ SCORE_STEPS = (
     Kind("capped", Op("Mul", Op("Tanh", Op("Div", "x", scalar("over"))), scalar("cap"))),
     Kind("capped", Op("Mul", Op("Tanh", Op("Mul", "x", scalar("under"))), scalar("cap"))),
     Kind("seen", OneOf(
-        Op("Where", "seen", "x", _LOWEST), Op("Add", "x", Op("Where", "seen", _ZERO, _LOWEST, shared=True)),
+        Op("Where", "seen", "x", _LOWEST), Op("Add", "x", Op("Where", "seen", _ZERO, _ABSORBING, shared=True)),
     )),
     Kind("hidden", OneOf(
-        Op("Where", "seen", _LOWEST, "x"), Op("Add", "x", Op("Where", "seen", _LOWEST, _ZERO, shared=True)),
+        Op("Where", "seen", _LOWEST, "x"), Op("Add", "x", Op("Where", "seen", _ABSORBING, _ZERO, shared=True)),
     )),
     Kind("bias", Op("Add", "x", "bias")),
     Kind("less", Op("Sub", "x", "bias")),

@@ -170,7 +170,7 @@ class Settings:
     enable_loop_unrolling: bool = _setting(True, "unroll loops of fixed trip count")
     max_unroll: int = _setting(16, "largest trip count that is unrolled", 0)
     plan_cache_size: int = _setting(16, "plans kept per model, one for each set of input shapes", 1)
-    fold_bytes: int = _setting(64 << 20, "largest tensor that constant folding may create, in bytes", 0)
+    fold_bytes: int = _setting(64 << 20, "largest tensor that folding may create, in bytes (moved weights: any)", 0)
     fold_seconds: float = _setting(10.0, "time that constant folding may take per model, in seconds", 0)
     flush_denormals: bool = _setting(True, "set denormal weights to zero at load (they make kernels many times slower)")
     verify_passes: bool = _setting(False, "check the graph's invariants after every pass, not only after the last")

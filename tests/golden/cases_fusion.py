@@ -40,6 +40,13 @@ RECOGNISE = [
     ),
     Case(
         "gelu-tanh",
+        f"""{_X} <float c = {{0.7978845608}}, float k = {{0.044715}}, float one = {{1}}, float half = {{0.5}}>
+        {{ h = Mul(x, half) a = Mul(x, c) b = Mul(x, k) d = Mul(b, x) e = Add(d, one) f = Mul(a, e) t = Tanh(f)
+          g = Add(t, one) y = Mul(h, g) }}""",
+        "bloom",
+    ),
+    Case(
+        "gelu-tanh",
         f"""{_X} <float three = {{3}}, float k = {{0.044715}}, float r = {{0.7978845608}}, float o = {{1}}, float h =
           {{0.5}}>
         {{ a = Pow(x, three) b = Mul(a, k) c = Add(x, b) d = Mul(c, r) e = Tanh(d) f = Add(e, o) i = Mul(x, f) y =
@@ -220,18 +227,164 @@ RECOGNISE = [
         { s = MatMul(q, t) e = Where(hidden, low, s) p = Softmax(e) y = MatMul(p, v) }""",
         "where_hidden",
     ),
-    no(
+    Case(
         "attention",
         """g (float[2,2,2,8] q, float[2,2,8,3] t, float[2,2,3,3] v) => (float[2,2,2,3] y)
         <bool[2,3] seen = {1,0,0,0,0,0}, float low = {-70000}>
         { s = MatMul(q, t) e = Where(seen, s, low) p = Softmax(e) y = MatMul(p, v) }""",
         "where_nothing_is_seen",
     ),
-    no(
+    Case(
         "attention",
         """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[2,1,5,1] mask) => (float[2,4,5,3] y)
         { s = MatMul(q, t) e = Add(s, mask) p = Softmax(e) y = MatMul(p, v) }""",
         "short_mask",
+    ),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, bool[2,1,5,6] seen) => (float[2,4,5,3] y)
+        <float r = {0.6}, float zero = {0}, float low = {-inf}>
+        { a = Mul(q, r) b = Mul(t, r) m = Where(seen, zero, low) s = MatMul(a, b) e = Add(s, m) w = Softmax(e)
+          n = IsNaN(w) p = Where(n, zero, w) y = MatMul(p, v) }""",
+        "guarded",
+    ),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, bool[2,1,5,6] seen) => (float[2,4,5,3] y)
+        <float low = {-inf}> { s = MatMul(q, t) e = Where(seen, s, low) p = Softmax(e) y = MatMul(p, v) }""",
+        "unguarded",
+    ),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, bool[2,1,1,6] hidden) => (float[2,4,5,3] y)
+        <float zero = {0}, float low = {-3.4028234663852886e+38}>
+        { s = MatMul(q, t) e = Where(hidden, low, s) w = Softmax(e) p = Where(hidden, zero, w) y = MatMul(p, v) }""",
+        "weights_hidden",
+    ),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, float[2,1,5,6] m) => (float[2,4,5,3] y)
+        <float c = {3}, float r = {0.5}>
+        { s = MatMul(q, t) a = Mul(s, r) d = Div(a, c) h = Tanh(d) e = Mul(h, c) f = Add(e, m) p = Softmax(f)
+          y = MatMul(p, v) }""",
+        "capped",
+    ),
+    Case(
+        "attention",
+        """g (float[8,5,8] q, float[8,8,6] t, float[8,6,3] v, float[8,1,6] bias, float[2,1,5,6] m) => (float[8,5,3] y)
+        <int64[4] apart = {2,4,5,6}, int64[3] together = {8,5,6}>
+        { s = MatMul(q, t) a = Add(s, bias) b = Reshape(a, apart) c = Add(b, m) w = Softmax(c)
+          p = Reshape(w, together) y = MatMul(p, v) }""",
+        "heads_in_batch",
+    ),
+    Case(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v, double[5,6] m) => (float[2,4,5,3] y)
+        { s = MatMul(q, t) a = Cast<to=11>(s) b = Sub(a, m) w = Softmax(b) p = Cast<to=1>(w) y = MatMul(p, v) }""",
+        "wider",
+    ),
+    no(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v) => (float[2,4,5,3] y, float[2,4,5,6] p)
+        { s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }""",
+        "weights_shown",
+    ),
+    no(
+        "attention",
+        """g (float[2,4,5,8] q, float[2,4,8,6] t, float[2,4,6,3] v) => (float[2,4,5,3] y)
+        { s = MatMul(q, t) a = Cast<to=10>(s) w = Softmax(a) p = Cast<to=1>(w) y = MatMul(p, v) }""",
+        "rounded",
+    ),
+    Case(
+        "einsum",
+        """g (float[5,2,4,3] q, float[6,2,4,3] k) => (float[2,4,5,6] y)
+        { y = Einsum<equation="ibnd,jbnd->bnij">(q, k) }""",
+    ),
+    Case(
+        "einsum",
+        """g (float[5,2,8] x) => (float[5,2,4,3] y) <float[4,3,8] w>
+        { y = Einsum<equation="ibh,ndh->ibnd">(x, w) }""",
+        "weights",
+    ),
+    no(
+        "einsum",
+        """g (float[5,N,M] x, float[6,N,M] z) => (float[5,6] y) { y = Einsum<equation="ijk,ljk->il">(x, z) }""",
+        "open_sizes",
+    ),
+    Case(
+        "attention-groups",
+        """g (float[2,4,5,8] q, float[2,2,6,8] k, float[2,2,6,3] v) => (float[2,4,5,3] y)
+        <int64[1] two = {2}, int64[5] kd = {2,2,2,6,8}, int64[5] vd = {2,2,2,6,3}, int64[4] kr = {2,4,6,8},
+         int64[4] vr = {2,4,6,3}>
+        { a = Unsqueeze(k, two) b = Expand(a, kd) c = Reshape(b, kr) d = Unsqueeze(v, two) e = Expand(d, vd)
+          f = Reshape(e, vr) y = Attention(q, c, f) }""",
+    ),
+    no(
+        "attention-groups",
+        """g (float[2,4,5,8] q, float[2,2,6,8] k, float[2,2,6,3] v) => (float[2,4,5,3] y)
+        <int64[1] one = {1}, int64[5] kd = {2,2,2,6,8}, int64[5] vd = {2,2,2,6,3}, int64[4] kr = {2,4,6,8},
+         int64[4] vr = {2,4,6,3}>
+        { a = Unsqueeze(k, one) b = Expand(a, kd) c = Reshape(b, kr) d = Unsqueeze(v, one) e = Expand(d, vd)
+          f = Reshape(e, vr) y = Attention(q, c, f) }""",
+    ),
+    Case(
+        "transpose-apart",
+        """g (float[2,4,5,3] x) => (float[2,4,3,5] y) <int64[3] a = {8,5,3}, int64[4] b = {2,4,3,5}>
+        { c = Reshape(x, a) d = Transpose<perm=[0,2,1]>(c) y = Reshape(d, b) }""",
+    ),
+    Case(
+        "transpose-apart",
+        """g (float[2,2,2,5,3] x) => (float[2,4,3,5] y) <int64[3] a = {8,5,3}, int64[4] b = {2,4,3,5}>
+        { c = Reshape(x, a) d = Transpose<perm=[0,2,1]>(c) y = Reshape(d, b) }""",
+        "other_rank",
+    ),
+    no(
+        "transpose-apart",
+        """g (float[2,4,5,3] x) => (float[2,4,5,3] y) <int64[3] a = {8,5,3}, int64[4] b = {2,4,5,3}>
+        { c = Reshape(x, a) d = Transpose<perm=[0,2,1]>(c) y = Reshape(d, b) }""",
+    ),
+    Case(
+        "rotary",
+        """g (float[2,3,5,4] x, float[1,5,2] angles) => (float[2,3,5,4] y)
+        <int64[1] zero = {0}, int64[1] two = {2}, int64[1] end = {9223372036854775807}, int64[1] last = {3},
+         int64[1] one = {1}>
+        { a = Concat<axis=-1>(angles, angles) b = Unsqueeze(a, one) c = Cos(b) s = Sin(b) f = Slice(x, zero, two, last)
+          g = Slice(x, two, end, last) n = Neg(g) t = Concat<axis=-1>(n, f) l = Mul(x, c) r = Mul(t, s)
+          y = Add(l, r) }""",
+    ),
+    no(
+        "rotary",
+        """g (float[2,3,5,4] x, float[1,1,5,4] c, float[1,1,5,4] s) => (float[2,3,5,4] y)
+        <int64[1] zero = {0}, int64[1] two = {2}, int64[1] end = {9}, int64[1] last = {3}>
+        { f = Slice(x, zero, two, last) g = Slice(x, two, end, last) n = Neg(g) t = Concat<axis=-1>(n, f) l = Mul(x, c)
+          r = Mul(t, s) y = Add(l, r) }""",
+    ),
+    Case(
+        "turned-weights",
+        """g (float[2,4,8] x) => (float[2,4,6] y) <float[6,8] w>
+        { t = Transpose<perm=[1,0]>(w) y = MatMul(x, t) }""",
+    ),
+    Case(
+        "turned-weights",
+        """g (float[4,8] x) => (float[4,6] y) <float[6,8] w, float[6] b>
+        { t = Transpose(w) y = Gemm<alpha=0.5>(x, t, b) }""",
+        "gemm",
+    ),
+    Case(
+        "norm-casts",
+        """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[8] s>
+        { a = Cast<to=1>(x) b = RMSNormalization(a, s) y = Cast<to=10>(b) }""",
+    ),
+    Case(
+        "norm-casts",
+        """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[4] s, float[4] b>
+        { a = Cast<to=1>(x) c = GroupNormalization<num_groups=2>(a, s, b) y = Cast<to=10>(c) }""",
+        "groups",
+    ),
+    no(
+        "norm-casts",
+        """g (float16[2,4,8] x) => (float16[2,4,8] y) <float[8] s = {0.1,1,1,1,1,1,1,1}>
+        { a = Cast<to=1>(x) b = RMSNormalization(a, s) y = Cast<to=10>(b) }""",
     ),
     no(
         "attention",

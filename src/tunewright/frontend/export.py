@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from ..ir.graph import Graph, Node, Value
 from ..ir.text import format_epilogue
 from ..ir.types import TensorType, Type
+from ..ops.attention import NAN_ROWS
 from ..ops.fused import REORDER
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
 from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
@@ -133,7 +134,7 @@ class _Exporter:
             return made
         if notes is None and not node.epilogue and node.op != STRIDED:
             made = helper.make_node(op, _trim(inputs), outputs, name=node.name, domain=domain)
-            made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
+            made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items() if k != NAN_ROWS)
             return made
         about = dict(notes or {})
         if node.epilogue:
@@ -167,6 +168,8 @@ class _Exporter:
         body, given = _parts(node, formal[: len(formal) - node.operands])
         body.append(helper.make_node(op, _trim(given), ["turned"] if node.op == STRIDED else main, domain=domain))
         for k in main_attrs(node.attrs) if node.op == STRIDED else node.attrs:
+            if k == NAN_ROWS:  # ONNX has no word for it
+                continue
             reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=make_attribute(k, node.attrs[k]).type)
             body[-1].attribute.append(reference)
         if node.op == STRIDED:

@@ -17,6 +17,9 @@ from .numeric import narrow, wide
 from .samples import with_samples
 from .slicing import pad
 
+#: attribute that only the IR has: a row in which every key is hidden is NaN, as a softmax of -inf, instead of zero
+NAN_ROWS = "nan_rows"
+
 
 def split_heads(x: Array, heads: int) -> Array:
     """[batch, sequence, heads * size] -> [batch, heads, sequence, size]; rank 4 is already so."""
@@ -59,8 +62,8 @@ def _bias(
     return bias
 
 
-def _softmax(scores: Array, bias: Array | None) -> Array:
-    """Along the last axis; a row in which everything is masked becomes zero."""
+def _softmax(scores: Array, bias: Array | None, nan_rows: bool = False) -> Array:
+    """Along the last axis; a row in which everything is masked becomes zero, or NaN."""
     top = scores.max(axis=-1, keepdims=True)
     y = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = y.sum(axis=-1, keepdims=True)
@@ -68,7 +71,7 @@ def _softmax(scores: Array, bias: Array | None) -> Array:
     if bias is not None:
         masked = np.isneginf(bias.max(axis=-1, keepdims=True))
         if masked.any():
-            y = np.where(masked, 0, y).astype(y.dtype)
+            y = np.where(masked, math.nan if nan_rows else 0, y).astype(y.dtype)
     return np.asarray(y)
 
 
@@ -105,12 +108,12 @@ def _attention(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
     if bias is not None:
         scores = scores + bias
     shown = scores if mode == 2 else shown
-    precision = attrs.get("softmax_precision")
+    precision, nan_rows = attrs.get("softmax_precision"), bool(attrs.get(NAN_ROWS, 0))
     if precision is None:
-        weights = _softmax(scores, bias) if keys else scores
+        weights = _softmax(scores, bias, nan_rows) if keys else scores
     else:
         kind = DType.of_onnx(int(precision)).numpy
-        weights = narrow(_softmax(wide(scores.astype(kind)), bias), kind).astype(scores.dtype)
+        weights = narrow(_softmax(wide(scores.astype(kind)), bias, nan_rows), kind).astype(scores.dtype)
     shown = weights if mode == 3 else shown
     width = v.shape[3]
     rows = weights.reshape(batch, groups, heads // groups * queries, keys)

@@ -24,6 +24,10 @@ from .control_types import infer_control
 MISTAKES = (ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 #: element-wise results of so few elements cannot grow out of bounds by broadcasting
 FEW = 4096
+#: what they make of weights is not much larger: it is made once, whatever its size
+MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"})
+#: they read weights by rows or by columns (`passes.weights`)
+PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Budget:
     fold_seconds: float = 10.0
     max_tensor_bytes: int = 16 << 30
     spent: float = field(default=0.0, init=False)
+    #: bytes of large weights that were moved or cast; no more than a plan may need
+    moved: int = field(default=0, init=False)
 
 
 def propagate(
@@ -124,7 +130,7 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
         if not isinstance(value.type, TensorType):
             return False
         nbytes += value.type.nbytes if value.type.is_static else 0
-    if nbytes > budget.fold_bytes or budget.spent > budget.fold_seconds:
+    if budget.spent > budget.fold_seconds or (nbytes > budget.fold_bytes and not _is_move(node, nbytes, budget)):
         return False
     begin = time.perf_counter()
     results = _with_epilogue(node, spec, [None if v is None else v.const for v in node.inputs])
@@ -137,6 +143,22 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
         graph.replace(value, graph.constant(result, value.name))
     graph.remove(node)
     return True
+
+
+def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
+    """Weights too large for other arithmetic in advance, which are only moved or cast."""
+    given = sum(v.const.nbytes for v in node.inputs if v is not None and v.const is not None)
+    if node.op not in MOVES or node.epilogue or nbytes > 2 * given:
+        return False
+    if is_turned(node) and all(user.op in PRODUCTS for user in node.output.users):
+        return False
+    budget.moved += nbytes
+    return not budget.max_tensor_bytes or budget.moved <= budget.max_tensor_bytes
+
+
+def is_turned(node: Node) -> bool:
+    """A Transpose that exchanges rows and columns of one matrix."""
+    return node.op == "Transpose" and tuple(node.attrs.get("perm", (1, 0))) == (1, 0)
 
 
 def _fold_from_types(graph: Graph, node: Node, spec: OpSpec) -> bool:

@@ -98,7 +98,7 @@ def _gemm_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorTyp
 
 
 # -- Einsum -----------------------------------------------------------------------------------------------------------
-def _terms(equation: str, count: int) -> tuple[list[str], str | None]:
+def einsum_terms(equation: str, count: int) -> tuple[list[str], str | None]:
     """The terms of the inputs, and of the output where it is written."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -116,7 +116,7 @@ def _einsum(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 def _infer_einsum(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     types = [shapes.tensor(operands, i) for i in range(len(operands))]
-    terms, output = _terms(str(attrs.get("equation", "")), len(types))
+    terms, output = einsum_terms(str(attrs.get("equation", "")), len(types))
     if any(t.shape is None for t in types):
         known = output is not None and "..." not in output
         return [TensorType(types[0].dtype, shapes.unknown(len(output)) if known and output is not None else None)]
@@ -155,7 +155,7 @@ def _label(term: str, shape: Shape, sizes: dict[str, Dim]) -> Shape:
 
 def _einsum_flops(inputs: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Attrs) -> float:
     """A multiply and an add per point of the space that all letters span (pairwise products need no more)."""
-    terms, _ = _terms(str(attrs["equation"]), len(inputs))
+    terms, _ = einsum_terms(str(attrs["equation"]), len(inputs))
     sizes: dict[str, Dim] = {}
     spread: Shape | None = ()
     for term, t in zip(terms, inputs, strict=True):

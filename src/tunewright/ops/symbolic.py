@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import SymArray, sym_array
+from ..ir.symbolic import SymArray, SymInt, sym_array
 from ..ir.types import DType, TensorType
 from . import lookup, shapes
 from .base import Array, Attrs
@@ -36,6 +36,8 @@ def fold(graph: Graph, node: Node) -> bool:
     if _makes_floats(node) and not _decides(node):
         return False
     arrays = [None if v is None else v.const for v in node.inputs]
+    if node.op == "Gather" and isinstance(arrays[1], SymArray) and not isinstance(arrays[0], SymArray):
+        return False  # a row of a table, say of positions: pinned, it would be right for one size alone
     main = arrays[: len(arrays) - node.operands]
     found = [*_evaluate(node.op, main, node.attrs, len(node.outputs))]
     if node.epilogue:
@@ -84,10 +86,12 @@ def _evaluate(op: str, arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[
 def _constant(graph: Graph, value: Value, result: Array) -> Value:
     """The result as a constant, of the type that was inferred."""
     type = value.type
-    array = sym_array(result.tolist() if result.ndim else result.item()) if result.dtype == object else result
-    if array.dtype != object:
+    array = result
+    if result.dtype == object and any(isinstance(item, SymInt) for item in result.flat):
+        array = sym_array(result.tolist() if result.ndim else result.item())
+    else:
         dtype = type.dtype.numpy if isinstance(type, TensorType) and result.dtype == object else None
-        array = np.ascontiguousarray(array, dtype).reshape(array.shape)
+        array = np.ascontiguousarray(result, dtype).reshape(result.shape)
     made = graph.constant(array, value.name)
     if isinstance(type, TensorType) and isinstance(made.type, TensorType):
         made.type = made.type.with_dtype(type.dtype)

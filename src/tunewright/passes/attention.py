@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, same
+from ..ir.types import Dim
 from ..ops import lookup
 from ..ops.infer import infer_node
 from . import facts
 from .base import Context
-from .pattern import Match, Op, Rule
+from .pattern import Match, OneOf, Op, Rule
 
-#: what may be done to scores in front of a softmax
-_STEPS = frozenset({"Add", "Mul", "Div", "Where"})
-_MAINS = frozenset({"MatMul"}) | _STEPS
+#: what may be done to scores in front of a softmax, and to weights behind it
+_STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "IsNaN"})
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_MAINS = frozenset({"MatMul"}) | _STEPS | _VIEWS
 #: operations between a softmax and the product of queries and keys
-_DEEPEST = 3
+_DEEPEST = 6
 
 
 class ScoresApart:
@@ -32,26 +34,45 @@ class ScoresApart:
     name = "scores-apart"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        changed = False
+        before = len(graph)
         for node in graph.nodes:
-            if node.op == "Softmax" and any(u.op == "MatMul" for u in node.output.users):
-                changed |= self._apart(graph, node.inputs[0], _DEEPEST)
-        return changed
+            if node.op == "Softmax" and _leads_to_product(node.output, _DEEPEST):
+                self._apart(graph, node.inputs[0], _DEEPEST)
+                self._behind(graph, node)
+        return len(graph) != before
 
     def _apart(self, graph: Graph, value: Value | None, depth: int) -> bool:
+        """Whether a product of activations makes a value; the steps from there on are nodes of their own then."""
         node = value.producer if value is not None else None
         if value is None or node is None or node.op not in _MAINS or not depth or len(value.users) != 1:
             return False
         if graph.is_output(value) or any(step.op not in _STEPS for step in node.epilogue):
             return False
         if node.op == "MatMul":
-            constant = any(v is not None and v.const is not None for v in node.main_inputs)
-            return bool(node.epilogue) and not constant and write_out(graph, node)
-        inner = [self._apart(graph, v, depth - 1) for v in list(node.main_inputs)]
-        return any(inner) and (not node.epilogue or write_out(graph, node))
+            reached = not any(v is not None and v.const is not None for v in node.main_inputs)
+        else:
+            reached = sum([self._apart(graph, v, depth - 1) for v in list(node.main_inputs)]) > 0
+        if reached and node.epilogue:
+            write_out(graph, node)
+        return reached
+
+    def _behind(self, graph: Graph, softmax: Node) -> None:
+        """What replaces NaN in weights, or hides some, became one node."""
+        users = softmax.output.users
+        steps = [step.op for user in users for step in user.epilogue]
+        if len(users) == 1 and users[0].op in _STEPS and steps and set(steps) <= _STEPS:
+            write_out(graph, users[0])
 
 
-def write_out(graph: Graph, node: Node) -> bool:
+def _leads_to_product(value: Value, depth: int) -> bool:
+    """Only what may stand between a softmax and the product with values stands between this value and a product."""
+    return depth > 0 and any(
+        user.op == "MatMul" or (user.op in _STEPS | _VIEWS and _leads_to_product(user.output, depth - 1))
+        for user in value.users
+    )
+
+
+def write_out(graph: Graph, node: Node) -> None:
     """An epilogue becomes nodes of its own."""
     with graph.recording() as added:
         results = [graph.add(node.op, node.main_inputs, node.attrs, name=node.name, origin=node.origin).output]
@@ -66,7 +87,6 @@ def write_out(graph: Graph, node: Node) -> bool:
     results[-1].type = results[-1].type or node.output.type
     graph.replace(node.output, results[-1])
     graph.remove(node)
-    return True
 
 
 # -- heads where they lie --------------------------------------------------------------------------------------------
@@ -124,5 +144,63 @@ HEADS = (
     Rule(
         "attention-heads", Op("Reshape", Op("Transpose", _ATTENTION, where=_swaps_heads), rest=True), _in_place,
         _check_heads,
+    ),
+)
+
+
+# -- keys and values for groups of queries ----------------------------------------------------------------------------
+
+
+def _repeated(name: str) -> OneOf:
+    """Heads of keys or values, each written several times in a row."""
+    apart = Op("Unsqueeze|Reshape", name, rest=True, shared=True)
+    spread = Op("Reshape", Op("Expand", apart, name=f"{name}+", rest=True, shared=True), rest=True, shared=True)
+    return OneOf(Op("Transpose", spread, where=_swaps_heads, name=f"{name}turn", shared=True), spread)
+
+
+def _groups(match: Match, name: str) -> tuple[Dim, Dim] | str:
+    """Heads of keys or values and how often each is there, or why it is no repetition of heads."""
+    at = 2 if f"{name}turn" in match else 1  # the axis of heads
+    before, spread, whole = facts.shape(match[name]), facts.shape(match[f"{name}+"]), None
+    node = match.node(f"{name}+")
+    inner = facts.shape(node.inputs[0])
+    whole = facts.shape(node.output.users[0].output) if node.output.users else None
+    if before is None or spread is None or inner is None or whole is None or None in (*before, *spread, *whole):
+        return f"the shape of {match[name]!r} is not known"
+    if len(before) != 4 or len(spread) != 5 or len(whole) != 4 or len(inner) != 5 or inner[at + 1] != 1:
+        return f"{match[f'{name}+']!r} does not repeat heads"
+    heads, times = spread[at], spread[at + 1]
+    if not (isinstance(heads, int) and isinstance(times, int)):
+        return f"heads are not known of {match[name]!r}"
+    kept = [d for i, d in enumerate(spread) if i != at + 1]
+    merged = [*before[:at], heads * times, *before[at + 1 :]]
+    if not same(kept, before) or not same(merged, whole):
+        return f"{match[f'{name}+']!r} does not repeat heads"
+    return heads, times
+
+
+def _check_groups(match: Match) -> str | None:
+    node = match.node("attention")
+    if any(v is not None for v in node.inputs[4:]) or any(match.graph.is_read(v) for v in node.outputs[1:]):
+        return "it has a past, or shows more than its result"
+    k, v = _groups(match, "k"), _groups(match, "v")
+    if isinstance(k, str) or isinstance(v, str):
+        return k if isinstance(k, str) else str(v)
+    return None if k == v else "keys and values are repeated differently"
+
+
+def _in_groups(graph: Graph, match: Match) -> Value:
+    node = match.node("attention")
+    sources = [
+        graph.add("Transpose", [match[name]], {"perm": (0, 2, 1, 3)}).output if f"{name}turn" in match else match[name]
+        for name in ("k", "v")
+    ]
+    return graph.add("Attention", [match["q"], *sources, *node.inputs[3:]], node.attrs).output
+
+
+GROUPS = (
+    Rule(
+        "attention-groups", Op("Attention", "q", _repeated("k"), _repeated("v"), rest=True, name="attention"),
+        _in_groups, _check_groups,
     ),
 )

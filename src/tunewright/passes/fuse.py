@@ -38,7 +38,7 @@ CONVOLUTION = names("Conv ConvTranspose ConvInteger com.microsoft::FusedConv")
 POOLING = frozenset({"AveragePool", "MaxPool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"})
 FULLY_CONNECTED = names(
     """Gemm MatMul MatMulInteger com.microsoft::FusedMatMul com.microsoft::MatMulIntegerToFloat
-    com.microsoft::DynamicQuantizeMatMul"""
+    com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulNBits"""
 )
 NORMALISATION = names("LayerNormalization RMSNormalization GroupNormalization InstanceNormalization")
 #: a longer vector is no shape

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, same, sym_array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Rule
 
@@ -98,6 +98,42 @@ def _compose(graph: Graph, match: Match) -> Value:
     outer, inner = _permutation(match.root), _permutation(match.node("inner"))
     assert outer is not None and inner is not None
     return graph.add("Transpose", [match["x"]], {"perm": tuple(inner[p] for p in outer)}).output
+
+
+def _axes_apart(match: Match) -> list[int] | str:
+    """The permutation that Reshape, Transpose and Reshape amount to, where the first axis in between is several."""
+    perm, turned = _permutation(match.node("turn")), match.node("turn").inputs[0]
+    outer, inner, out = facts.shape(match["x"]), facts.shape(turned), facts.shape(match.root.output)
+    if perm is None or outer is None or inner is None or out is None:
+        return "the shapes are not known"
+    last = len(inner) - 1
+    kept = len(out) - last
+    if not last or perm[0] != 0 or kept < 1 or len(outer) <= last:
+        return "the first axis is moved, or axes get lost"
+    sizes = [*zip(outer[-last:], inner[1:], strict=True), *zip(out[kept:], (inner[p] for p in perm[1:]), strict=True)]
+    if any(a is None or not same([a], [b]) for a, b in sizes):
+        return f"{match.root.output!r} may have other axes than {match['x']!r}"
+    if len(outer) != len(out) and not all(isinstance(d, WHOLE) for d in (*out[:kept], *outer[-last:])):
+        return "the first axes are not known"
+    if len(outer) == len(out) and not (None not in outer[:kept] and same(outer[:kept], out[:kept])):
+        return f"the first axes of {match.root.output!r} may differ from those of {match['x']!r}"
+    return [*range(kept), *(kept - 1 + p for p in perm[1:])]
+
+
+def _check_apart(match: Match) -> str | None:
+    found = _axes_apart(match)
+    return found if isinstance(found, str) else None
+
+
+def _turn_apart(graph: Graph, match: Match) -> Value:
+    perm, x = _axes_apart(match), match["x"]
+    outer, out = facts.shape(x), facts.shape(match.root.output)
+    assert outer is not None and out is not None and not isinstance(perm, str)
+    if len(outer) != len(out):
+        last = len(facts.shape(match.node("turn").output) or ()) - 1
+        dims = [*out[: len(out) - last], *outer[-last:]]
+        x = graph.add("Reshape", [x, graph.constant(sym_array(dims), "shape")], {"allowzero": 1}).output
+    return graph.add("Transpose", [x], {"perm": tuple(perm)}).output
 
 
 def _moves_only_ones(node: Node) -> bool:
@@ -202,6 +238,11 @@ RULES = (
     ),
     Rule("transpose-identity", Op("Transpose", "x", where=_keeps_order), _x, _known_rank),
     Rule("transpose-pair", Op("Transpose", Op("Transpose", "x", name="inner", shared=True)), _compose, _transpose_pair),
+    Rule(
+        "transpose-apart",
+        Op(VIEWS, Op("Transpose", Op(VIEWS, "x", rest=True, shared=True), name="turn", shared=True), rest=True),
+        _turn_apart, _check_apart,
+    ),
     Rule("transpose-to-reshape", Op("Transpose", "x", where=_moves_only_ones), _reshape, _known_target),
     Rule("view-chain", Op(VIEWS, Op(VIEWS, "x", shared=True, rest=True), rest=True), _reshape, _view_chain),
 )

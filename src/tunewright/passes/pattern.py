@@ -91,6 +91,15 @@ class Each:
 Pattern: TypeAlias = "Op | Const | OneOf | Each | str | float | None"
 
 
+def is_float_scalar(array: Array) -> bool:
+    return array.size == 1 and "float" in array.dtype.name
+
+
+def scalar(name: str) -> Const:
+    """Any constant of one floating-point element."""
+    return Const(name, is_float_scalar)
+
+
 def _numbered(pattern: Pattern, suffix: str, common: tuple[str, ...]) -> Pattern:
     if isinstance(pattern, str):
         return pattern if pattern in common else pattern + suffix

@@ -10,24 +10,16 @@ import numpy as np
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.symbolic import WHOLE
+from ..ir.types import DType
 from ..ops.base import Array
 from . import facts
-from .pattern import Const, Match, OneOf, Op, Pattern, Rule, product
+from .pattern import Const, Match, OneOf, Op, Pattern, Rule, product, scalar
 
 Build: TypeAlias = Callable[[Graph, Match], Value]
 
 
-def _one_element(array: Array) -> bool:
-    return array.size == 1 and "float" in array.dtype.name
-
-
 def _number(match: Match, name: str) -> float:
     return float(match.const(name).reshape(()))
-
-
-def scalar(name: str) -> Const:
-    """Any constant of one floating-point element."""
-    return Const(name, _one_element)
 
 
 def becomes(op: str, *inputs: str, **attrs: Any) -> Build:
@@ -57,10 +49,10 @@ _CUBIC = OneOf(
     Op("Mul", _CUBE, 0.044715), product("x", Op("Mul", "x", "x"), 0.044715),
     Op("Mul", "x", Op("Mul", "x", Op("Mul", "x", 0.044715))),
 )  # fmt: skip
+_SQUARE = OneOf(Op("Mul", Op("Mul", "x", "x"), 0.044715), Op("Mul", "x", Op("Mul", "x", 0.044715)))
 _INNER = OneOf(
-    Op("Mul", Op("Add", "x", _CUBIC), _ROOT_2_PI),
-    product("x", Op("Add", Op("Mul", Op("Mul", "x", "x"), 0.044715), 1.0), _ROOT_2_PI),
-)
+    Op("Mul", Op("Add", "x", _CUBIC), _ROOT_2_PI), product("x", Op("Add", _SQUARE, 1.0), _ROOT_2_PI),
+)  # fmt: skip
 _GELU_TANH = product("x", Op("Add", Op("Tanh", _INNER), 1.0), 0.5)
 _RAMP = Op("Clip", Op("Add", "x", 3.0), 0.0, 6.0)
 
@@ -191,9 +183,41 @@ def _with_bias(graph: Graph, match: Match) -> Value:
     return graph.add(node.op, [match["x"], match["ones"], _parameter(graph, match)], node.attrs).output
 
 
+# Exporters normalise half floats in single precision, which kernels do in any case.
+_WIDENED = Op("Cast", "x", shared=True)
+_AROUND = Op(
+    "Cast", Op(
+        "LayerNormalization|RMSNormalization|GroupNormalization", _WIDENED, Const("scale"), name="norm", rest=True
+    ),
+)
+
+
+def _check_casts(match: Match) -> str | None:
+    node, kind = match.node("norm"), facts.dtype(match["x"])
+    if kind is None or kind is not facts.dtype(match.root.output) or kind not in (DType.FLOAT16, DType.BFLOAT16):
+        return "what goes in and comes out is not of one narrow type"
+    if facts.dtype(node.inputs[0]) is not DType.FLOAT32:
+        return "it is not normalised in single precision"
+    for value in node.inputs[1:]:
+        if value is None or value.const is None:
+            return "scale or shift are not constant"
+        if not (value.const.astype(kind.numpy).astype(value.const.dtype) == value.const).all():
+            return f"{kind} does not hold {value!r}"
+    return None
+
+
+def _narrow_norm(graph: Graph, match: Match) -> Value:
+    node, kind = match.node("norm"), facts.dtype(match["x"])
+    assert kind is not None
+    given = [v for v in node.inputs[1:] if v is not None and v.const is not None]
+    constants = [graph.constant(np.asarray(v.const).astype(kind.numpy), v.name) for v in given]
+    return graph.add(node.op, [match["x"], *constants], node.attrs).output
+
+
 NORMALISATIONS = (
     Rule("layer-norm", _over_root(_CENTRED, _VARIANCE), _norm("LayerNormalization"), _check_norm),
     Rule("rms-norm", _over_root("x", _MEAN_SQUARE), _norm("RMSNormalization"), _check_norm),
+    Rule("norm-casts", _AROUND, _narrow_norm, _check_casts),
     Rule(
         "norm-scale",
         Op("Mul", Op("LayerNormalization|RMSNormalization", "x", Const("ones", _all_ones), name="norm"), Const("c")),
@@ -282,101 +306,12 @@ def _softmax(graph: Graph, match: Match) -> Value:
     return graph.add("Softmax", [match["x"]], {"axis": axis}).output
 
 
-def _times(x: Pattern, name: str) -> OneOf:
-    """x, or x times or divided by a constant."""
-    return OneOf(Op("Mul", x, scalar(f"{name}*")), Op("Div", x, scalar(f"{name}/")), x)
-
-
-_SCORES = _times(Op("MatMul", _times("q", "q"), _times("kt", "k"), name="scores"), "s")
-
-
-def _is_bool(array: Array) -> bool:
-    return bool(array.dtype == np.bool_)
-
-
-def _is_low(array: Array) -> bool:
-    """Nothing is left of its exponential beside that of any score: half floats know nothing lower."""
-    return array.size == 1 and array.dtype != np.bool_ and float(array.reshape(())) <= -65504
-
-
-_LOW = Const("low", _is_low)
-_MASKED = OneOf(
-    Op("Add", _SCORES, "mask"), Op("Where", Const("seen", _is_bool), _SCORES, _LOW),
-    Op("Where", Const("hidden", _is_bool), _LOW, _SCORES), _SCORES,
-)  # fmt: skip
-
-
-def _seen(match: Match) -> Array | None:
-    """The keys that queries see, where a Where says so."""
-    if "seen" in match:
-        return match.const("seen")
-    return ~match.const("hidden") if "hidden" in match else None
-
-
-def _last_axis(node: Node) -> bool:
-    n = facts.rank(node.output)
-    return int(node.attrs.get("axis", -1)) in (-1, (n or 0) - 1)
-
-
-def _check_attention(match: Match) -> str | None:
-    ranks = {facts.rank(match[name]) for name in ("q", "kt", "v")}
-    if ranks not in ({3}, {4}):
-        return "queries, keys and values must all have three or all have four axes"
-    scores = facts.shape(match["scores"])
-    q, kt, v = (facts.shape(match[name]) for name in ("q", "kt", "v"))
-    assert q is not None and kt is not None and v is not None and scores is not None
-    lead = len(q) - 2
-    if not (q[:lead] == kt[:lead] == v[:lead]) or None in q[:lead]:
-        return "batch and heads of queries, keys and values may differ"
-    if "mask" in match:
-        mask = facts.shape(match["mask"])
-        if facts.dtype(match["mask"]) != facts.dtype(match["q"]):
-            return f"the mask is {match['mask']!r}"
-        if mask is None or len(mask) > len(scores) or not mask or mask[-1] != scores[-1] or mask[-1] is None:
-            return f"the mask {match['mask']!r} does not end like the scores {match['scores']!r}"
-        if len(mask) == 3 and len(scores) == 3 and mask[0] != 1:
-            return "the mask has a batch axis of its own"
-    seen = _seen(match)
-    if seen is not None:
-        if seen.ndim > len(scores) or not seen.ndim or seen.shape[-1] != scores[-1]:
-            return f"the mask of shape {list(seen.shape)} does not end like the scores {match['scores']!r}"
-        if any(d not in (1, s) for d, s in zip(reversed(seen.shape), reversed(scores), strict=False)):
-            return f"the mask of shape {list(seen.shape)} may be larger than the scores {match['scores']!r}"
-        if seen.ndim == 3 and len(scores) == 3 and seen.shape[0] != 1:
-            return "the mask has a batch axis of its own"
-        if not seen.any(-1).all():
-            return "a query sees nothing, which is not said to be zero"
-    return None
-
-
 def _scale(match: Match) -> float:
     scale = 1.0
-    for name in ("q", "k", "s"):
+    for name in ("q", "k"):
         scale *= _number(match, f"{name}*") if f"{name}*" in match else 1.0
         scale /= _number(match, f"{name}/") if f"{name}/" in match else 1.0
     return scale
-
-
-def _swapped(graph: Graph, value: Value, n: int) -> Value:
-    """The last two axes of n exchanged; of a value that was transposed before, in one go."""
-    perm = (*range(n - 2), n - 1, n - 2)
-    before = value.producer
-    if before is not None and before.op == "Transpose" and before.inputs[0] is not None:
-        inner = before.attrs.get("perm", tuple(reversed(range(n))))
-        value, perm = before.inputs[0], tuple(int(inner[p]) for p in perm)
-    return value if perm == tuple(range(n)) else graph.add("Transpose", [value], {"perm": perm}).output
-
-
-def _attention(graph: Graph, match: Match) -> Value:
-    n = facts.rank(match["q"]) or 4
-    keys = _swapped(graph, match["kt"], n)
-    attrs: dict[str, Any] = {"scale": _scale(match)}
-    if n == 3:
-        attrs |= {"q_num_heads": 1, "kv_num_heads": 1}
-    seen = _seen(match)
-    inputs = [match["q"], keys, match["v"], *([match["mask"]] if "mask" in match else [])]
-    inputs += [] if seen is None else [graph.constant(seen, "seen")]
-    return graph.add("Attention", inputs, attrs).output
 
 
 # Exporters multiply queries and keys with a root of the scale, which may become a constant late.
@@ -410,14 +345,9 @@ def _scaled(graph: Graph, match: Match) -> Value:
     return graph.add("Attention", [match["q"], keys, *node.inputs[2:]], attrs).output
 
 
+SOFTMAX = (Rule("softmax", Op("Div", _EXP, reduction("ReduceSum", _EXP)), _softmax, _check_softmax),)
 ATTENTION = (
     Rule("attention-scale", _SCALED_ATTENTION, _scaled, _check_scaled),
-    Rule("softmax", Op("Div", _EXP, reduction("ReduceSum", _EXP)), _softmax, _check_softmax),
-    Rule(
-        "attention",
-        Op("MatMul", Op("Softmax", _MASKED, where=_last_axis), "v"),
-        _attention, _check_attention,
-    ),
 )
 
 RULES = (*ACTIVATIONS, *NORMALISATIONS, *GROUPS, *ATTENTION)

@@ -16,7 +16,10 @@ from .base import Context
 from .pattern import ORIGINS, remove_dead
 
 #: operations whose constant inputs are weights: read many times, in the innermost loops
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "Einsum", "RNN", "GRU", "LSTM"})
+WEIGHTED = frozenset(
+    {"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "com.microsoft::FusedMatMul", "Einsum", "RNN", "GRU"}
+    | {"LSTM"}
+)
 #: operations that have integer forms
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 #: numbers that a core's cache holds

@@ -19,17 +19,20 @@ from . import (
     openvino,
     recognise,
     recurrent,
+    rotary,
     shape_values,
     shuffle,
     tables,
     views,
 )
+from .attention_structure import RecogniseAttention
 from .base import Pass, Repeat
 from .collected import CollectedRows
 from .control import InlineBranches, SinkConstants, TypeCaptures, UnchangedStates, UnrollLoops
 from .conv_pair import ConvPairs
 from .counted import CountedLoops
 from .early_strides import EarlyStrides
+from .einsum import LowerEinsum
 from .excite import SqueezeExcite
 from .fuse import Fuse
 from .grow_states import GrowStates
@@ -42,11 +45,13 @@ from .pixels import Pixels
 from .precision import Narrow
 from .quantised import Quantised
 from .recurrent_loops import RecurrentLoops
+from .rotary import RecogniseRotary
 from .scan_axes import ScanAxes
 from .simplify import CommonSubexpressions, DeadCode, FlushDenormals, FoldQuantised, Propagate, UnknownOps
 from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
+from .weights import TurnedWeights
 
 #: only once no loop can become a layer any more
 _LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
@@ -76,9 +81,14 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
     CLEAN_LOOPS,
     RecurrentLoops(),
     CLEAN_UP,
-    RewritePass("recognise", (*recognise.RULES, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
+    LowerEinsum(),
+    RewritePass("recognise-softmax", recognise.SOFTMAX),
+    RecogniseAttention(),
+    RecogniseRotary("recognise-rotary", rotary.RULES),
+    RewritePass("recognise", (*recognise.RULES, *attention.GROUPS, *attention.HEADS, *recurrent.RULES, *tables.RULES)),
     RewritePass("fuse-linear", fuse_linear.RULES),
     CLEAN_UP,
+    TurnedWeights(),
     EarlyStrides(),
     FlushDenormals(),
 )
@@ -100,8 +110,12 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
     Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     PastKeys(),
     GrowStates(),
+    LowerEinsum(),
+    RewritePass("recognise-softmax", recognise.SOFTMAX),
     attention.ScoresApart(),
-    RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.HEADS)),
+    RecogniseAttention(),
+    RecogniseRotary("recognise-rotary", rotary.RULES),
+    RewritePass("recognise-attention", (*recognise.ATTENTION, *attention.GROUPS, *attention.HEADS)),
     RewritePass("views", views.RULES),
     SpreadNorm(),
     DeadCode(),

@@ -144,6 +144,27 @@ def _attention(proof: Examples, node: Node) -> Sequence[int]:
     return _first(*range(len(node.inputs)))(proof, node)
 
 
+def _turned(proof: Examples, node: Node) -> Sequence[int]:
+    """Rotary embeddings: angles for each example, or for all of them; or a table, and the places of each example."""
+    table = node.input(3) is not None
+    for i, value in enumerate(node.inputs[1:], 1):
+        if value is not None and not proof.has(value) and not (table and i < 3):
+            proof.alike(value, 0)
+    return _first(0, 3)(proof, node) if table else _first(0, 1, 2)(proof, node)
+
+
+def _fused_product(proof: Examples, node: Node) -> Sequence[int]:
+    """A product that may turn its second operand."""
+    if any(node.attrs.get(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
+        raise Unproven("turns its first operand, or batches")
+    proof.only(node, 0)
+    if proof.axis(proof.input(node, 0)) == len(proof.dims(proof.input(node, 0))) - 1:
+        raise Unproven("adds up over examples")
+    if len(proof.dims(proof.input(node, 1))) != 2:
+        raise Unproven("has weights that are no matrix")
+    return [proof.axis(proof.input(node, 0))]
+
+
 def _along(default: int | None, *, behind: bool = False) -> Rule:
     """Works along an axis, the attribute's; ``behind``: and along all that follow it."""
 
@@ -357,6 +378,9 @@ RULES: dict[str, Rule] = {
     "MaxPool": _pooled,
     "BatchNormalization": _normalised,
     "Attention": _attention,
+    "RotaryEmbedding": _turned,
+    "com.microsoft::FusedMatMul": _fused_product,
+    "com.microsoft::MatMulNBits": _along(-1),
     "LayerNormalization": _along(-1, behind=True),
     "RMSNormalization": _along(-1, behind=True),
     "SimplifiedLayerNormalization": _along(-1, behind=True),

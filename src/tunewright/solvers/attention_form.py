@@ -11,6 +11,7 @@ from ..ir.graph import Fused
 from ..ir.symbolic import greater, lesser
 from ..ir.types import DType, TensorType
 from ..ops import strided
+from ..ops.attention import NAN_ROWS
 from .base import Problem, tensor
 
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
@@ -196,7 +197,8 @@ def form(problem: Problem) -> Form:
         mask=None if mask is None else Mask.of(at, tensor(mask), past + keys),
         valid=6 if standard and problem.input(6) is not None else None,
         shown=int(attrs.get("qk_matmul_output_mode", 0)) if standard else 2,
-        forgiving=standard, rounding="" if precision is None else _ROUNDED[DType.of_onnx(int(precision))],
+        forgiving=standard and not attrs.get(NAN_ROWS, 0),
+        rounding="" if precision is None else _ROUNDED[DType.of_onnx(int(precision))],
     )  # fmt: skip
 
 

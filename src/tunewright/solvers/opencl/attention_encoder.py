@@ -94,7 +94,9 @@ class AttentionEncoder(CSolver):
         source.function(transpose_tile(dtype, lanes))
         source.function(tile(rows))
         source.function(POWERS)
-        source.add(BODY.format(mask=mask))
+        # where everything is hidden the sum is zero, and so the result, or NaN
+        total = "(total == 0 ? 1 : total)" if f.forgiving else "total"
+        source.add(BODY.format(mask=mask, total=total))
         return [source.call(grid)]
 
 
@@ -163,7 +165,7 @@ INLINE void powers(GLOBAL const T* query, GLOBAL const T* panel, GLOBAL const T*
     }
 }"""
 
-#: Lanes beyond the last key are zero, and not seen. Where nothing is seen the result is zero, whatever the scores are.
+#: Lanes beyond the last key are zero, and not seen.
 BODY = """
 GLOBAL T* query = memory + (GID(1) * ITEMS + GID(0)) * SLOT;
 GLOBAL T* score = query + ROWS * SIZE;
@@ -246,7 +248,7 @@ for (int m = GID(1) * SHARE_ROWS; m < m_end; m += ROWS) {{
       for (int i = 0; i < VECTORS; i++)
         for (int j = 0; j < LANES; j++) total += sums[i][j];
       guess = top;
-      parts[r] = 1 / (total == 0 ? 1 : total);
+      parts[r] = 1 / {total};
     }}
   }}
   for (int n = 0; n < VALUES; n += WIDTH)

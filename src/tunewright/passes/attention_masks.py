@@ -1,0 +1,304 @@
+"""What an attention adds to its scores, followed from one step to the next: scale, cap, biases and hidden keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir.graph import Graph, Value
+from ..ir.symbolic import WHOLE, SymArray, same, sym_array
+from ..ir.types import Dim, DType, Shape
+from ..ops import lookup
+from ..ops.base import Array
+from ..ops.infer import evaluate, infer_node
+from . import facts
+from .attention_steps import Step
+
+#: a summand that hides a score: beside it nothing is left of the score, and kernels may multiply it by log2(e)
+HIDDEN = -1e38
+#: values that are looked at to find out whether -inf may be among them
+MOST_VALUES = 64
+#: they make finite numbers of finite ones, as long as nothing overflows
+_FINITE = frozenset(
+    {"Add", "Sub", "Mul", "Neg", "Where", "Max", "Min", "Abs", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+    | {"Expand", "Transpose", "Slice", "Gather", "GatherND", "Concat", "Identity", "Tile", "Split", "ScatterND"}
+)
+
+
+class Maker:
+    """Adds nodes to a graph: their types are inferred, and of constants they are computed at once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def node(self, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None) -> Value:
+        node = self.graph.add(op, inputs, attrs or {})
+        spec = lookup(op)
+        assert spec is not None
+        infer_node(node, spec)
+        arrays = [None if v is None else v.const for v in inputs]
+        if any(a is None for a in arrays) or any(isinstance(a, SymArray) for a in arrays):
+            return node.output
+        (result,) = evaluate(node, spec, arrays)
+        self.graph.remove(node)
+        assert isinstance(result, np.ndarray)
+        return self.graph.constant(np.ascontiguousarray(result), op.lower())
+
+    def number(self, value: float, dtype: DType) -> Value:
+        return self.graph.constant(np.asarray(value, dtype.numpy), "number")
+
+    def shaped(self, value: Value, dims: Sequence[Dim]) -> Value | None:
+        """Under another shape; None where that is not known. What has the shape already is not reshaped again."""
+        if not all(isinstance(d, WHOLE) for d in dims):
+            return None
+        source: Value | None = value
+        while source is not None:
+            known = facts.shape(source)
+            if known is not None and len(known) == len(dims) and all(map(_equal, known, dims)):
+                return source
+            node = source.producer
+            views = node is not None and node.op in ("Reshape", "Squeeze", "Unsqueeze", "Flatten") and not node.epilogue
+            source = node.inputs[0] if node is not None and views else None
+        return self.node("Reshape", [value, self.graph.constant(sym_array(list(dims)), "shape")], {"allowzero": 1})
+
+    def lead(self, value: Value, lead: Sequence[Dim]) -> Value | None:
+        """[any axes, a, b] with other axes in front. One head for all stays one."""
+        dims = facts.shape(value)
+        if dims is None:
+            return None
+        if len(dims) == len(lead) + 2:
+            return value
+        return self.shaped(value, (*lead, *dims[-2:]))
+
+
+def _equal(a: Dim, b: Dim) -> bool:
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+class Masks:
+    """``lead``: batch and heads of the Attention; ``zeroed``: conditions by which weights become zero."""
+
+    def __init__(self, made: Maker, scores: Shape, lead: Sequence[Dim], zeroed: set[tuple[Value, bool]]) -> None:
+        self.made, self.keys, self.target, self.zeroed = made, scores[-1], tuple(lead), zeroed
+        self.factor, self.cap = 1.0, 0.0
+        self.bias: Value | None = None
+        self.seen: Value | None = None
+        #: conditions that were met: the value, and whether it says what is seen
+        self.conditions: set[tuple[Value, bool]] = set()
+
+    def follow(self, step: Step) -> str | None:
+        """Takes the next step into account, or says why that cannot be."""
+        match = step.match
+        if step.kind in ("cast", "view"):
+            return None
+        if step.kind in ("times", "over"):
+            factor = float(match.const("factor").reshape(()))
+            return self._times(factor if step.kind == "times" else 1 / factor if factor else math.inf)
+        if step.kind == "capped":
+            return self._capped(step)
+        shape = facts.shape(step.result)
+        assert shape is not None
+        added = step.kind in ("bias", "less")
+        given = self._placed(match["bias" if added else "seen"], shape)
+        if isinstance(given, str):
+            return given
+        if added:
+            return self._add(given if step.kind == "bias" else self.made.node("Neg", [given]))
+        self.conditions.add((match["seen"], step.kind == "seen"))
+        return self._hide(step, given if step.kind == "seen" else self.made.node("Not", [given]))
+
+    def result(self, guarded: bool) -> tuple[Value | None, bool]:
+        """The mask, and whether a row in which every key is hidden is NaN. ``guarded``: NaN becomes zero."""
+        mask = self.bias if self.bias is not None else self.seen
+        return mask, mask is not None and not guarded and not self.zeroed and may_hide_all(mask)
+
+    def _times(self, factor: float) -> str | None:
+        if not factor > 0 or not math.isfinite(factor):
+            return f"its scores are multiplied by {factor}"
+        if self.cap:
+            return "its scores are scaled behind their cap"
+        self.factor *= factor
+        if self.bias is not None:
+            kind = facts.dtype(self.bias)
+            assert kind is not None
+            self.bias = self.made.node("Mul", [self.bias, self.made.number(factor, kind)])
+        return None
+
+    def _capped(self, step: Step) -> str | None:
+        """tanh(scores / over) * cap: the Attention divides by its cap."""
+        cap = float(step.match.const("cap").reshape(()))
+        given = step.match.const("over" if "over" in step.match else "under")
+        inner = float(given.reshape(()))
+        if self.bias is not None or self.seen is not None or self.cap or not cap > 0 or not inner > 0:
+            return "its scores are capped behind a mask"
+        self.factor *= cap / inner if "over" in step.match else cap * inner
+        self.cap = cap
+        return None
+
+    def _add(self, bias: Value) -> str | None:
+        kind = facts.dtype(bias)
+        if kind is None or "float" not in str(kind):
+            return f"{bias!r} is added to its scores"
+        bias = self._not_too_low(bias, kind)
+        if self.seen is not None:
+            self.bias, self.seen = self._where(self.seen, bias, -math.inf), None
+        elif self.bias is not None:
+            other = facts.dtype(self.bias)
+            if other is not kind:
+                wide = kind if other is None or kind.itemsize > other.itemsize else other
+                bias, self.bias = (self._cast(v, wide) for v in (bias, self.bias))
+            self.bias = self.made.node("Add", [self.bias, bias])
+        else:
+            self.bias = bias
+        return None
+
+    def _cast(self, value: Value, to: DType) -> Value:
+        return value if facts.dtype(value) is to else self.made.node("Cast", [value], {"to": to.onnx_code})
+
+    def _hide(self, step: Step, seen: Value) -> str | None:
+        low = float(step.match.const("low").reshape(()))
+        always = seen.const is not None and bool(seen.const.any(-1).all())
+        if low == -math.inf or always or (step.match["seen"], step.kind == "seen") in self.zeroed:
+            if self.bias is not None:
+                self.bias = self._where(seen, self.bias, -math.inf)
+            else:
+                self.seen = seen if self.seen is None else self.made.node("And", [self.seen, seen])
+            return None
+        zero = self.made.number(0, DType.FLOAT32)
+        if self.seen is not None:
+            self.bias, self.seen = self._where(self.seen, zero, -math.inf), None
+        self.bias = self._where(seen, self.bias if self.bias is not None else zero, HIDDEN)
+        return None
+
+    def _where(self, seen: Value, bias: Value, low: float) -> Value:
+        bias = self._cast(bias, DType.FLOAT32) if low != -math.inf else bias
+        kind = facts.dtype(bias)
+        assert kind is not None
+        return self.made.node("Where", [seen, bias, self.made.number(low, kind)])
+
+    def _not_too_low(self, bias: Value, kind: DType) -> Value:
+        """-3.4e38 times log2(e) would be -inf."""
+        if kind not in (DType.FLOAT32, DType.BFLOAT16):
+            return bias
+        if bias.const is not None:
+            low = np.isfinite(bias.const) & (bias.const < HIDDEN)
+            if not low.any():
+                return bias
+            return self.made.graph.constant(np.where(low, bias.const.dtype.type(HIDDEN), bias.const), bias.name)
+        finite, low_ = _range(bias)
+        return self.made.node("Max", [bias, self.made.number(HIDDEN, kind)]) if finite and low_ else bias
+
+    # -- where it lies -------------------------------------------------------------------------------------------------
+
+    def _placed(self, mask: Value, stage: Shape) -> Value | str:
+        """A bias or condition for scores of shape ``stage``, as the Attention wants it."""
+        mask = _unspread(mask)
+        dims = facts.shape(mask)
+        if dims is None or not dims or len(dims) > len(stage):
+            return f"the mask {mask!r} does not lie along the scores"
+        if dims[-1] == 1 and self.keys != 1 and isinstance(self.keys, WHOLE):
+            ends = self.made.graph.constant(sym_array([*([1] * (len(dims) - 1)), self.keys]), "keys")
+            mask = self.made.node("Expand", [mask, ends])
+            dims = (*dims[:-1], self.keys)
+        if not (dims[-1] is self.keys or dims[-1] == self.keys) or dims[-1] is None:
+            return f"the mask {mask!r} does not end like the scores"
+        lead, outer = stage[:-2], dims[:-2]
+        if len(lead) == len(self.target) or all(d == 1 for d in outer):
+            while len(dims) > 4:
+                dims = dims[1:]
+            placed = mask if len(dims) == len(facts.shape(mask) or ()) else self.made.shaped(mask, dims)
+            return mask if placed is None else placed
+        return self._regrouped(mask, dims, lead)
+
+    def _regrouped(self, mask: Value, dims: Shape, lead: Shape) -> Value | str:
+        """Batch and heads of the scores may have other axes at this step: the mask follows them to those wanted."""
+        if len(outer := dims[:-2]) == len(lead) and same(outer, lead):
+            shaped = self.made.shaped(mask, [*self.target, *dims[-2:]])
+            return shaped if shaped is not None else f"the mask {mask!r} has an open shape"
+        if not all(isinstance(d, int) for d in (*lead, *self.target, *dims)):
+            return f"the mask {mask!r} stands at other axes than the Attention's"
+        sizes, goals = [int(d) for d in lead], [int(d) for d in self.target]  # type: ignore[arg-type]
+        full = [1] * (len(sizes) + 2 - len(dims)) + [int(d) for d in dims]  # type: ignore[arg-type]
+        wide, wanted = list(full), list[int]()
+        for (first, end), (start, stop) in _blocks(sizes, goals):
+            if any(d != 1 for d in full[first:end]):
+                wide[first:end] = sizes[first:end]
+                wanted += goals[start:stop]
+            else:
+                wanted += [1] * (stop - start)
+        if len(wanted) != len(goals):
+            return f"the mask {mask!r} stands at other axes than the Attention's"
+        if wide != full:
+            mask = self.made.node("Expand", [mask, self.made.graph.constant(np.asarray(wide, np.int64), "axes")])
+        shaped = self.made.shaped(mask, [*wanted, *full[-2:]])
+        return shaped if shaped is not None else f"the mask {mask!r} has an open shape"
+
+
+def _blocks(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of axes of two shapes of one size that hold as many elements, as small as possible."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first, start, left, right = i, j, 1, 1
+        while (i == first and j == start) or left != right:
+            if i < len(a) and (left <= right or j == len(b)):
+                left, i = left * a[i], i + 1
+            elif j < len(b):
+                right, j = right * b[j], j + 1
+            else:
+                return
+        yield (first, i), (start, j)
+
+
+def _unspread(mask: Value) -> Value:
+    """A mask before it was spread over queries, heads or samples, which an Attention does by itself."""
+    for _ in range(4):
+        node, dims = mask.producer, facts.shape(mask)
+        if node is None or node.epilogue or dims is None:
+            break
+        given = [v for v in node.inputs if v is not None]
+        if node.op == "And":
+            true = [v for v in given if v.const is not None and bool(v.const.all())]
+            smaller = [v for v in given if v not in true]
+        else:
+            smaller = given[:1] if node.op == "Expand" else []
+        known = facts.shape(smaller[0]) if len(smaller) == 1 else None
+        if known is None or len(known) != len(dims) or known[-1] is None or known[-1] != dims[-1]:
+            break
+        mask = smaller[0]
+    return mask
+
+
+def may_hide_all(mask: Value) -> bool:
+    """A row of this mask may have nothing that is seen, as far as can be told."""
+    if mask.const is not None:
+        visible: Array = mask.const if mask.const.dtype == np.bool_ else ~np.isneginf(mask.const.astype(np.float32))
+        return not bool(visible.any(-1).all())
+    return facts.dtype(mask) is DType.BOOL or not _range(mask)[0]
+
+
+def _range(value: Value) -> tuple[bool, bool]:
+    """Whether a value is surely finite, and whether some constant in it may be lower than `HIDDEN`."""
+    seen, queue, finite, low = set[Value](), [value], True, False
+    while queue:
+        one = queue.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        kind = facts.dtype(one)
+        if kind is not None and "float" not in str(kind):
+            continue  # whole numbers and conditions are finite
+        if one.const is not None:
+            numbers = one.const.astype(np.float64)
+            finite &= bool(np.isfinite(numbers).all())
+            low |= bool((np.isfinite(numbers) & (numbers < HIDDEN)).any())
+            continue
+        node = one.producer
+        if node is None or kind is None or len(seen) > MOST_VALUES:
+            return False, low
+        if not {node.op, *(step.op for step in node.epilogue)} <= _FINITE | {"Equal", "Not", "And", "Or", "Less"}:
+            return False, low
+        queue += [v for v in node.inputs if v is not None]
+    return finite, low

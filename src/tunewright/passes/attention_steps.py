@@ -1,0 +1,157 @@
+"""What may stand between the two products of an attention, as data, and how a graph is read in these terms.
+
+From a softmax, `scores` goes back through steps of `SCORE_STEPS` until a product of queries and keys, and `weights`
+goes on through steps of `WEIGHT_STEPS` to the product with the values. A spelling that exporters invent is one more
+line in one of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..ir.graph import Graph, Node, Value
+from ..ops.base import Array
+from . import facts
+from .pattern import Const, Match, OneOf, Op, Pattern, is_float_scalar, matches, scalar
+
+#: steps between softmax and a product at most, and values that are looked at in search of one
+DEEPEST, MOST_VALUES = 10, 64
+#: nothing is left of such a score's exponential beside that of a usual one
+LOW = -1e4
+VIEWS = "Reshape|Squeeze|Unsqueeze|Flatten|Identity"
+
+
+def _is_low(array: Array) -> bool:
+    return is_float_scalar(array) and float(array.reshape(())) <= LOW
+
+
+def _absorbs(array: Array) -> bool:
+    """Nothing is left of a usual score that is added to it; beside -10,000 all of it would be."""
+    return _is_low(array) and float(array.reshape(())) <= (-6e4 if array.dtype == np.float16 else -1e30)
+
+
+def _is_zero(array: Array) -> bool:
+    return bool(array.dtype.kind != "b" and array.size and not array.any())
+
+
+def _between_floats(node: Node) -> bool:
+    kinds = [facts.dtype(v) for v in (node.inputs[0], node.output)]
+    return all(k is not None and "float" in str(k) for k in kinds)
+
+
+_LOWEST, _ABSORBING, _ZERO = Const("low", _is_low), Const("low", _absorbs), Const("", _is_zero)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step: its ``pattern`` reads ``x``, which is scores or weights, and names what else it needs."""
+
+    name: str
+    pattern: Pattern
+
+
+#: behind the product of queries and keys; the first that leads to a product counts
+SCORE_STEPS = (
+    Kind("cast", Op("Cast", "x", where=_between_floats)),
+    Kind("view", Op(VIEWS, "x", rest=True)),
+    Kind("times", Op("Mul", "x", scalar("factor"))),
+    Kind("over", Op("Div", "x", scalar("factor"))),
+    Kind("capped", Op("Mul", Op("Tanh", Op("Div", "x", scalar("over"))), scalar("cap"))),
+    Kind("capped", Op("Mul", Op("Tanh", Op("Mul", "x", scalar("under"))), scalar("cap"))),
+    Kind("seen", OneOf(
+        Op("Where", "seen", "x", _LOWEST), Op("Add", "x", Op("Where", "seen", _ZERO, _ABSORBING, shared=True)),
+    )),
+    Kind("hidden", OneOf(
+        Op("Where", "seen", _LOWEST, "x"), Op("Add", "x", Op("Where", "seen", _ABSORBING, _ZERO, shared=True)),
+    )),
+    Kind("bias", Op("Add", "x", "bias")),
+    Kind("less", Op("Sub", "x", "bias")),
+)  # fmt: skip
+
+#: between the softmax and the product with values
+WEIGHT_STEPS = (
+    Kind("cast", Op("Cast", "x", where=_between_floats)),
+    Kind("view", Op(VIEWS, "x", rest=True)),
+    Kind("guarded", Op("Where", Op("IsNaN", "x"), _ZERO, "x")),
+    Kind("seen", Op("Where", "seen", "x", _ZERO)),
+    Kind("hidden", Op("Where", "seen", _ZERO, "x")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that was found: its result, and what its pattern names."""
+
+    kind: str
+    result: Value
+    match: Match
+
+
+@dataclass(frozen=True)
+class Path:
+    """From a product to a softmax (steps of scores), or from a softmax to a product (steps of weights)."""
+
+    product: Node
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass
+class _Search:
+    """Bounds how much of a graph is looked at."""
+
+    graph: Graph
+    left: int = field(default=MOST_VALUES)
+
+    def back(self, value: Value, depth: int) -> Iterator[Path]:
+        node, self.left = value.producer, self.left - 1
+        if node is None or self.left < 0:
+            return
+        if is_product(node):
+            yield Path(node)
+            return
+        for kind in SCORE_STEPS if depth else ():
+            for match in matches(kind.pattern, value, Match(self.graph, node)):
+                for path in self.back(match["x"], depth - 1):
+                    yield Path(path.product, (*path.steps, Step(kind.name, value, match)))
+
+
+def is_product(node: Node) -> bool:
+    return node.op == "MatMul" and not node.epilogue
+
+
+def scores(graph: Graph, softmax: Node) -> Path | None:
+    """The way from a product of queries and keys to the softmax; of several the one with the fewest sums."""
+    start = softmax.inputs[0]
+    if start is None:
+        return None
+    found = list(_Search(graph).back(start, DEEPEST))
+    return min(found, key=lambda path: sum(s.kind in ("bias", "less") for s in path.steps), default=None)
+
+
+def weights(graph: Graph, softmax: Node) -> Path | str:
+    """The way from the softmax to the product with values, or what else becomes of the weights."""
+    value, steps = softmax.output, list[Step]()
+    for _ in range(DEEPEST):
+        users = value.users
+        if len(users) == 1 and is_product(users[0]) and users[0].inputs[0] is value is not users[0].inputs[1]:
+            return Path(users[0], tuple(steps))
+        step = None if graph.is_output(value) else _on(graph, value, users)
+        if step is None:
+            break
+        steps.append(step)
+        value = step.result
+    readers = "the outside" if graph.is_output(value) else ", ".join(sorted({user.op for user in value.users}))
+    return f"its weights are read by {readers or 'nobody'}"
+
+
+def _on(graph: Graph, value: Value, users: Sequence[Node]) -> Step | None:
+    """The step that all readers of some weights are part of."""
+    for user in users:
+        for kind in WEIGHT_STEPS:
+            for match in matches(kind.pattern, user.output, Match(graph, user)):
+                if match["x"] is value and set(users) <= set(match.nodes):
+                    return Step(kind.name, user.output, match)
+    return None

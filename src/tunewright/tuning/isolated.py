@@ -116,7 +116,8 @@ class Isolated(Measurer):
     """Measures in a worker process, which starts when it is first needed.
 
     ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
-    what the device must be in the worker too, where that is checked.
+    what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
+    whose requests the worker waits before it times anything, however long that takes.
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class Isolated(Measurer):
         python: str = sys.executable,
         memory_bytes: int | None = None,
         target: Target | None = None,
+        activity: int | None = None,
     ) -> None:
+        self._activity = () if activity is None else (activity,)
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self._shares_cores = target is None or target.device == "cpu"
@@ -266,7 +269,7 @@ class Isolated(Measurer):
         who = wire.candidates_json([candidate])
         request = {"do": "attempt", "candidates": who, "limit": limit, "programs": programs}
         try:
-            answer, objection = worker.ask(request, self.timeout, STEPS * self.timeout)
+            answer, objection = worker.ask(request, self.timeout, self._whole(STEPS * self.timeout))
             found = worker.read(wire.attempt, answer)
         except Lost as lost:
             return Attempt(lost.status, lost.why), _doubt(lost)
@@ -293,7 +296,7 @@ class Isolated(Measurer):
         whole = self.timeout * (1 + STEPS * new) + PATIENCE_IN_RACES * (rounds + 1) * turns
         request = {"do": "race", "candidates": wire.candidates_json(candidates), "rounds": rounds}
         try:
-            answer, objection = worker.ask(request, self.timeout, whole)
+            answer, objection = worker.ask(request, self.timeout, self._whole(whole))
             found = worker.read(lambda data: wire.race(data, len(candidates)), answer)
         except Lost as lost:
             raise _Spoilt(Attempt(lost.status, lost.why)) from None
@@ -308,6 +311,10 @@ class Isolated(Measurer):
         for attempt in fallen.values():
             self._look_after(worker, attempt.status)
         return replace(found, fallen=fallen)
+
+    def _whole(self, seconds: float) -> float:
+        """Most seconds of a request to the worker: any number where it may have to wait for others."""
+        return math.inf if self._activity else seconds
 
     def _alone(self, candidate: Candidate, rounds: int) -> Attempt | None:
         """What becomes of a candidate that races with nobody; None: nothing."""
@@ -374,7 +381,8 @@ class Isolated(Measurer):
 
     def _started(self) -> Worker:
         self.starts += 1
-        return Worker(_start(self._command("worker", self.memory_bytes), self.settings))
+        command = [*self._command("worker", self.memory_bytes), *map(str, self._activity)]
+        return Worker(_start(command, self.settings, self._activity))
 
     def _command(self, module: str, memory: int) -> list[str]:
         # -P: the folder of the caller is on its path only if it was on ours
@@ -389,9 +397,9 @@ class _Spoilt(Exception):
         self.attempt = attempt
 
 
-def _start(command: Sequence[str], settings: Settings) -> Process:
+def _start(command: Sequence[str], settings: Settings, descriptors: Sequence[int] = ()) -> Process:
     # No kernel cache: most of what is compiled there loses.
-    return Process(command, child_environment(replace(settings, cache_dir="")))
+    return Process(command, child_environment(replace(settings, cache_dir="")), descriptors)
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:

@@ -39,7 +39,10 @@ class Process:
     of the lifeline, a pipe that says nothing until the parent is gone.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int] = ()
+    ) -> None:
+        """``descriptors``: what it inherits besides."""
         self._owner, self._open = os.getpid(), True
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
@@ -53,7 +56,8 @@ class Process:
         try:
             self._child = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(listening)], stdin=subprocess.DEVNULL, stdout=printing,
-                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening), start_new_session=True,
+                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening, *descriptors),
+                start_new_session=True,
             )  # fmt: skip
         except BaseException:
             self._close()

@@ -141,6 +141,8 @@ class Tuner:
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
         self._measurer = measurer
+        #: by which searches tell how long they take
+        self.clock: Callable[[], float] = time.monotonic
         #: seconds of TUNE_BUDGET that are used
         self._spent = 0.0
         #: problems that were searched, or forgotten, by this tuner: once is enough
@@ -454,6 +456,7 @@ class Tuner:
             keep=partial(self._store, problem),
             report=report,
             stop=stop,
+            clock=self.clock,
         )
         self._store(problem, outcome)
         return outcome

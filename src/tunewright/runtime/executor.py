@@ -291,6 +291,15 @@ class Executor:
         """The memory that is held for each plan that has run."""
         return list(self._frames.items())
 
+    def prepare(self, plan: Plan) -> Frame:
+        """Make the memory for a plan. Another thread may do it while an inference by another plan runs here."""
+        frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        return frame
+
+    def forget(self, plan: Plan) -> None:
+        """Give up the memory for a plan."""
+        self._frames.pop(plan, None)
+
     def run(
         self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None
     ) -> list[Any]:
@@ -301,9 +310,7 @@ class Executor:
         plan = plan or program.plan_for(inputs)
         if stay is not None and plan.template is not None and plan.template.states:
             plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
-        frame = self._frames.get(plan)
-        if frame is None:
-            frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        frame = self._frames.get(plan) or self.prepare(plan)
         if any(type(value) is np.ndarray and not value.flags.c_contiguous for value in inputs):
             apart = () if plan.template is None else plan.template.apart
             inputs = [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]

@@ -224,10 +224,10 @@ class Isolated(Measurer):
             if doubt is None:
                 return found
             # A process also dies, or loses time, by what others do to it: it counts when it happens again.
-            again, _ = self._attempt(candidate, limit, programs)
+            again, still = self._attempt(candidate, limit, programs)
             if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
                 return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
-            return again
+            return self._unjudged(again) if still is Doubt.OF_THE_MACHINE else again
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         with self._lock:
@@ -272,7 +272,8 @@ class Isolated(Measurer):
             answer, objection = worker.ask(request, self.timeout, self._whole(STEPS * self.timeout))
             found = worker.read(wire.attempt, answer)
         except Lost as lost:
-            return Attempt(lost.status, lost.why), _doubt(lost)
+            failed = Attempt(lost.status, lost.why)
+            return self._unjudged(failed) if lost.status is Status.TIMEOUT else failed, _doubt(lost)
         doubt = None
         if found.status is Status.OK:
             if not _is_plausible(found.samples, 1 if found.probed else LEAST_TURNS):
@@ -306,11 +307,17 @@ class Isolated(Measurer):
                 fallen[i] = Attempt(Status.WRONG, f"impossible times: {list(row[:4])} in {rounds} rounds")
         if objection is not None:
             worker.process.end()
-            raise _Spoilt(Attempt(Status.WRONG, objection))
+            raise _Spoilt(self._unjudged(Attempt(Status.WRONG, objection)))
         worker.known |= {c for i, c in enumerate(who) if i not in fallen}
         for attempt in fallen.values():
             self._look_after(worker, attempt.status)
         return replace(found, fallen=fallen)
+
+    def _unjudged(self, attempt: Attempt) -> Attempt:
+        """What was found out by clocks is no fault where requests come first: others had the processor meanwhile."""
+        if not self._activity:
+            return attempt
+        return replace(attempt, status=Status.FAILED, why=f"{attempt.why} (requests came first: not judged)")
 
     def _whole(self, seconds: float) -> float:
         """Most seconds of a request to the worker: any number where it may have to wait for others."""

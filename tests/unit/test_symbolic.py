@@ -114,6 +114,8 @@ def test_canonical_forms() -> None:
     assert (4 * n + 5) // 4 is n + 1 and (n * m) // m is n and (2 * n * m + 2 * m) // (n + 1) is 2 * m
     assert (n * m) % n == 0 and ((n - 1) // 2) // 2 is (n - 1) // 4 and ((n + 3) // 4 + 1) // 2 is (n + 7) // 8
     assert common_divisor(6 * n * m, 4 * n) is 2 * n and common_divisor(6, 4) == 2
+    assert common_divisor(8 * n + 8, n + 1) is n + 1 and common_divisor(m * n + m, 4 * n + 4) is n + 1
+    assert common_divisor(6 * m * n + 6 * m, 4 * m) is 2 * m and common_divisor(n + 1, n + 2) == 1
     assert n / 4 * 4 is n and (n * 2.0) is 2 * n and np.int64(3) + n is n + 3 and same((n, 3), (n, 3))
     assert not same((n, 3), (m, 3)) and lesser(1, n) == 1 and greater(n, 2) is n and lesser(3, 2) == 2
 

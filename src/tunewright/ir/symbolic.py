@@ -377,12 +377,11 @@ class Trace:
         return None
 
     def common(self, a: Any, b: Any) -> Any:
-        """A divisor of both whatever the sizes are: the greatest that is a product of what all terms have."""
-        terms = [*(self.terms(a) or ()), *(self.terms(b) or ())]
-        shared = list(terms[0][0])
-        for factors, _ in terms:
-            shared = [k for k in set(shared) for _ in range(min(shared.count(k), factors.count(k)))]
-        return self.of({tuple(sorted(shared)): math.gcd(*(int(c) for _, c in terms))})
+        """A divisor of both whatever the sizes are: the greatest product of what all terms have, and of what is left of
+        each of them where that is the same."""
+        (factors, number, rest), (others, count, other) = (_parted(self.terms(x) or ()) for x in (a, b))
+        shared = self.of({_shared([factors, others]): math.gcd(number, count)})
+        return shared * self.made(rest) if rest == other else shared
 
     def extreme(self, function: Callable[[int, int], int], left: Any, right: Any) -> Any:
         """The lesser (`min`) or the greater (`max`) of two numbers."""
@@ -461,6 +460,26 @@ class Trace:
         """The guards, for people."""
         words = {("==", True): "==", ("==", False): "!=", ("<", True): "<", ("<", False): ">="}
         return [f"{left.text} {words[how, answer]} {right}" for (how, left, right), answer in self.guards.items()]
+
+
+def _shared(products: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The factors that all products have."""
+    shared = list(products[0])
+    for factors in products:
+        shared = [k for k in sorted(set(shared)) for _ in range(min(shared.count(k), factors.count(k)))]
+    return tuple(shared)
+
+
+def _parted(terms: _Terms) -> tuple[tuple[int, ...], int, _Terms]:
+    """A polynomial as the factors and the number that all of its terms have, and the rest."""
+    shared, number = _shared([factors for factors, _ in terms]), math.gcd(*(int(c) for _, c in terms))
+    rest = []
+    for factors, c in terms:
+        left = list(factors)
+        for k in shared:
+            left.remove(k)
+        rest.append((tuple(left), c // (number or 1)))
+    return shared, number, tuple(sorted(rest))
 
 
 def _bounds(number: Any) -> tuple[Any, Any]:

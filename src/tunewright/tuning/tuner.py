@@ -122,8 +122,7 @@ class Tuner:
         measurer: Callable[[Device, Settings], Measurer] = _measurer,
         heuristic: Heuristic | None = None,
     ) -> None:
-        self.settings = settings
-        self._heuristic = heuristic
+        self.settings, self._heuristic = settings, heuristic
         #: by operation: kernels of CONFIG_FILE, which come before all others
         self.custom = _custom(settings) if settings.config_file else {}
         self._given = candidates
@@ -140,9 +139,7 @@ class Tuner:
         #: what was chosen for each problem on each device, the oldest first: what `lock` writes down
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
-        self._measurer = measurer
-        #: by which searches tell how long they take
-        self.clock: Callable[[], float] = time.monotonic
+        self._measurer, self.clock = measurer, time.monotonic
         #: seconds of TUNE_BUDGET that are used
         self._spent = 0.0
         #: problems that were searched, or forgotten, by this tuner: once is enough

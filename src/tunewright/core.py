@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
-from .errors import DeviceError, InputError, SettingsError
+from .errors import DeviceError, InputError, SettingsError, TunewrightError
 from .frontend.adapt import adapted
 from .frontend.model import Model
 from .frontend.pictures import Preprocess
@@ -111,7 +111,12 @@ class Core:
                 loaded = loaded.preprocess(preprocess)
             settings = self._settings(loaded, config)
             loaded = adapted(loaded, settings)
-            return self._plugin(device, settings).compile(loaded, settings, consume=loaded is not model)
+            beside = settings.tuning_mode == "TUNING_BACKGROUND"  # then plans are made again, out of the weights
+            consume = loaded is not model and not beside
+            compiled = self._plugin(device, settings).compile(loaded, settings, consume=consume)
+        if beside:
+            _tune_beside(compiled, settings)
+        return compiled
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
@@ -316,6 +321,18 @@ def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Set
         for name in config or ():
             check_settable(str(name))
         raise
+
+
+def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:
+    """Begin with TUNING_BACKGROUND; where that cannot be, the model serves as it is, and a warning says why."""
+    from .tuning.policy import decide
+
+    if settings.frozen or decide(settings).delete or decide(settings).how == "NO_TUNE":
+        return  # the policy's own warning says so
+    try:
+        compiled.alone.tune_in_background()
+    except TunewrightError as error:
+        LOG.warning("nothing is tuned in the background: %s", error)
 
 
 def _seconds(budget: float) -> float:

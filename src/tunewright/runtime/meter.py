@@ -60,6 +60,12 @@ class Meter:
         self._gone = Histogram()
         self._living: weakref.WeakSet[RequestMeter] = weakref.WeakSet()
 
+    def continued(self, activity: Activity | None) -> Meter:
+        """The same, with what was met so far, for requests from now on."""
+        made = Meter(self.names, activity)
+        _add(made._gone, self.histogram())
+        return made
+
     def of_request(self) -> RequestMeter:
         """What one request notes."""
         histogram = Histogram()

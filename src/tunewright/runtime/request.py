@@ -18,10 +18,11 @@ from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from . import ranges, trace
+from .background import BackgroundTuning, Report
 from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
 from .executor import Executor
-from .meter import Meter, RequestMeter
+from .meter import Met, Meter, RequestMeter
 from .plan import Plan
 from .program import Environment, Looks, Program, like
 from .remote import Stay, adopt, is_lent, on_host
@@ -55,6 +56,9 @@ class DeviceModel(CompiledModel):
         self.meter: Meter | None = None
         #: two plans that requests take in turns at the moment
         self.trial: Trial | None = None
+        #: tuning beside it, and what starts that; the plugin knows
+        self.background: BackgroundTuning | None = None
+        self.background_starter: Callable[..., BackgroundTuning] | None = None
         self.live.add(self)
         self.program = Program(graph, env)
         types = [v.type for v in graph.inputs]
@@ -68,6 +72,25 @@ class DeviceModel(CompiledModel):
     @property
     def outputs(self) -> dict[str, Type | None]:
         return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
+
+    def tune_in_background(
+        self,
+        *,
+        budget: float | None = None,
+        duty: float | None = None,
+        until: float | None = None,
+        again: bool = False,
+        report: Report | None = None,
+    ) -> BackgroundTuning:
+        if self.background_starter is None:
+            raise DeviceError("is not tuned in the background", where=self.device_name)
+        return self.background_starter(self, budget=budget, duty=duty, until=until, again=again, report=report)
+
+    def traffic(self) -> list[Met]:
+        if self.meter is None:
+            hint = "compile it with RECORD_TRAFFIC = YES"
+            raise InputError("no traffic was recorded", where=f"model {self.name!r}", hint=hint)
+        return self.meter.met()
 
     def create_infer_request(self) -> DeviceRequest:
         made = DeviceRequest(self)
@@ -154,18 +177,22 @@ class DeviceRequest(InferRequest):
     ) -> dict[str, Any]:
         meter = self.model.meter
         if meter is None:
-            return self._infer(inputs, remote, outputs)
+            return self.unmetered(inputs, remote, outputs)
         if self._meter is None or self._meter[0] is not meter:
             self._meter = meter, meter.of_request()
-        return self._meter[1].measured(self._infer, self._looks, inputs, remote, outputs)
+        return self._meter[1].measured(self.unmetered, self._looks, inputs, remote, outputs)
 
     def _looks(self) -> Looks:
         """Shapes and types of the inputs of the last inference, where they were plain arrays."""
         return self._like[1]
 
-    def _infer(
-        self, inputs: Mapping[str, Any] | Sequence[Any] | Any, remote: bool, outputs: Mapping[str, Any] | None
+    def unmetered(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
+        """What `run` does, of which nothing is noted: it is nobody's request."""
         before = self._now()
         if self._generation != self.model.program.generation:
             self._renew()

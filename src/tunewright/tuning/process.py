@@ -76,6 +76,11 @@ class Process:
         """It is there, and it is ours: not that of a process which this one was forked from."""
         return self._open and self._owner == os.getpid() and not self._has_died()
 
+    @property
+    def has_sent(self) -> bool:
+        """Nothing of the last request waits to be read by it."""
+        return not self._outgoing
+
     def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
         """What it answers to a request; None: the first message of all.
 

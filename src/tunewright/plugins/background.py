@@ -40,6 +40,8 @@ LOG = logging.getLogger("tunewright")
 MOST_SHAPES = 4
 #: seconds between two looks at the helper, at which shapes came, and without a request until the network runs by itself
 LOOK, NEW_SHAPES, IDLE = 0.1, 5.0, 1.0
+#: seconds for which winners wait for others to be tried with
+GATHERING = 15.0
 #: times that a helper is started again, and seconds before that
 MOST_RESTARTS, RESTART = 3, 1.0
 #: seconds that a helper has to start in
@@ -62,10 +64,23 @@ class _Shape:
     #: how many times as fast as before it is
     gain: float = 1.0
 
-    def next(self) -> Sequence[Winner]:
-        """Who is tried next."""
+    #: when the first of those that wait came
+    since: float = 0.0
+
+    def add(self, winner: Winner) -> None:
+        """One more waits."""
+        self.since = self.since if self.waiting else time.monotonic()
+        self.waiting.append(winner)
+
+    def next(self, at_once: bool) -> Sequence[Winner]:
+        """Who is tried next: parts of a group that lost, or all that wait, once some time was given to others to come.
+
+        A trial tells a large gain from none sooner than a small one, and each takes as many requests.
+        """
         if self.groups:
             return self.groups.popleft()
+        if not at_once and time.monotonic() < self.since + GATHERING:
+            return ()
         found, self.waiting = self.waiting, []
         return found
 
@@ -358,7 +373,7 @@ class _Tuning(BackgroundTuning):
             for shape in self._shapes:
                 layer = shape.layers.get(key)
                 if layer is not None and layer.present != best:
-                    shape.waiting.append(Winner(layer, best, programs))
+                    shape.add(Winner(layer, best, programs))
         keys = {key for shape in self._shapes for key in shape.layers}
         self._update(layers_done=len(self._done & keys), layers_left=len(keys - self._done))
         self._report("layer")
@@ -367,11 +382,13 @@ class _Tuning(BackgroundTuning):
 
     def _begin_swap(self, model: DeviceModel) -> None:
         """Try the winners of the shapes that matter most: all that wait together, or parts of a group that lost."""
-        shape = next((shape for shape in self._shapes if shape.is_open), None)
+        at_once = self._rests or not self._status.layers_left
+        chosen = ((shape, group) for shape in self._shapes if (group := shape.next(at_once)))
+        shape, group = next(chosen, (None, ()))
         if shape is None:
             return
         try:
-            found = swaps.begin(model, shape.types, shape.next())
+            found = swaps.begin(model, shape.types, group)
         except TunewrightError as error:
             LOG.warning("a kernel cannot be swapped in: %s", error)
             self._update(why=str(error))

@@ -212,7 +212,8 @@ def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[
             for request in list(model.requests):
                 if any(plan is old for plan, _ in request.executor.frames()):
                     request.executor.prepare(new).touch()
-    swap = Swap(types, winners, Trial(old, new), tuner, is_alike=set(now_posed) == set(present))
+    looks = [(t.dims, t.dtype.numpy) for t in types if isinstance(t, TensorType)] if old.template is not None else None
+    swap = Swap(types, winners, Trial(old, new, looks=looks), tuner, is_alike=set(now_posed) == set(present))
     model.trial = swap.trial
     return swap
 

@@ -250,7 +250,7 @@ class DeviceRequest(InferRequest):
         """An inference during a trial, which is told how long its own take."""
         program = self.model.program
         plan = plan or program.plan_for(values)
-        if plan is not trial.old:
+        if not trial.concerns(plan, values):
             return self.executor.run(program, values, stay, plan)
         number, plan = trial.turn()
         begin = time.perf_counter()

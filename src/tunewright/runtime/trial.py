@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .plan import Plan
+from .program import Looks, like
 
 #: pairs of turns in a trial at most, with some to spare for turns that fail
 MOST_PAIRS = 4096
@@ -23,6 +26,8 @@ class Trial:
     old: Plan
     new: Plan
     seed: int = 0
+    #: shapes and types of the inputs, where the old plan serves others as well
+    looks: Looks | None = None
     #: number of a turn, and its seconds; taken apart by `pairs`
     told: list[tuple[int, float]] = field(default_factory=list)
 
@@ -30,6 +35,10 @@ class Trial:
         rng = random.Random(self.seed)
         self._first = [rng.getrandbits(1) for _ in range(MOST_PAIRS)]
         self._numbers = itertools.count()
+
+    def concerns(self, plan: Plan, values: Sequence[Any]) -> bool:
+        """An inference that this plan serves is one of those on trial."""
+        return plan is self.old and (self.looks is None or like(values, self.looks))
 
     def turn(self) -> tuple[int, Plan]:
         """The next turn's number, and the plan to run."""

@@ -176,6 +176,8 @@ class _Tuning(BackgroundTuning):
         #: layers that the helper was told of
         self._told: set[str] = set()
         self._is_paused, self._rests = False, False
+        #: its status does not change any more; nothing of it is left
+        self._is_final = False
         self._over, self._stop = threading.Event(), threading.Event()
         self._status = BackgroundStatus("starting", "", 0, 0, 0, 0, 0, 1.0, 0.0, 0.0)
         #: the helper, one at most; a list, so that the finaliser sees it and not this object
@@ -201,7 +203,7 @@ class _Tuning(BackgroundTuning):
         found = self._status
         if self._pid != os.getpid():
             return replace(found, phase="stopped", why="it is of the process that this one was forked from", helper=0)
-        if self._over.is_set():
+        if self._is_final:
             return found
         phase = "paused" if self._is_paused and found.phase != "starting" else found.phase
         return replace(found, phase=phase, elapsed=time.monotonic() - self._began)
@@ -210,6 +212,7 @@ class _Tuning(BackgroundTuning):
         self._finish("stopped", "it was asked to stop")
         if threading.current_thread() is not self._thread and self._pid == os.getpid():
             self._finalizer()
+            self._close()
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._pid != os.getpid() or self._over.wait(timeout)
@@ -221,7 +224,7 @@ class _Tuning(BackgroundTuning):
         model = self._model()
         if model is None or self._stop.is_set():
             self._finish("stopped", "the model is gone" if model is None else "the process ends")
-            self._let_go(model)
+            self._close()
             return False
         try:
             self._look_for_shapes(model)
@@ -235,19 +238,22 @@ class _Tuning(BackgroundTuning):
             model.trial = None
             LOG.warning("background tuning ends: %s: %s", type(error).__name__, error, exc_info=error)
             self._finish("failed", f"{type(error).__name__}: {error}")
-        if self._over.is_set():
-            self._let_go(model)
         return not self._over.is_set()
 
-    def _let_go(self, model: DeviceModel | None) -> None:
-        """Leave nothing behind: the helper, a trial, a wish to pause."""
+    def _close(self) -> None:
+        """Leave nothing behind: the helper, a trial, what is noted of requests."""
+        model = self._model()
+        if model is not None:
+            model.trial = None
+        if self._over.is_set():
+            return
         while self._helpers:
             self._helpers.pop().end()
         self._activity.give_back(self._word)
-        if model is not None:
-            model.trial = None
-            if model.meter is not None:
-                model.meter = model.meter.continued(None) if self._is_recorded else None
+        if model is not None and model.meter is not None:
+            model.meter = model.meter.continued(None) if self._is_recorded else None
+        self._over.set()
+        self._report("phase")
 
     def _look_for_shapes(self, model: DeviceModel) -> None:
         """Which shapes matter, and their layers: told to the helper."""
@@ -457,7 +463,7 @@ class _Tuning(BackgroundTuning):
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        if self._swap is not None or self._over.is_set():
+        if self._swap is not None or self._is_final:
             return
         waiting = any(shape.is_open for shape in self._shapes)
         if self._status.gain >= self._wish.until and not waiting:
@@ -483,15 +489,16 @@ class _Tuning(BackgroundTuning):
         return model is None or all(getattr(v.type, "is_static", False) for v in model.graph.inputs)
 
     def _finish(self, phase: str, why: str) -> None:
-        if self._over.is_set() or self._pid != os.getpid():
+        if self._is_final or self._pid != os.getpid():
             return
         self._update(phase=phase, why=why, helper=0, elapsed=time.monotonic() - self._began)
-        self._over.set()
+        self._is_final = True
         self._stop.set()
-        self._report("phase")
+        if threading.current_thread() is self._thread:
+            self._close()
 
     def _update(self, **changes: Any) -> None:
-        if self._over.is_set():
+        if self._is_final:
             return
         before = self._status.phase
         self._status = replace(self._status, **changes)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .plugins.hetero_measure import Measured
     from .plugins.tune import Result, State
     from .tuning.lockfile import Written
+    from .tuning.traffic import Weighted
 
 LOG = logging.getLogger("tunewright")
 
@@ -113,7 +114,10 @@ class Core:
             loaded = adapted(loaded, settings)
             beside = settings.tuning_mode == "TUNING_BACKGROUND"  # then plans are made again, out of the weights
             consume = loaded is not model and not beside
+            digest = _digest(loaded) if settings.record_traffic else ""
             compiled = self._plugin(device, settings).compile(loaded, settings, consume=consume)
+        if digest:
+            _record_traffic(compiled, digest, str(loaded.path or loaded.name))
         if beside:
             _tune_beside(compiled, settings)
         return compiled
@@ -267,6 +271,21 @@ class Core:
             raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
         return measure(plugin, loaded, inputs, settings, _seconds(budget))
 
+    def traffic(
+        self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, most: int | None = None
+    ) -> list[Weighted]:
+        """The shapes that processes with RECORD_TRAFFIC met of a model, those first that took most time.
+
+        Weights are parts of that time, which make 1 over the ``most`` shapes that are asked for (None: all). InputError
+        where nothing was recorded.
+
+        >>> [(one.shapes, one.weight) for one in core.traffic("model.onnx", most=4)]
+        """
+        from .tuning.traffic import find, weighted
+
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        return weighted(find(self.settings, _digest(loaded), str(loaded.path or loaded.name)), most)
+
     def tune_problems(
         self,
         dumps: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -321,6 +340,25 @@ def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Set
         for name in config or ():
             check_settable(str(name))
         raise
+
+
+def _digest(model: Model) -> str:
+    """Of a model's structure: what its traffic is known by."""
+    from .tuning.streams import digest
+
+    return digest(model.graph)
+
+
+def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
+    """Begin with RECORD_TRAFFIC."""
+    from .runtime.request import DeviceModel
+    from .runtime.traffic import Recorder
+
+    alone = compiled.alone
+    if isinstance(alone, DeviceModel):
+        Recorder(alone, digest, name)
+    else:
+        LOG.warning("RECORD_TRAFFIC: %s is several devices, whose traffic is not recorded", compiled.device_name)
 
 
 def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:

@@ -157,6 +157,10 @@ def benchmark(
                           help="Turns that the time of a point is split into.")
     ] = 3,
     frozen: Frozen = False,
+    tune_in_background: Annotated[
+        bool, typer.Option("--tune-in-background", rich_help_panel=LOAD,
+                           help="Tune meanwhile, in a helper process of low priority: TUNING_MODE=TUNING_BACKGROUND.")
+    ] = False,
     config: Configs = None,
 ) -> None:  # fmt: skip
     """Measure a model: load, compile and first inference apart, then latency and throughput, and what to try.
@@ -166,6 +170,8 @@ def benchmark(
     Throughput: tunewright benchmark model.onnx --hint throughput
 
     Where to run it best: tunewright benchmark model.onnx --sweep --latency-bound 20ms --chart sweep.png
+
+    Serve and tune: tunewright benchmark model.onnx --tune-in-background -t 60 -c BACKGROUND_DUTY=50
 
     Did it get slower: tunewright benchmark model.onnx --baseline report.json --fail-if-slower 5
     """
@@ -182,6 +188,8 @@ def benchmark(
         settings["PERFORMANCE_HINT"] = hint.value.upper()
     if precision is not None:
         settings["INFERENCE_PRECISION_HINT"] = precision.value.upper()
+    if tune_in_background:
+        settings["TUNING_MODE"] = "TUNING_BACKGROUND"
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
     wish = Wish(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,

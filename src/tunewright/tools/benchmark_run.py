@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TunewrightError
 from . import DIFFERENT, INTERRUPTED
+from .benchmark_background import watching
 from .benchmark_report import SCHEMA, write_report
 from .common import environment, note, working
 
@@ -201,7 +202,7 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     is_async = wish.api == "async" or (wish.api is None and (requests > 1 or compiled.streams.count > 1))
     seconds = None if wish.count else SECONDS if wish.seconds is None else wish.seconds
     load = Load(requests, is_async, seconds, wish.count, wish.warm_up)
-    with ranges.listening():
+    with ranges.listening(), watching(compiled) as beside:
         result = measure(compiled, data.feeds, load, recorder)
     if not result.latencies:
         raise KeyboardInterrupt
@@ -222,6 +223,8 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
         "kernel_cache": None if kernels is None else kernels.as_dict(),
         "advice": [{"kind": a.kind, "text": a.text} for a in advice],
     }
+    if beside:
+        made["background"] = beside
     if result.rows:
         made["counters"] = counters_of(result)
     made["environment"] = environment()

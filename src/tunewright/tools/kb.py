@@ -1,7 +1,8 @@
 """``tunewright kb``: what the knowledge bases hold.
 
 The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them,
-`kb_train` learns from them; `kb_streams` shows what was measured of whole models.
+`kb_train` learns from them; `kb_streams` shows what was measured of whole models,
+`kb_traffic` what shapes they met.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .kb_open import (
 from .kb_prune import prune
 from .kb_show import show
 from .kb_streams import streams
+from .kb_traffic import traffic
 from .kb_train import train
 from .kb_verify import verify
 from .kb_view import (
@@ -308,7 +310,8 @@ def log(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
-    "import": import_, "verify": verify, "prune": prune, "train": train, "streams": streams, "log": log,
+    "import": import_, "verify": verify, "prune": prune, "train": train, "streams": streams, "traffic": traffic,
+    "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -73,7 +73,11 @@ def tune(
     device: DeviceName = "CPU",
     config: Configs = None,
     seed: Seed = 0,
-) -> None:
+    from_traffic: Annotated[
+        bool,
+        typer.Option("--from-traffic", help="Tune for the shapes that the model met most (RECORD_TRAFFIC), by weight."),
+    ] = False,
+) -> list[Result]:
     """Tune a model: search better kernels where its time goes, check them, and keep what is faster in the network.
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
@@ -82,11 +86,14 @@ def tune(
     it takes of an inference.
 
     Example: tunewright tune model.onnx --budget 2m --report report.html
+
+    For the shapes that it serves: tunewright tune model.onnx --from-traffic
     """
     from ..core import Core
     from ..tuning.policy import decide
     from .inputs import concrete, load
     from .kb_open import writable
+    from .kb_traffic import parts
     from .lock import lock_path, write_lock
     from .tune_report import page
     from .tune_view import progress, show
@@ -102,6 +109,20 @@ def tune(
     decide(core.settings)  # a strategy that there is not is told before the work
     writable(core.settings)  # there is nothing else that tuning is for
     model = which_model(what)
+    if from_traffic:
+        if model is None or shape or input:
+            raise InputError("is for a model, whose shapes it says", where="--from-traffic",
+                             hint="leave out --shape and --input")  # fmt: skip
+        if report is not None:
+            raise InputError("is of one shape", where="--report", hint="`tunewright report` joins several results")
+        found: list[Result] = []
+        for shapes, some in parts(core, model, seconds):
+            console().print(f"{' '.join(shapes)}, {some:.0f} s", style="bold", markup=False, soft_wrap=True)
+            found += tune(what, f"{some:.3f}", strategy, again, folder, None, lock, None, shapes, preprocess, device,
+                          config, seed)  # fmt: skip
+            if found and found[-1].stopped:
+                break
+        return found
     if lock and model is None:
         raise InputError("is for models, not for dumps of problems", where="--lock")
     locks = lock_path(core, model) if lock and model is not None else None
@@ -139,6 +160,7 @@ def tune(
         note("what is known now places nodes otherwise: tune once more, or keep one placement (tunewright place)")
     if locks is not None and loaded is not None:
         write_lock(core, loaded, values, device, locks)
+    return results
 
 
 def worthwhile(devices: Sequence[Apart]) -> list[Apart]:

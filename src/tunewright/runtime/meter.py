@@ -71,7 +71,7 @@ class Meter:
         histogram = Histogram()
         made = RequestMeter(self.activity, histogram)
         self._living.add(made)
-        weakref.finalize(made, self._keep, histogram)
+        weakref.finalize(made, self._keep, histogram).atexit = False  # at the end of a process it is still there
         return made
 
     def _keep(self, histogram: Histogram) -> None:
@@ -100,7 +100,7 @@ class RequestMeter:
         self._shapes: Shapes = ()
         if activity is not None:
             self._word = activity.take()
-            weakref.finalize(self, activity.give_back, self._word)
+            weakref.finalize(self, activity.give_back, self._word).atexit = False
 
     def measured(self, infer: Callable[..., dict[str, Any]], looks: Callable[[], Any], *given: Any) -> dict[str, Any]:
         """Run an inference, and note it. ``looks``: shapes and types of its inputs, once it has run."""

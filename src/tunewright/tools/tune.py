@@ -77,7 +77,7 @@ def tune(
         bool,
         typer.Option("--from-traffic", help="Tune for the shapes that the model met most (RECORD_TRAFFIC), by weight."),
     ] = False,
-) -> list[Result]:
+) -> list[Any]:
     """Tune a model: search better kernels where its time goes, check them, and keep what is faster in the network.
 
     What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;

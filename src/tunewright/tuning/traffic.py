@@ -237,7 +237,7 @@ def _entry(data: Any, inputs: int) -> Entry | None:
 def _row(data: Any, inputs: int) -> tuple[Shapes, tuple[int, float]]:
     """ValueError or TypeError where it is none."""
     shapes, count, seconds = data
-    if len(shapes) != inputs or any(len(shape) > MOST_DIMENSIONS for shape in shapes):
+    if len(shapes) != inputs or any(type(shape) is not list or len(shape) > MOST_DIMENSIONS for shape in shapes):
         raise ValueError
     if not all(_is_whole(size) for shape in shapes for size in shape) or not _is_whole(count):
         raise ValueError

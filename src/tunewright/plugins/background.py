@@ -321,7 +321,7 @@ class _Tuning(BackgroundTuning):
         module = f"{__package__}.background_helper"
         command = [sys.executable or "python3", "-P", "-m", module, str(self._activity.descriptor)]
         try:
-            process = Process(command, child_environment(settings), (self._activity.descriptor,))
+            process = Process(command, child_environment(settings), self._activity.descriptor)
         except OSError as error:
             self._lost(str(error))
             return

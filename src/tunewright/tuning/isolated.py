@@ -131,7 +131,7 @@ class Isolated(Measurer):
         target: Target | None = None,
         activity: int | None = None,
     ) -> None:
-        self._activity = () if activity is None else (activity,)
+        self._activity = activity
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self._shares_cores = target is None or target.device == "cpu"
@@ -315,13 +315,13 @@ class Isolated(Measurer):
 
     def _unjudged(self, attempt: Attempt) -> Attempt:
         """What was found out by clocks is no fault where requests come first: others had the processor meanwhile."""
-        if not self._activity:
+        if self._activity is None:
             return attempt
         return replace(attempt, status=Status.FAILED, why=f"{attempt.why} (requests came first: not judged)")
 
     def _whole(self, seconds: float) -> float:
         """Most seconds of a request to the worker: any number where it may have to wait for others."""
-        return math.inf if self._activity else seconds
+        return seconds if self._activity is None else math.inf
 
     def _alone(self, candidate: Candidate, rounds: int) -> Attempt | None:
         """What becomes of a candidate that races with nobody; None: nothing."""
@@ -388,7 +388,8 @@ class Isolated(Measurer):
 
     def _started(self) -> Worker:
         self.starts += 1
-        command = [*self._command("worker", self.memory_bytes), *map(str, self._activity)]
+        command = self._command("worker", self.memory_bytes)
+        command += [] if self._activity is None else [str(self._activity)]
         return Worker(_start(command, self.settings, self._activity))
 
     def _command(self, module: str, memory: int) -> list[str]:
@@ -404,9 +405,9 @@ class _Spoilt(Exception):
         self.attempt = attempt
 
 
-def _start(command: Sequence[str], settings: Settings, descriptors: Sequence[int] = ()) -> Process:
+def _start(command: Sequence[str], settings: Settings, activity: int | None = None) -> Process:
     # No kernel cache: most of what is compiled there loses.
-    return Process(command, child_environment(replace(settings, cache_dir="")), descriptors)
+    return Process(command, child_environment(replace(settings, cache_dir="")), activity)
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:

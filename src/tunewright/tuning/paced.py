@@ -19,7 +19,7 @@ from .claims import MachineTurn
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 
 #: seconds of work that may be saved up while there is nothing to do
-SAVED = 2.0
+SAVED = 0.5
 #: seconds of a rest at most, before wishes to pause or to stop are looked for again
 REST = 0.25
 

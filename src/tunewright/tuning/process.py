@@ -40,9 +40,13 @@ class Process:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int] = ()
+        self, command: Sequence[str], environment: Mapping[str, str], activity: int | None = None
     ) -> None:
-        """``descriptors``: what it inherits besides."""
+        """``activity``: the descriptor of an `Activity`, for a process that works beside requests.
+
+        That one stays in this session. Linux shares the processor out among sessions first (autogroups), so the least
+        priority in a session of its own would still take as much of it as all that serves.
+        """
         self._owner, self._open = os.getpid(), True
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
@@ -53,11 +57,12 @@ class Process:
         self._tail, self._printed, self._outgoing = b"", 0, b""
         self._began = self._heard = self._step = self._whole = 0.0
         self._late = False
+        inherited = () if activity is None else (activity,)
         try:
             self._child = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(listening)], stdin=subprocess.DEVNULL, stdout=printing,
-                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening, *descriptors),
-                start_new_session=True,
+                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening, *inherited),
+                start_new_session=activity is None, process_group=None if activity is None else 0,
             )  # fmt: skip
         except BaseException:
             self._close()

@@ -47,6 +47,8 @@ PATIENCE = 10.0
 #: seconds until a layer that another process tunes is looked at again, between two messages about progress, and between
 #: two looks for layers that came
 LATER, TELLING, LOOKING = 5.0, 0.5, 0.5
+#: searches of a layer that may leave it open whether something is faster
+MOST_TRIES = 3
 #: seconds that a search has at least
 LEAST_SECONDS = 2.0
 
@@ -63,6 +65,8 @@ class Task:
     hope: float
     #: when it is to be looked at (again); infinite: it is done
     due: float = 0.0
+    #: searches of it so far
+    tries: int = 0
 
 
 class _Line(Channel):
@@ -180,6 +184,11 @@ class Helper:
             self._done(task, "nothing", "there is nothing to choose from")
             return
         self.tried, self.trying = self.tried + outcome.attempted, 0
+        task.tries += 1
+        found = self.tuner.known(task.problem, self.device, default).best
+        if (found is None or found.match.kind is not Kind.EXACT) and task.tries < MOST_TRIES:
+            task.hope /= 2  # noise or a short time left it open: others come first now
+            return
         gain = None if outcome.gain is None else outcome.gain.median
         self._done(task, "searched", outcome.reason, outcome.chosen, gain)
 

@@ -157,6 +157,12 @@ def benchmark(
                           help="Turns that the time of a point is split into.")
     ] = 3,
     frozen: Frozen = False,
+    busy: Annotated[
+        float | None,
+        typer.Option("--busy", min=0.1, max=100.0, metavar="PCT", rich_help_panel=LOAD,
+                     show_default="100; 30 with --tune-in-background",
+                     help="Part of the time in which a request runs; it rests in between, as servers do.")
+    ] = None,
     tune_in_background: Annotated[
         bool, typer.Option("--tune-in-background", rich_help_panel=LOAD,
                            help="Tune meanwhile, in a helper process of low priority: TUNING_MODE=TUNING_BACKGROUND.")
@@ -190,10 +196,16 @@ def benchmark(
         settings["INFERENCE_PRECISION_HINT"] = precision.value.upper()
     if tune_in_background:
         settings["TUNING_MODE"] = "TUNING_BACKGROUND"
+    share = (30.0 if tune_in_background else 100.0) if busy is None else busy
+    if busy is not None and busy < 100 and api is Api.ASYNC:
+        raise InputError("is for --api sync", where="--busy", hint="leave one of them out")
+    if tune_in_background and sweep:
+        raise InputError("is for one run, not for --sweep", where="--tune-in-background")
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
     wish = Wish(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,
-                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess)  # fmt: skip
+                warm_up, parse_percentiles(percentiles), report, preprocess=preprocess,
+                busy=1.0 if api is Api.ASYNC else share / 100)  # fmt: skip
     old = None if baseline is None else read_report(baseline)
     if fail_if_slower is not None and old is None:
         raise InputError("needs --baseline", where="--fail-if-slower", hint="the report of an earlier run")

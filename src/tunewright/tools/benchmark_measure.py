@@ -35,6 +35,8 @@ class Load:
     seconds: float | None
     count: int | None
     warm_up: int
+    #: part of the time in which a request runs; it rests in between, as servers do
+    busy: float = 1.0
 
     @property
     def api(self) -> str:
@@ -229,6 +231,8 @@ class _Sync(_Driver):
             request.infer(self.feed(number))
             self.note(request, which, number, begin)
             done()
+            if self.load.busy < 1:
+                time.sleep((time.perf_counter() - begin) * (1 / self.load.busy - 1))
 
 
 class _Async(_Driver):

@@ -50,6 +50,8 @@ class Wish:
     #: in place of ``input``: as Python has them
     values: Mapping[str, Any] | None = None
     preprocess: list[str] | None = None
+    #: see `Load`
+    busy: float = 1.0
 
     @property
     def percent(self) -> float:
@@ -199,9 +201,10 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     first = time.perf_counter() - begin
     kernels = None if cache is None or counted is None else cache.counted() - counted
     requests = next(iter(lists.requests), 0) or compiled.optimal_requests
-    is_async = wish.api == "async" or (wish.api is None and (requests > 1 or compiled.streams.count > 1))
+    several = wish.api is None and wish.busy == 1 and (requests > 1 or compiled.streams.count > 1)
+    is_async = wish.api == "async" or several
     seconds = None if wish.count else SECONDS if wish.seconds is None else wish.seconds
-    load = Load(requests, is_async, seconds, wish.count, wish.warm_up)
+    load = Load(requests, is_async, seconds, wish.count, wish.warm_up, wish.busy)
     with ranges.listening(), watching(compiled) as beside:
         result = measure(compiled, data.feeds, load, recorder)
     if not result.latencies:
@@ -275,7 +278,8 @@ def _options(bench: Bench, run: Model, compiled: CompiledModel) -> str:
     shapes = {name: getattr(run.inputs[name], "shape", None) for name in changed}
     found = [f" -s {name}={'x'.join(map(str, shape))}" for name, shape in shapes.items() if shape]
     found += [f" --preprocess {shlex.quote(text)}" for text in bench.wish.preprocess or ()]
-    settings = {key: value for key, value in bench.wish.settings.items() if key != "PERF_COUNT"}
+    left_out = ("PERF_COUNT", "TUNING_MODE")  # what it was told for this run alone
+    settings = {key: value for key, value in bench.wish.settings.items() if key not in left_out}
     if isinstance(compiled, DeviceModel):
         settings.pop("PERFORMANCE_HINT", None)
         settings["NUM_STREAMS"] = str(compiled.streams.count)

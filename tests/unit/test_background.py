@@ -12,12 +12,13 @@ import threading
 import time
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import tunewright
 from tunewright import Core
-from tunewright.errors import DeviceError, InputError, SettingsError
+from tunewright.errors import DeviceError, InputError, ModelError, SettingsError
 from tunewright.plugins import background, background_swap
 from tunewright.plugins.background_swap import Verdict, Winner
 from tunewright.plugins.single import open_device
@@ -494,3 +495,29 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path, moment):
     assert not database.damage()
     problems = {record.key.problem for record in database if record.kind == "measurement"}
     assert len(problems) >= done
+
+
+def test_weights_that_were_given_up_are_missed_by_name(tmp_path):
+    """A plan that is a path's only one leaves no weights; those in a file of their own can be read again."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((64, 16384)).astype(np.float32)
+    types = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", [4, 64]), ("y", [4, 16384]))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="p0")
+    graph = helper.make_graph([node], "g", types[:1], types[1:], [onnx.numpy_helper.from_array(weights, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = {"x": rng.standard_normal((4, 64)).astype(np.float32)}
+    onnx.save(proto, tmp_path / "m.onnx")
+    core = Core(settings(tmp_path))
+    expected = x["x"] @ weights
+    held = core.read_model(proto)
+    for given in (proto.SerializeToString(), str(tmp_path / "m.onnx"), proto, held):
+        made = core.compile_model(given)
+        types_ = types_of(made)
+        try:
+            swap = background_swap.begin(made, types_, [winner(made, types_)])
+        except ModelError as error:
+            assert "TUNING_BACKGROUND" in str(error) and given is not held
+            continue
+        assert swap is not None
+        for _ in range(8):
+            np.testing.assert_allclose(made(x)["y"], expected, rtol=0, atol=1e-3)

@@ -26,7 +26,7 @@ from ..ir.types import TensorType, Type
 from ..passes.base import run_passes
 from ..passes.standard import SPECIALISE
 from ..runtime.explain import steps
-from ..runtime.meter import Shapes
+from ..runtime.meter import Shapes, alive
 from ..runtime.plan import Plan
 from ..runtime.request import DeviceModel
 from ..runtime.trial import Trial
@@ -209,7 +209,7 @@ def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[
         if not winners:
             return None
         if new.device.shares_memory:
-            for request in list(model.requests):
+            for request in alive(model.requests):
                 if any(plan is old for plan, _ in request.executor.frames()):
                     request.executor.prepare(new).touch()
     looks = [(t.dims, t.dtype.numpy) for t in types if isinstance(t, TensorType)] if old.template is not None else None

@@ -39,6 +39,9 @@ class CompiledModel(ABC):
     #: requests that run together, as one inference
     size: int = 1
 
+    #: tuning that goes on beside it, or did
+    background: BackgroundTuning | None = None
+
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
 

@@ -9,10 +9,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..tuning.activity import Activity
 
+T = TypeVar("T")
 #: shapes of the inputs, in the model's order
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 #: shapes that are told apart; what is met least makes room, and counts as one of the others
@@ -81,7 +82,7 @@ class Meter:
     def histogram(self) -> Histogram:
         """What all requests met so far."""
         found = Histogram()
-        for one in (self._gone, *(mine.met for mine in _listed(self._living))):
+        for one in (self._gone, *(mine.met for mine in alive(self._living))):
             _add(found, one)
         return found
 
@@ -126,10 +127,11 @@ def _add(to: Histogram, one: Histogram) -> None:
     to.others = to.others[0] + one.others[0], to.others[1] + one.others[1]
 
 
-def _listed(meters: weakref.WeakSet[RequestMeter]) -> list[RequestMeter]:
+def alive(objects: weakref.WeakSet[T]) -> list[T]:
+    """What is in a set that other threads add to."""
     for _ in range(16):
         try:
-            return list(meters)
+            return list(objects)
         except RuntimeError:  # one was added by another thread meanwhile
             continue
     return []

@@ -56,8 +56,7 @@ class DeviceModel(CompiledModel):
         self.meter: Meter | None = None
         #: two plans that requests take in turns at the moment
         self.trial: Trial | None = None
-        #: tuning beside it, and what starts that; the plugin knows
-        self.background: BackgroundTuning | None = None
+        #: what starts tuning beside it; the plugin knows
         self.background_starter: Callable[..., BackgroundTuning] | None = None
         self.live.add(self)
         self.program = Program(graph, env)

@@ -23,11 +23,13 @@ from tunewright.plugins import background, background_swap
 from tunewright.plugins.background_swap import Verdict, Winner
 from tunewright.plugins.single import open_device
 from tunewright.runtime import program as programs
+from tunewright.runtime.background import Swap
 from tunewright.runtime.trial import Trial
 from tunewright.search.space import Config
 from tunewright.settings import Settings, child_environment
 from tunewright.solvers.base import solvers
 from tunewright.tuning import places
+from tunewright.tuning.claims import Claims
 from tunewright.tuning.evidence import measurement
 from tunewright.tuning.measure import Regime
 from tunewright.tuning.record import Ratio
@@ -368,6 +370,63 @@ def test_it_tunes_swaps_and_ends(tmp_path):
     # all of it is known now: the next one has nothing to search
     again = compiled(tmp_path).tune_in_background()
     assert again.wait(LONG) and again.status().candidates == 0
+
+
+def test_what_wins_alone_and_loses_in_the_network_is_rolled_back(tmp_path, monkeypatch):
+    """The whole way: the helper finds a planted record, the winner is swapped in, and requests say no."""
+    made = compiled(tmp_path)
+    before, expected = kernels(made), made(values())["v2"].copy()
+    one = winner(made, types_of(made))
+    store(made, one, Ratio(1.5, 1.4, 1.6, 100))
+    decided(monkeypatch, 1.3)
+    back: list[Swap] = []
+
+    def report(what, status):
+        if what == "rollback":
+            back.append(status.last_rollback)
+
+    tuning = made.tune_in_background(report=report)
+    end = time.monotonic() + LONG
+    while not tuning.wait(0.001) and time.monotonic() < end:
+        np.testing.assert_array_equal(made(values())["v2"], expected)
+    status = tuning.status()
+    assert status.phase == "done" and status.gain == 1 and all(swap.gain[2] < 1 for swap in back)
+    assert any(one.layer.problem.key() in swap.kernels for swap in back)
+    assert kernels(made) == before
+    # neither the next load nor the next tuning tries it again
+    again = compiled(tmp_path)
+    assert kernels(again) == before
+    back.clear()
+    assert again.tune_in_background(report=report).wait(LONG)
+    assert not back and kernels(again) == before
+
+
+def test_a_layer_that_another_process_tunes_is_left_to_it(tmp_path):
+    made = compiled(tmp_path)
+    types = types_of(made)
+    layers = background_swap.layers_of(made, types, background_swap.plan_of(made, types))
+    other = Claims(tmp_path / "kb")
+    mine, theirs = layers
+    assert other.take(theirs)
+    tuning = made.tune_in_background()
+    assert until(lambda: tuning.status().layers_done == 1 or tuning.wait(0))
+    assert until(lambda: "another process" in tuning.status().why) and not tuning.wait(1.0)
+    database = made.env.tuner.user
+    assert {record.key.problem for record in database if record.kind == "measurement"} == {mine}
+    other.close()
+    assert tuning.wait(LONG) and tuning.status().layers_done == 2
+    assert not os.listdir(tmp_path / "kb" / "claims")
+
+
+def test_a_trial_that_nobody_takes_part_in_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(background, "STALE", 0.5)
+    monkeypatch.setattr(background, "sample", lambda types: None)  # the network cannot run by itself
+    made = compiled(tmp_path)
+    before, one = kernels(made), winner(made, types_of(made))
+    store(made, one, Ratio(1.5, 1.4, 1.6, 100))
+    tuning = made.tune_in_background()
+    assert tuning.wait(LONG) and tuning.status().phase == "done"
+    assert made.trial is None and kernels(made) == before and tuning.status().last_swap is None
 
 
 def test_pause_resume_and_stop(tmp_path):

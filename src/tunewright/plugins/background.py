@@ -42,6 +42,8 @@ MOST_SHAPES = 4
 LOOK, NEW_SHAPES, IDLE = 0.1, 5.0, 1.0
 #: seconds for which winners wait for others to be tried with
 GATHERING = 15.0
+#: seconds without a turn after which a trial ends undecided
+STALE = 120.0
 #: times that a helper is started again, and seconds before that
 MOST_RESTARTS, RESTART = 3, 1.0
 #: seconds that a helper has to start in
@@ -173,6 +175,8 @@ class _Tuning(BackgroundTuning):
         #: when the network may run by itself again; when a request last began or ended, and a run of the network's own
         self._idle_until = self._asked = self._ran = 0.0
         self._word = self._activity.take()
+        #: turns of the trial so far, and when that last changed
+        self._turns, self._turned = 0, math.inf
         #: layers that the helper was told of
         self._told: set[str] = set()
         self._is_paused, self._rests = False, False
@@ -400,7 +404,7 @@ class _Tuning(BackgroundTuning):
             self._update(why=str(error))
             return
         if found is not None:
-            self._swap = shape, found
+            self._swap, self._turns = (shape, found), -1
             self._update(phase="comparing")
 
     def _judge(self, model: DeviceModel) -> None:
@@ -411,6 +415,7 @@ class _Tuning(BackgroundTuning):
         if found is None:
             if not self._is_paused:
                 self._run_idle(model, shape, swap)
+            self._give_up(model, swap)
             return
         verdict, gain = found
         self._swap, self._own = None, None
@@ -424,6 +429,15 @@ class _Tuning(BackgroundTuning):
         else:
             self._update(phase="tuning", last_rollback=told)
             self._report("rollback")
+
+    def _give_up(self, model: DeviceModel, swap: Swap) -> None:
+        """End a trial that nobody takes part in: others may have one. The next load uses the winners all the same."""
+        turns = len(swap.trial.told)
+        if turns != self._turns or self._is_paused:
+            self._turns, self._turned = turns, time.monotonic()
+        elif time.monotonic() > self._turned + STALE:
+            model.trial, self._swap, self._own = None, None, None
+            self._update(phase="tuning", why="no requests came of the shapes that kernels were to be compared for")
 
     def _gain(self) -> float:
         """How many times as fast all requests together are."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..devices import building, kernel_cache
 from ..devices.base import Device
-from ..devices.kernel_cache import Gathered
+from ..devices.kernel_cache import Gathered, KernelCache, Key
 from ..errors import TunewrightError, UnsupportedError
 from ..search.space import Config
 from ..settings import Settings
@@ -75,6 +75,19 @@ class _Line(Channel):
     def has(self, seconds: float) -> bool:
         """A message, or its beginning, is there within so many seconds."""
         return bool(self._waiting) or bool(select.select([self._raw], [], [], seconds)[0])
+
+
+class _Kept(Gathered):
+    """Programs for who serves, which are also kept for later loads."""
+
+    def __init__(self, disk: KernelCache | None) -> None:
+        super().__init__()
+        self._disk = disk
+
+    def put(self, key: Key, files: Mapping[str, bytes], label: str = "") -> bool:
+        if self._disk is not None:
+            self._disk.put(key, files, label)
+        return super().put(key, files, label)
 
 
 class Helper:
@@ -212,7 +225,7 @@ class Helper:
             return []
 
         def build() -> list[Any]:
-            gathered = Gathered()
+            gathered = _Kept(KernelCache.of(self.settings))
             with contextlib.suppress(Exception), kernel_cache.using(gathered), building.using(self.settings):
                 compile_candidate(best, problem, self.device).prepare()
             return wire.programs_json(gathered.groups)

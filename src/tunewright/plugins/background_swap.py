@@ -210,7 +210,7 @@ def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[
             return None
         if new.device.shares_memory:
             for request in alive(model.requests):
-                if any(plan is old for plan, _ in request.executor.frames()):
+                if request.executor.has(old):
                     request.executor.prepare(new).touch()
     looks = [(t.dims, t.dtype.numpy) for t in types if isinstance(t, TensorType)] if old.template is not None else None
     swap = Swap(types, winners, Trial(old, new, looks=looks), tuner, is_alike=set(now_posed) == set(present))

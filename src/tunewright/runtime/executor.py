@@ -301,6 +301,10 @@ class Executor:
         frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
         return frame
 
+    def has(self, plan: Plan) -> bool:
+        """There is memory for a plan. Any thread may ask."""
+        return plan in self._frames
+
     def forget(self, plan: Plan) -> None:
         """Give up the memory for a plan."""
         self._frames.pop(plan, None)

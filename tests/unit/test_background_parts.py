@@ -59,18 +59,20 @@ def test_a_sample_that_a_request_interrupts_is_known(watched):
 
 
 def test_measuring_waits_for_requests_and_for_a_pause(watched):
-    made, gate = watched
-    word = made.take()
+    made, other = watched
+    word, wish = made.take(), made.take()
+    gate = Gate(made.descriptor, wish)
     made.begin(word)
     calls = itertools.count()
 
     def alive():
         number = next(calls)
         if number == 2:
-            gate.pause(True)
+            made.pause(wish, True)
             made.end(word)
+            assert gate.is_paused and not other.is_paused and not other.is_serving  # it is one's own wish
         if number == 4:
-            gate.pause(False)
+            made.pause(wish, False)
 
     gate.wait(alive)
     assert next(calls) > 4 and gate.waited > 0 and not gate.is_paused

@@ -162,7 +162,9 @@ class _Tuning(BackgroundTuning):
         self._model, self._wish = weakref.ref(model), wish
         self._began, self._pid = time.monotonic(), os.getpid()
         self._activity = activity.of_process()
-        self._gate = activity.Gate(self._activity.descriptor)
+        #: words of its own: a wish to pause, and the network when it runs by itself
+        self._pause, self._word = self._activity.take(), self._activity.take()
+        self._gate = activity.Gate(self._activity.descriptor, self._pause)
         #: traffic is recorded whether or not the model is tuned
         self._is_recorded = model.meter is not None
         meter = model.meter or Meter([v.name for v in model.graph.inputs])
@@ -174,7 +176,6 @@ class _Tuning(BackgroundTuning):
         self._looked = -math.inf
         #: when the network may run by itself again; when a request last began or ended, and a run of the network's own
         self._idle_until = self._asked = self._ran = 0.0
-        self._word = self._activity.take()
         #: turns of the trial so far, and when that last changed
         self._turns, self._turned = 0, math.inf
         #: layers that the helper was told of
@@ -196,12 +197,15 @@ class _Tuning(BackgroundTuning):
     # ---- what a user asks for -------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        self._is_paused = True
-        self._gate.pause(True)
+        self._set_paused(True)
 
     def resume(self) -> None:
-        self._is_paused = False
-        self._gate.pause(False)
+        self._set_paused(False)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        if not self._is_final and self._pid == os.getpid():  # else the word is another's
+            self._is_paused = is_paused
+            self._activity.pause(self._pause, is_paused)
 
     def status(self) -> BackgroundStatus:
         found = self._status
@@ -253,7 +257,8 @@ class _Tuning(BackgroundTuning):
             return
         while self._helpers:
             self._helpers.pop().end()
-        self._activity.give_back(self._word)
+        for word in (self._pause, self._word):
+            self._activity.give_back(word)
         if model is not None and model.meter is not None:
             model.meter = model.meter.continued(None) if self._is_recorded else None
         self._over.set()
@@ -323,7 +328,8 @@ class _Tuning(BackgroundTuning):
         if device.target.device == "cpu":  # one of several streams has a part of the threads
             settings = replace(settings, cpu_threads_num=device.target.units)
         module = f"{__package__}.background_helper"
-        command = [sys.executable or "python3", "-P", "-m", module, str(self._activity.descriptor)]
+        shared = map(str, (self._activity.descriptor, self._pause))
+        command = [sys.executable or "python3", "-P", "-m", module, *shared]
         try:
             process = Process(command, child_environment(settings), self._activity.descriptor)
         except OSError as error:

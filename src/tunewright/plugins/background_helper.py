@@ -93,10 +93,10 @@ class _Kept(Gathered):
 class Helper:
     """Tunes layers, the one with most hope first."""
 
-    def __init__(self, line: _Line, wishes: Mapping[str, Any], activity: int, device: Device) -> None:
+    def __init__(self, line: _Line, wishes: Mapping[str, Any], activity: tuple[int, int], device: Device) -> None:
         self.line, self.wishes, self.device = line, wishes, device
         self.settings = Settings.make(QUIET, Settings.from_environment())
-        self.gate = Gate(activity)
+        self.gate = Gate(*activity)
         folder = places.user_folder(self.settings)
         self.claims = Claims(folder)
         self.pace = Pace(self.gate, float(wishes["duty"]), MachineTurn(folder))
@@ -253,8 +253,8 @@ class Helper:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the descriptors of the activity, of the channel and of the lifeline."""
-    activity, channel, lifeline = map(int, arguments)
+    """Arguments: the descriptor of the activity, its word that says pause, the channel's and the lifeline's."""
+    descriptor, pause, channel, lifeline = map(int, arguments)
     line = _Line(socket.socket(fileno=channel))
     die_with_parent(lifeline)
     wishes = line.receive()
@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
         if repr(device.target) != wishes["target"]:
             raise UnsupportedError(f"its device is another: {device.target!r}, not {wishes['target']}")
         line.send(kind="ready", process=os.getpid())
-        helper = Helper(line, wishes, activity, device)
+        helper = Helper(line, wishes, (descriptor, pause), device)
         helper.run()
     except TunewrightError as error:
         line.send(kind="failed", why=str(error))

@@ -127,8 +127,8 @@ class CompiledModel(ABC):
         >>> tuning = compiled.tune_in_background(duty=10, until=1.2)
         >>> tuning.status().gain
         """
-        raise DeviceError(f"{self.device_name} is several devices, which are not tuned in the background",
-                          hint="tune them beforehand: tunewright tune")  # fmt: skip
+        raise DeviceError("several devices, and requests that run together, are not tuned in the background",
+                          where=self.device_name, hint="tune them beforehand: tunewright tune")  # fmt: skip
 
     def traffic(self) -> list[Met]:
         """The shapes that the model met so far, how often, and how long they took; needs RECORD_TRAFFIC = YES.
@@ -137,7 +137,8 @@ class CompiledModel(ABC):
 
         >>> compiled.traffic()[0].shapes
         """
-        raise DeviceError(f"{self.device_name} is several devices, whose traffic is not recorded")
+        raise DeviceError("traffic of several devices, or of requests that run together, is not recorded here",
+                          where=self.device_name)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<CompiledModel on {self.device_name}: {signature(self.inputs, self.outputs)}>"

@@ -21,9 +21,11 @@ import numpy as np
 
 #: words for requests; those beyond share the last one, which then tells less exactly when all of them rest
 MOST_REQUESTS = 2000
-#: words in front of them: a pause that somebody wishes, requests that have a word, nanoseconds that measuring waited,
-#: samples, and samples that a request interrupted
-_PAUSED, _USED, _WAITED, _SAMPLES, _INTERRUPTED = range(5)
+#: words in front of them: how many are in use, nanoseconds that measuring waited, samples, and samples that a request
+#: interrupted
+_USED, _WAITED, _SAMPLES, _INTERRUPTED = range(4)
+#: what a word says that is no request's, but a wish to pause
+_PAUSED = 2
 _HEAD = 8
 _BYTES = 8 * (_HEAD + MOST_REQUESTS)
 #: seconds without a request after which the machine counts as idle
@@ -70,6 +72,10 @@ class Activity:
         """It has ended."""
         self.words[word] = time.perf_counter_ns() & ~1
 
+    def pause(self, word: int, is_paused: bool) -> None:
+        """Let nobody begin a sample who was given this word for that; it is no request's."""
+        self.words[word] = _PAUSED if is_paused else 0
+
     def close(self) -> None:
         """Give the memory back; nobody is to use this object again."""
         self.words.release()
@@ -80,18 +86,16 @@ class Activity:
 class Gate:
     """What another process sees of an `Activity`: when it may measure, and whether a sample was interrupted."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, pause: int | None = None) -> None:
+        """``pause``: the word that says so."""
+        self._pause = pause
         self._words = np.frombuffer(mmap.mmap(descriptor, _BYTES), np.uint64)
 
     # ---- of the serving process's wishes --------------------------------------------------------------------------
 
     @property
     def is_paused(self) -> bool:
-        return bool(self._words[_PAUSED])
-
-    def pause(self, is_paused: bool) -> None:
-        """Let nobody begin a sample for a while."""
-        self._words[_PAUSED] = int(is_paused)
+        return self._pause is not None and int(self._words[self._pause]) == _PAUSED
 
     @property
     def last(self) -> float:

@@ -117,7 +117,7 @@ class Isolated(Measurer):
 
     ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
     what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
-    whose requests the worker waits before it times anything, however long that takes.
+    whose requests the worker waits before it times anything, however long that takes, and its word that says pause.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Isolated(Measurer):
         python: str = sys.executable,
         memory_bytes: int | None = None,
         target: Target | None = None,
-        activity: int | None = None,
+        activity: tuple[int, int] | None = None,
     ) -> None:
         self._activity = activity
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
@@ -389,8 +389,9 @@ class Isolated(Measurer):
     def _started(self) -> Worker:
         self.starts += 1
         command = self._command("worker", self.memory_bytes)
-        command += [] if self._activity is None else [str(self._activity)]
-        return Worker(_start(command, self.settings, self._activity))
+        if self._activity is None:
+            return Worker(_start(command, self.settings))
+        return Worker(_start([*command, *map(str, self._activity)], self.settings, self._activity[0]))
 
     def _command(self, module: str, memory: int) -> list[str]:
         # -P: the folder of the caller is on its path only if it was on ours

@@ -84,7 +84,8 @@ class Announced:
 def main(arguments: list[str]) -> None:
     """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline.
 
-    A descriptor in front of these two is of an `activity.Activity`: nothing is timed while a request runs.
+    In front of these two may be the descriptor of an `activity.Activity`, and the number of the word in it that says
+    pause: nothing is timed while a request runs.
     """
     name, memory, *activity, channel_number, lifeline = arguments
     channel = Channel(socket.socket(fileno=int(channel_number)))
@@ -94,7 +95,7 @@ def main(arguments: list[str]) -> None:
     announced = Announced(channel)
     try:
         device = open_device(name)
-        gate = Gate(int(activity[0])) if activity else None
+        gate = Gate(*map(int, activity)) if activity else None
         local = Local(device, timing=announced, gate=gate, waiting=announced.alive)
     except Exception as error:  # a driver may raise anything; the parent says what to do
         channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")

@@ -27,6 +27,7 @@ from ..passes.base import run_passes
 from ..passes.standard import SPECIALISE
 from ..runtime.explain import steps
 from ..runtime.meter import Shapes, alive
+from ..runtime.phases import uncollected
 from ..runtime.plan import Plan
 from ..runtime.request import DeviceModel
 from ..runtime.trial import Trial
@@ -198,7 +199,7 @@ def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[
     pins = {key: layer.present for key, layer in present.items()}
     pins |= {w.layer.problem.key(): w.candidate for w in winners}
     tuner = Pinned(Settings.make(QUIET, model.env.settings), pins)
-    with yielding():
+    with yielding(), uncollected():
         kernels = [(choice, w.layer.problem, kernel) for w in winners for choice, kernel in _built(model, tuner, w)]
         new = model.program.beside(types, model.env.beside(tuner, kernels))
         now_posed = {

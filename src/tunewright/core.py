@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .devices.remote import RemoteContext
-from .errors import DeviceError, InputError, SettingsError
+from .errors import DeviceError, InputError, SettingsError, TunewrightError
 from .frontend.adapt import adapted
 from .frontend.model import Model
 from .frontend.pictures import Preprocess
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .plugins.tune_many import Maker, Work
     from .tuning.lockfile import Written
     from .tuning.record import Measurement
+    from .tuning.traffic import Weighted
 
 LOG = logging.getLogger("tunewright")
 
@@ -119,10 +120,18 @@ class Core:
                 loaded = loaded.make_stateful(stateful)
             settings = self._settings(loaded, config)
             loaded = adapted(loaded, settings)
-            plugin = self._plugin(device, settings if not loaded.states else _one_by_one(settings))
-            if not loaded.states:
-                return plugin.compile(loaded, settings, consume=loaded is not model)
-            return _stateful(plugin, loaded, settings, consume=loaded is not model)
+            beside = settings.tuning_mode == "TUNING_BACKGROUND"  # then plans are made again, out of the weights
+            consume = loaded is not model and not beside
+            digest = _digest(loaded) if settings.record_traffic else ""
+            if loaded.states:
+                compiled = _stateful(self._plugin(device, _one_by_one(settings)), loaded, settings, consume)
+            else:
+                compiled = self._plugin(device, settings).compile(loaded, settings, consume=consume)
+        if digest:
+            _record_traffic(compiled, digest, str(loaded.path or loaded.name))
+        if beside:
+            _tune_beside(compiled, settings)
+        return compiled
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
         """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
@@ -367,6 +376,21 @@ class Core:
             raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
         return measure(plugin, loaded, inputs, settings, _seconds(budget))
 
+    def traffic(
+        self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, most: int | None = None
+    ) -> list[Weighted]:
+        """The shapes that processes with RECORD_TRAFFIC met of a model, those first that took most time.
+
+        Weights are parts of that time, which make 1 over the ``most`` shapes that are asked for (None: all). InputError
+        where nothing was recorded.
+
+        >>> [(one.shapes, one.weight) for one in core.traffic("model.onnx", most=4)]
+        """
+        from .tuning.traffic import find, weighted
+
+        loaded = model if isinstance(model, Model) else self.read_model(model)
+        return weighted(find(self.settings, _digest(loaded), str(loaded.path or loaded.name)), most)
+
     def tune_problems(
         self,
         dumps: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -443,6 +467,35 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     compiled = plugin.compile(model, _one_by_one(settings), consume=consume)
     states = checked_states(compiled.inputs, compiled.outputs, model.states)  # now all types are known that can be
     return StatefulModel(compiled, states, growing)
+def _digest(model: Model) -> str:
+    """Of a model's structure: what its traffic is known by."""
+    from .tuning.streams import digest
+
+    return digest(model.graph)
+
+
+def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
+    """Begin with RECORD_TRAFFIC."""
+    from .runtime.request import DeviceModel
+    from .runtime.traffic import Recorder
+
+    alone = compiled.alone
+    if isinstance(alone, DeviceModel):
+        Recorder(alone, digest, name)
+    else:
+        LOG.warning("RECORD_TRAFFIC: %s is several devices, whose traffic is not recorded", compiled.device_name)
+
+
+def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:
+    """Begin with TUNING_BACKGROUND; where that cannot be, the model serves as it is, and a warning says why."""
+    from .tuning.policy import decide
+
+    if settings.frozen or decide(settings).delete or decide(settings).how == "NO_TUNE":
+        return  # the policy's own warning says so
+    try:
+        compiled.alone.tune_in_background()
+    except TunewrightError as error:
+        LOG.warning("nothing is tuned in the background: %s", error)
 
 
 def _seconds(budget: float) -> float:

@@ -75,8 +75,8 @@ _LEVELS = _words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM", DISABL
 _TASKS = _words("LOW", "ANY", "HIGH", MEDIUM="ANY", DEFAULT="ANY")
 _BINDING = dict.fromkeys(_TRUE, "YES") | dict.fromkeys(_FALSE, "NO") | {"NUMA": "NUMA"}
 _MODES = _words(
-    "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", DISABLED="TUNING_DISABLED",
-    USE_EXISTING="TUNING_USE_EXISTING", CREATE="TUNING_CREATE",
+    "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND", DISABLED="TUNING_DISABLED",
+    USE_EXISTING="TUNING_USE_EXISTING", CREATE="TUNING_CREATE", BACKGROUND="TUNING_BACKGROUND",
 )  # fmt: skip
 #: MIOpen's names and numbers
 _ENFORCE = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
@@ -187,7 +187,8 @@ class Settings:
         values=_words("PERFORMANCE", "ACCURACY"),
     )
     tuning_mode: str = _setting(
-        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING or TUNING_CREATE (a load tunes)",
+        "TUNING_USE_EXISTING", "when to tune: TUNING_DISABLED, TUNING_USE_EXISTING, TUNING_CREATE (a load tunes) or "
+        "TUNING_BACKGROUND (a helper process tunes while the model serves)",
         values=_MODES,
     )
     find_enforce: str = _setting(
@@ -218,6 +219,19 @@ class Settings:
     tune_result_path: str = _setting(".", "folder of the result files of tuning (empty: none are written)")
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
     tune_budget: float = _setting(0.0, "time that tuning may take in all for one loaded model (0: no bound)", 0)
+    background_duty: float = _setting(
+        10.0, "part of the time that tuning beside a model that serves may work, in per cent", 0
+    )
+    background_priority: str = _setting(
+        "IDLE", "what it runs at: IDLE when nobody else wants the processor, LOW (nice 19) or NORMAL",
+        values=_words("IDLE", "LOW", "NORMAL"),
+    )
+    background_memory: int = _setting(
+        0, "most bytes that its worker may allocate (0: a half of MAX_MEMORY_BYTES)", 0
+    )
+    record_traffic: bool = _setting(
+        False, "keep a histogram of the shapes that models meet and how long they take in the knowledge base"
+    )
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
         "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",

@@ -16,8 +16,9 @@ LEVELS = {"0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH", "DISABLED": "ME
 #: key -> {what is given: what it is read as}
 SPELLINGS = {
     "TUNING_MODE": {
-        **{name: name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")},
-        **{name.removeprefix("TUNING_"): name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE")},
+        **{name: name for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND")},
+        **{name.removeprefix("TUNING_"): name
+           for name in ("TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND")},
         "tuning_create": "TUNING_CREATE", "KEY_TUNING_CREATE": "TUNING_CREATE", "use_existing": "TUNING_USE_EXISTING",
     },
     "FIND_ENFORCE": {
@@ -58,6 +59,10 @@ SPELLINGS = {
     "TUNE_SECONDS": {"0.5": 0.5, "7": 7.0},
     "TUNE_TIMEOUT": {"2": 2.0},
     "TUNE_BUDGET": {"90": 90.0},
+    "BACKGROUND_DUTY": {"25": 25.0, "0.5": 0.5},
+    "BACKGROUND_PRIORITY": {"IDLE": "IDLE", "low": "LOW", "NORMAL": "NORMAL"},
+    "BACKGROUND_MEMORY": {"1073741824": 1 << 30},
+    "RECORD_TRAFFIC": {"YES": True, "no": False},
     "TUNE_RESULT_PATH": {"results": "results", "": ""},
     "TUNE_REGIME": {"LAYER": "LAYER", "COLD": "COLD", "warm": "WARM"},
     "TUNE_SEED": {"7": 7},
@@ -84,6 +89,8 @@ WRONG = [
     ("TUNE_BANK_PATH", " ", ["name a folder"]),
     ("SYSTEM_DB_PATH", "", ["name a folder", "unset"]),
     ("TUNE_SECONDS", "-1", ["below 0"]),
+    ("BACKGROUND_DUTY", "-1", ["below 0"]),
+    ("BACKGROUND_PRIORITY", "HIGH", ["IDLE", "LOW", "NORMAL"]),
     ("TUNE_SECONDS", "nan", ["below 0"]),
     ("TUNE_TIMEOUT", "soon", ["not a number"]),
     ("TUNE_SEED", "1.5", ["not a whole number"]),

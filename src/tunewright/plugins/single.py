@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .. import discovery
 from ..devices.base import Device
@@ -19,6 +20,7 @@ from ..ir.verify import verify
 from ..ops.infer import propagate
 from ..passes.base import Context, run_passes
 from ..passes.standard import DEVICE, NEUTRAL, check_disabled
+from ..runtime.background import BackgroundTuning
 from ..runtime.late import LateKernel, ShapeKernel, follows_from_shapes
 from ..runtime.phases import Phases, uncollected
 from ..runtime.program import Environment
@@ -244,7 +246,9 @@ class SingleDevice(Plugin):
         with phases("passes"):
             prepare(graph, context)
         env = Environment(self.device, tuner, settings, context, phases=phases)
-        return DeviceModel(graph, env, nodes, self.streams, consume)
+        made = DeviceModel(graph, env, nodes, self.streams, consume)
+        made.background_starter = _start_background
+        return made
 
     def _context(self, settings: Settings, tuner: Tuner) -> Context:
         """What passes are told of the device."""
@@ -272,6 +276,12 @@ class SingleDevice(Plugin):
             return of_device(self.whole, given).compile(model, given, consume=consume and last)
 
         return compile
+
+
+def _start_background(model: DeviceModel, **wishes: Any) -> BackgroundTuning:
+    from .background import start  # few are tuned so
+
+    return start(model, **wishes)
 
 
 def of_device(opened: Device, settings: Settings) -> SingleDevice:

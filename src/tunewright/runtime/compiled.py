@@ -11,11 +11,13 @@ import numpy as np
 
 from ..devices.base import aligned
 from ..devices.remote import RemoteContext
-from ..errors import InputError
+from ..errors import DeviceError, InputError
 from ..ir.types import DType, TensorType, Type, signature
 from ..settings import Settings
 from .asynchronous import Startable
+from .background import BackgroundTuning, Report
 from .counters import Row, Totals
+from .meter import Met
 from .properties import CHANGEABLE, check_changeable, get
 from .streams import Streams
 
@@ -39,6 +41,9 @@ class CompiledModel(ABC):
     streams_origin: str = ""
     #: requests that run together, as one inference
     size: int = 1
+
+    #: tuning that goes on beside it, or did
+    background: BackgroundTuning | None = None
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
@@ -114,6 +119,37 @@ class CompiledModel(ABC):
         >>> compiled.set_property({"MODEL_PRIORITY": "HIGH"})
         """
         self.settings = check_changeable(self, config)
+
+    def tune_in_background(
+        self,
+        *,
+        budget: float | None = None,
+        duty: float | None = None,
+        until: float | None = None,
+        again: bool = False,
+        report: Report | None = None,
+    ) -> BackgroundTuning:
+        """Tune the kernels of this model while it serves (docs/background.md).
+
+        ``budget``: seconds of work in all, None for as long as there is something to do. ``duty``: the part of the time
+        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is so many times as fast
+        as now. ``again``: also layers whose answer is known. ``report`` is told what happens, by another thread.
+
+        >>> tuning = compiled.tune_in_background(duty=10, until=1.2)
+        >>> tuning.status().gain
+        """
+        raise DeviceError("several devices, and requests that run together, are not tuned in the background",
+                          where=self.device_name, hint="tune them beforehand: tunewright tune")  # fmt: skip
+
+    def traffic(self) -> list[Met]:
+        """The shapes that the model met so far, how often, and how long they took; needs RECORD_TRAFFIC = YES.
+
+        Those come first that took most time. Shapes alone are noted, never data.
+
+        >>> compiled.traffic()[0].shapes
+        """
+        raise DeviceError("traffic of several devices, or of requests that run together, is not recorded here",
+                          where=self.device_name)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<CompiledModel on {self.device_name}: {signature(self.inputs, self.outputs)}>"

@@ -129,6 +129,11 @@ class Frame:
     def arena_bytes(self) -> int:
         return 0 if self.arena is None else int(self.arena.nbytes)
 
+    def touch(self) -> None:
+        """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
+        if isinstance(self.arena, np.ndarray):
+            self.arena.fill(0)
+
     def fit(self, inputs: Sequence[Any]) -> None:
         """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
         plan, template = self.plan, self.plan.template
@@ -314,6 +319,19 @@ class Executor:
         """The memory that is held for each plan that has run."""
         return list(self._frames.items())
 
+    def prepare(self, plan: Plan) -> Frame:
+        """Make the memory for a plan. Another thread may do it while an inference by another plan runs here."""
+        frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        return frame
+
+    def has(self, plan: Plan) -> bool:
+        """There is memory for a plan. Any thread may ask."""
+        return plan in self._frames
+
+    def forget(self, plan: Plan) -> None:
+        """Give up the memory for a plan."""
+        self._frames.pop(plan, None)
+
     def run(
         self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None
     ) -> list[Any]:
@@ -324,9 +342,7 @@ class Executor:
         plan = plan or program.plan_for(inputs)
         if stay is not None and plan.template is not None and plan.template.states:
             plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
-        frame = self._frames.get(plan)
-        if frame is None:
-            frame = self._frames[plan] = Frame(plan, self.queue, self._runs(plan), self.counters is not None)
+        frame = self._frames.get(plan) or self.prepare(plan)
         if any(type(value) is np.ndarray and not value.flags.c_contiguous for value in inputs):
             apart = () if plan.template is None else plan.template.apart
             inputs = [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]

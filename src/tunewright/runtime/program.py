@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -70,13 +71,22 @@ class Environment:
 
     def compile(self, choice: Choice, problem: Problem) -> Kernel:
         """The kernel for a choice; equal problems share one. See `prepare`."""
-        key = (choice.solver.id, problem.key(), repr(sorted(choice.config.items())))
+        key = _name_of(choice, problem)
         with self._lock:
             kernel = self.kernels.get(key)
             if kernel is None:
                 with self._building():
                     kernel = self.kernels[key] = choice.solver.compile(problem, choice.config, self.device)
             return kernel
+
+    def beside(self, tuner: Tuner, kernels: Iterable[tuple[Choice, Problem, Kernel]]) -> Environment:
+        """The same with another tuner, for a plan that is made while requests run: it shares what was compiled and
+        packed, and no lock. ``kernels``: some that are compiled already, which the caller keeps until the plan is made.
+        """
+        with self._lock:
+            known = WeakValueDictionary(self.kernels)
+        known.update({_name_of(choice, problem): kernel for choice, problem, kernel in kernels})
+        return replace(self, tuner=tuner, kernels=known, _on_host=None, phases=Phases(), _lock=threading.Lock())
 
     def posed(self, choice: Choice, before: Kernel, problem: Problem, is_known: bool) -> Kernel:
         """The kernel for a problem of a class of shapes: as chosen before, unless another one is known for it."""
@@ -129,6 +139,11 @@ class Environment:
     def _arranged(self, packing: Packing, constant: Array) -> Array:
         array = packing.pack(constant)
         return on_lines(array) if self.device.shares_memory else array
+
+
+def _name_of(choice: Choice, problem: Problem) -> tuple[str, str, str]:
+    """What the kernel for a choice is known by: equal ones are one."""
+    return choice.solver.id, problem.key(), repr(sorted(choice.config.items()))
 
 
 @dataclass(eq=False)
@@ -192,6 +207,11 @@ class Program:
         self._serves_classes = env.serves_classes
         #: how often in a row none could be made
         self._untraceable = 0
+        #: input types whose plan serves them although a class of shapes would
+        self._preferred: set[tuple[Type | None, ...]] = set()
+        #: changes whenever a plan takes the place of another, which is then `retired`
+        self.generation = 0
+        self.retired: tuple[weakref.ref[Plan], ...] = ()
         #: one is being made beside what runs, or could not be made
         self._growing = threading.Event()
         self._live.add(self)
@@ -212,7 +232,9 @@ class Program:
         last = self._last
         if last is not None and like(inputs, last[0]):
             return last[1]
-        plan = self._of_class(inputs) or self.plan(tuple(type_of(v) for v in inputs))
+        types = tuple(type_of(v) for v in inputs) if self._preferred else ()
+        plan = None if types in self._preferred else self._of_class(inputs)
+        plan = plan or self.plan(types or tuple(type_of(v) for v in inputs))
         if all(type(v) is np.ndarray and v.dtype != object for v in inputs):
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
@@ -229,7 +251,8 @@ class Program:
                 assert not self._spent, "weights of this graph were freed for its only plan"
                 plan = self._plans[types] = self._make(types, only)
                 while len(self._plans) > self.env.settings.plan_cache_size:
-                    self._plans.popitem(last=False)
+                    gone, _ = self._plans.popitem(last=False)
+                    self._preferred.discard(gone)
             else:
                 self._plans.move_to_end(types)
             return plan
@@ -240,6 +263,40 @@ class Program:
             if self._part is None:
                 self._part = self._make(types, False, traced, node)
             return self._part
+
+    def beside(self, types: tuple[Type | None, ...], env: Environment) -> Plan:
+        """Another plan for these input types, which nobody uses yet, with the choices and kernels of ``env``.
+
+        Requests need not wait for it: nothing is held while it is made. ModelError where weights are gone for good.
+        """
+        with self._lock:
+            graph = self.graph.clone()
+            origins = [self._stored.get(value) for value in self.graph.constants()]
+        for value, origin in zip(graph.constants(), origins, strict=True):
+            if origin is not None:
+                value.const = origin.array()
+            elif value.const is not None and value.const.nbytes >= LARGE and not any(value.const.strides):
+                raise ModelError(
+                    "its weights are no longer in memory, so no other plan can be made",
+                    hint="compile it with TUNING_MODE = TUNING_BACKGROUND, or compile a Model instead of a path",
+                )
+        return self._typed(graph, types, env, False, None)
+
+    def adopt(self, types: tuple[Type | None, ...], plan: Plan) -> None:
+        """Serve these input types with a plan from the next inference on."""
+        with self._lock:
+            old = self._plans.get(types)
+            if old is not None:
+                alive = (one for one in self.retired if one() is not None)
+                self.retired = (*alive, weakref.ref(old))
+            self._plans[types] = plan
+            self._plans.move_to_end(types)
+            self._preferred.add(types)
+            while len(self._plans) > self.env.settings.plan_cache_size:
+                gone, _ = self._plans.popitem(last=False)
+                self._preferred.discard(gone)
+            self._last = None
+            self.generation += 1
 
     def _of_class(self, inputs: Sequence[Any]) -> Plan | None:
         """The plan of a class of shapes that these inputs are of, made where there is none; None: there cannot be."""
@@ -357,6 +414,13 @@ class Program:
                     self._stored[value] = found
                 if only or found is not None:
                     value.const = like_nothing(value.const)
+        return self._typed(graph, types, self.env, only, traced, body_of)
+
+    def _typed(
+        self, graph: Graph, types: tuple[Type | None, ...], env: Environment, only: bool,
+        traced: Traced | None, body_of: Node | None = None,
+    ) -> Plan:  # fmt: skip
+        """The plan of a graph of its own for these input types."""
         if len(types) != len(graph.inputs):
             raise ModelError(
                 f"a body takes {len(graph.inputs)} inputs and is given {len(types)}", where=f"graph {graph.name!r}"
@@ -366,12 +430,12 @@ class Program:
                 value.type = type
         if body_of is not None:
             know_sizes(body_of, graph)
-        if self.env.device.compiles:
-            return self._lower(graph, self.env, only, traced, body_of is not None)
+        if env.device.compiles:
+            return self._lower(graph, env, only, traced, body_of is not None)
         try:
-            return self._lower(graph.clone(), self.env, only)
+            return self._lower(graph.clone(), env, only)
         except NoCompiler as error:
-            return self._lower(graph, self.env.without_compiler(error), only)
+            return self._lower(graph, env.without_compiler(error), only)
 
     def _lower(
         self, graph: Graph, env: Environment, only: bool, traced: Traced | None = None, is_body: bool = False

@@ -18,14 +18,17 @@ from ..errors import DeviceError, ExecutionError, InputError
 from ..ir.graph import Graph
 from ..ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from . import ranges, trace
+from .background import BackgroundTuning, Report
 from .compiled import CompiledModel, InferRequest
 from .counters import Counters, Row, Totals
 from .executor import Executor
+from .meter import Met, Meter, RequestMeter
 from .plan import Plan
 from .program import Environment, Looks, Program, like
 from .remote import Stay, adopt, is_lent, on_host
 from .states import is_view
 from .streams import Streams
+from .trial import Trial
 
 
 class DeviceModel(CompiledModel):
@@ -49,6 +52,12 @@ class DeviceModel(CompiledModel):
         self.settings, self.device_name = env.settings, env.device.name
         self.nodes = list(nodes)
         self.requests: WeakSet[DeviceRequest] = WeakSet()
+        #: what it notes of its requests; None: nothing
+        self.meter: Meter | None = None
+        #: two plans that requests take in turns at the moment
+        self.trial: Trial | None = None
+        #: what starts tuning beside it; the plugin knows
+        self.background_starter: Callable[..., BackgroundTuning] | None = None
         self.live.add(self)
         self.program = Program(graph, env)
         types = [v.type for v in graph.inputs]
@@ -62,6 +71,25 @@ class DeviceModel(CompiledModel):
     @property
     def outputs(self) -> dict[str, Type | None]:
         return dict(zip(self.graph.output_names, (v.type for v in self.graph.outputs), strict=True))
+
+    def tune_in_background(
+        self,
+        *,
+        budget: float | None = None,
+        duty: float | None = None,
+        until: float | None = None,
+        again: bool = False,
+        report: Report | None = None,
+    ) -> BackgroundTuning:
+        if self.background_starter is None:
+            raise DeviceError("is not tuned in the background", where=self.device_name)
+        return self.background_starter(self, budget=budget, duty=duty, until=until, again=again, report=report)
+
+    def traffic(self) -> list[Met]:
+        if self.meter is None:
+            hint = "compile it with RECORD_TRAFFIC = YES"
+            raise InputError("no traffic was recorded", where=f"model {self.name!r}", hint=hint)
+        return self.meter.met()
 
     def create_infer_request(self) -> DeviceRequest:
         made = DeviceRequest(self)
@@ -134,8 +162,11 @@ class DeviceRequest(InferRequest):
         #: DYN_BATCH_ENABLED bounds what a size may be
         shapes = [v.type.shape or () for v in model.graph.inputs if isinstance(v.type, TensorType)]
         self._is_bounded = any("<=" in str(size) for shape in shapes for size in shape)
-        #: the plan that they ran by, as long as there is one
+        #: the plan that they ran by, as long as there is one, and the `Program.generation` that it is of
         self._plan: Callable[[], Plan | None] = _nothing
+        self._generation = 0
+        #: what is noted of this request, and for which meter
+        self._meter: tuple[Meter, RequestMeter] | None = None
 
     def run(
         self,
@@ -143,7 +174,27 @@ class DeviceRequest(InferRequest):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
+        meter = self.model.meter
+        if meter is None:
+            return self.unmetered(inputs, remote, outputs)
+        if self._meter is None or self._meter[0] is not meter:
+            self._meter = meter, meter.of_request()
+        return self._meter[1].measured(self.unmetered, self._looks, inputs, remote, outputs)
+
+    def _looks(self) -> Looks:
+        """Shapes and types of the inputs of the last inference, where they were plain arrays."""
+        return self._like[1]
+
+    def unmetered(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any] | Any,
+        remote: bool = False,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What `run` does, of which nothing is noted: it is nobody's request."""
         before = self._now()
+        if self._generation != self.model.program.generation:
+            self._renew()
         inputs, outputs = self.completed(inputs, outputs)
         values = self._same(inputs)
         if values is None:
@@ -185,11 +236,34 @@ class DeviceRequest(InferRequest):
             self.counters.clear()
         self.executor.iterations = 0
         try:
+            trial = self.model.trial
+            if trial is not None:
+                return self._tried(trial, values, stay, plan)
             if trace.active is not None or ranges.active is not None:
                 return self._watched(values, stay)
             return self.executor.run(self.model.program, values, stay, plan)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
             raise ExecutionError("not enough memory for the model's plan") from error
+
+    def _tried(self, trial: Trial, values: list[Any], stay: Stay | None, plan: Plan | None) -> list[Any]:
+        """An inference during a trial, which is told how long its own take."""
+        program = self.model.program
+        plan = plan or program.plan_for(values)
+        if not trial.concerns(plan, values):
+            return self.executor.run(program, values, stay, plan)
+        number, plan = trial.turn()
+        begin = time.perf_counter()
+        found = self.executor.run(program, values, stay, plan)
+        trial.tell(number, time.perf_counter() - begin)
+        return found
+
+    def _renew(self) -> None:
+        """Forget plans in whose place others have come, and give up their memory."""
+        self._generation, self._plan = self.model.program.generation, _nothing
+        for one in self.model.program.retired:
+            plan = one()
+            if plan is not None:
+                self.executor.forget(plan)
 
     def _watched(self, values: list[Any], stay: Stay | None) -> list[Any]:
         """An inference that others' time lines show."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakSet
 
 from .executor import Executor
+from .meter import alive
 from .plan import Plan
 from .program import Program
 from .request import DeviceModel
@@ -24,7 +24,7 @@ def usage(models: Iterable[DeviceModel]) -> Usage:
     for model in models:
         for array in _constants(model):
             constants[id(array)] = array.nbytes if any(array.strides) else array.itemsize  # see `like_nothing`
-        for request in _alive(model.requests):
+        for request in alive(model.requests):
             _add(found, request.executor)
     found["constants"] = sum(constants.values())
     return found
@@ -32,16 +32,7 @@ def usage(models: Iterable[DeviceModel]) -> Usage:
 
 def live(device: str) -> list[DeviceModel]:
     """Models that are on a device now."""
-    return [model for model in _alive(DeviceModel.live) if model.device_name == device]
-
-
-def _alive(objects: WeakSet[Any]) -> list[Any]:
-    for _ in range(16):
-        try:
-            return list(objects)
-        except RuntimeError:  # one was added by another thread meanwhile
-            continue
-    return []
+    return [model for model in alive(DeviceModel.live) if model.device_name == device]
 
 
 def plans(program: Program) -> Iterator[Plan]:

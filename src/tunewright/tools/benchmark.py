@@ -166,6 +166,16 @@ def benchmark(
                           help="Turns that the time of a point is split into.")
     ] = 3,
     frozen: Frozen = False,
+    busy: Annotated[
+        float | None,
+        typer.Option("--busy", min=0.1, max=100.0, metavar="PCT", rich_help_panel=LOAD,
+                     show_default="100; 30 with --tune-in-background",
+                     help="Part of the time in which a request runs; it rests in between, as servers do.")
+    ] = None,
+    tune_in_background: Annotated[
+        bool, typer.Option("--tune-in-background", rich_help_panel=LOAD,
+                           help="Tune meanwhile, in a helper process of low priority: TUNING_MODE=TUNING_BACKGROUND.")
+    ] = False,
     config: Configs = None,
 ) -> None:  # fmt: skip
     """Measure a model: load, compile and first inference apart, then latency and throughput, and what to try.
@@ -177,6 +187,7 @@ def benchmark(
     Where to run it best: tunewright benchmark model.onnx --sweep --latency-bound 20ms --chart sweep.png
 
     Tokens of a decoder: tunewright benchmark decoder.onnx -i ids=[[7]] --stateful auto --sequence 512
+    Serve and tune: tunewright benchmark model.onnx --tune-in-background -t 60 -c BACKGROUND_DUTY=50
 
     Did it get slower: tunewright benchmark model.onnx --baseline report.json --fail-if-slower 5
     """
@@ -193,11 +204,18 @@ def benchmark(
         settings["PERFORMANCE_HINT"] = hint.value.upper()
     if precision is not None:
         settings["INFERENCE_PRECISION_HINT"] = precision.value.upper()
+    if tune_in_background:
+        settings["TUNING_MODE"] = "TUNING_BACKGROUND"
+    share = (30.0 if tune_in_background else 100.0) if busy is None else busy
+    if busy is not None and busy < 100 and api is Api.ASYNC:
+        raise InputError("is for --api sync", where="--busy", hint="leave one of them out")
+    if tune_in_background and sweep:
+        raise InputError("is for one run, not for --sweep", where="--tune-in-background")
     if counters or trace is not None:
         settings["PERF_COUNT"] = "YES"
     wish = Wish(str(model), device, settings, input, shape, seed, None if api is None else api.value, seconds, count,
                 warm_up, parse_percentiles(percentiles), report, preprocess=preprocess,
-                sequence=sequence or SEQUENCE)  # fmt: skip
+                sequence=sequence or SEQUENCE, busy=1.0 if api is Api.ASYNC else share / 100)  # fmt: skip
     if sequence is not None and stateful is None:
         raise InputError("needs --stateful", where="--sequence", hint="--stateful auto finds states")
     old = None if baseline is None else read_report(baseline)

@@ -37,6 +37,8 @@ class Load:
     warm_up: int
     #: of a model with states: a request begins a new sequence after so many inferences
     sequence: int = 0
+    #: part of the time in which a request runs; it rests in between, as servers do
+    busy: float = 1.0
 
     @property
     def api(self) -> str:
@@ -235,6 +237,8 @@ class _Sync(_Driver):
             request.infer(self.feed(number))
             self.note(request, which, number, begin)
             done()
+            if self.load.busy < 1:
+                time.sleep((time.perf_counter() - begin) * (1 / self.load.busy - 1))
 
 
 class _Async(_Driver):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, TunewrightError
 from . import DIFFERENT, INTERRUPTED
+from .benchmark_background import watching
 from .benchmark_report import SCHEMA, write_report
 from .common import environment, given_options, note, working
 
@@ -50,6 +51,8 @@ class Wish:
     preprocess: list[str] | None = None
     #: of a model with states: inferences of a sequence
     sequence: int = 0
+    #: see `Load`
+    busy: float = 1.0
 
     @property
     def percent(self) -> float:
@@ -201,11 +204,12 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
     first = time.perf_counter() - begin
     kernels = None if cache is None or counted is None else cache.counted() - counted
     requests = next(iter(lists.requests), 0) or compiled.optimal_requests
-    several = requests > 1 or compiled.streams.count > 1
+    several = wish.busy == 1 and (requests > 1 or compiled.streams.count > 1)
     is_async = wish.api == "async" or (wish.api is None and several and not compiled.states)
     seconds = None if wish.count else SECONDS if wish.seconds is None else wish.seconds
-    load = Load(requests, is_async, seconds, wish.count, wish.warm_up, wish.sequence if compiled.states else 0)
-    with ranges.listening():
+    sequence = wish.sequence if compiled.states else 0
+    load = Load(requests, is_async, seconds, wish.count, wish.warm_up, sequence, wish.busy)
+    with ranges.listening(), watching(compiled) as beside:
         result = measure(compiled, data.feeds, load, recorder)
     if not result.latencies:
         raise KeyboardInterrupt
@@ -227,6 +231,8 @@ def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> R
         "kernel_cache": None if kernels is None else kernels.as_dict(),
         "advice": [{"kind": a.kind, "text": a.text} for a in advice],
     }
+    if beside:
+        made["background"] = beside
     if result.rows:
         made["counters"] = counters_of(result)
     made["environment"] = environment()

@@ -1,7 +1,8 @@
 """``tunewright kb``: what the knowledge bases hold.
 
 The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them,
-`kb_train` learns from them; `kb_streams` shows what was measured of whole models.
+`kb_train` learns from them; `kb_streams` shows what was measured of whole models,
+`kb_traffic` what shapes they met.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from .kb_prune import prune
 from .kb_repair import repair
 from .kb_show import show
 from .kb_streams import streams
+from .kb_traffic import traffic
 from .kb_train import train
 from .kb_verify import verify
 from .kb_view import (
@@ -311,7 +313,7 @@ def log(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "path": path, "list": list_, "show": show, "stats": stats, "diff": diff, "merge": merge, "export": export,
     "import": import_, "verify": verify, "prune": prune, "repair": repair, "train": train, "streams": streams,
-    "embed": embed, "extract": extract, "log": log,
+    "traffic": traffic, "embed": embed, "extract": extract, "log": log,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

@@ -149,6 +149,10 @@ def tune(
     config: Configs = None,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+    from_traffic: Annotated[
+        bool,
+        typer.Option("--from-traffic", help="Tune for the shapes that the model met most (RECORD_TRAFFIC), by weight."),
+    ] = False,
 ) -> None:
     """Tune models: search better kernels where their time goes, check them, and keep what is faster in the network.
 
@@ -163,11 +167,14 @@ def tune(
     Several: tunewright tune models/ --weight detector.onnx=3 --budget 10m
 
     Batches as they come: tunewright tune model.onnx --batch 1:0.8,8:0.2 --until stalls
+
+    For the shapes that it serves: tunewright tune model.onnx --from-traffic
     """
     from ..core import Core
     from ..tuning.policy import decide
     from ..tuning.suggest import command
     from .kb_open import writable
+    from .kb_traffic import cases_of_traffic
     from .lock import lock_path
     from .tune_report import page
 
@@ -187,12 +194,19 @@ def tune(
         options += [word for text in texts or () for word in (name, text)]
     for name, value, usual in (("--objective", str(objective), "latency"), ("--until", until, None)):
         options += [name, value] if value is not None and value != usual else []
+    options += ["--from-traffic"] if from_traffic else []
     line = command("tune", *map(str, what), options=options, device=device, settings=core.settings)
     fed = Fed(input, shape, preprocess, seed)
-    wish = Wish(
-        parse_time(budget), fed, cases_of(case, batch), weight, again, str(objective), until, line, as_json
-    )  # fmt: skip
+    seconds = parse_time(budget)
     models, dumps = paths_of(what)
+    if from_traffic:
+        if len(models) != 1 or input or shape or case or batch:
+            raise InputError("is for one model, whose shapes it says", where="--from-traffic",
+                             hint="leave out --input, --shape, --case and --batch")  # fmt: skip
+        cases = cases_of_traffic(core, models[0], seconds)
+    else:
+        cases = cases_of(case, batch)
+    wish = Wish(seconds, fed, cases, weight, again, str(objective), until, line, as_json)
     if until is not None:
         from ..plugins.tune_many import Goal
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ from ..ops import lookup
 from ..search.base import Status
 from ..search.space import Config
 from ..solvers.base import Array, Kernel, Problem, Solver, solvers
+from .activity import Gate, Sample
 from .judge import POISONS, Guarded, Judge, same
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .ring import KINDS, Copies, Ring, views
@@ -88,6 +89,8 @@ class Local(Measurer):
 
     ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing``
     is called with "begin" and "end" around every timed stretch; ``timed`` is the sum of what they claim to have taken.
+    Behind a ``gate`` nothing is timed while a request runs, and a turn in which one begins is repeated; ``waiting`` is
+    called now and then while it waits.
     What is asked of it raises `Broke` when a candidate has broken the device: nobody is to use it again.
     """
 
@@ -97,8 +100,11 @@ class Local(Measurer):
         solvers: Sequence[Solver] | None = None,
         clock: Callable[[], float] | None = None,
         timing: Callable[[str], None] | None = None,
+        gate: Gate | None = None,
+        waiting: Callable[[], object] = lambda: None,
     ) -> None:
         self.device, self.timing, self.timed = device, timing, 0.0
+        self._gate, self._waiting = gate, waiting
         self._solvers = {s.id: s for s in (_all_solvers() if solvers is None else solvers)}
         self._clock = clock or time.perf_counter
         self._queue = device.queue()
@@ -299,17 +305,11 @@ class Local(Measurer):
         ring, queue = self._made(), self._queue
         slots = ring.take(count)
         run = queue.together([binding.calls[slot] for slot in slots])
-        queue.finish()  # poison may still be on its way to a device with memory of its own
-        queue.rouse()  # takes longer than it may where the clocks are compared
-        if self.timing is not None:
-            self.timing("begin")
-        start = queue.now()
-        run()
-        end = queue.now()
-        if self.timing is not None:
-            self.timing("end")
-        self.timed += end - start
-        seconds = (end - start) / count
+        taken = self._timed(run)
+        while taken is None:
+            ring.poison(slots)
+            taken = self._timed(run)
+        seconds = taken / count
         if not (math.isfinite(seconds) and seconds > 0 and seconds >= self._floor):
             least = f", less than {self._floor:.3g}" if math.isfinite(seconds) and seconds > 0 else ""
             raise Faulty(f"impossible time: {seconds:.3g} s for one execution{least}")
@@ -317,6 +317,24 @@ class Local(Measurer):
             self._look(binding, slot)
         ring.poison(slots)
         return seconds
+
+    def _timed(self, run: Callable[[], object]) -> float | None:
+        """Seconds that something takes; None when a request began meanwhile: then they say nothing."""
+        queue = self._queue
+        queue.finish()  # poison may still be on its way to a device with memory of its own
+        if self._gate is not None:
+            self._gate.wait(self._waiting)
+        queue.rouse()  # takes longer than it may where the clocks are compared
+        with self._gate.sample() if self._gate is not None else nullcontext(Sample()) as sample:
+            if self.timing is not None:
+                self.timing("begin")
+            start = queue.now()
+            run()
+            end = queue.now()
+            if self.timing is not None:
+                self.timing("end")
+        self.timed += end - start
+        return None if sample.interrupted else end - start
 
     def _look(self, binding: Binding, slot: int) -> None:
         """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""

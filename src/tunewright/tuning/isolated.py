@@ -116,7 +116,8 @@ class Isolated(Measurer):
     """Measures in a worker process, which starts when it is first needed.
 
     ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
-    what the device must be in the worker too, where that is checked.
+    what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
+    whose requests the worker waits before it times anything, however long that takes, and its word that says pause.
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class Isolated(Measurer):
         python: str = sys.executable,
         memory_bytes: int | None = None,
         target: Target | None = None,
+        activity: tuple[int, int] | None = None,
     ) -> None:
+        self._activity = activity
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self._shares_cores = target is None or target.device == "cpu"
@@ -221,10 +224,10 @@ class Isolated(Measurer):
             if doubt is None:
                 return found
             # A process also dies, or loses time, by what others do to it: it counts when it happens again.
-            again, _ = self._attempt(candidate, limit, programs)
+            again, still = self._attempt(candidate, limit, programs)
             if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
                 return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
-            return again
+            return self._unjudged(again) if still is Doubt.OF_THE_MACHINE else again
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         with self._lock:
@@ -266,10 +269,11 @@ class Isolated(Measurer):
         who = wire.candidates_json([candidate])
         request = {"do": "attempt", "candidates": who, "limit": limit, "programs": programs}
         try:
-            answer, objection = worker.ask(request, self.timeout, STEPS * self.timeout)
+            answer, objection = worker.ask(request, self.timeout, self._whole(STEPS * self.timeout))
             found = worker.read(wire.attempt, answer)
         except Lost as lost:
-            return Attempt(lost.status, lost.why), _doubt(lost)
+            failed = Attempt(lost.status, lost.why)
+            return self._unjudged(failed) if lost.status is Status.TIMEOUT else failed, _doubt(lost)
         doubt = None
         if found.status is Status.OK:
             if not _is_plausible(found.samples, 1 if found.probed else LEAST_TURNS):
@@ -293,7 +297,7 @@ class Isolated(Measurer):
         whole = self.timeout * (1 + STEPS * new) + PATIENCE_IN_RACES * (rounds + 1) * turns
         request = {"do": "race", "candidates": wire.candidates_json(candidates), "rounds": rounds}
         try:
-            answer, objection = worker.ask(request, self.timeout, whole)
+            answer, objection = worker.ask(request, self.timeout, self._whole(whole))
             found = worker.read(lambda data: wire.race(data, len(candidates)), answer)
         except Lost as lost:
             raise _Spoilt(Attempt(lost.status, lost.why)) from None
@@ -303,11 +307,21 @@ class Isolated(Measurer):
                 fallen[i] = Attempt(Status.WRONG, f"impossible times: {list(row[:4])} in {rounds} rounds")
         if objection is not None:
             worker.process.end()
-            raise _Spoilt(Attempt(Status.WRONG, objection))
+            raise _Spoilt(self._unjudged(Attempt(Status.WRONG, objection)))
         worker.known |= {c for i, c in enumerate(who) if i not in fallen}
         for attempt in fallen.values():
             self._look_after(worker, attempt.status)
         return replace(found, fallen=fallen)
+
+    def _unjudged(self, attempt: Attempt) -> Attempt:
+        """What was found out by clocks is no fault where requests come first: others had the processor meanwhile."""
+        if self._activity is None:
+            return attempt
+        return replace(attempt, status=Status.FAILED, why=f"{attempt.why} (requests came first: not judged)")
+
+    def _whole(self, seconds: float) -> float:
+        """Most seconds of a request to the worker: any number where it may have to wait for others."""
+        return seconds if self._activity is None else math.inf
 
     def _alone(self, candidate: Candidate, rounds: int) -> Attempt | None:
         """What becomes of a candidate that races with nobody; None: nothing."""
@@ -374,7 +388,10 @@ class Isolated(Measurer):
 
     def _started(self) -> Worker:
         self.starts += 1
-        return Worker(_start(self._command("worker", self.memory_bytes), self.settings))
+        command = self._command("worker", self.memory_bytes)
+        if self._activity is None:
+            return Worker(_start(command, self.settings))
+        return Worker(_start([*command, *map(str, self._activity)], self.settings, self._activity[0]))
 
     def _command(self, module: str, memory: int) -> list[str]:
         # -P: the folder of the caller is on its path only if it was on ours
@@ -389,9 +406,9 @@ class _Spoilt(Exception):
         self.attempt = attempt
 
 
-def _start(command: Sequence[str], settings: Settings) -> Process:
+def _start(command: Sequence[str], settings: Settings, activity: int | None = None) -> Process:
     # No kernel cache: most of what is compiled there loses.
-    return Process(command, child_environment(replace(settings, cache_dir="")))
+    return Process(command, child_environment(replace(settings, cache_dir="")), activity)
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:

@@ -4,10 +4,11 @@ Four settings are the axes. *When*: TUNING_MODE, as in OpenVINO. *Which problems
 FIND_MODE, as in MIOpen. *How*: AUTO_TUNE_MODE, as in MindSpore. `RULES` has one row for every combination of the first
 two with what matters of the others; no combination has two rows, and every combination has one (a test counts them).
 
-Tuning is *requested* by TUNING_CREATE. TUNING_USE_EXISTING searches nothing unless FIND_ENFORCE 3 or 4 demands it, and
-TUNING_DISABLED never does. AUTO_TUNE_MODE NO_TUNE never searches either; where one of the two overrules a wish, a
-warning says so. Whatever the row, the layers of the knowledge base answer, and nothing that is stored is overwritten:
-a search adds measurements. FIND_ENFORCE 5 alone deletes, in the user's knowledge base.
+Tuning is *requested* by TUNING_CREATE. TUNING_BACKGROUND searches nothing while a model is loaded or meets a shape: a
+helper process does, beside the model that serves (`plugins.background`). TUNING_USE_EXISTING searches nothing unless
+FIND_ENFORCE 3 or 4 demands it, and TUNING_DISABLED never does. AUTO_TUNE_MODE NO_TUNE never searches either; where one
+of the two overrules a wish, a warning says so. Whatever the row, the layers of the knowledge base answer, and nothing
+that is stored is overwritten: a search adds measurements. FIND_ENFORCE 5 alone deletes, in the user's knowledge base.
 
 What FIND_MODE means stands in `FINDS`. FAST never searches by itself: where nothing answers, the immediate solver (the
 heuristic's, else the default) is used as it is, and a search that FIND_ENFORCE demands stays in that solver's space.
@@ -88,12 +89,13 @@ class Rule:
 _DISABLED = "TUNING_DISABLED wins over FIND_ENFORCE {enforce}: nothing is tuned"
 _NO_TUNE = "AUTO_TUNE_MODE NO_TUNE wins over {over}: nothing is tuned"
 _CLEAN = "FIND_ENFORCE 5 (DB_CLEAN) deletes and wins over TUNING_CREATE: nothing is tuned"
+_CLEAN_BESIDE = "FIND_ENFORCE 5 (DB_CLEAN) deletes and wins over TUNING_BACKGROUND: nothing is tuned"
 _FAST = "FIND_MODE FAST takes the immediate answer: TUNING_CREATE tunes nothing (FIND_ENFORCE 3 tunes what is missing)"
 _FROZEN = "FROZEN wins over {over}: nothing is tuned or deleted"
 _LOCKED = "LOCK_FILE answers first: what it names is not tuned again, and would have to be locked again"
 _KEEPS = "TUNING_FILE keeps the entries that it has: what is tuned anew of these goes to the user's knowledge base only"
 
-_OFF, _EXISTING, _CREATE = "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE"
+_OFF, _EXISTING, _CREATE, _BESIDE = "TUNING_DISABLED", "TUNING_USE_EXISTING", "TUNING_CREATE", "TUNING_BACKGROUND"
 _NEVER, _MISSING, _ALWAYS = Search.NEVER, Search.MISSING, Search.ALWAYS
 _NOT, _READ, _EXTEND = File.UNUSED, File.READ, File.EXTEND
 _BOTH_WAYS = _READ | _EXTEND
@@ -116,6 +118,9 @@ RULES = (
     Rule(_CREATE,    "24",  "yes", "any",    _ALWAYS,  False, _EXTEND),
     Rule(_CREATE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
     Rule(_CREATE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN),
+    Rule(_BESIDE,    "1234", "yes", "any",   _NEVER,   False, _READ),
+    Rule(_BESIDE,    "1234", "no", "any",    _NEVER,   False, _READ,      _NO_TUNE),
+    Rule(_BESIDE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN_BESIDE),
 )  # fmt: skip
 
 #: FIND_MODE -> what counts as known, and which candidates take part
@@ -202,7 +207,7 @@ def decide(settings: Settings) -> Policy:
     how = _how(settings.auto_tune_mode)
     rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))
     if settings.frozen:
-        warning = _FROZEN if mode == _CREATE or enforce != "1" else ""
+        warning = _FROZEN if mode in (_CREATE, _BESIDE) or enforce != "1" else ""
         rule = replace(rule, search=_NEVER, delete=False, file=_NOT, warning=warning)
     known, candidates = FINDS[find]
     file = rule.file if settings.tuning_file else File.UNUSED
@@ -216,7 +221,7 @@ def _warnings(rule: Rule, settings: Settings) -> list[str]:
     enforce = settings.find_enforce
     named = f"{enforce} ({_ENFORCE_NAMES[enforce]})"
     asks = enforce in ("2345" if settings.frozen else "234")
-    wishes = [_CREATE] * (rule.mode == _CREATE) + [f"FIND_ENFORCE {named}"] * asks
+    wishes = [rule.mode] * (rule.mode in (_CREATE, _BESIDE)) + [f"FIND_ENFORCE {named}"] * asks
     found = [rule.warning.format(enforce=named, over=" and ".join(wishes))] if rule.warning else []
     if settings.tuning_file and rule.search is Search.ALWAYS:
         found.append(_KEEPS)

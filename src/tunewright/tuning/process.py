@@ -39,7 +39,14 @@ class Process:
     of the lifeline, a pipe that says nothing until the parent is gone.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], activity: int | None = None
+    ) -> None:
+        """``activity``: the descriptor of an `Activity`, for a process that works beside requests.
+
+        That one stays in this session. Linux shares the processor out among sessions first (autogroups), so the least
+        priority in a session of its own would still take as much of it as all that serves.
+        """
         self._owner, self._open = os.getpid(), True
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
@@ -50,10 +57,12 @@ class Process:
         self._tail, self._printed, self._outgoing = b"", 0, b""
         self._began = self._heard = self._step = self._whole = 0.0
         self._late = False
+        inherited = () if activity is None else (activity,)
         try:
             self._child = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(listening)], stdin=subprocess.DEVNULL, stdout=printing,
-                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening), start_new_session=True,
+                stderr=printing, env=environment, pass_fds=(theirs.fileno(), listening, *inherited),
+                start_new_session=activity is None, process_group=None if activity is None else 0,
             )  # fmt: skip
         except BaseException:
             self._close()
@@ -71,6 +80,11 @@ class Process:
     def is_running(self) -> bool:
         """It is there, and it is ours: not that of a process which this one was forked from."""
         return self._open and self._owner == os.getpid() and not self._has_died()
+
+    @property
+    def has_sent(self) -> bool:
+        """Nothing of the last request waits to be read by it."""
+        return not self._outgoing
 
     def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
         """What it answers to a request; None: the first message of all.

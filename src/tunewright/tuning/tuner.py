@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -78,8 +79,7 @@ class Tuner:
         measurer: Callable[[Device, Settings], Measurer] = _measurer,
         heuristic: Heuristic | None = None,
     ) -> None:
-        self.settings = settings
-        self._heuristic = heuristic
+        self.settings, self._heuristic = settings, heuristic
         #: by operation: kernels of CONFIG_FILE, which come before all others
         self.custom = _custom(settings) if settings.config_file else {}
         self._given = candidates
@@ -96,7 +96,7 @@ class Tuner:
         #: what was chosen for each problem on each device, the oldest first: what `lock` writes down
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
-        self._measurer = measurer
+        self._measurer, self.clock = measurer, time.monotonic
         #: problems that were searched, or forgotten, by this tuner: once is enough
         self._done: set[tuple[str, Where]] = set()
         #: digests that are in TUNING_FILE
@@ -428,6 +428,7 @@ class Tuner:
             keep=partial(self._store, problem),
             report=report,
             stop=stop,
+            clock=self.clock,
         )
         self._store(problem, outcome)
         return outcome

@@ -26,6 +26,7 @@ from ..search.base import Status
 from ..settings import Settings
 from ..solvers import serial
 from . import wire
+from .activity import Gate
 from .bench import Broke, Local
 from .measure import Attempt, Candidate
 
@@ -62,11 +63,15 @@ class Announced:
         self.stretches, self.stamped = 0, 0.0
         self._begun = 0.0
 
+    def alive(self) -> None:
+        """Let the parent know that we are alive, unless it was told just now."""
+        if _now() > self._told + ALIVE:
+            self._channel.send(kind="alive")
+            self._told = _now()
+
     def __call__(self, what: str) -> None:
         if what == "begin":
-            if _now() > self._told + ALIVE:
-                self._channel.send(kind="alive")
-                self._told = _now()
+            self.alive()
             self._begun = _now()
         else:
             self.stamped += _now() - self._begun
@@ -77,8 +82,12 @@ class Announced:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline."""
-    name, memory, channel_number, lifeline = arguments
+    """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline.
+
+    In front of these two may be the descriptor of an `activity.Activity`, and the number of the word in it that says
+    pause: nothing is timed while a request runs.
+    """
+    name, memory, *activity, channel_number, lifeline = arguments
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))
     limit(int(memory))
@@ -86,7 +95,8 @@ def main(arguments: list[str]) -> None:
     announced = Announced(channel)
     try:
         device = open_device(name)
-        local = Local(device, timing=announced)
+        gate = Gate(*map(int, activity)) if activity else None
+        local = Local(device, timing=announced, gate=gate, waiting=announced.alive)
     except Exception as error:  # a driver may raise anything; the parent says what to do
         channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")
         return

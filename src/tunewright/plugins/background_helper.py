@@ -1,0 +1,280 @@
+"""The process that tunes for one that serves: ``python -m tunewright.plugins.background_helper``.
+
+It is told which layers there are, searches them one after the other with the sessions that all tuning uses, and tells
+what it found. It runs when nobody else wants the processor, a bounded share of the time, and its worker times nothing
+while a request runs. It keeps nothing to itself: what a search finds is in the knowledge base before it is told, so it
+may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..devices import building, kernel_cache
+from ..devices.base import Device
+from ..devices.kernel_cache import Gathered, KernelCache, Key
+from ..errors import TunewrightError, UnsupportedError
+from ..search.space import Config
+from ..settings import Settings
+from ..solvers import serial
+from ..solvers.base import Problem
+from ..tuning import places, wire
+from ..tuning.activity import Gate
+from ..tuning.bench import compile_candidate
+from ..tuning.claims import Claims, MachineTurn
+from ..tuning.isolated import LEAST_TIMEOUT, Isolated
+from ..tuning.key import Kind
+from ..tuning.measure import Candidate
+from ..tuning.paced import Pace, Paced, give_way
+from ..tuning.progress import Progress
+from ..tuning.session import Outcome
+from ..tuning.tuner import Tuner
+from ..tuning.worker import Channel, die_with_parent
+from .single import open_device
+from .tune import QUIET
+
+#: times TUNE_TIMEOUT: who runs only when nobody else wants to takes longer
+PATIENCE = 10.0
+#: seconds until a layer that another process tunes is looked at again, between two messages about progress, and between
+#: two looks for layers that came
+LATER, TELLING, LOOKING = 5.0, 0.5, 0.5
+#: searches of a layer that may leave it open whether something is faster
+MOST_TRIES = 3
+#: seconds that a search has at least
+LEAST_SECONDS = 2.0
+
+
+@dataclass
+class Task:
+    """A layer to be tuned."""
+
+    key: str
+    problem: Problem
+    #: what serves it now
+    present: Candidate
+    #: seconds that a faster kernel might save, in some unit that all layers share
+    hope: float
+    #: when it is to be looked at (again); infinite: it is done
+    due: float = 0.0
+    #: searches of it so far
+    tries: int = 0
+
+
+class _Line(Channel):
+    """The helper's end of the channel, which can be asked whether there is anything to read."""
+
+    def has(self, seconds: float) -> bool:
+        """A message, or its beginning, is there within so many seconds."""
+        return bool(self._waiting) or bool(select.select([self._raw], [], [], seconds)[0])
+
+
+class _Kept(Gathered):
+    """Programs for who serves, which are also kept for later loads."""
+
+    def __init__(self, disk: KernelCache | None) -> None:
+        super().__init__()
+        self._disk = disk
+
+    def put(self, key: Key, files: Mapping[str, bytes], label: str = "") -> bool:
+        if self._disk is not None:
+            self._disk.put(key, files, label)
+        return super().put(key, files, label)
+
+
+class Helper:
+    """Tunes layers, the one with most hope first."""
+
+    def __init__(self, line: _Line, wishes: Mapping[str, Any], activity: tuple[int, int], device: Device) -> None:
+        self.line, self.wishes, self.device = line, wishes, device
+        self.settings = Settings.make(QUIET, Settings.from_environment())
+        self.gate = Gate(*activity)
+        folder = places.user_folder(self.settings)
+        self.claims = Claims(folder)
+        self.pace = Pace(self.gate, float(wishes["duty"]), MachineTurn(folder))
+        self.pace.between = self._between
+        # one that compiles at a time: compilers are not to take cores from requests
+        own = replace(self.settings, compilation_num_threads=1)
+        timeout = PATIENCE * max(self.settings.tune_timeout, LEAST_TIMEOUT)
+        inner = Isolated(
+            device.name, timeout, settings=own, target=device.target, activity=activity,
+            memory_bytes=int(wishes["memory"]) or None,
+        )  # fmt: skip
+        self.measurer = Paced(inner, self.pace)
+        self.tuner = Tuner(self.settings, measurer=lambda device, settings: self.measurer)
+        self.tuner.clock = self.pace.clock
+        self.tasks: dict[str, Task] = {}
+        #: candidates of searches that have ended, and of the one that runs
+        self.tried, self.trying = 0, 0
+        self._at = ""
+        self._told = 0.0
+
+    @property
+    def budget(self) -> float:
+        """Seconds of work that are left."""
+        return float(self.wishes["budget"] or math.inf) - self.pace.clock()
+
+    def run(self) -> None:
+        """Until the other side hangs up."""
+        while True:
+            task = self._next()
+            if task is None or self.budget < LEAST_SECONDS:
+                self._tell(force=True)
+                self.line.send(kind="rest", left=len(self._open()), heard=len(self.tasks))
+                self._listen(LATER if self._open() else None)
+                continue
+            self._take(task)
+            self._listen(0.0)
+
+    # ---- what is to be done ---------------------------------------------------------------------------------------
+
+    def _open(self) -> list[Task]:
+        return [task for task in self.tasks.values() if task.due < math.inf]
+
+    def _next(self) -> Task | None:
+        due = [task for task in self._open() if task.due <= time.monotonic()]
+        return max(due, key=lambda task: task.hope, default=None)
+
+    def _listen(self, seconds: float | None) -> None:
+        """Hear what the other side wants; None: wait for it, however long."""
+        begin = self.pace.clock()
+        while self.line.has(3600.0 if seconds is None else seconds):
+            message = self.line.receive()
+            for given in message["layers"]:
+                problem = serial.from_json(given["problem"])
+                (present,) = wire.candidates([given["present"]])
+                known = self.tasks.get(problem.key())
+                if known is None:
+                    self.tasks[problem.key()] = Task(problem.key(), problem, present, float(given["hope"]))
+                else:
+                    known.hope, known.present = float(given["hope"]), present
+            seconds = 0.0
+        self.pace.forgive(self.pace.clock() - begin)
+
+    def _seconds(self, task: Task) -> float:
+        """Of the time that is left the part that its hope has among the layers to come; or TUNE_SECONDS."""
+        if self.budget == math.inf:
+            return max(self.settings.tune_seconds, LEAST_SECONDS)
+        hopes = sum(other.hope for other in self._open())
+        return min(self.budget, max(LEAST_SECONDS, self.budget * task.hope / hopes if hopes else self.budget))
+
+    # ---- one layer ------------------------------------------------------------------------------------------------
+
+    def _take(self, task: Task) -> None:
+        """Look at a layer: tune it, unless its answer is known or another process is at it."""
+        try:
+            default = self.tuner.default(task.problem, self.device)
+        except UnsupportedError as error:
+            self._done(task, "nothing", str(error))
+            return
+        answer = self.tuner.known(task.problem, self.device, default)
+        known = answer.best is not None and answer.best.match.kind is Kind.EXACT
+        if known and answer.best is not None and not self.wishes["again"]:
+            self._done(task, "known", "it is known already", (answer.best.solver.id, Config(answer.best.config)))
+            return
+        if not self.claims.take(task.key):
+            task.due = time.monotonic() + LATER
+            self.line.send(kind="layer", problem=task.key, state="claimed", reason="another process tunes it")
+            return
+        self._at, self.trying = task.key, 0
+        outcome: Outcome | None = None
+        try:
+            outcome = self.tuner.tune(
+                task.problem, self.device, default, answer, self._progress, self._seconds(task)
+            )  # fmt: skip
+        finally:
+            self.claims.give_back(task.key)
+            self._at = ""
+        if outcome is None:
+            self._done(task, "nothing", "there is nothing to choose from")
+            return
+        self.tried, self.trying = self.tried + outcome.attempted, 0
+        task.tries += 1
+        found = self.tuner.known(task.problem, self.device, default).best
+        if (found is None or found.match.kind is not Kind.EXACT) and task.tries < MOST_TRIES:
+            task.hope /= 2  # noise or a short time left it open: others come first now
+            return
+        gain = None if outcome.gain is None else outcome.gain.median
+        self._done(task, "searched", outcome.reason, outcome.chosen, gain)
+
+    def _done(
+        self, task: Task, state: str, reason: str, best: Candidate | None = None, gain: float | None = None
+    ) -> None:
+        """Tell what came of a layer, with the programs of a kernel that is to take the place of the present one."""
+        task.due = math.inf
+        programs: list[Any] = []
+        if best is not None and best != task.present:
+            programs = self._programs(task.problem, best)
+        self._tell(force=True)
+        self.line.send(
+            kind="layer", problem=task.key, state=state, reason=reason[:1000], gain=gain, programs=programs,
+            best=None if best is None else wire.candidates_json([best])[0],
+        )  # fmt: skip
+
+    def _programs(self, problem: Problem, best: Candidate) -> list[Any]:
+        """Compiled programs of a kernel, so that who serves need not wait for a compiler; none where that failed."""
+        if self.device.target.device != "cpu":
+            return []
+
+        def build() -> list[Any]:
+            gathered = _Kept(KernelCache.of(self.settings))
+            with contextlib.suppress(Exception), kernel_cache.using(gathered), building.using(self.settings):
+                compile_candidate(best, problem, self.device).prepare()
+            return wire.programs_json(gathered.groups)
+
+        return self.pace.work(build)
+
+    # ---- telling --------------------------------------------------------------------------------------------------
+
+    def _progress(self, progress: Progress) -> None:
+        self.trying = progress.attempted
+
+    def _between(self) -> None:
+        """Between two pieces of work."""
+        self.claims.renew()
+        self._tell()
+
+    def _tell(self, force: bool = False) -> None:
+        if force or time.monotonic() > self._told + TELLING:
+            self._told = time.monotonic()
+            samples, interrupted = self.gate.samples
+            self.line.send(
+                kind="progress", problem=self._at, candidates=self.tried + self.trying,
+                worked=self.pace.clock(), samples=samples, interrupted=interrupted,
+            )  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: the descriptor of the activity, its word that says pause, the channel's and the lifeline's."""
+    descriptor, pause, channel, lifeline = map(int, arguments)
+    line = _Line(socket.socket(fileno=channel))
+    die_with_parent(lifeline)
+    wishes = line.receive()
+    give_way(wishes["priority"])
+    building.stay_together()
+    helper: Helper | None = None
+    try:
+        device = open_device(wishes["device"], Settings.from_environment())
+        if repr(device.target) != wishes["target"]:
+            raise UnsupportedError(f"its device is another: {device.target!r}, not {wishes['target']}")
+        line.send(kind="ready", process=os.getpid())
+        helper = Helper(line, wishes, (descriptor, pause), device)
+        helper.run()
+    except TunewrightError as error:
+        line.send(kind="failed", why=str(error))
+    finally:
+        if helper is not None:
+            helper.claims.close()
+            helper.measurer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

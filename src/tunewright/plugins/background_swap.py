@@ -1,0 +1,317 @@
+"""Kernels that take the place of others while a model serves, and go back where requests got slower.
+
+A new plan is made beside the one that serves, from kernels that are compiled already. Then requests take both in turns
+(`runtime.trial`), and their latencies decide: the network has the last word, whatever a kernel gained by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from ..devices import building, kernel_cache
+from ..devices.base import Device
+from ..devices.kernel_cache import Gathered, KernelCache
+from ..errors import DatabaseError, TunewrightError
+from ..ir.types import TensorType, Type
+from ..passes.base import run_passes
+from ..passes.standard import SPECIALISE
+from ..runtime.explain import steps
+from ..runtime.meter import Shapes, alive
+from ..runtime.phases import uncollected
+from ..runtime.plan import Plan
+from ..runtime.request import DeviceModel
+from ..runtime.trial import Trial
+from ..search.space import Config as Plain
+from ..settings import Settings
+from ..solvers.base import Kernel, Problem
+from ..tuning import statistics, wire
+from ..tuning.ceilings import work_of
+from ..tuning.measure import Candidate
+from ..tuning.record import Evidence, Measurement, Ratio, now
+from ..tuning.tuner import Choice, Origin, warn
+from .tune import QUIET, Pinned
+
+LOG = logging.getLogger("tunewright")
+#: the chance that a swap is said to be slower, or faster, than it is
+ALPHA = 0.02
+#: pairs of inferences after which a trial ends in any case, and those at its beginning that warm up
+MOST_PAIRS, WARM_UP = 192, 2
+#: a plan that is so many times slower in all of so many pairs is not tried any longer
+FAR_SLOWER, EARLY = 1.5, 4
+#: where nothing is certain at the end, a plan that seems slower than this is not kept
+SEEMS_SLOWER = 0.99
+#: arithmetic and bytes per second of some device: layers are only compared with each other by them
+FLOPS, BANDWIDTH = 2e11, 2e10
+#: seconds after which Python lets another thread run while a plan is made; 5 ms otherwise, which a request would wait
+INTERVAL = 0.3e-3
+
+
+class Verdict(enum.Enum):
+    """What a trial says of the new plan."""
+
+    FASTER = "faster"
+    ALIKE = "no difference beyond noise"
+    SLOWER = "slower"
+    DOUBTFUL = "seems slower, but within noise"
+
+    @property
+    def stays(self) -> bool:
+        return self in (Verdict.FASTER, Verdict.ALIKE)
+
+
+class Jury:
+    """Decides a trial as soon as it can be told, by a sequential test over pairs of latencies."""
+
+    def __init__(self) -> None:
+        self._spending = statistics.Spending(ALPHA)
+        self._looks = statistics.looks(MOST_PAIRS)
+        self._next = next(self._looks)
+
+    def verdict(self, trial: Trial) -> tuple[Verdict, Ratio] | None:
+        """The verdict and how many times as fast the new plan is; None: more pairs are needed."""
+        old, new = (seconds[WARM_UP:] for seconds in trial.pairs())
+        found = None
+        if EARLY <= len(old) < MOST_PAIRS and min(new) > FAR_SLOWER * max(old):
+            gain = Ratio(median(old) / median(new), min(old) / max(new), max(old) / min(new), len(old))
+            return Verdict.SLOWER, gain
+        while found is None and len(old) >= self._next:
+            rounds, last = self._next, self._next >= MOST_PAIRS
+            gain = statistics.ratio(old[:rounds], new[:rounds], self._spending.at(rounds, MOST_PAIRS, last))
+            if gain.high < 1:
+                found = Verdict.SLOWER, gain
+            elif gain.low > 1:
+                found = Verdict.FASTER, gain
+            elif last:
+                found = (Verdict.ALIKE if gain.median >= SEEMS_SLOWER else Verdict.DOUBTFUL), gain
+            self._next = next(self._looks, MOST_PAIRS)
+        return found
+
+
+@dataclass
+class Layer:
+    """A problem that a model poses for some shapes."""
+
+    problem: Problem
+    device: Device
+    present: Candidate
+    #: by rough count of its work, in all nodes that pose it
+    hope: float = 0.0
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A kernel that won by itself."""
+
+    layer: Layer
+    candidate: Candidate
+    programs: wire.Programs = field(default_factory=dict, repr=False)
+
+    @property
+    def text(self) -> str:
+        return f"{self.candidate[0]} {dict(self.candidate[1])}"
+
+
+@dataclass
+class Swap:
+    """Winners on trial, for inputs of some types."""
+
+    types: tuple[Type | None, ...]
+    winners: Sequence[Winner]
+    trial: Trial
+    tuner: Pinned
+    jury: Jury = field(default_factory=Jury)
+    #: the new plan poses the same problems as the old one, so that a loss is these winners' doing
+    is_alike: bool = True
+
+
+def types_of(model: DeviceModel, shapes: Shapes) -> tuple[Type | None, ...]:
+    """Types of the inputs for some shapes."""
+    types = [value.type for value in model.graph.inputs]
+    return tuple(
+        type.with_shape(shape) if isinstance(type, TensorType) else type
+        for type, shape in zip(types, shapes, strict=True)
+    )
+
+
+def plan_of(model: DeviceModel, types: Sequence[Type | None]) -> Plan | None:
+    """The plan that serves these types now; None where another one could not take its place."""
+    if not all(isinstance(type, TensorType) and type.is_static for type in types):
+        return None
+    like = [np.broadcast_to(np.zeros((), t.dtype.numpy), t.dims) for t in types if isinstance(t, TensorType)]
+    plan = model.program.plan_for(like)
+    # results that grow live on from one inference to the next, in memory of this very plan
+    return None if plan.template is not None and plan.template.states else plan
+
+
+def layers_of(model: DeviceModel, types: tuple[Type | None, ...], plan: Plan) -> dict[str, Layer]:
+    """The problems that can be tuned for these types, with what solves them now."""
+    found: dict[str, Layer] = {}
+    for device, problem, choice in _posed(model, types, plan):
+        if choice.solver.host or not problem.is_static:
+            continue
+        present = choice.solver.id, Plain(choice.config)
+        layer = found.setdefault(problem.key(), Layer(problem, device, present))
+        work = work_of(problem)
+        layer.hope += 0.0 if isinstance(work, str) else max(work.flops / FLOPS, work.bytes / BANDWIDTH)
+    return found
+
+
+def _posed(
+    model: DeviceModel, types: tuple[Type | None, ...], plan: Plan
+) -> Iterator[tuple[Device, Problem, Choice]]:
+    if plan.template is None:
+        for inner, step, _ in steps(plan):
+            if step.choice is not None:
+                yield inner.device, Problem.of(step.node), step.choice
+        return
+    # a plan for a class of shapes has the sizes that it was made for: pose the problems for these
+    graph, env = model.program.graph.clone(), model.env
+    for value, type in zip(graph.inputs, types, strict=True):
+        value.type = type
+    run_passes(graph, SPECIALISE, env.context)
+    for node in graph.nodes:
+        problem = Problem.of(node)
+        if not node.bodies and problem.is_static:
+            with suppress(TunewrightError):  # a reference of the host serves it
+                yield env.device, problem, env.tuner.choose(problem, env.device)
+
+
+def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[Winner]) -> Swap | None:
+    """Make a plan with winners beside what serves, and let requests take both in turns. None: it makes no difference.
+
+    TunewrightError where no other plan can be made.
+    """
+    old = plan_of(model, types)
+    if old is None:
+        return None
+    present = layers_of(model, types, old)
+    winners = [w for w in winners if w.layer.problem.key() in present]
+    pins = {key: layer.present for key, layer in present.items()}
+    pins |= {w.layer.problem.key(): w.candidate for w in winners}
+    tuner = Pinned(Settings.make(QUIET, model.env.settings), pins)
+    with yielding(), uncollected():
+        kernels = [(choice, w.layer.problem, kernel) for w in winners for choice, kernel in _built(model, tuner, w)]
+        new = model.program.beside(types, model.env.beside(tuner, kernels))
+        now_posed = {
+            Problem.of(step.node).key(): (step.choice.solver.id, Plain(step.choice.config))
+            for _, step, _ in steps(new) if step.choice is not None and not step.choice.solver.host
+        }  # fmt: skip
+        winners = [w for w in winners if now_posed.get(w.layer.problem.key()) == w.candidate]
+        if not winners:
+            return None
+        if new.device.shares_memory:
+            for request in alive(model.requests):
+                if request.executor.has(old):
+                    request.executor.prepare(new).touch()
+    looks = [(t.dims, t.dtype.numpy) for t in types if isinstance(t, TensorType)] if old.template is not None else None
+    swap = Swap(types, winners, Trial(old, new, looks=looks), tuner, is_alike=set(now_posed) == set(present))
+    model.trial = swap.trial
+    return swap
+
+
+def _built(model: DeviceModel, tuner: Pinned, winner: Winner) -> list[tuple[Choice, Kernel]]:
+    """The kernel of a winner, from programs that the helper has compiled."""
+    solver = next(s for s in tuner.candidates if s.id == winner.candidate[0])
+    cache = Gathered(winner.programs, closed=True) if winner.programs else KernelCache.of(model.env.settings)
+    choice = Choice(solver, winner.candidate[1], Origin.SEARCH, dict)
+    with building.using(model.env.settings), kernel_cache.using(cache):
+        kernel = solver.compile(winner.layer.problem, winner.candidate[1], winner.layer.device)
+        kernel.prepare()
+    return [(choice, kernel)]
+
+
+def end(model: DeviceModel, swap: Swap, verdict: Verdict, gain: Ratio) -> list[Sequence[Winner]]:
+    """Keep the new plan, or go back to the old one; winners to be tried again, in smaller groups.
+
+    A kernel that lost in the network is recorded: nobody is to try it again.
+    """
+    model.trial = None
+    if verdict.stays:
+        model.program.adopt(swap.types, swap.trial.new)
+        model.env.tuner.chosen.update(swap.tuner.chosen)
+        for winner in swap.winners:
+            winner.layer.present = winner.candidate
+        return []
+    if len(swap.winners) > 1:
+        half = len(swap.winners) // 2
+        return [swap.winners[:half], swap.winners[half:]]
+    if verdict is Verdict.SLOWER and swap.is_alike:
+        record_loss(model, swap.winners[0], gain)
+    return []
+
+
+def record_loss(model: DeviceModel, winner: Winner, gain: Ratio) -> None:
+    """Write down that a kernel lost in the running network, as `tune` does; where it stood against the default, that
+    the default stays."""
+    tuner, problem, device = model.env.tuner, winner.layer.problem, winner.layer.device
+    stored = tuner.measured(problem, device)
+    lost = _newest(stored, winner.candidate)
+    if lost is None:
+        return
+    made = [_in_network(lost, Ratio(min(gain.median, 0.99), min(gain.low, 0.99), max(gain.high, 0.99), gain.pairs))]
+    default = tuner.default(problem, device)
+    first = (default.solver.id, Plain(default.config))
+    if winner.layer.present == first and (before := _newest(stored, first)) is not None:
+        made.append(_in_network(before, Ratio.one()))
+    try:
+        tuner.user.add(made)
+        tuner.user.note("rolled back", f"{problem.key()}: {winner.text} was slower in the network")
+    except DatabaseError as error:
+        warn(f"that a kernel was slower in the network is lost when this process ends: {error}")
+
+
+def _newest(stored: Sequence[Measurement], candidate: Candidate) -> Measurement | None:
+    mine = [m for m in stored if (m.key.solver, m.config) == candidate]
+    return max(mine, key=lambda m: (m.date, m.digest), default=None)
+
+
+def _in_network(before: Measurement, gain: Ratio) -> Measurement:
+    """What the network says of a candidate that was measured by itself."""
+    evidence: Evidence = replace(
+        before.evidence, gain=gain, control=Ratio.one(), confirmed=True, regime="network", copies=1, nbytes=0
+    )
+    return replace(before, evidence=evidence, date=now())
+
+
+_SWITCHING = threading.Lock()
+
+
+@contextmanager
+def yielding() -> Iterator[None]:
+    """Let requests of other threads have the interpreter at once: a plan is made by thousands of lines of Python."""
+    with _SWITCHING:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(before, INTERVAL))
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(before)
+
+
+class OwnRuns:
+    """The network in turns while nobody asks anything of it: then a trial need not wait for requests."""
+
+    def __init__(self, model: DeviceModel, values: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]):
+        self._executor = model.create_infer_request().executor
+        self._program, self._values = model.program, [values[v.name] for v in model.graph.inputs]
+
+    def pair(self, trial: Trial) -> list[tuple[int, float]]:
+        """One turn of each plan: their numbers and seconds; nothing where a request had a turn in between."""
+        told: list[tuple[int, float]] = []
+        for _ in range(2):
+            number, plan = trial.turn()
+            begin = time.perf_counter()
+            self._executor.run(self._program, self._values, None, plan)
+            told.append((number, time.perf_counter() - begin))
+        (first, _), (second, _) = told
+        return told if first % 2 == 0 and second == first + 1 else []

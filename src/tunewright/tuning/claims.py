@@ -1,0 +1,136 @@
+"""Who tunes what at the moment: claims beside a knowledge base, so that no two processes tune one layer at one time.
+
+A claim is a small file, which its owner renews and which expires by itself: whoever was killed blocks nobody for long.
+Claims are advice. Where two processes take one at the same instant, or the folder cannot be written to, a layer is
+tuned twice, and nothing is wrong with that. No locks are needed, so a folder on a network will do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .disk import make_folder
+
+#: seconds for which a claim holds unless it is renewed, and after which its owner renews it
+EXPIRY, RENEWAL = 120.0, 20.0
+#: largest file that is read as a claim
+MOST_BYTES = 4096
+
+
+class Claims:
+    """The claims of one owner in a folder. Not safe to use from several threads."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder / "claims", clock
+        self.owner = f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+        #: what is claimed, and when that was last written
+        self._mine: dict[str, float] = {}
+
+    def take(self, what: str) -> bool:
+        """Claim something; False where somebody else has."""
+        path = self._path(what)
+        try:
+            make_folder(self._folder)
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                if self._holder(path) not in (None, self.owner):
+                    return False
+                self._replace(path)
+            else:
+                with open(descriptor, "w", encoding="ascii") as file:
+                    file.write(self._text())
+        except OSError:  # a folder that cannot be written to: nobody can be told
+            pass
+        self._mine[what] = self._clock()
+        return True
+
+    def renew(self) -> None:
+        """Keep what is claimed, where that is due."""
+        now = self._clock()
+        for what, since in self._mine.items():
+            if now - since >= RENEWAL:
+                self._mine[what] = now
+                with contextlib.suppress(OSError):
+                    self._replace(self._path(what))
+
+    def give_back(self, what: str) -> None:
+        """Let others have it."""
+        if self._mine.pop(what, None) is not None:
+            path = self._path(what)
+            if self._holder(path) == self.owner:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def close(self) -> None:
+        """Let others have everything."""
+        for what in list(self._mine):
+            self.give_back(what)
+
+    def _path(self, what: str) -> Path:
+        return self._folder / f"{hashlib.sha256(what.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
+
+    def _text(self) -> str:
+        return json.dumps({"owner": self.owner, "until": self._clock() + EXPIRY})
+
+    def _replace(self, path: Path) -> None:
+        new = path.with_name(f"{path.name}.{self.owner}")
+        try:
+            new.write_text(self._text(), encoding="ascii")
+            os.replace(new, path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+
+    def _holder(self, path: Path) -> str | None:
+        """Who holds a claim; None where nobody does. One that cannot be read holds for as long as any."""
+        try:
+            with path.open("rb") as file:
+                data, written = file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return None
+        now = self._clock()
+        try:
+            found = json.loads(data)
+            owner, until = str(found["owner"]), float(found["until"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            owner, until = "somebody", written + EXPIRY
+        # a date far ahead is another machine's clock, or nonsense: nobody may block others for ever
+        return owner if now < until <= now + 2 * EXPIRY else None
+
+
+class MachineTurn:
+    """One process at a time measures on this machine, of all that use a knowledge base's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            make_folder(folder)
+            self._descriptor = os.open(folder / "measuring.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def take(self) -> bool:
+        """Whether it is ours now; always, where the folder knows no locks."""
+        if self._descriptor is None:
+            return True
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._descriptor = None
+        return True
+
+    def give_back(self) -> None:
+        """Let another process measure."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,120 @@
+"""Measuring at a pace: a `Measurer` that works a bounded share of the time, and rests in between.
+
+Everything that costs the machine something goes through `Pace.work`: what is compiled, checked and timed. Rests and
+waiting for requests are no part of a search's time: `Pace.clock` stands still meanwhile, so a search of five seconds
+works for five seconds, whenever that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ..solvers.base import Problem
+from .activity import Gate
+from .claims import MachineTurn
+from .measure import Attempt, Candidate, Measurer, Race, Regime
+
+#: seconds of work that may be saved up while there is nothing to do
+SAVED = 0.5
+#: seconds of a rest at most, before wishes to pause or to stop are looked for again
+REST = 0.25
+
+T = TypeVar("T")
+
+
+class Pace:
+    """How much of the time may be spent on work. ``duty``: a share of it, up to 1."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        duty: float,
+        turn: MachineTurn | None = None,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._gate, self._duty, self._turn, self._now, self._sleep = gate, duty, turn, now, sleep
+        #: is called before each piece of work, and while it waits for one
+        self.between: Callable[[], object] = lambda: None
+        #: seconds in which it did not work
+        self._idle = 0.0
+        self._start = now()
+        #: seconds of work that it may do at once; below 0 it has to rest
+        self._tokens, self._at, self._worked = SAVED, self._start, 0.0
+
+    def clock(self) -> float:
+        """Seconds of work so far."""
+        return self._now() - self._start - self._idle
+
+    def work(self, job: Callable[[], T]) -> T:
+        """Do something as soon as it may be done."""
+        self.rest()
+        waited = self._gate.waited
+        try:
+            return job()
+        finally:
+            if self._turn is not None:
+                self._turn.give_back()
+            self._idle += self._gate.waited - waited
+
+    def forgive(self, seconds: float) -> None:
+        """So many seconds were no work: somebody waited for news."""
+        self._idle += seconds
+
+    def rest(self) -> None:
+        """Sleep until there is work to be done."""
+        while (seconds := self._due()) > 0:
+            begin = self._now()
+            self.between()
+            self._sleep(min(seconds, REST))
+            self._idle += self._now() - begin
+        self.between()
+
+    def _due(self) -> float:
+        """Seconds to rest; 0: it may work."""
+        now, worked = self._now(), self.clock()
+        self._tokens += (now - self._at) * self._duty - (worked - self._worked)
+        self._at, self._worked = now, worked
+        self._tokens = min(self._tokens, SAVED)
+        if self._gate.is_paused:
+            return REST
+        if self._tokens <= 0 and self._duty < 1:
+            return max(-self._tokens / self._duty, 1e-3)
+        return 0.01 if self._turn is not None and not self._turn.take() else 0.0
+
+
+class Paced(Measurer):
+    """Another measurer, at a pace."""
+
+    def __init__(self, inner: Measurer, pace: Pace) -> None:
+        self.inner, self.pace = inner, pace
+
+    def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
+        return self.pace.work(lambda: self.inner.pose(problem, seed, regime))
+
+    def attempt(self, candidate: Candidate, limit: float = float("inf")) -> Attempt:
+        return self.pace.work(lambda: self.inner.attempt(candidate, limit))
+
+    def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
+        return self.pace.work(lambda: self.inner.race(candidates, rounds))
+
+    def regime(self) -> Regime:
+        return self.inner.regime()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def give_way(priority: str) -> None:
+    """Let this process, and what it starts, run when nobody else wants to. ``priority``: IDLE, LOW or NORMAL."""
+    if priority == "NORMAL":
+        return
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    if priority == "IDLE" and hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):  # not everywhere, and not from every policy
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -44,6 +44,8 @@ LOG = logging.getLogger("tunewright")
 MOST_ATTEMPTS = 2
 #: how many times as large or small sizes are for which another plan would do better
 FAR = 8.0
+#: shapes that are remembered, for which plans were made beside what runs
+MOST_BESIDE = 256
 
 
 @dataclass
@@ -88,9 +90,9 @@ class Environment:
         known.update({_name_of(choice, problem): kernel for choice, problem, kernel in kernels})
         return replace(self, tuner=tuner, kernels=known, _on_host=None, phases=Phases(), _lock=threading.Lock())
 
-    def posed(self, choice: Choice, before: Kernel, problem: Problem, is_known: bool) -> Kernel:
-        """The kernel for a problem of a class of shapes: as chosen before, unless another one is known for it."""
-        if is_known or self.tuner.why_not(choice.solver, problem, self.device) is not None:
+    def posed(self, choice: Choice, before: Kernel, problem: Problem) -> Kernel:
+        """The kernel for a problem of a class of shapes: as chosen before, unless that does not solve it."""
+        if self.tuner.why_not(choice.solver, problem, self.device) is not None:
             kernel = self.compile(self.tuner.choose(problem, self.device), problem)
         else:
             with self._building():
@@ -214,6 +216,8 @@ class Program:
         self.retired: tuple[weakref.ref[Plan], ...] = ()
         #: one is being made beside what runs, or could not be made
         self._growing = threading.Event()
+        #: what was begun beside what runs: by whom, and for which types
+        self._made_beside: OrderedDict[tuple[str, tuple[Type | None, ...]], None] = OrderedDict()
         self._live.add(self)
         #: its weights are the only plan's
         self._spent = False
@@ -344,9 +348,28 @@ class Program:
         assert plan.template is not None
         if distance >= FAR and grow and not self._growing.is_set():
             self._growing.set()
-            types = tuple(type_of(v) for v in inputs)
-            threading.Thread(target=self._grow, args=(types,), name="tunewright-plans", daemon=True).start()
+            self._begin(self._grow, inputs)
+        elif grow and plan.template.is_measured(sizes):
+            self._begin(self._serve_exactly, inputs)
         return plan if not misses or plan.template.fit(sizes) is not None else None
+
+    def _begin(self, make: Callable[[tuple[Type | None, ...]], None], inputs: Sequence[Any]) -> None:
+        """Make a plan for inputs like these beside what runs, once."""
+        types = tuple(type_of(v) for v in inputs)
+        with self._lock:
+            if (make.__name__, types) in self._made_beside:
+                return
+            self._made_beside[make.__name__, types] = None
+            while len(self._made_beside) > MOST_BESIDE:
+                self._made_beside.popitem(last=False)
+        threading.Thread(target=make, args=(types,), name="tunewright-plans", daemon=True).start()
+
+    def _serve_exactly(self, types: tuple[Type | None, ...]) -> None:
+        """Make a plan for these very shapes, for which something was measured, and serve them with it from then on."""
+        try:
+            self.adopt(types, self.beside(types, self.env))
+        except TunewrightError as error:
+            LOG.debug("%s: no plan for the shapes that were measured: %s", self.graph.name, error)
 
     def _grow(self, types: tuple[Type | None, ...]) -> None:
         """Make one more plan for the class of shapes that these are of, while others run."""

@@ -113,10 +113,10 @@ class OpenKernel:
     kernel: Any
     #: under which it solves the problem; where they fail the problem is posed anew
     guards: Guards
-    #: sizes of the same family for which something was measured: there it is posed anew, too
+    #: sizes of the same family for which something was measured: such shapes get plans of their own
     measured: frozenset[tuple[int, ...]]
-    #: the kernel for a problem of given sizes: as it is chosen for them, or else made as this one
-    pose: Callable[[Problem, bool], Any]
+    #: the kernel for a problem of given sizes: made as this one, where that solves it
+    pose: Callable[[Problem], Any]
 
 
 @dataclass
@@ -226,19 +226,21 @@ class Template:
             pass
         else:
             return None if known is None else len(known.posed)
-        values = self.formulas((*sizes, SPARE))
-        if values is None or sum(values[at] for _, at in self._arena) > self._most_bytes:
-            return None
-        return len(self._missing(values))
+        values = self.formulas((*sizes, SPARE), scopes_alone=True)
+        return None if values is None else len(self._missing(values))
 
-    def _missing(self, values: Sequence[int]) -> list[tuple[OpenKernel, bool]]:
-        """Kernels that do not serve these sizes, or for which another one is known there."""
-        found = []
-        for scope, (one, places) in enumerate(self._kernels):
-            is_known = bool(one.measured) and tuple([values[at] for at in places]) in one.measured
-            if is_known or not self.formulas.holds(scope, values):
-                found.append((one, is_known))
-        return found
+    def _missing(self, values: Sequence[int]) -> list[OpenKernel]:
+        """Kernels that do not serve these sizes."""
+        return [one for scope, (one, _) in enumerate(self._kernels) if not self.formulas.holds(scope, values)]
+
+    def is_measured(self, sizes: tuple[int, ...]) -> bool:
+        """Something was measured for exactly these sizes, and the plan was made for other ones."""
+        if self.states or self.distance(sizes) == 1.0 or not any(one.measured for one, _ in self._kernels):
+            return False
+        values = self.formulas((*sizes, SPARE))
+        if values is None:
+            return False
+        return any(tuple([values[at] for at in places]) in one.measured for one, places in self._kernels)
 
     def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
         """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
@@ -260,8 +262,8 @@ class Template:
         if values is None:
             return None
         posed = {}
-        for one, is_known in self._missing(values):
-            kernel = self._posed(one, values, is_known)
+        for one in self._missing(values):
+            kernel = self._posed(one, values)
             if kernel is None:
                 return None
             posed[one.kernel] = kernel
@@ -271,11 +273,11 @@ class Template:
             return None  # making a plan says so
         return Fit(values, offsets, total, {storage: values[at] for storage, at in self._results}, posed)
 
-    def _posed(self, one: OpenKernel, values: Sequence[int], is_known: bool) -> Any:
+    def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
         """The kernel for these sizes; None where it wants something else than the plan has."""
         problem = with_numbers(one.problem, lambda number: values[self.formulas.place(number)])
         try:
-            kernel = one.pose(problem, is_known)
+            kernel = one.pose(problem)
         except TunewrightError:
             return None
         wanted, given = getattr(kernel, "packings", None), one.kernel.packings

@@ -72,6 +72,44 @@ def draw(report: Report, file: Path) -> None:
     plt.close(figure)
 
 
+def draw_front(report: Report, file: Path) -> None:
+    """The same on a front page: a narrow bar for each model, the fastest first."""
+    label = results.ours(report)[0]
+    found = [(m["model"], results.over(m, label, "")) for models in results.sets(report).values() for m in models]
+    bars = sorted(((s.median, name) for name, s in found if s is not None), reverse=True)
+    if not bars:
+        raise ValueError("there is no model that both a peer and we ran")
+    figure = plt.figure(figsize=(9.2, 3.6), facecolor=PAPER)
+    axes = figure.add_axes((0.06, 0.30, 0.93, 0.54))
+    axes.set_facecolor(PAPER)
+    axes.set_yscale("log")
+    high = bars[0][0] * 1.25
+    low = min(0.9, bars[-1][0]) / 1.04
+    axes.set_ylim(low, high)
+    axes.set_xlim(-0.6, len(bars) - 0.4)
+    for x, (value, _) in enumerate(bars):
+        axes.bar(x, value - 1, 0.74, bottom=1, color=FASTER if value >= 1 else SLOWER, zorder=2)
+        text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
+        place = (x, max(value, 1))
+        axes.annotate(text, place, (0, 3), textcoords="offset points", ha="center", size=6.3, color=INK)
+    axes.axhline(1, color=INK, lw=1.2, zorder=3)
+    axes.set_xticks(range(len(bars)), [name for _, name in bars], rotation=60, ha="right", rotation_mode="anchor")
+    axes.yaxis.set_major_locator(FixedLocator([t for t in (0.5, 1, 1.5, 2, 3, 4, 6, 10) if low <= t <= high]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}x"))
+    axes.tick_params(axis="both", colors=INK, labelsize=7.5, length=0)
+    axes.grid(axis="y", color=GRID, lw=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    title = f"Speed-up over the better of {peers(report)}"
+    figure.text(0.06, 0.945, title, color=INK, size=11, weight="bold", va="center")
+    about = f"{report['machine']}, batch 1, fp32 and int8; Tunewright {short(label)}; medians of turns"
+    figure.text(0.06, 0.885, about, color=FAINT, size=8, va="center")
+    figure.savefig(file, dpi=160, facecolor=PAPER)
+    plt.close(figure)
+
+
 def heading(report: Report, name: str) -> str:
     """A set, with its mean."""
     found = results.verdict(name, results.sets(report)[name], results.ours(report)[0])

@@ -90,6 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--continue", dest="go_on", action="store_true", help="skip models that are in --json's file")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="print and draw what --json wrote")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the speed-ups (PNG)")
+    parser.add_argument("--front", type=Path, metavar="FILE", help="draw them in little room, sorted (PNG)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables in Markdown")
     return parser.parse_args(arguments)
 
@@ -99,11 +100,12 @@ def run(options: argparse.Namespace, out: Console) -> int:
         for name, entries in catalogue.SETS.items():
             out.print(f"{name}: {', '.join(entries)}")
         return 0
-    for file in (options.json, options.chart, options.markdown):
+    for file in (options.json, options.chart, options.front, options.markdown):
         if file is not None and not file.absolute().parent.is_dir():
             raise Refused(f"there is no folder {file.absolute().parent} for {file.name}")
-    if options.chart is not None and options.chart.suffix.lower() != ".png":
-        raise Refused(f"{options.chart.name}: a chart is a PNG file")
+    for file in (options.chart, options.front):
+        if file is not None and file.suffix.lower() != ".png":
+            raise Refused(f"{file.name}: a chart is a PNG file")
     if options.source is not None:
         report, ended = read(options.source), False
     else:
@@ -112,8 +114,7 @@ def run(options: argparse.Namespace, out: Console) -> int:
     tables.show(report, out)
     if options.markdown is not None:
         options.markdown.write_text(tables.markdown(report), encoding="utf-8")
-    if options.chart is not None:
-        draw(report, options.chart)
+    draw(report, options.chart, options.front)
     if ended:
         return 130
     ours = set(results.ours(report))
@@ -121,13 +122,19 @@ def run(options: argparse.Namespace, out: Console) -> int:
     return int(any("failed" in row or results.is_wrong(model, row) for model, row in mine))
 
 
-def draw(report: results.Report, file: Path) -> None:
+def draw(report: results.Report, whole: Path | None, front: Path | None) -> None:
+    """The charts that are asked for."""
+    if whole is None and front is None:
+        return
     try:
         import chart
     except ImportError as error:
         raise Refused(f"a chart needs matplotlib (pip install -e '.[plot]'): {error}") from None
     try:
-        chart.draw(report, file)
+        if whole is not None:
+            chart.draw(report, whole)
+        if front is not None:
+            chart.draw_front(report, front)
     except ValueError as error:
         raise Refused(f"no chart: {error}") from None
 

@@ -147,6 +147,9 @@ EXTRA: dict[str, list[Problem]] = {
             pose(MS + "RotaryEmbedding", "f 2,3,5,8", "i 2,5", "f 9,4", "f 9,4"),
             pose(MS + "RotaryEmbedding", "f 2,5,24", "i 1", "f 9,4", "f 9,4"),
         ],
+        MS + "MatMulNBits": pose(
+            MS + "MatMulNBits", "f 3,64", "u8! 24,2,16", "f! 24,2", K=64, N=24, bits=4, block_size=32
+        ),
         MS + "SimplifiedLayerNormalization": pose(MS + "SimplifiedLayerNormalization", "f 3,4,5", "f 5"),
         MS + "SkipLayerNormalization": pose(MS + "SkipLayerNormalization", "f 3,4,8", "f 3,4,8", "f 8", "f 8", "f 8"),
         MS + "SkipSimplifiedLayerNormalization": pose(

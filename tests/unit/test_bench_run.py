@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,17 +163,18 @@ def test_without_peers_our_rows_are_compared_with_the_last() -> None:
     assert "| a | 1.00 | 1.50 | 1.50 (1.50..1.50) |" in text and "geometric means" not in text
 
 
-def test_the_chart_is_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draw", [chart.draw, chart.draw_front])
+def test_the_chart_is_drawn(tmp_path: Path, draw: Callable[[results.Report, Path], None]) -> None:
     from PIL import Image
 
-    chart.draw(full(), tmp_path / "c.png")
+    draw(full(), tmp_path / "c.png")
     with Image.open(tmp_path / "c.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
         assert image.width > 1000
     for name in (chart.PAPER, chart.FASTER, chart.SLOWER, chart.INK):
         assert tuple(bytes.fromhex(name[1:])) in colours
     with pytest.raises(ValueError, match="no model"):
-        chart.draw(report(("a", "mobile", [row(TUNED, 1.0)])), tmp_path / "d.png")
+        draw(report(("a", "mobile", [row(TUNED, 1.0)])), tmp_path / "d.png")
 
 
 def test_ticks_have_room() -> None:
@@ -263,7 +265,8 @@ def test_one_small_run_of_everything(
 ) -> None:
     model, file = small(tmp_path), tmp_path / "f.json"
     asked = [str(model), "--rounds", "2", "--seconds", "0.002", "--ours", "defaults", "--json", str(file)]
-    assert run.main([*asked, "--chart", str(tmp_path / "c.png"), "--markdown", str(tmp_path / "t.md")]) == 0
+    charts = ["--chart", str(tmp_path / "c.png"), "--front", str(tmp_path / "front.png")]
+    assert run.main([*asked, *charts, "--markdown", str(tmp_path / "t.md")]) == 0
     found = json.loads(file.read_text())
     (only,) = found["models"]
     rows = {r["engine"]: r for r in only["rows"]}
@@ -274,7 +277,8 @@ def test_one_small_run_of_everything(
     assert all(r["peak_mb"] >= r["resident_mb"] * 0.99 > 10 for r in rows.values())
     cold = rows[DEFAULTS]["cold"]
     assert cold["compile"] + cold["first"] > 0 and cold["peak_mb"] > 10
-    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG" and "| small |" in (tmp_path / "t.md").read_text()
+    assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("c.png", "front.png"))
+    assert "| small |" in (tmp_path / "t.md").read_text()
     # again: it is there already
     before = file.read_text()
     capsys.readouterr()

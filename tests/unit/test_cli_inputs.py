@@ -226,4 +226,4 @@ def test_advice_names_the_options_that_the_model_ran_with(pictures):
 def test_dumps_take_no_inputs(tmp_path, call):
     (tmp_path / "dump.jsonl").write_text("{}\n")
     code, _, err = call("tune", tmp_path / "dump.jsonl", "--preprocess", "x=u8")
-    assert code == 2 and "--input, --shape, --preprocess: belong to a model" in err
+    assert code == 2 and "--preprocess: for models alone, not for dumps of problems" in err

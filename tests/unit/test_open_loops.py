@@ -113,7 +113,8 @@ def decoder_feeds(rng: np.random.Generator) -> Feeds:
 
 
 def test_a_decoder_with_loop_and_branch_over_sources_of_any_length() -> None:
-    assert all(blocks(check(DECODER, decoder_feeds)))
+    """Bits may differ: the tiles of an attention follow the number of keys at hand."""
+    assert all(blocks(check(DECODER, decoder_feeds, same=False)))
 
 
 WHILE = """
@@ -259,9 +260,10 @@ PICKS = {
         end = Squeeze(k) at = Range(first, end, step) part = Gather(h, at) """ + BEHIND),
     "two": ("", 16, """c = Greater(sums, limit) some = Compress <axis = 0> (h, c) q = MatMul(some, w2)
         s2 = ReduceSum <keepdims = 0> (q, one) c2 = Greater(s2, limit) part = Compress <axis = 0> (q, c2) """ + BEHIND),
-    "with the whole": ("", 16, """c = Greater(sums, limit) part = Compress <axis = 0> (h, c) q = MatMul(part, w2)
-        turned = Transpose <perm = [1, 0]> (h) scores = MatMul(q, turned) shares = Softmax <axis = 1> (scores)
-        y = MatMul(shares, h)"""),
+    # q is made small: an exponential of a large score makes much of the last bit of any engine
+    "with the whole": ("", 16, """c = Greater(sums, limit) part = Compress <axis = 0> (h, c) wide = MatMul(part, w2)
+        small = Constant <value = float {0.05}> () q = Mul(wide, small) turned = Transpose <perm = [1, 0]> (h)
+        scores = MatMul(q, turned) shares = Softmax <axis = 1> (scores) y = MatMul(shares, h)"""),
 }  # fmt: skip
 
 

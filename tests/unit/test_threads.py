@@ -61,8 +61,8 @@ def used(call, seconds=0.15):
         call()
         if sum(spent().values()) - sum(before.values()) > seconds * 1e9:
             break
-    wall = (time.perf_counter() - begin) * 1e9
     delta = {task: ns - before.get(task, 0) for task, ns in spent().items()}
+    wall = (time.perf_counter() - begin) * 1e9  # last: to ask many threads takes milliseconds of this one's time
     mine = delta.pop(int(Path("/proc/thread-self").resolve().name))
     return mine, sum(delta.values()), wall
 

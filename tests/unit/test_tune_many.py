@@ -297,7 +297,7 @@ def test_throughput_is_decided_with_all_streams_busy(folder, monkeypatch):
     monkeypatch.setattr(tune_objective.Serving, "_neighbours", counted)
     (result,) = Core().tune_many([work(folder / "a.onnx", rows=64)], budget=6.0, objective="throughput")
     units = open_device("CPU").target.units
-    assert busy == [units - 1], "a stream on each thread, as a load with PERFORMANCE_HINT = THROUGHPUT has"
+    assert set(busy) == {units - 1}, "a stream on each thread, as a load with PERFORMANCE_HINT = THROUGHPUT has"
     assert result.layers and all(layer.device.target.units == 1 for layer in result.layers)
     assert set(rates) <= {units}
 

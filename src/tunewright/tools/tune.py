@@ -211,9 +211,14 @@ def tune(
         from ..plugins.tune_many import Goal
 
         Goal.parse(until)
-    if dumps and (input or shape or preprocess or case or batch or weight or until or objective is not Goals.LATENCY):
-        hint = "a problem has its shapes, and no network that decides"
-        raise InputError("belong to models", where="--input, --shape, --case, --objective, --until", hint=hint)
+    of_models = {
+        "--input": input, "--shape": shape, "--preprocess": preprocess, "--case": case, "--batch": batch,
+        "--weight": weight, "--until": until, "--objective": objective is not Goals.LATENCY,
+    }  # fmt: skip
+    given = [name for name, value in of_models.items() if value]
+    if dumps and given:
+        hint = "a dumped problem has its own shapes, and no network around it: leave these options out"
+        raise InputError("for models alone, not for dumps of problems", where=", ".join(given), hint=hint)
     if lock and dumps:
         raise InputError("is for models, not for dumps of problems", where="--lock")
     if lock and not wish.is_plain(models):

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.types import DType, TensorType
+from ..ops.append import APPEND
 from ..ops.strided import STRIDED
 from ..solvers.base import Array, Problem
 
@@ -359,6 +360,12 @@ def written(draw: Draw) -> Array:
     return draw.whole(0, max(room, 0))
 
 
+def ends(draw: Draw) -> Array:
+    """How many rows each sequence of an Append has, its new ones included."""
+    count = draw.input_dims(1)[draw.attr("axis", 0)]
+    return draw.whole(count, max(draw.attr("rows", count), count))
+
+
 def unpooled(draw: Draw) -> Array:
     """Places in the result of MaxUnpool: each window's maximum lies somewhere in its own plane, no two in one place."""
     batch, channels = draw.dims[:2]
@@ -427,7 +434,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
     **dict.fromkeys(("QLinearConv", MS + "QLinearConv", "QLinearMatMul"), _PRODUCT),
     MS + "QGemm": {1: SCALE, 2: zero_point, 4: SCALE, 5: zero_point, 6: ADDEND, 7: COARSE, 8: zero_point},
     MS + "MatMulIntegerToFloat": {2: SCALE, 3: SCALE, 4: zero_point, 5: zero_point},
-    MS + "DynamicQuantizeMatMul": {2: SCALE, 3: zero_point},
+    MS + "DynamicQuantizeMatMul": {2: SCALE, 3: zero_point}, MS + "MatMulNBits": {2: SCALE},
     MS + "DynamicQuantizeLSTM": {
         4: lengths(steps), 5: UNIT, 6: UNIT, 8: fine(1), 9: zero_point, 10: fine(2), 11: zero_point,
     },
@@ -447,7 +454,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
     # indices and shapes
     "Gather": {1: index(along())}, "GatherElements": {1: index(along())},
     "GatherND": {1: tuples}, MS + "GatherND": {1: tuples}, "ScatterND": {1: tuples},
-    "Scatter": {1: scattered}, "ScatterElements": {1: scattered}, "TensorScatter": {2: written},
+    "Scatter": {1: scattered}, "ScatterElements": {1: scattered}, "TensorScatter": {2: written}, APPEND: {2: ends},
     "MaxUnpool": {1: unpooled, 2: _SIZES},
     "OneHot": {
         0: index(lambda draw: draw.output_dims()[draw.attr("axis", -1)]),

@@ -82,10 +82,13 @@ def note(number, frame):
     calls.append((time.perf_counter(), right(request)))
 signal.signal(signal.SIGTERM, note)
 table = Table([(40_000,)] * 4, 2, burn=60_000)
+runner, runs = pool.runner(table.words), 0
 sent = send(signal.SIGTERM)
-pool.runner(table.words)()
+while not sent or (not calls and runs < 5):  # on a machine that is very busy the signal may come late
+    runner()
+    runs += 1
 over = time.perf_counter()
-assert table.each_ran(1)
+assert table.each_ran(runs)
 print(json.dumps([late, [at - sent[0] for at, _ in calls], all(ok for _, ok in calls) and calls[0][0] < over]))
 """,
         5,

@@ -165,7 +165,7 @@ def note(text: str) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. Types, kernels and columns whose name starts with ``>`` (right-aligned) are never wrapped."""
+    """A plain table. Types, kernels, origins and columns whose name starts with ``>`` (right-aligned) are never wrapped."""
     from rich import box
     from rich.table import Table
 
@@ -174,7 +174,7 @@ def table(*columns: str, title: str | None = None) -> Table:
     )
     for name in columns:
         right = name.startswith(">")
-        whole = right or name in ("type", "kernel")
+        whole = right or name in ("type", "kernel", "origin")
         made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
     return made
 

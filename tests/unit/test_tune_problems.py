@@ -200,7 +200,7 @@ def test_mistakes(tmp_path, capsys):
         (["none"], ["none", "holds no model", "no dump of problems (.jsonl)"]),
         (["nowhere.jsonl"], ["nowhere.jsonl", "no such file"]),
         (["nowhere.onnx"], ["nowhere.onnx", "No such file"]),
-        (["empty.jsonl", "--shape", "x=1"], ["--shape", "belong to models"]),
+        (["empty.jsonl", "--shape", "x=1"], ["--shape", "for models alone"]),
         (["model.onnx", "--report", "no/where.html"], ["where.html", "there is no folder"]),
     ):
         assert tools.execute(["tune", *arguments]) == 2

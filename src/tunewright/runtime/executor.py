@@ -25,14 +25,12 @@ from . import ranges
 from .brief import Single, Switch
 from .control import too_long
 from .counters import Counters
+from .memory import side_by_side
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program, type_of
 from .remote import Stay
 from .states import Buffer, Filled, State, continued, grown, keep
 from .template import SPARE, Fit, Template
-
-#: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
-PIECE = 16 << 10
 
 
 class Frame:
@@ -48,14 +46,14 @@ class Frame:
         #: slots in memory that is made anew for each inference: where in which storage, and as what
         self.results: list[tuple[int, int, int, tuple[int, ...], np.dtype[Any]]] = []
         #: outputs that share their bytes with an input, a weight or another one: the caller gets copies
-        self.copied = _shared_outputs(plan)
+        self.copied = plan.shared_outputs()
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
         shared = device.shares_memory
         #: bytes of what is made anew; where results are copied to the host, their memory is the frame's
         self.fresh = plan.results if shared else {}
         #: where each of them begins in a piece of so many bytes; empty: they are too large to share one
-        self.begins, self.piece = _side_by_side(self.fresh)
+        self.begins, self.piece = side_by_side(self.fresh)
         buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
         on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
         for i, slot in enumerate(plan.slots):
@@ -172,7 +170,7 @@ class Frame:
         for i in template.constants:
             template.fill(fit, i, self.values[i])
         self.fresh = fit.results
-        self.begins, self.piece = ({}, 0) if template.states else _side_by_side(self.fresh)
+        self.begins, self.piece = ({}, 0) if template.states else side_by_side(self.fresh)
         self.results = [
             (i, storage, offset(i), shape(i), dtype) for i, storage, _, _, dtype in self.results
         ]  # fmt: skip
@@ -583,29 +581,3 @@ def _located(error: KernelError, steps: Sequence[Step]) -> ExecutionError:
     """An error of one launch for several steps, which says in which it was."""
     subject = error.subject
     return error.at(_where(steps[subject] if isinstance(subject, int) else subject.step))  # the other one: in a body
-
-
-def _side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Where each begins in one piece of memory, and its bytes, with room to begin where vectors do.
-
-    Nothing where that would be too large: whoever keeps one result would keep all of them.
-    """
-    begins, total = {}, 0
-    for storage, nbytes in sizes.items():
-        begins[storage] = total
-        total += -(-nbytes // 64) * 64
-    return (begins, total + 64) if total <= PIECE else ({}, 0)
-
-
-def _shared_outputs(plan: Plan) -> list[int]:
-    """Outputs that share memory with an input, a weight or another output: the caller may write into what it gets."""
-    found, taken = [], set[tuple[str, int]]()
-    for at, (kind, i) in enumerate(plan.outputs):
-        if kind != "slot":
-            continue
-        slot = plan.slots[i]
-        mark = ("storage", slot.storage) if slot.storage >= 0 else ("slot", i)
-        if slot.place in (Place.INPUT, Place.CONST) or mark in taken:
-            found.append(at)
-        taken.add(mark)
-    return found

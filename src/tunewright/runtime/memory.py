@@ -10,6 +10,8 @@ from typing import Any
 from ..ir.symbolic import Whole, greater
 
 ALIGNMENT = 64
+#: bytes of results that share one piece of memory: to allocate takes longer than a small kernel
+PIECE = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -138,3 +140,15 @@ def _join(holes: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int,
             kept.append((b, e))
     kept.append((begin, end))
     return kept
+
+
+def side_by_side(sizes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Where each storage begins in one piece of memory, and the bytes of that piece.
+
+    Nothing for large storages: a caller who keeps one result would keep all of them.
+    """
+    begins, total = {}, 0
+    for storage, nbytes in sizes.items():
+        begins[storage] = total
+        total += aligned(nbytes)
+    return (begins, total + ALIGNMENT) if total <= PIECE else ({}, 0)

@@ -107,6 +107,19 @@ class Plan:
     #: inputs that results may be written into
     filled: list[Filled] = field(default_factory=list)
 
+    def shared_outputs(self) -> list[int]:
+        """Outputs that share memory with an input, a weight or another output: callers get copies of them."""
+        found, taken = [], set[tuple[str, int]]()
+        for at, (kind, i) in enumerate(self.outputs):
+            if kind != "slot":
+                continue
+            slot = self.slots[i]
+            mark = ("storage", slot.storage) if slot.storage >= 0 else ("slot", i)
+            if slot.place in (Place.INPUT, Place.CONST) or mark in taken:
+                found.append(at)
+            taken.add(mark)
+        return found
+
 
 def static_tensor(type: Type | None) -> TensorType | None:
     """The type, where its bytes can be planned: a tensor of known shape and plain elements."""

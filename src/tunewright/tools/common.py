@@ -165,7 +165,7 @@ def note(text: str) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. Types, kernels, origins and columns whose name starts with ``>`` (right-aligned) are never wrapped."""
+    """A plain table. Types, kernels, origins and columns that begin with ``>`` (right-aligned) are never wrapped."""
     from rich import box
     from rich.table import Table
 

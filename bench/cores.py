@@ -290,6 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = compiler.find(os.environ.get("TUNEWRIGHT_CPU_COMPILER", ""))
     report: dict[str, Any] = {"machine": machine(), "compiler": found.version}
     print(json.dumps(report), flush=True)
+    report["first imports"] = once(makers)
+    print(f"numpy, onnx and parts of Tunewright, the first import on this machine: {report['first imports']:.2f} s")
     making = makers()
     names = options.models.split(",") if options.models else list(making)
     unknown = [name for name in names if name not in making]

@@ -1,4 +1,4 @@
-"""What a report tells, from the JSON of a result file (docs/tune.md): checked, and with what follows from it.
+"""What a report tells, from the JSON of a result file (docs/tune-files.md): checked, and with what follows from it.
 
 A file is data from anywhere: members of another type than they should have count as absent.
 """

@@ -1,8 +1,8 @@
-"""The file that tells what a tuning did: `tune_result_{timestamp}_pid{pid}.json`, there from the start of tuning.
+"""The result file of a tuning: `tune_result_{timestamp}_pid{pid}.json`, which exists from the start of tuning.
 
-One JSON object, written anew (atomically) whenever there is news, so that it can be watched and survives any end.
-docs/tune.md has its members. Here is what all kinds of tuning share; `online` writes down what a process tunes as it
-loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
+One JSON object, replaced atomically whenever there is news, so it can be watched and stays valid however tuning ends.
+docs/tune-files.md has its members. This module holds what all kinds of tuning share. `online` writes what a process
+tunes as it loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
 """
 
 from __future__ import annotations

@@ -196,17 +196,15 @@ device, none = open_device("CPU"), loaded()
 request = load()
 assert right(request)
 ((_, frame),) = request.executor.frames()
-kept, launcher = [*frame.values], frame.together[0].launcher  # memory of the arguments is the request's
-for _, set in frame.together[0].own:
-    kept.append(np.zeros(1 << 20, np.uint8))
-    set(kept[-1])
+kept, bound = [*frame.memory], frame.segments[0].bound  # memory of the arguments is the request's
+values = {i: np.zeros(1 << 20, np.uint8) for i, _ in bound._given}
 count = loaded()
-del request, frame, set
+del request, frame
 device._programs._kept.clear()
 left = loaded()
 for _ in range(50):
-    launcher()
-del launcher
+    bound.invoke(values)
+del bound
 print(json.dumps(left == count > none and loaded() == none))
 """
     )

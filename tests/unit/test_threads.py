@@ -113,7 +113,7 @@ for config, units in [
     for _ in range(3):
         np.testing.assert_allclose(request.infer([x, x])["y"], want, rtol=1e-4, atol=1e-5)
     ((plan, frame),) = request.executor.frames()
-    threads = int(frame.together[0].launcher._table[1])
+    threads = int(frame.segments[0].bound.table[1])
     assert compiled.env.device.target.units == threads == units, (config, threads, units)
     assert compiled.streams.count == (4 if "PERFORMANCE_HINT" in config else config.get("NUM_STREAMS", 1))
     models.append(compiled)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import ExecutionError
 from .base import Device, Queue
+from .executable import Executable, Part
 from .reports import KernelError, QueueReports
 
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
@@ -97,6 +98,11 @@ class CDevice(Device):
 
     def begin_build(self, sources: Sequence[str]) -> None:
         """These programs will be wanted: a device that compiles in other processes begins."""
+
+    def link(self, parts: Sequence[Part]) -> Executable:
+        from .enqueued import Enqueued  # which needs this module
+
+        return Enqueued(self, parts)
 
     @abstractmethod
     def launch(

@@ -17,13 +17,15 @@ from ...errors import DeviceError, SettingsError
 from ...settings import Settings
 from ..base import Device, Queue, Target, address
 from ..c_device import NOTHING, CDevice, CLaunch, CQueue
+from ..executable import Part
 from ..host import cache_bytes, cpu_flags, free_bytes, memory_bytes
 from . import isa, steps
 from .compiler import FLAGS
 from .isa import Level
-from .pool import Pool, Runner
+from .pool import Pool
 from .processor import find_compiler, processor, why_not
 from .programs import Program, Programs
+from .table import Table
 
 #: flags of a processor whose clock never changes its pace, and seconds over which that is measured
 EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
@@ -45,14 +47,6 @@ class NativeQueue(CQueue):
             self.waits += 1
             self.kept.clear()
 
-    def run(self, runner: Runner) -> None:
-        """Run a table of steps."""
-        begin = time.perf_counter()
-        self.launches += 1
-        self.pending = True
-        runner()
-        self.waited += time.perf_counter() - begin
-
 
 class NativeLaunch(CLaunch):
     """One kernel: a table of one step."""
@@ -70,7 +64,9 @@ class NativeLaunch(CLaunch):
             self._table[self._begin + at] = address(value if value.size else NOTHING)
 
     def __call__(self) -> None:
-        self._queue.run(self._runner)
+        self._queue.launches += 1
+        self._queue.pending = True
+        self._runner()
 
 
 #: of a kernel that is launched by itself
@@ -86,6 +82,7 @@ class NativeDevice(CDevice):
     title = "CPU.NATIVE"
     dialect = "c"
     serves_classes = True
+    runs_control = True
 
     @classmethod
     def available(cls) -> list[str] | str:
@@ -157,6 +154,9 @@ class NativeDevice(CDevice):
 
     def queue(self) -> NativeQueue:
         return NativeQueue(self)
+
+    def link(self, parts: Sequence[Part]) -> Table:
+        return Table(self, parts)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)

@@ -14,7 +14,7 @@ from native.harness import Table, crowded, loaded, native
 from tunewright.devices import building
 from tunewright.devices.native import cores, steps
 from tunewright.devices.native.pool import Pool
-from tunewright.devices.native.processor import processor
+from tunewright.devices.native.processor import thread_pool
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -220,5 +220,5 @@ def test_nobody_spins_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cores, "quota", lambda share=share: share)
         monkeypatch.setattr(cores, "count", lambda: 2)
         before = {t.name for t in Path("/proc/self/task").iterdir()}
-        found[share] = spent(Pool(processor().runtime, "NO"), before)
+        found[share] = spent(Pool(thread_pool, "NO"), before)
     assert found[2.0] < found[None] - 20, found

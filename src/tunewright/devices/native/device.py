@@ -23,7 +23,7 @@ from . import isa, steps
 from .compiler import FLAGS
 from .isa import Level
 from .pool import Pool
-from .processor import find_compiler, processor, why_not
+from .processor import find_compiler, processor, thread_pool, why_not
 from .programs import Program, Programs
 from .table import Table
 
@@ -208,7 +208,7 @@ def _refusal(settings: Settings) -> DeviceError | SettingsError | None:
 
 @cache
 def _pool(mode: str) -> Pool:
-    return Pool(processor().runtime, mode)
+    return Pool(thread_pool, mode)
 
 
 DEVICES = (NativeDevice,)

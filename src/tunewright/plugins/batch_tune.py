@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tunewright")
 
-#: no larger batch is begun after so many seconds, and a batch is compared with the best so far for so many
+#: seconds after which no larger batch is begun, and seconds for which a batch is compared with the best so far
 SECONDS, STEP = 30.0, 1.0
 #: the largest that is tried: more requests than four times as many few applications have
 MOST = 64

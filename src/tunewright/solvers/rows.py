@@ -143,7 +143,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A control-flow node for a linker, with so many bytes of memory of its own."""
+    """A control-flow node for a linker, with the size of its own memory in bytes."""
 
     rows: Sequence[Row]
     nbytes: Whole

@@ -34,7 +34,7 @@ class Memory:
         self.hold(int(hint(self.nbytes)))
 
     def hold(self, nbytes: int) -> None:
-        """Have room for so many bytes."""
+        """Make room for this number of bytes."""
         if nbytes and (self.held is NOTHING or self.held.nbytes < nbytes):
             self.held = self.device.alloc(nbytes if self.held is NOTHING else nbytes * 5 // 4)
 
@@ -57,7 +57,7 @@ class OpenTable:
     placed: list[Placed] = field(default_factory=list)
     #: words that are a number
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
-    #: words that are an address so many bytes behind the beginning of a block's memory, or behind another address
+    #: words that are an address, as an offset in bytes from a block's memory or from another address
     addresses: list[tuple[Operand, Memory | int, Whole]] = field(default_factory=list)
     #: words that are the address of a kernel's constant
     tables: list[tuple[Operand, Table]] = field(default_factory=list)

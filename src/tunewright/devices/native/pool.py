@@ -53,7 +53,7 @@ class Pool:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
+        """Start over after a fork: the child has none of its parent's threads. Its runners stay valid."""
         self._lock, self._started = threading.Lock(), False
         self._loaded.library.pool_forked(self._at)
 

@@ -468,7 +468,7 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     states = checked_states(compiled.inputs, compiled.outputs, model.states)  # now all types are known that can be
     return StatefulModel(compiled, states, growing)
 def _digest(model: Model) -> str:
-    """Of a model's structure: what its traffic is known by."""
+    """Digest of a model's structure: the key of its traffic."""
     from .tuning.streams import digest
 
     return digest(model.graph)

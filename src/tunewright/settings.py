@@ -238,7 +238,7 @@ class Settings:
         values=_words("LAYER", "COLD", "WARM"),
     )
     tune_max_workspace: int = _setting(
-        0, "tuning leaves out candidates that need more scratch memory than so many bytes (0: any)", 0
+        0, "tuning leaves out candidates that need more bytes of scratch memory than this (0: no limit)", 0
     )
     tune_seed: int = _setting(0, "of what is random in tuning", 0)
     enable_tune_dump: bool = _setting(False, "write every problem that is met to TUNE_DUMP_PATH, to tune it elsewhere")

@@ -266,7 +266,7 @@ class Device(ABC):
                           hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
-        """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""
+        """InputError unless it is a caller's memory with room for tensors of this number of bytes."""
         raise InputError(f"{type(memory).__name__} is no memory that {self.name} can use",
                          hint="tensors that speak DLPack are given as they are")  # fmt: skip
 

@@ -108,4 +108,4 @@ class CDevice(Device):
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> CLaunch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: in groups of so many."""
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group."""

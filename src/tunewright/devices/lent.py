@@ -38,7 +38,7 @@ class BufferArray:
 
 
 def check(memory: Any, nbytes: int) -> None:
-    """InputError unless it is a Buffer or SVM of so many bytes."""
+    """InputError unless it is a Buffer or SVM of ``nbytes`` bytes."""
     import pyopencl as cl
 
     if not isinstance(memory, cl.Buffer | cl.SVMPointer):

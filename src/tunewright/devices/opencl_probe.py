@@ -76,7 +76,7 @@ def _key(raw: Any) -> dict[str, str]:
 
 
 def _remembered(known: KernelCache | None, key: dict[str, str]) -> str | None:
-    """What became of it the last time; None: nobody knows, or it failed long ago."""
+    """The result of the last time; None: unknown, or it failed long ago."""
     files = None if known is None else known.peek(key)
     if files is None:
         return None

@@ -105,7 +105,7 @@ def single(value: Value) -> Whole:
 
 
 def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
-    """Axes along which a Scan takes its inputs apart, and puts so many outputs together."""
+    """Axes along which a Scan splits its inputs and joins its outputs."""
     inputs = [int(a) for a in node.attrs.get("scan_input_axes") or [0] * int(node.attrs["num_scan_inputs"])]
     return inputs, [int(a) for a in node.attrs.get("scan_output_axes") or [0] * outputs]
 
@@ -176,7 +176,7 @@ def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 
 def _stacked(type: TensorType | None, count: Whole, axis: int) -> TensorType | None:
-    """So many of a type along a new axis."""
+    """A type, repeated along a new axis."""
     if type is None or not -len(type.dims) - 1 <= axis <= len(type.dims):
         return None
     axis %= len(type.dims) + 1

@@ -46,7 +46,7 @@ def describe(fault: Fault, value: int = 0, limit: int = 0) -> str:
 
 
 def check_indices(indices: Array, size: int) -> None:
-    """IndexError unless each is an index of an axis of so many elements; negative ones count from its end."""
+    """IndexError unless each is an index of an axis of ``size`` elements; negative ones count from its end."""
     _check(Fault.INDEX, indices, -size, size, size)
 
 

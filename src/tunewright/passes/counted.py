@@ -76,7 +76,7 @@ class CountedLoops:
         body.outputs = [body.constant(np.asarray(True), "true"), *body.outputs[1:]]
 
     def rewrite(self, graph: Graph, node: Node, most: int, exact: bool) -> bool:
-        """So many iterations are the most; ``exact``: nothing else ends the loop."""
+        """The most iterations; ``exact``: nothing else ends the loop."""
         trips = node.inputs[0] if len(node.inputs) > node.captures else None
         if trips is not None and (trips.const is None or trips.const.size != 1):
             return False  # which of the two is less is not known

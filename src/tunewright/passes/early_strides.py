@@ -18,7 +18,7 @@ from . import facts
 from .base import Context
 
 Strides: TypeAlias = tuple[int, ...]
-#: Of so many pixels one must be left: where it is one of two, Winograd over all of them may be faster than a stride.
+#: At most one of this number of pixels is read: with one of two, Winograd over all of them may be faster than a stride.
 LEAST = 4
 #: an average, not a maximum, which might not keep NaN
 THINNING = "AveragePool"

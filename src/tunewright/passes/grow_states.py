@@ -46,7 +46,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def can_grow(graph: Graph, past: Value, new: Value, axis: int, present: Value) -> bool:
-    """A few rows behind those of an input, for a result that has so many open ones: there may be room to spare."""
+    """A few rows behind those of an input, for a result with an open number of rows: there may be room to spare."""
     types = facts.static(past), facts.static(new)
     if types[0] is None or types[1] is None or past not in graph.inputs or len(past.uses) != 1:
         return False

@@ -72,7 +72,7 @@ def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, name
     try:
         infer_node(twin, spec)
         fits = _stays_small(twin, inputs)
-    except ModelError:  # it is wrong after all, and nobody knows whether the loop runs
+    except ModelError:  # it is wrong after all, and whether the loop runs is unknown
         fits = False
     if not fits:
         graph.remove(twin)

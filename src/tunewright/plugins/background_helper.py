@@ -73,7 +73,7 @@ class _Line(Channel):
     """The helper's end of the channel, which can be asked whether there is anything to read."""
 
     def has(self, seconds: float) -> bool:
-        """A message, or its beginning, is there within so many seconds."""
+        """Whether a message, or its beginning, arrives within ``seconds``."""
         return bool(self._waiting) or bool(select.select([self._raw], [], [], seconds)[0])
 
 

@@ -83,7 +83,7 @@ Rule = Callable[[Examples, Node], Sequence[int]]
 
 
 def _aligned(proof: Examples, values: Sequence[Value | None], rank: int) -> int:
-    """Numpy's broadcasting to so many axes: the axis of the examples, on which all agree."""
+    """Numpy's broadcasting to ``rank`` axes: the axis of the examples, on which all agree."""
     given = [v for v in values if v is not None]
     places = {proof.axis(v) + rank - len(proof.dims(v)) for v in given if proof.has(v)}
     sizes = {proof.dims(v)[proof.axis(v)] for v in given if proof.has(v)}

@@ -21,7 +21,7 @@ HEADER = ("node", "device")
 
 
 def read(path: str | os.PathLike[str], most: int) -> dict[str, str]:
-    """The mapping in a file of at most so many bytes. InputError says what is wrong with it, and where."""
+    """The mapping in a file, whose size is limited. InputError says what is wrong with it, and where."""
     where = str(path)
     try:
         if os.path.getsize(path) > most:

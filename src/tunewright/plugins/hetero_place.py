@@ -128,7 +128,7 @@ class Problem:
 
 
 def nbytes(value: Value) -> int:
-    """Of a value; one whose size nobody knows counts as a small one."""
+    """Of a value; one of unknown size counts as a small one."""
     tensor = value.tensor
     return tensor.nbytes if tensor is not None and tensor.is_static else 1024
 

@@ -60,7 +60,7 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
 
 
 def warn_of_references(found: Sequence[Part], kind: str) -> None:
-    """Where a GPU shares requests with references: they hold Python's lock, and its host thread waits for that."""
+    """Where a GPU shares requests with references: they hold the GIL, and its host thread waits for that."""
     slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
     fast = [part.name for part in found if not part.is_cpu]
     if slow and fast:

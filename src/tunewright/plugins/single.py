@@ -269,7 +269,7 @@ class SingleDevice(Plugin):
         return context
 
     def _with_streams(self, model: Model, settings: Settings, consume: bool) -> Callable[[int, bool], DeviceModel]:
-        """What compiles the model for so many streams; ``last``: it may be taken apart."""
+        """What compiles the model for a number of streams; ``last``: it may be taken apart."""
 
         def compile(streams: int, last: bool) -> DeviceModel:
             given = dataclasses.replace(settings, num_streams=streams)

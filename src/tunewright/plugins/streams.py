@@ -137,7 +137,7 @@ def compiled_auto(
 ) -> DeviceModel | None:
     """A model with the streams that are best for it; None: nothing is known, and nothing may or can be measured.
 
-    ``compile(streams, last)`` makes the model for so many streams; behind the ``last`` call nobody needs the model.
+    ``compile(streams, last)`` makes the model for this number of streams; after the ``last`` call the model may go.
     """
     answer = known(model, device, settings)
     if answer is not None and not (is_due(answer, settings) and sample(model.inputs) is not None):

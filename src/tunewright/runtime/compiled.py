@@ -132,8 +132,8 @@ class CompiledModel(ABC):
         """Tune the kernels of this model while it serves (docs/background.md).
 
         ``budget``: seconds of work in all, None for as long as there is something to do. ``duty``: the part of the time
-        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is so many times as fast
-        as now. ``again``: also layers whose answer is known. ``report`` is told what happens, by another thread.
+        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is this many times
+        as fast as now. ``again``: also layers whose answer is known. ``report`` is called with news, by another thread.
 
         >>> tuning = compiled.tune_in_background(duty=10, until=1.2)
         >>> tuning.status().gain

@@ -191,7 +191,7 @@ class _Lowering:
                 self.slot(v, self.output_slot(v, sharing, results))
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
-        # Numpy leaves Python's lock to others: weights are packed while kernels are chosen.
+        # Numpy releases the GIL, so weights are packed while kernels are chosen.
         with ThreadPoolExecutor(PACKERS) as self.packers:
             steps = self.steps(sharing)
             with self.env.phases("packing"):

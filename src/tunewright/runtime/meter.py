@@ -38,7 +38,7 @@ class Histogram:
         self.others: tuple[int, float] = (0, 0.0)
 
     def add(self, shapes: Shapes, count: int, seconds: float) -> None:
-        """Met so often, so many seconds in all."""
+        """Count that a shape was met, and add the seconds."""
         row = self.rows.get(shapes)
         if row is None:
             if len(self.rows) >= MOST_SHAPES:

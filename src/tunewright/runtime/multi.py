@@ -405,7 +405,7 @@ class Pool:
                 waiter.known.release()
 
     def _give_back(self, member: Member, request: InferRequest | None) -> None:
-        """An inference is over; None: it failed, and nobody knows in which state its request is."""
+        """An inference is over; None: it failed, and the state of its request is unknown."""
         with self._lock:
             member.busy -= 1
             if request is not None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .template import Traced
 
 LOG = logging.getLogger("tunewright")
-#: after so many shapes for which no plan for a class of them could be made, none is attempted any more
+#: after this number of shapes without a plan for their class, no such plan is attempted any more
 MOST_ATTEMPTS = 2
 #: how many times as large or small sizes are for which another plan would do better
 FAR = 8.0
@@ -144,13 +144,13 @@ class Environment:
 
 
 def _name_of(choice: Choice, problem: Problem) -> tuple[str, str, str]:
-    """What the kernel for a choice is known by: equal ones are one."""
+    """The cache key of the kernel for a choice: equal keys share one kernel."""
     return choice.solver.id, problem.key(), repr(sorted(choice.config.items()))
 
 
 @dataclass(eq=False)
 class Packed:
-    """A constant as a kernel wants it; and as it was, where its id is what it is known by, which so stays its own."""
+    """A packed constant. Keeps the source array alive because its `id()` is the cache key."""
 
     source: Array | None
     _job: Future[Array]

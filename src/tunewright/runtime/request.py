@@ -191,7 +191,7 @@ class DeviceRequest(InferRequest):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `run` does, of which nothing is noted: it is nobody's request."""
+        """Run without recording anything: this is no caller's request."""
         before = self._now()
         if self._generation != self.model.program.generation:
             self._renew()

@@ -90,7 +90,7 @@ class _Views:
         return found[1] if found is not None and found[0]() is array else None
 
     def continued(self, array: Any, rows: int, room: int) -> Buffer | None:
-        """The buffer to append so many rows to in place, which from now on are in use.
+        """The buffer to append ``rows`` rows to in place; from now on they are in use.
 
         None: there is none, or it has less room.
         """
@@ -139,5 +139,5 @@ def continued(array: Any, rows: int, room: int) -> Buffer | None:
 
 
 def grown(rows: int) -> int:
-    """Rows of a new buffer for so many: twice as many, so that copies cost a row each in the mean."""
+    """Rows of a new buffer: twice the rows that are needed, so that copies cost one row each on average."""
     return max(64, 1 << (2 * rows - 1).bit_length())

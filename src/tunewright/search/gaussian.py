@@ -18,7 +18,7 @@ from .space import Floats
 Singles: TypeAlias = npt.NDArray[np.float32]
 Array = TypeVar("Array", Floats, Singles)
 
-#: Learning the lengths takes cubic time; so many points say enough about them.
+#: Learning the lengths takes cubic time; this number of points says enough about them.
 LEARN_FROM = 96
 #: Steps of ascent for each learning; it starts where the last one ended.
 STEPS = 10

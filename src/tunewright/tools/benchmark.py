@@ -114,7 +114,7 @@ def benchmark(
     count: Annotated[
         int | None,
         typer.Option("--count", "-n", min=1, metavar="N", show_default=False, rich_help_panel=LOAD,
-                     help="Measure so many inferences instead."),
+                     help="Measure this number of inferences instead."),
     ] = None,
     warm_up: Annotated[
         int, typer.Option("--warm-up", "-w", min=0, metavar="N", rich_help_panel=LOAD,
@@ -145,7 +145,7 @@ def benchmark(
     fail_if_slower: Annotated[
         float | None,
         typer.Option("--fail-if-slower", min=0.0, metavar="PCT", show_default=False, rich_help_panel=OUTPUT,
-                     help="Exit with 1 when it is certainly slower than --baseline by more than so many percent."),
+                     help="Exit with 1 if it is certainly slower than --baseline by more than this many percent."),
     ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", rich_help_panel=SWEEP,

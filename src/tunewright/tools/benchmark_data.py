@@ -111,7 +111,7 @@ def _is_one_example(value: Value) -> bool:
 
 
 def with_batch(model: Model, batch: int) -> Model:
-    """The model for so many examples at a time."""
+    """The model for this number of examples at a time."""
     dim, names = batch_inputs(model)
     if isinstance(dim, str):
         return _fixed(model, {dim: batch})

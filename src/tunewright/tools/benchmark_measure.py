@@ -35,7 +35,7 @@ class Load:
     seconds: float | None
     count: int | None
     warm_up: int
-    #: of a model with states: a request begins a new sequence after so many inferences
+    #: of a model with states: a request begins a new sequence after this number of inferences
     sequence: int = 0
     #: part of the time in which a request runs; it rests in between, as servers do
     busy: float = 1.0

@@ -276,7 +276,7 @@ def run_once(
 
 def _again(bench: Bench, run: Model, compiled: CompiledModel) -> Again:
     """What makes the inputs of a model as it was read those that it ran with, and the device the same: a stream of
-    several has a part of its threads, and kernels are tuned for so many."""
+    several has a part of its threads, and kernels are tuned for that number."""
     from ..runtime.request import DeviceModel
     from .benchmark_advice import Again
 

@@ -61,7 +61,7 @@ def explain(
     ] = 1.0,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", min=1, metavar="N", help="Or over so many inferences.", show_default=False),
+        typer.Option("--count", "-n", min=1, metavar="N", help="Or over N inferences.", show_default=False),
     ] = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Do not time the layers: one inference is run.")] = False,
     json_file: Annotated[

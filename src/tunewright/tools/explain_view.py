@@ -68,7 +68,7 @@ class Summary:
 
     #: layers by origin; provisional ones apart
     origins: Mapping[str, int]
-    #: seconds of all layers in one inference, over so many inferences; those of layers that have a roofline, and floor
+    #: seconds of all layers in one inference, the number of inferences; those of layers that have a roofline, and floor
     seconds: float
     inferences: int
     roofed: float

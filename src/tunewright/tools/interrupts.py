@@ -58,7 +58,7 @@ def ending() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def end_after(seconds: float, stops: Sequence[int], said: str) -> Iterator[None]:
-    """End the process when the block lasts so much longer after Ctrl-C. A signal's handler cannot do that: it waits
+    """End the process if the block lasts this much longer after Ctrl-C. A signal's handler cannot do that: it waits
     for the step that runs.
     """
     listening, writing = os.pipe()

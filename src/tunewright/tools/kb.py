@@ -132,7 +132,7 @@ def list_(
     solver: SolverName = "",
     layer: LayerName = Layers.ALL,
     faults: Annotated[bool, typer.Option("--faults", help="The quarantine: what crashed, hung or was wrong.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="At most so many rows.")] = 30,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print at most N rows.")] = 30,
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -288,7 +288,7 @@ def _figure(value: Any) -> str:
 
 
 def log(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="The last so many lines.")] = 20,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print the last N lines.")] = 20,
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:

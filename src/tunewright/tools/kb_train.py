@@ -167,7 +167,7 @@ def _write(path: Path, text: str) -> None:
         raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint="--out names a file") from None
 
 
-# ---- measuring what nobody knows ------------------------------------------------------------------------------------
+# ---- measuring what is not known ------------------------------------------------------------------------------------
 
 
 def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) -> list[Measurement | Fault]:

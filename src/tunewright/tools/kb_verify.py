@@ -41,7 +41,7 @@ class Case:
 
 
 def verify(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Measure so many, oldest first.")] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Measure N, oldest first.")] = 5,
     everything: Annotated[bool, typer.Option("--all", help="Measure every answer.")] = False,
     op: Op = "",
     solver: SolverName = "",

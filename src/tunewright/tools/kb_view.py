@@ -23,7 +23,7 @@ DIGEST, LEAST = 10, 4
 LONGEST = 160
 #: candidates of a survey that are shown
 SIGHTINGS = 5
-#: marks of a sparkline; samples are gathered to so many
+#: marks of a sparkline; samples are gathered to this number
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
 

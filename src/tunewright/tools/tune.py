@@ -86,7 +86,7 @@ def tune(
         str | None,
         typer.Option(
             "--until", metavar="GOAL", show_default=False,
-            help="End before that: 1.2x once so much is gained, stalls once searching stops paying.",
+            help="End before that: 1.2x once that is gained, stalls once searching stops paying.",
         ),
     ] = None,
     objective: Annotated[

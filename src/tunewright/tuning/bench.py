@@ -36,7 +36,7 @@ from .ring import KINDS, Copies, Ring, views
 TURN = 0.5e-3
 #: turns of an attempt, and how long they may take together
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
-#: inputs up to so many bytes are compared after every turn, larger ones at the end
+#: inputs up to this number of bytes are compared after every turn, larger ones at the end
 CHEAP = 4 << 20
 #: The roofline that no kernel is above: cycles per second, and bytes that a core or a GPU's unit works on in one. A
 #: kernel may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
@@ -389,7 +389,7 @@ class Local(Measurer):
         return self._queue.compares and out.type.nbytes > CHEAP and fits
 
     def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
-        """Faulty when an input of up to so many bytes is not as it was."""
+        """Faulty if an input of up to this number of bytes has changed."""
         held = [c for c in binding.copies if c is not None and c.array.nbytes <= most]
         if self._queue.compares:
             intact = all(c.is_intact(self._queue, slot) for c in held)

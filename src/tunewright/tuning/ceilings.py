@@ -47,7 +47,7 @@ PICKS = frozenset({
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at most; or, in ``why``, why nobody knows."""
+    """The most that a device can do; or, in ``why``, why it is unknown."""
 
     #: fp32 operations per second, a multiply-add being two
     flops: float = 0.0
@@ -124,7 +124,7 @@ def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
 
 
 def arithmetic(lanes: int) -> Source:
-    """Multiply-adds of vectors of so many floats, in registers."""
+    """Multiply-adds of vectors of ``lanes`` floats, in registers."""
     source = Source("arithmetic")
     source.buffer("out", DType.FLOAT32, Out(0))
     source.dims(COUNT=ROUNDS)

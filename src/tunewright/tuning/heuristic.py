@@ -34,10 +34,10 @@ from .measure import Candidate
 #: What a pick must be predicted to gain over the default: predictions are off by more than a few per cent. And, where
 #: it is made for this shape alone and so costs a compilation, over what is not.
 MARGIN, SPECIAL = 1.08, 1.05
-#: a number of a problem may lie outside of what the training saw by so many doublings
+#: a number of a problem may lie outside the training's range by this number of doublings
 BEYOND = 1.5
-#: Some problem of the training is within so many doublings in every number, but those that others multiply to. A radius
-#: is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
+#: Some problem of the training is within this many doublings in every number, but those that others multiply to. A
+#: radius is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
 WITHIN = 2.5
 #: most problems whose ratings are kept
 KEPT = 1024

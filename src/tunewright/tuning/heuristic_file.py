@@ -76,7 +76,7 @@ def parse(text: str, path: str = "") -> Heuristic:
 
 
 def parse_late(text: str, path: str = "") -> Heuristic:
-    """As `parse`, but a section is read when it is asked: until then nobody knows whether it is damaged. What has not
+    """As `parse`, but a section is read when it is asked: until then it is unknown whether it is damaged. What has not
     the lines of `dump` is read as a whole."""
     head, *lines = text.removesuffix("\n").split("\n")
     if len(text) > MOST_BYTES or not head.endswith(BEGIN) or not lines or lines.pop() != END:

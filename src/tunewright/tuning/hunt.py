@@ -32,7 +32,7 @@ from .statistics import estimate, rough
 
 #: an attempt that is slower than the best by this factor is only probed
 LIMIT = 1.5
-#: compiled at the same time, so many take hardly longer than one: the first ones are compiled with the default
+#: this number, compiled at the same time, takes hardly longer than one: the first ones go with the default
 MANY = 4
 #: solvers within this factor of the best get turns, the others one where those get SELDOM
 PROMISING, SELDOM = 2.0, 8
@@ -44,9 +44,9 @@ TURNS, MORE = 5, 20
 PROBES, CONTENDED = 3, 1.25
 #: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
 KNOWN = 3
-#: what an attempt will take is judged by so many of the last ones: this share of them took no longer
+#: an attempt's time is estimated from this number of the last attempts: this share of them took no longer
 RECENT, MOSTLY = 12, 0.75
-#: who takes part in the race: within this factor of the best, and so many
+#: candidates in the race: within this factor of the best, and at most this number
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds
 HEAT_NEAR, HEAT_MOST, HEAT_ROUNDS = 1.35, 12, 10
@@ -408,7 +408,7 @@ class Hunt:
         return contest
 
     def _affordable(self, seconds: float, rounds: int) -> bool:
-        """Whether there is time for rounds of the anchor and of others that take so many seconds together."""
+        """Whether there is time for rounds of the anchor and of others that take ``seconds`` together."""
         return self.anchor is not None and (self.anchor.seconds + seconds) * rounds <= SHARE * self.watch.budget
 
 

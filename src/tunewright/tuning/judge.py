@@ -59,7 +59,7 @@ class Guarded:
     """A tensor in a device's memory with guard bands around it."""
 
     def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
-        #: ``stagger`` moves it by so many cache lines, so that tensors of one size do not all lie alike
+        #: ``stagger`` moves it by this many cache lines, so that tensors of one size do not all lie alike
         self.device, self.type, self.start = device, type, GUARD + 64 * stagger
         self.buffer = device.alloc(self.start + type.nbytes + GUARD)
         self.view = device.view(self.buffer, self.start, type)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from ..devices.base import Target
 from ..solvers.base import Config, Problem, Solver
 
-#: a neighbouring shape: no size differs by more than this factor, and all together by no more than so many doublings
+#: a neighbouring shape: no size differs by more than this factor, and all together by no more than this many doublings
 NEAR_EACH, NEAR_ALL = 2.0, 4.0
 
 

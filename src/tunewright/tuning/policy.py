@@ -202,7 +202,7 @@ class Policy:
 
 
 def decide(settings: Settings) -> Policy:
-    """The policy that settings ask for; SettingsError for an AUTO_TUNE_MODE that nobody knows."""
+    """The policy that settings ask for; SettingsError for an unknown AUTO_TUNE_MODE."""
     mode, enforce, find = settings.tuning_mode, settings.find_enforce, settings.find_mode
     how = _how(settings.auto_tune_mode)
     rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))

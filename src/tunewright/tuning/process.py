@@ -104,7 +104,7 @@ class Process:
         self._step, self._whole, self._late = step, whole, False
 
     def answer(self, seconds: float) -> wire.Message | None:
-        """What it answers to the request that was begun; None when nothing has come within so many seconds."""
+        """What it answers to the request that was begun; None if nothing came within ``seconds``."""
         try:
             return self._answer(time.monotonic() + seconds)
         except wire.Broken as error:

@@ -102,7 +102,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def ratio_json(ratio: Ratio | None) -> Sequence[float] | None:
-    """[median, low, high, pairs]; None too for a ratio that nobody knows."""
+    """[median, low, high, pairs]; None too for an unknown ratio."""
     known = ratio is not None and all(map(math.isfinite, (ratio.median, ratio.low, ratio.high)))
     return [ratio.median, ratio.low, ratio.high, ratio.pairs] if ratio is not None and known else None
 

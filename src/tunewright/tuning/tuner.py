@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what only searches need is imported when one begins: most p
     from .session import Outcome
 
 LOG = logging.getLogger("tunewright")
-#: what the heuristic would pick is attempted before a search guesses: so many
+#: the number of the heuristic's picks that are attempted before a search guesses
 GUESSES = 3
 #: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
 _SEARCHING = threading.RLock()
@@ -345,7 +345,7 @@ class Tuner:
         return not is_done and self._wants(problem, device, default, answer)
 
     def expect(self, device: Device, seconds: float) -> None:
-        """A search of so many seconds will begin: what takes long to start may start, beside whatever comes first."""
+        """A search of this many seconds will begin: slow starters may start beside the first steps."""
         if device.target.device != "cpu":
             self._measurer(device, self.settings).expect(seconds)
 

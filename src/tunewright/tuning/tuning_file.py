@@ -12,7 +12,7 @@ two levels leave open stands under ``keys``: the whole measurement with its dige
 An entry counts only if all of it agrees; any other is ignored with the reason, as is one without a key, which is what
 files of OpenVINO have. Whether an answer can be used here, by the solvers as they are now, is for `lookup` to say.
 
-Entries are only ever added. Whatever else is in the file stays: other sections, members that nobody knows here.
+Entries are only ever added. Whatever else is in the file stays: other sections, members that are unknown here.
 """
 
 from __future__ import annotations

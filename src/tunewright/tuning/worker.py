@@ -130,7 +130,7 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
             attempt = _attempt(local, candidates[0], request["limit"])
         gathered.groups.clear()  # whoever keeps a program keeps where it came from
         return wire.attempt_json(attempt)
-    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race nobody knows who broke the device
+    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race the culprit is unknown
 
 
 def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:

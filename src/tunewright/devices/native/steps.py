@@ -161,7 +161,7 @@ def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
 
 
 def times(steps: int) -> np.ndarray[Any, Any]:
-    """Memory for a runner's notes about so many steps: ticks and executions of each begin at its second word."""
+    """Memory for a runner's notes on its steps: ticks and executions of each begin at its second word."""
     return np.zeros(1 + 2 * steps, np.uint64)
 
 

@@ -25,7 +25,7 @@ _SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
 
 @dataclass(frozen=True)
 class Count:
-    """``number`` and each symbol so many times."""
+    """``number``, and each symbol with its factor."""
 
     number: int = 0
     terms: frozenset[tuple[Symbol, int]] = frozenset()

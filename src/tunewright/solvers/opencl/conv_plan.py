@@ -151,7 +151,7 @@ def _banded(made: Plan, rows: int, columns: int) -> Plan:
     else:
         depth = Axis.conv(window, 0, 1, per_tap=True)
         height = min((Axis.conv(window, 1, rows, t) for t in (False, True)), key=lambda a: a.slots * a.phases)
-        # What lies between the rows of a band is computed in vain; a copy for each tap leaves nothing between them.
+        # Work between the rows of a band is wasted; a copy for each tap leaves nothing between them.
         vain = 2 * made.outputs * window.kernel[2] // made.positions if rows > 1 else 0
         both = (Axis.conv(window, 2, columns, per_tap) for per_tap in (False, True))
         width = min(both, key=lambda a: a.slots * (a.phases + vain))

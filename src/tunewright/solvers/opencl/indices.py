@@ -31,7 +31,7 @@ INLINE i64 legal(i64 i, int size, int* wrong_ones) {
 }
 INLINE int is_outside(i64 i, int size) { return i < -(i64)size || i >= size; }
 """
-#: Row ``i + more`` of so many, counted from 0: the nearest one, where that is reported.
+#: Row ``i + more``, counted from 0 and limited to the rows there are: the nearest one, where that is reported.
 ROW = """
 INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
   if (i >= 0 && i < rows - more) return (int)i + more;
@@ -48,7 +48,7 @@ PER_UNIT = 8
 
 @dataclass(frozen=True)
 class Shares:
-    """Work of ``rows`` times ``columns`` elements, divided: so many rows and columns for each work-item."""
+    """Rows and columns of each work-item, for work of ``rows`` times ``columns`` elements."""
 
     rows: int
     columns: int

@@ -151,7 +151,7 @@ class Loops(ABC):
 
     @abstractmethod
     def allow(self, iterations: int) -> None:
-        """All of them together may take so many iterations in the next call."""
+        """Bound the iterations of all loops together in the next call."""
 
     @abstractmethod
     def taken(self) -> int:

@@ -142,7 +142,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A control-flow node as part of a launch, with so many bytes of memory of its own."""
+    """A control-flow node as part of a launch, with memory of its own."""
 
     rows: Sequence[Row]
     nbytes: Whole

@@ -59,7 +59,7 @@ class Decision:
         self.known: dict[tuple[Any, ...], Program] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]] | None:
-        """The branch for these inputs, with what it takes; None: nobody knows yet."""
+        """The branch for these inputs, with what it takes; None: not decided yet."""
         body = self.known.get(tuple([inputs[number].item() for number in self.decides]))
         if body is None:
             return None

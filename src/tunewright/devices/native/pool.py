@@ -140,7 +140,7 @@ class Runner:
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (made.at, ctypes.byref(self._run))
-        #: both leave Python's lock to others
+        #: both release the GIL
         self._again: Callable[[], int] = partial(made.library.pool_run, *arguments)
         self._cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
 

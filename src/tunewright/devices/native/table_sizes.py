@@ -50,7 +50,7 @@ class OpenTable:
     placed: list[Placed] = field(default_factory=list)
     #: words that are a number
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
-    #: words that are an address so many bytes behind the beginning of a region, or behind another address
+    #: words that hold an address: an offset behind the beginning of a region, or behind another address
     addresses: list[tuple[Operand, Region | int, Whole]] = field(default_factory=list)
     #: words that are the address of a kernel's constant
     tables: list[tuple[Operand, Table]] = field(default_factory=list)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import DeviceError, ExecutionError, SettingsError
+from ...errors import DeviceError, ExecutionError, SettingsError, TunewrightError
 from ...settings import Settings
 from .. import kernel_cache
 from ..host import cache_sizes, cpu_name
@@ -127,7 +127,7 @@ def _begin_thread_pool() -> None:
     """Have it compiled beside what comes before the first kernels run."""
 
     def finish() -> None:
-        with contextlib.suppress(DeviceError):  # who needs it is told
+        with contextlib.suppress(TunewrightError, OSError):  # whoever needs the pool asks again, and is told
             thread_pool()
 
     if not _runtime().begin(_pool_text()):

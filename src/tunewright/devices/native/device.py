@@ -32,7 +32,9 @@ EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 
 class NativeQueue(CQueue):
-    """Kernels run inside the call that launches them."""
+    """Kernels run inside the call that launches them, which raises what they report."""
+
+    watching = False
 
     def __init__(self, device: NativeDevice) -> None:
         super().__init__()

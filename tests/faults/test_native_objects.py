@@ -162,11 +162,12 @@ def test_nothing_is_left_of_programs_that_went(count: int, tmp_path: Path) -> No
 import gc, json, os, sys
 from pathlib import Path
 import numpy as np
+from launches import run_text
 from tunewright.devices.native import programs
 from tunewright.plugins.single import open_device
 programs.MOST = 8
 device = open_device("CPU")
-queue, out, count = device.queue(), np.zeros(64, np.float32), int(sys.argv[1])
+out, count = np.zeros(64, np.float32), int(sys.argv[1])
 def run(number):
     name = f"kernel_{number}"
     text = f'''#define EXPORT __attribute__((visibility("default")))
@@ -174,10 +175,7 @@ EXPORT void {name}(const unsigned long long* a, int b, int e, int x, int y) {{
   for (; b < e; b++) ((float*)a[0])[b] = {number};
 }}
 '''
-    launch = device.launch(queue, device.build(text), name, (64,))
-    launch.set(0, out)
-    launch()
-    queue.finish()
+    run_text(device, text, name, (64,), [out])
     assert (out == number).all()
 def state():
     gc.collect()

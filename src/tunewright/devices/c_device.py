@@ -104,8 +104,10 @@ class CDevice(Device):
 
         return Enqueued(self, parts)
 
-    @abstractmethod
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> CLaunch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group."""
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group.
+
+        Of devices that enqueue kernels one by one (`enqueued`)."""
+        raise NotImplementedError

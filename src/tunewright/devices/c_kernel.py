@@ -104,6 +104,13 @@ class Call:
         raise NotImplementedError
 
 
+class Text(Call):
+    """A launch whose ``body`` is a complete text already."""
+
+    def program(self, dialect: str) -> str:
+        return self.body
+
+
 def _arg(arg: Arg) -> Arg:
     if isinstance(arg, SymInt):
         return np.int32(arg.hint)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..devices.base import Device, Hints, address, in_order
+from ..devices.base import Device, Hints, in_order
 from ..devices.reports import KernelError
 from ..errors import ExecutionError, LimitError
 from ..ir.graph import Node
@@ -64,10 +64,6 @@ class Executor:
         """Kernels launched so far."""
         return self.queue.launches
 
-    def spent(self) -> tuple[float, int]:
-        """Seconds that were spent waiting for kernels so far, and how many were launched."""
-        return self.queue.waited, self.queue.launches
-
     def run(
         self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None
     ) -> list[Any]:
@@ -81,11 +77,7 @@ class Executor:
             plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
             template = plan.template
         frame = self._frames.get(plan) or self.prepare(plan)
-        for value in inputs:
-            if type(value) is np.ndarray and not value.flags.c_contiguous:
-                apart = () if template is None else template.apart
-                inputs = [v if at in apart else _in_order(v) for at, v in enumerate(inputs)]
-                break
+        inputs = _in_order(inputs, () if template is None else template.apart)
         if template is not None:
             frame.fit(inputs)
             frame.append()
@@ -102,11 +94,14 @@ class Executor:
             self._copy_inputs(frame, values)
         record = self._new_results(frame, values, inputs, stay)
         try:
-            self._invoke(frame, values)
-            if record is not None:
-                for i, name in frame.after:
-                    values[i] = record[name]
-            made = self._results(frame, values, inputs, stay)
+            self.invoke(frame, values)
+            if record is not None and stay is None and frame.results.names is not None:
+                self.queue.finish()
+                if self.queue.watching:
+                    self._check_reports()
+                made = [record[name] for name in frame.results.names]
+            else:
+                made = self._results(frame, values, inputs, stay, record)
         except BaseException:
             self.queue.forget()
             self.queue.finish()  # what runs still writes to memory that is given up here
@@ -138,27 +133,19 @@ class Executor:
 
     def _new_results(self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None) -> Any:
         """Memory for results: a record in one piece of memory, or (None) arrays each of its own."""
-        if frame.piece and not frame.filling and (stay is None or not stay.into):
-            piece = np.empty(frame.piece, np.uint8)
-            where = address(piece)
-            begin = -where % 64
-            where += begin
-            for i, offset in frame.places:
-                values[i] = where + offset
-            record = np.ndarray((), frame.record, piece, begin)
-            for i, name in frame.before:
-                values[i] = record[name]
-            return record
+        results = frame.results
+        if results.piece and not frame.filling and (stay is None or not stay.into):
+            return results.new(values)
         plan, lent = frame.plan, dict[int, Any]()
         if stay is not None and plan.device.shares_memory:
-            lent = stay.storages(plan, inputs, frame.shapes(), frame.fresh)
+            lent = stay.storages(plan, inputs, results.shapes(), results.nbytes)
         lent |= {state.storage: buffer.memory for state, buffer in frame.states}
         lent |= {filled.storage: array.reshape(-1).view(np.uint8) for filled, array in frame.filling}
-        buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in frame.fresh.items()}
-        frame.arrays(buffers, values)
+        buffers = {s: lent[s] if s in lent else plan.device.alloc(nbytes) for s, nbytes in results.nbytes.items()}
+        results.arrays(buffers, values)
         return None
 
-    def _invoke(self, frame: Frame, values: Values) -> None:
+    def invoke(self, frame: Frame, values: Values) -> None:
         """All segments, one after the other."""
         watched = self.counters is not None or ranges.active is not None
         one: BoundSegment | None = None
@@ -259,9 +246,13 @@ class Executor:
             self._special(frame, one, values)
             counters.record(steps[0], queue.now() - begin, queue.launches - launches, begin)
 
-    def _results(self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None) -> list[Any]:
+    def _results(
+        self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None, record: Any
+    ) -> list[Any]:
         """A plan's outputs, finished and where the caller wants them; None where what follows makes them."""
         plan, queue = frame.plan, self.queue
+        for i, name in () if record is None else frame.results.after:
+            values[i] = record[name]
         made: Sequence[Any] = [
             None if kind != "slot" else values[i] if i in values else frame.memory[i] for kind, i in plan.outputs
         ]
@@ -307,8 +298,14 @@ class Executor:
                 raise _located(error) from None
 
 
-def _in_order(value: Any) -> Any:
-    return in_order(value) if isinstance(value, np.ndarray) else value
+def _in_order(inputs: Sequence[Any], apart: Collection[int]) -> Sequence[Any]:
+    """Inputs without gaps, but for those whose rows may lie ``apart``."""
+    for value in inputs:
+        if type(value) is np.ndarray and not value.flags.c_contiguous:
+            break
+    else:
+        return inputs
+    return [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]
 
 
 def slot_value(frame: Frame, values: Values, i: int) -> Any:

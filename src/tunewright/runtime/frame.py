@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,10 @@ from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
 from ..passes.grow_states import MOST_NEW
 from .decision import Decision
-from .memory import side_by_side
 from .plan import Place, Plan, Segment, static_tensor
+from .results import Result, Results
 from .states import Buffer, Filled, State, continued, grown, keep
 from .template import SPARE, Fit, Template
-
-#: a slot in memory that is made anew for each inference: in which storage, where there, and as what
-_Result = tuple[int, int, int, tuple[int, ...], np.dtype[Any]]
 
 
 @dataclass(eq=False)
@@ -57,18 +55,14 @@ class Frame:
         self.copied = plan.shared_outputs()
         #: inputs that are copied to the device at each inference, and where to
         self.copies: list[tuple[int, Any]] = []
-        self._results: list[_Result] = []
-        #: bytes of what is made anew; where results are copied to the host, their memory is the frame's
-        self.fresh = plan.results if device.shares_memory else {}
-        self._place()
+        found = self._place()
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
         self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
         seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
         #: slots in the arena that are arrays for somebody, where those change with sizes
         self._viewed = arena & seen
-        #: slots of results that are arrays for somebody while it runs; and those that are when it is over
-        self._arrays = {i for i, *_ in self._results} & seen
-        self._left = {i for kind, i in plan.outputs if kind == "slot"} | {*plan.rest_inputs}
+        #: slots of results that are arrays for somebody while it runs
+        self._arrays = {one.slot for one in found} & seen
         #: how many rows of which shape ragged outputs may have, by the sizes at hand
         self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
         #: inputs that results continue, with the memory of those
@@ -86,10 +80,18 @@ class Frame:
             self.fills.append((filled, table, copy))
         #: where it only decides which branch of an If is run
         self.decision = None if counted else Decision.of(plan)
-        self._lay_out()
+        #: what is made anew; where results are copied to the host, their memory is the frame's
+        self.results = self._results_in(found, plan.results if device.shares_memory else {})
+        #: the same for sizes that there were
+        self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
 
-    def _place(self) -> None:
-        """Memory for every slot that stays where it is."""
+    def _results_in(self, found: Sequence[Result], nbytes: Mapping[int, int]) -> Results:
+        states = self.plan.template is not None and self.plan.template.states
+        return Results(self.plan, found, nbytes, self._arrays, not states)
+
+    def _place(self) -> list[Result]:
+        """Memory for every slot that stays where it is; the others, of results."""
+        found = []
         plan, device, template = self.plan, self.plan.device, self.plan.template
         shared = device.shares_memory
         buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
@@ -104,13 +106,14 @@ class Frame:
                 self.memory[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, type)
             elif slot.place is Place.RESULT and shared:
                 assert type is not None
-                self._results.append((i, slot.storage, slot.offset, type.physical, type.dtype.numpy))
+                found.append(Result(i, slot.storage, slot.offset, type.physical, type.dtype.numpy))
             elif slot.place is Place.RESULT:
                 assert type is not None
                 self.memory[i] = device.view(buffers[slot.storage], slot.offset, type)
             elif slot.place is Place.INPUT and not shared and i in on_device and type is not None:
                 self.memory[i] = device.view(device.alloc(type.nbytes), 0, type)
                 self.copies.append((i, self.memory[i]))
+        return found
 
     def _bind(self, segment: Segment, arena: set[int], counted: bool) -> list[BoundSegment]:
         """A segment; each step by itself where they are counted and their executable does not tell their times."""
@@ -137,24 +140,6 @@ class Frame:
                 return one.bound.words(one.segment.steps.index(self.plan.steps[step]), names)
         raise AssertionError("the step is in no segment")
 
-    def _lay_out(self) -> None:
-        """Where results lie in one piece of memory, by the sizes at hand."""
-        states = self.plan.template is not None and self.plan.template.states
-        #: bytes of the piece; 0: results are too large to share one
-        begins, self.piece = ({}, 0) if states else side_by_side(self.fresh)
-        self.piece *= bool(begins)
-        places = {i: begins[storage] + offset for i, storage, offset, _, _ in self._results} if self.piece else {}
-        #: places of results of which addresses are enough while it runs
-        self.places = [(i, offset) for i, offset in places.items() if i not in self._arrays]
-        kinds = {i: (dtype, shape) for i, _, _, shape, dtype in self._results}
-        wanted = [i for i in places if i in self._arrays or i in self._left]
-        #: Results as the fields of a record: to get a field takes a third of the time of making an array. Those that
-        #: are got before it runs, and those that are when it is over.
-        self.before = [(i, str(i)) for i in wanted if i in self._arrays]
-        self.after = [(i, str(i)) for i in wanted if i not in self._arrays]
-        formats, offsets = [kinds[i] for i in wanted], [places[i] for i in wanted]
-        self.record = np.dtype({"names": [*map(str, wanted)], "formats": formats, "offsets": offsets})
-
     @property
     def arena_bytes(self) -> int:
         return 0 if self.arena is None else int(self.arena.nbytes)
@@ -168,15 +153,6 @@ class Frame:
         """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
         if isinstance(self.arena, np.ndarray):
             self.arena.fill(0)
-
-    def arrays(self, buffers: dict[int, Any], values: MutableMapping[int, Any]) -> None:
-        """Results as arrays in these storages."""
-        for i, storage, offset, shape, dtype in self._results:
-            values[i] = np.ndarray(shape, dtype, buffers[storage], offset)
-
-    def shapes(self) -> dict[int, tuple[int, ...]]:
-        """Of the slots of results."""
-        return {i: shape for i, _, _, shape, _ in self._results}
 
     def fit(self, inputs: Sequence[Any]) -> None:
         """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
@@ -200,12 +176,14 @@ class Frame:
             self.memory[i] = np.ndarray(self._shape(i, fit, template), slot.type.dtype.numpy, self.arena, begin)
         for i in template.constants:
             template.fill(fit, i, self.memory[i])
-        self.fresh = fit.results
-        self._results = [
-            (i, storage, self._offset(i, fit, template), self._shape(i, fit, template), dtype)
-            for i, storage, _, _, dtype in self._results
-        ]
-        self._lay_out()
+        known = self._known.get(fit)
+        if known is None:
+            found = [
+                replace(one, offset=self._offset(one.slot, fit, template), shape=self._shape(one.slot, fit, template))
+                for one in self.results.found
+            ]
+            known = self._known[fit] = self._results_in(found, fit.results)
+        self.results = known
         self.sizes = (*sizes, spare)
 
     def _shape(self, i: int, fit: Fit, template: Template) -> tuple[int, ...]:

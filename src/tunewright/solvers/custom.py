@@ -22,7 +22,7 @@ import numpy as np
 from ..devices import building
 from ..devices.base import Device, Target
 from ..devices.c_device import CDevice
-from ..devices.c_kernel import Call, CKernel, In, Out
+from ..devices.c_kernel import CKernel, In, Out, Text
 from ..devices.native import opencl_c
 from ..errors import ExecutionError, SettingsError
 from ..ir.types import DType, TensorType
@@ -237,14 +237,6 @@ class CustomSolver(Solver):
         return CustomKernel(self, problem, device, text)
 
 
-@dataclass(frozen=True)
-class _Text(Call):
-    """A launch of a text that is complete."""
-
-    def program(self, dialect: str) -> str:
-        return self.body
-
-
 class CustomKernel(CKernel):
     """The kernel of one layer for tensors of certain types."""
 
@@ -254,7 +246,7 @@ class CustomKernel(CKernel):
             text = opencl_c.complete(text, entry, len(layer.tensors), grid, local)
             entry = opencl_c.ENTRY
         args = tuple(Out(number) if output else In(number) for _, output, number in sorted(layer.tensors))
-        calls = [_Text(entry, grid, args, "", (), text, local=local)] if all(grid) else []
+        calls = [Text(entry, grid, args, "", (), text, local=local)] if all(grid) else []
         super().__init__(solver.id, problem, device, calls, {})
 
     @cached_property

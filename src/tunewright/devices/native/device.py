@@ -22,7 +22,7 @@ from . import isa, steps
 from .compiler import FLAGS
 from .isa import Level
 from .pool import Pool, Runner
-from .processor import find_compiler, processor, thread_pool, why_not
+from .processor import begin, find_compiler, processor, thread_pool, why_not
 from .programs import Program, Programs
 
 #: flags of a processor whose clock never changes its pace, and seconds over which that is measured
@@ -91,6 +91,10 @@ class NativeDevice(CDevice):
     def available(cls) -> list[str] | str:
         error = _refusal(Settings.from_environment())
         return ["CPU", "CPU.NATIVE"] if error is None else str(error)
+
+    @classmethod
+    def begin(cls) -> None:
+        begin()
 
     @classmethod
     def mistake(cls) -> SettingsError | None:

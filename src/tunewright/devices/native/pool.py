@@ -16,8 +16,8 @@ from ..base import address
 from . import cores
 from .objects import Loaded
 
-#: microseconds that idle workers look for work before they sleep: what it costs to wake them. Under a quota of the
-#: container's time looking is work, too.
+#: microseconds that idle workers look for work before they sleep, and that callers wait for their turn at Python: what
+#: it costs to wake them. Under a quota of the container's time looking is work, too.
 SPIN, SPIN_IN_QUOTA = 50, 2
 #: microseconds after which a run comes back to Python in between, so that Ctrl-C is noticed
 SLICE = 50_000
@@ -49,6 +49,8 @@ class Pool:
         self._memory = mmap.mmap(-1, library.pool_bytes(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
         library.pool_make(self._at, self.cores)
+        if self.cores > 1:
+            library.pool_spin(self._at, ctypes.c_uint64(SPIN if cores.quota() is None else SPIN_IN_QUOTA))
         self.ticks_per_us: int = library.pool_us(self._at)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -64,9 +66,7 @@ class Pool:
         with self._lock:
             if self._started:
                 return
-            library, share = self._loaded.library, cores.quota()
-            spin = SPIN if share is None else SPIN_IN_QUOTA
-            library.pool_spin(self._at, ctypes.c_uint64(spin))
+            library = self._loaded.library
             # One for each core: where they are bound, the one on the caller's core stays out of its runs.
             for core, usable in cores.places(self._mode, self.cores):
                 library.pool_add(self._at, _mask(usable), ctypes.c_int(core))

@@ -147,7 +147,7 @@ class Settings:
         values=_LEVELS,
     )
     gpu_queue_throttle: str = _setting(
-        "MEDIUM", "LOW: who waits for a GPU sleeps, which leaves the processor to others and answers a little later",
+        "MEDIUM", "LOW: a thread that waits for a GPU sleeps: the processor is free, and answers come a little later",
         values=_LEVELS,
     )
     compilation_num_threads: int = _setting(0, "threads that build kernels (0: all that the process may use)")
@@ -464,7 +464,7 @@ def plain(key: str) -> str:
 
 
 def closest(key: str, known: Iterable[str]) -> str | None:
-    """The one of these keys that somebody may have meant."""
+    """The one of these keys that the user may have meant."""
     found = difflib.get_close_matches(plain(key), list(known), n=1, cutoff=0.5)
     return found[0] if found else None
 

@@ -61,6 +61,9 @@ RIDDLES = (
     (r"\bwith his\b|\bto his own\b", "a thread, a process and a caller are 'it'"),
     (r"\bas it was, where\b", "say what is kept, and why"),
     (r"\bmakes much of\b", "write 'amplifies'"),
+    (r"\b(somebody|anybody|everybody|whoever)\b", "name the subject: a caller, a thread, a process, a reader"),
+    (r"\bin one go\b", "write 'in one pass', or 'at once'"),
+    (r"\bdearest\b", "write 'most expensive'"),
     (r"\bis nobody's\b|\bnobody's (mistake|fault)\b", "say whose it is, or is not: 'not the user's mistake'"),
 )
 

@@ -134,7 +134,7 @@ class _Choices:
 
     # -- who has a choice ---------------------------------------------------------------------------------------------
     def explore(self, wishes: dict[Node, tuple[Layout, Layout]]) -> None:
-        """Ask the nodes that wish for the layout, and whoever is next to one that has a choice."""
+        """Ask the nodes that prefer the layout, and the neighbours of nodes that have a choice."""
         asked, queue = set(wishes), deque(wishes)
         while queue:
             node = queue.popleft()

@@ -268,7 +268,7 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `infer` does. Whoever writes it asks `completed` for what `set_tensor` was given."""
+        """What `infer` does. An implementation asks `completed` for what `set_tensor` was given."""
 
     def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
         """With what `set_tensor` was given for those that are missing; as they are, where it was given nothing."""

@@ -43,7 +43,7 @@ class Subgraph:
     nodes: tuple[str, ...]
     #: outputs that another subgraph of its device reads, which has memory of its own: they stay there
     stay: frozenset[str] = frozenset()
-    #: outputs that somebody else reads
+    #: outputs that other parts or the caller read
     leave: frozenset[str] = frozenset()
 
 
@@ -236,7 +236,7 @@ class HeteroRequest(InferRequest):
 
 
 class _Run:
-    """One inference: values that are there, and who waits for what."""
+    """One inference: the values that exist, and the values that each part waits for."""
 
     def __init__(self, request: HeteroRequest, values: dict[str, Any]) -> None:
         self.request, self.model, self.values = request, request.model, values

@@ -32,7 +32,7 @@ def _concerned(op: str, tuner: Tuner) -> list[Solver]:
 
 
 class Asked:
-    """A problem on a device for which somebody was chosen."""
+    """A problem on a device for which a solver was chosen."""
 
     def __init__(self, tuner: Tuner, problem: Problem, device: Device, choice: Choice) -> None:
         self.tuner, self.problem, self.device, self.choice = tuner, problem, device, choice

@@ -1,7 +1,7 @@
 """Kernels of a user's own, in OpenCL C: CONFIG_FILE names XML files that say how they are launched.
 
 The files are those of OpenVINO's custom layers for GPUs; docs/custom-kernels.md says what is understood. A layer's
-kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: whoever wrote it knows best.
+kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: its author knows best.
 """
 
 from __future__ import annotations

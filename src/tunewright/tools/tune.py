@@ -328,7 +328,7 @@ def _lock(core: Core, model: Path, fed: Fed, device: str, path: Path) -> None:
 
 
 def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
-    """Those that tuning can do something for, the dearest subgraphs first; the others are noted."""
+    """Those that tuning can improve, the most expensive subgraphs first; the others are noted."""
     from ..plugins.tune import TAIL
 
     total = sum(one.section.seconds for one in devices if one.section is not None)

@@ -167,7 +167,7 @@ def warn_of_damage(path: str, what: str, remedy: str) -> None:
 
 
 def told_of_damage(path: str) -> None:
-    """Somebody tells everything that is damaged there: a warning would say it twice."""
+    """Suppress warnings, because the caller reports everything that is damaged there."""
     _told.add(path)
 
 

@@ -216,7 +216,7 @@ class Heuristic:
     about: Mapping[str, object]
     #: where it was read
     path: str = ""
-    #: more sections, which are read when they are asked; None: it is damaged, and whoever reads it has said so
+    #: more sections, which are read when they are asked; None: it is damaged, and its reader has said so
     unread: Mapping[tuple[str, Place], Callable[[], Section | None]] = field(default_factory=dict, repr=False)
     _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
         default_factory=dict, repr=False

@@ -87,7 +87,7 @@ class _Constant:
     def __init__(self, at: int, table: Table) -> None:
         self._at, self._table, self._array = at, table, table.array
         self._sizes: tuple[int, ...] | None = None
-        #: which of a plan's values its sizes are, once somebody asks
+        #: which of a plan's values its sizes are, computed on demand
         self._places: list[int] | None = None
 
     def fit(self, table: np.ndarray[Any, Any], values: Sequence[int], place: Callable[[Whole], int]) -> None:
@@ -116,7 +116,7 @@ class TableSizes:
         }  # fmt: skip
         #: kernels in whose rows others are for the sizes at hand
         self._posed: Mapping[Kernel, Kernel] = {}
-        #: which of a plan's values each number is, once somebody asks
+        #: which of a plan's values each number is, computed on demand
         self._places: tuple[list[int], list[int], list[list[int]]] | None = None
 
     def __bool__(self) -> bool:

@@ -325,7 +325,7 @@ class Launcher(ABC):
         return False
 
     def bound(self, iterations: int) -> None:
-        """Limit the iterations of all loops together in the next call."""
+        """All loops together may take so many iterations in the next call."""
         return
 
     @property

@@ -76,7 +76,7 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with its tensors (None: absent). ``tag``: the step that it is, for counters."""
+    """A kernel with its tensors (None: absent). ``tag``: the step that it is, for whoever counts."""
 
     kernel: Kernel
     ins: tuple[Ref | None, ...]
@@ -105,7 +105,7 @@ class Copy:
 class Loop:
     """Repeat ``body`` while the bool at ``condition`` is true, and as often as the int64 at ``limit`` says.
 
-    ``whole``: nothing but the limit ends it. ``tag``: the node, for the error that it took too many iterations.
+    ``whole``: nothing but the limit ends it. ``tag``: the node, for whoever tells that it took too many iterations.
     """
 
     counter: Counter
@@ -143,7 +143,7 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A control-flow node for a linker, with the size of its own memory in bytes."""
+    """A control-flow node for a linker, with so many bytes of memory of its own."""
 
     rows: Sequence[Row]
     nbytes: Whole

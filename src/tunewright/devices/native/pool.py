@@ -53,7 +53,7 @@ class Pool:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """Start over after a fork: the child has none of its parent's threads. Its runners stay valid."""
+        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
         self._lock, self._started = threading.Lock(), False
         self._loaded.library.pool_forked(self._at)
 
@@ -107,7 +107,7 @@ class Runner:
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (pool._at, ctypes.byref(self._run))
-        #: both release the GIL
+        #: both leave Python's lock to others
         self._again: Callable[[], int] = partial(library.pool_run, *arguments)
         self._cancel: Callable[[], None] = partial(library.pool_cancel, *arguments)
 

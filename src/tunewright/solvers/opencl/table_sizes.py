@@ -34,7 +34,7 @@ class Memory:
         self.hold(int(hint(self.nbytes)))
 
     def hold(self, nbytes: int) -> None:
-        """Make room for this number of bytes."""
+        """Have room for so many bytes."""
         if nbytes and (self.held is NOTHING or self.held.nbytes < nbytes):
             self.held = self.device.alloc(nbytes if self.held is NOTHING else nbytes * 5 // 4)
 
@@ -57,7 +57,7 @@ class OpenTable:
     placed: list[Placed] = field(default_factory=list)
     #: words that are a number
     words: list[tuple[Operand, Whole]] = field(default_factory=list)
-    #: words that are an address, as an offset in bytes from a block's memory or from another address
+    #: words that are an address so many bytes behind the beginning of a block's memory, or behind another address
     addresses: list[tuple[Operand, Memory | int, Whole]] = field(default_factory=list)
     #: words that are the address of a kernel's constant
     tables: list[tuple[Operand, Table]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _Constant:
     def __init__(self, at: int, table: Table) -> None:
         self._at, self._table, self._array = at, table, table.array
         self._sizes: tuple[int, ...] | None = None
-        #: which of a plan's values its sizes are, computed on demand
+        #: which of a plan's values its sizes are, once somebody asks
         self._places: list[int] | None = None
 
     def fit(self, table: np.ndarray[Any, Any], values: Sequence[int], place: Callable[[Whole], int]) -> None:
@@ -116,7 +116,7 @@ class TableSizes:
         }  # fmt: skip
         #: kernels in whose rows others are for the sizes at hand
         self._posed: Mapping[Kernel, Kernel] = {}
-        #: which of a plan's values each number is, computed on demand
+        #: which of a plan's values each number is, once somebody asks
         self._places: tuple[list[int], list[int], list[list[int]]] | None = None
 
     def __bool__(self) -> bool:

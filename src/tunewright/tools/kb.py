@@ -131,7 +131,7 @@ def list_(
     processor: Processor = "",
     solver: SolverName = "",
     layer: LayerName = Layers.ALL,
-    faults: Annotated[bool, typer.Option("--faults", help="The quarantine: what crashed, hung or was wrong.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Show the quarantine: faulty candidates.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print at most N rows.")] = 30,
     config: Configs = None,
     as_json: AsJson = False,

@@ -74,6 +74,7 @@ RIDDLES = (
     (r"\b(somebody|anybody|everybody|whoever)\b", "name the subject: a caller, a thread, a process, a reader"),
     (r"\bin one go\b", "write 'in one pass', or 'at once'"),
     (r"\bdearest\b", "write 'most expensive'"),
+    (r'"""Of\b', "begin a docstring with what it returns: 'The bytes of', 'Whether', 'Find'"),
     (r"\bis nobody's\b|\bnobody's (mistake|fault)\b", "say whose it is, or is not: 'not the user's mistake'"),
 )
 

@@ -83,7 +83,7 @@ def _why_plain(ways: Sequence[Way]) -> str:
 
 
 def _alongside(value: Value | None, result: Value) -> bool:
-    """Of the result's rank and channels, so that both broadcast in a layout as they do when plain.
+    """Whether a value has the result's rank and channels, so that both broadcast in a layout as they do when plain.
 
     Constants per channel stay plain: kernels read them as they are, or pack them once.
     """

@@ -157,7 +157,7 @@ class Task:
 
     @cached_property
     def answers(self) -> list[dict[str, Support]]:
-        """Of each device about each node."""
+        """The answer of each device for each node."""
         return [self._answers(plugin) for plugin in self.plugin.plugins]
 
     def _answers(self, plugin: SingleDevice) -> dict[str, Support]:

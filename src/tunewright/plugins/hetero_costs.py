@@ -42,7 +42,7 @@ SMALL, LARGE, TIMES = 1 << 12, 1 << 22, 5
 
 @dataclass
 class Costs:
-    """Of all nodes on one device."""
+    """Costs of all nodes on one device."""
 
     seconds: dict[Node, float]
     #: nodes that are one kernel there

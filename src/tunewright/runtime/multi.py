@@ -35,7 +35,7 @@ STRIKES = 3
 
 
 class State(enum.Enum):
-    """Of a device in a pool."""
+    """The state of a device in a pool."""
 
     WAITING = "waiting"  # it is compiled when it is needed
     COMPILING = "compiling"

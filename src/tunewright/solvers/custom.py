@@ -215,7 +215,7 @@ class CustomSolver(Solver):
         return self._sizes(self.layer.worksizes, problem)
 
     def local(self, problem: Problem) -> tuple[int, ...]:
-        """Of a group; none: the runtime may choose."""
+        """Sizes of a group; none: the runtime may choose."""
         return self._sizes(self.layer.local, problem)
 
     def _sizes(self, formulas: Sequence[str], problem: Problem) -> tuple[int, ...]:

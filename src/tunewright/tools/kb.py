@@ -116,7 +116,7 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
 
 
 def _sizes(folder: Path) -> list[int]:
-    """Of the files in a folder; others may take some away meanwhile."""
+    """Sizes of the files in a folder; other processes may remove some at the same time."""
     sizes = []
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):

@@ -172,7 +172,7 @@ def told_of_damage(path: str) -> None:
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Of each candidate in each place the measurement that counts."""
+    """For each candidate in each place the measurement that counts."""
     found: dict[object, Measurement] = {}
     for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
         found[m.key, m.config, m.evidence.regime == "warm"] = m

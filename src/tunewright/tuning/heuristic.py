@@ -147,7 +147,7 @@ class Section:
 
     @cached_property
     def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Of every leaf the answers that it needs, about the problem and about the candidate, and its value.
+        """For every leaf the answers that it needs, about the problem and about the candidate, and its value.
 
         An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
         """

@@ -169,7 +169,7 @@ def _section_json(s: Section) -> dict[str, Json]:
 
 
 def _tree_json(tree: Tree) -> list[Json]:
-    """Of a split: feature, threshold, left and right child; of a leaf: its value."""
+    """A tree as JSON. A split is feature, threshold, left and right child; a leaf is its value."""
     rows = zip(tree.feature, tree.threshold, tree.left, tree.right, tree.value, strict=True)
     return [
         [_short(value)] if f < 0 else [int(f), _short(split), int(left), int(right)]

@@ -72,7 +72,7 @@ class Proof:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of inputs, weights and states."""
+        """The element type of inputs, weights and states."""
         dtype: np.dtype[Any] = self.layers[0].gates[0].bias.dtype
         return dtype
 

@@ -180,7 +180,7 @@ class Queue(ABC):
         return None
 
     def release(self) -> None:  # noqa: B027 (most keep nothing)
-        """Give back what was adopted: whoever used it has finished, or is in order with its owner."""
+        """Give back what was adopted: its users have finished, or are in order with its owner."""
 
 
 def host_array(value: Any, writable: bool = False) -> np.ndarray[Any, Any]:
@@ -297,7 +297,7 @@ class Device(ABC):
         return self.with_threads(settings.cpu_threads_num)
 
     def broken(self) -> str:
-        """Why this process cannot use it any more, whoever did that; empty: it can."""
+        """Why this process cannot use it any more, whatever the cause; empty: it can."""
         return ""
 
     def alloc(self, nbytes: int) -> Any:

@@ -114,7 +114,7 @@ class CudaQueue(Queue):
         return self._scratch[-1]
 
     def zeros(self, count: int) -> Any:
-        """Integers that are zero; whoever changes them makes them zero again."""
+        """Integers that are zero; a user of them makes them zero again."""
         if not self._zeros or len(self._zeros[-1]) < count:
             self._zeros.append(self._torch.zeros(max(count, 4096), dtype=self._torch.int32, device=self.device.raw))
         return self._zeros[-1]

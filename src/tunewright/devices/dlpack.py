@@ -111,7 +111,7 @@ def array(value: Any, writable: bool = False) -> Array:
 
 
 class _Memory:
-    """Somebody's bytes, as numpy asks for them; the array holds this, and this the capsule."""
+    """A caller's bytes, as numpy asks for them; the array holds this, and this the capsule."""
 
     def __init__(
         self, owner: Any, at: int, shape: tuple[int, ...], strides: list[int] | None, dtype: np.dtype[Any],

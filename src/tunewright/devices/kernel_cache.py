@@ -289,7 +289,7 @@ _OPEN = threading.Lock()
 
 
 def _in_child() -> None:
-    """Whoever held a lock in the parent is not here."""
+    """Replace the locks after a fork: the threads that held them are in the parent."""
     global _OPEN
     _OPEN = threading.Lock()
     for cache in _caches.values():
@@ -383,7 +383,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _secret() -> bytes:
-    """The user's key, made on first use: by one process, whoever comes first."""
+    """The user's key, made on first use by the first process that needs it."""
     path = own_folder("config") / "kernel-cache.key"
     for _ in range(3):
         found = _read_secret(path)

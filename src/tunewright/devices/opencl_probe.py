@@ -36,7 +36,7 @@ _WORDS = 300
 @cache
 def devices() -> list[Any] | str:
     """All OpenCL devices, or why there are none."""
-    # It would keep pickles in the user's cache folder: code to whoever reads them, and slower than making them anew.
+    # It would keep pickles in the user's cache folder: code to their reader, and slower than making them again.
     export("PYOPENCL_NO_CACHE", "1")
     try:
         import pyopencl as cl

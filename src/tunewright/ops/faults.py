@@ -1,6 +1,6 @@
 """What may be wrong with the values that an operation is given, in words: references raise it, kernels report it.
 
-A kernel writes a `Fault` with the value and the limit; whoever waits for it says what the reference would have said.
+A kernel writes a `Fault` with the value and the limit; the thread that waits for it raises the reference's error.
 """
 
 from __future__ import annotations

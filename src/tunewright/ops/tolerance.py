@@ -103,8 +103,8 @@ def compare(
 
 @dataclass(frozen=True)
 class _Extent:
-    """Of two results of finite numbers: the largest of the other, the largest difference, how far any difference goes
-    beyond the relative part of the tolerance, and the elements where it does so most."""
+    """How two results of finite numbers differ: the scale of the other, the largest difference, how far any difference
+    goes beyond the relative part of the tolerance, and the elements where it does so most."""
 
     scale: float
     worst: float

@@ -162,7 +162,7 @@ class Match:
         return self if node in self.nodes else Match(self.graph, self.root, self.values, {**self.nodes, node: shared})
 
     def leak(self) -> str | None:
-        """Why the nodes inside cannot go away: somebody else reads one of them."""
+        """Why the nodes inside cannot go away: another node reads one of them."""
         for node, shared in self.nodes.items():
             if node is self.root or shared:
                 continue

@@ -151,7 +151,7 @@ class _Search:
         return found if found is not None and len(found) <= MOST_PARTS and all(map(_fits, found)) else None
 
     def _parts(self, value: Value, depth: int) -> list[_Part] | None:
-        """Of an operand; None where it cannot be read with strides at all."""
+        """The parts of an operand; None if it cannot be read with strides."""
         node = value.producer
         if node is not None and depth < DEEPEST and value.const is None and self._may_take(node, value):
             size = len(self.taken)

@@ -57,7 +57,7 @@ def _gains(node: Node, i: int) -> bool:
 
 
 def _pads(node: Node) -> tuple[int, ...]:
-    """Of a convolution: above, left, below, right, as far as windows reach."""
+    """Pads of a convolution (above, left, below, right), as far as windows reach."""
     x, weights = node.inputs[0], node.inputs[1]
     assert x is not None and x.tensor is not None and weights is not None and weights.const is not None
     sizes = x.tensor.dims[2:]

@@ -1,6 +1,6 @@
 """Values that are parts of others: which one, from where on, and with which strides.
 
-Whoever reads with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
+A reader with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
 Expand, Tile of single elements. Everything must be static and plain. A Gather of one index whose result lies in one
 piece is a Slice, which takes no time at all (`runtime.alias`).
 """

@@ -88,7 +88,7 @@ class _Shape:
 
     @property
     def is_open(self) -> bool:
-        """Somebody waits."""
+        """A request waits."""
         return bool(self.waiting or self.groups)
 
 

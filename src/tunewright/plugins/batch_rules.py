@@ -301,7 +301,7 @@ def _gathered(proof: Examples, node: Node) -> list[int]:
 
 
 def _product(first: int, second: int) -> Rule:
-    """Of two inputs. The others, scales and zero points, are one number, or belong to the second's columns."""
+    """Products of two inputs. The others, scales and zero points, are one number, or belong to the second's columns."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
         proof.only(node, first, second)

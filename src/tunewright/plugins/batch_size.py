@@ -195,7 +195,7 @@ class Timed:
         self.seconds()
 
     def seconds(self) -> float:
-        """Of one inference."""
+        """Seconds of one inference."""
         begin = time.perf_counter()
         self._request.infer(self._inputs)
         return time.perf_counter() - begin

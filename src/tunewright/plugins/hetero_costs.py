@@ -42,7 +42,7 @@ SMALL, LARGE, TIMES = 1 << 12, 1 << 22, 5
 
 @dataclass
 class Costs:
-    """Of all nodes on one device."""
+    """Costs of all nodes on one device."""
 
     seconds: dict[Node, float]
     #: nodes that are one kernel there
@@ -139,7 +139,7 @@ def _costs(
         spent = real if real is not None else scale * guess
         if nodes:
             seconds[nodes[0]] += spent
-        else:  # what was inserted, between layouts for example: everybody pays his share of it
+        else:  # what was inserted, between layouts for example: every node pays its share of it
             stray += spent
     total = sum(seconds.values())
     if stray and total:

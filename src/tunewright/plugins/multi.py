@@ -69,7 +69,7 @@ def warn_of_references(found: Sequence[Part], kind: str) -> None:
 
 
 def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
-    """Of the first device that runs the whole model; of the first one, if none does."""
+    """The answers of the first device that runs the whole model, or of the first device if none does."""
     answers = (part.single.query(model, part.settings) for part in found)
     first = next(answers)
     return first if all(first.values()) else next((a for a in answers if all(a.values())), first)

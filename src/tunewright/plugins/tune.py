@@ -1,7 +1,7 @@
 """Tuning a whole model within a time: where it pays, decided inside the running network, undone where it did not.
 
 1. *Profile*: the model runs as it is now, and every layer (all nodes that pose the same problem) gets its time.
-2. *Search*: layer by layer, the dearest first; each gets the part of the time left that its own has among the layers to
+2. *Search*: layer by layer, the costliest first; each gets its share of the time left for the layers to
    come. What a search finds goes into the user's knowledge base at once: stopping loses nothing.
 3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
    per layer. A kernel that wins by itself and loses here, between its neighbours, does not answer any more.
@@ -248,7 +248,7 @@ class Tuning:
         return layer.problem, layer.device, default, self.tuner.known(layer.problem, layer.device, default)
 
     def found(self, layer: Layer, outcome: session.Outcome) -> None:
-        """What a search says of a layer: a proposal, unless somebody takes it at its word."""
+        """What a search says of a layer: a proposal, unless the caller decides by it."""
 
 
 class ModelTuning(Tuning):
@@ -535,7 +535,7 @@ class ModelTuning(Tuning):
             request.infer(self.values)
 
     def _take_back(self, layer: Layer) -> None:
-        """A change that does not pay in the whole network never answers again, unless somebody finds it better."""
+        """A change that does not pay in the whole network answers only if a later search finds it better."""
         assert layer.chosen is not None
         default = next(iter(layer.network))
         ratio = layer.network[layer.chosen]

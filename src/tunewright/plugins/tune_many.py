@@ -72,7 +72,7 @@ class Goal:
 
     @staticmethod
     def parse(text: str, where: str = "--until") -> Goal:
-        """Of "1.2x" or "stalls"."""
+        """The goal that "1.2x" or "stalls" names."""
         word = text.strip().lower()
         if word == "stalls":
             return Goal(stalls=True)

@@ -80,7 +80,7 @@ class CompiledModel(ABC):
 
     @property
     def name(self) -> str:
-        """Of the model's graph."""
+        """The name of the model's graph."""
         return ""
 
     @property
@@ -209,7 +209,7 @@ class InferRequest(Startable):
             known[name] = tensor
 
     def get_tensor(self, name: str) -> Any:
-        """Of an input: what was set, or else memory of its shape for you to fill. Of an output: the last result.
+        """An input's tensor (what was set, or else memory to fill), or an output's last result.
 
         >>> request.get_tensor("x")[:] = frame
         >>> request.infer()
@@ -268,7 +268,7 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `infer` does. Whoever writes it asks `completed` for what `set_tensor` was given."""
+        """What `infer` does. An implementation asks `completed` for what `set_tensor` was given."""
 
     def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
         """With what `set_tensor` was given for those that are missing; as they are, where it was given nothing."""
@@ -280,7 +280,7 @@ class InferRequest(Startable):
 
     @abstractmethod
     def get_totals(self) -> Totals:
-        """Of the last inference: its time, how much of it was the host's, and launches. Needs no PERF_COUNT.
+        """Totals of the last inference: its time, the host's part, and launches. Needs no PERF_COUNT.
 
         >>> request.infer(inputs)
         >>> request.get_totals().host_seconds

@@ -326,7 +326,7 @@ class Program:
         self._classes = [*self._classes, plan][-self.env.settings.plan_cache_size :]
 
     def _nearest(self, inputs: Sequence[Any], grow: bool = True) -> Plan | None:
-        """Of the plans for classes of shapes the one that was made for sizes closest to these.
+        """Find the plan for a class of shapes that was made for the sizes closest to these.
 
         Where all were made for far other ones, one that suits these better is made beside.
         """

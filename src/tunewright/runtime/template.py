@@ -155,7 +155,7 @@ class Open:
     arena_bytes: Whole = 0
 
     def keep_used(self, made: Sequence[OpenKernel], steps: Iterable[Any]) -> None:
-        """Of all kernels of a trace those that are in the plan: in its steps, or in its blocks."""
+        """Keep those kernels of a trace that the plan uses in its steps or in its blocks."""
         used = {step.kernel for step in steps}
         used |= {row.kernel for block in self.blocks for row in walk(block.rows) if isinstance(row, Launch)}
         self.kernels = [one for one in made if one.kernel in used]

@@ -1,7 +1,7 @@
 """Kernels of a user's own, in OpenCL C: CONFIG_FILE names XML files that say how they are launched.
 
 The files are those of OpenVINO's custom layers for GPUs; docs/custom-kernels.md says what is understood. A layer's
-kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: whoever wrote it knows best.
+kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: its author knows best.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class CustomSolver(Solver):
         return self._sizes(self.layer.worksizes, problem)
 
     def local(self, problem: Problem) -> tuple[int, ...]:
-        """Of a group; none: the runtime may choose."""
+        """Sizes of a group; none: the runtime may choose."""
         return self._sizes(self.layer.local, problem)
 
     def _sizes(self, formulas: Sequence[str], problem: Problem) -> tuple[int, ...]:

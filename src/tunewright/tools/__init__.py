@@ -113,7 +113,7 @@ def _app() -> Any:
     @app.callback()
     def tunewright(
         version: bool = typer.Option(
-            False, "--version", help="Print the version and leave.", callback=_version, is_eager=True
+            False, "--version", help="Print the version and exit.", callback=_version, is_eager=True
         ),
     ) -> None:
         """An inference engine for ONNX models that tunes its own kernels."""

@@ -63,7 +63,7 @@ class Slices:
 
     @staticmethod
     def of(latencies: Sequence[float], ends: Sequence[float], begin: float) -> Slices:
-        """Of latencies in the order of their ends, which are times of a clock, as is ``begin``."""
+        """Slices of latencies in the order of their ends, which are times of a clock, as is ``begin``."""
         import numpy as np
 
         count = len(latencies)

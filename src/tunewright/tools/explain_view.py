@@ -64,7 +64,7 @@ class Next:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all layers of a model."""
+    """The summary of all layers of a model."""
 
     #: layers by origin; provisional ones apart
     origins: Mapping[str, int]
@@ -312,7 +312,7 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
 
 
 def candidates_text(candidates: int, measured: int) -> str:
-    """Of a search; a knowledge base keeps the measurements of its leaders alone."""
+    """The candidates of a search in words; a knowledge base keeps only the measurements of its leaders."""
     kept = f"measurements of {measured} kept" if measured else "none measured"
     return f"up to {plural(candidates, 'candidate')}, {kept}"
 

@@ -116,7 +116,7 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
 
 
 def _sizes(folder: Path) -> list[int]:
-    """Of the files in a folder; others may take some away meanwhile."""
+    """Sizes of the files in a folder; other processes may remove some at the same time."""
     sizes = []
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def list_(
     processor: Processor = "",
     solver: SolverName = "",
     layer: LayerName = Layers.ALL,
-    faults: Annotated[bool, typer.Option("--faults", help="The quarantine: what crashed, hung or was wrong.")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="Show the quarantine: faulty candidates.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print at most N rows.")] = 30,
     config: Configs = None,
     as_json: AsJson = False,

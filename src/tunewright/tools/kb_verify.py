@@ -46,7 +46,7 @@ def verify(
     op: Op = "",
     solver: SolverName = "",
     device: Annotated[
-        str, typer.Option("--device", "-d", metavar="NAME", help="On this device; else on all.", show_default=False)
+        str, typer.Option("--device", "-d", metavar="NAME", help="Only this device (default: all).", show_default=False)
     ] = "",
     config: Configs = None,
     as_json: AsJson = False,

@@ -83,7 +83,7 @@ class Row:
         return least if self.floor is None else max(self.after - self.floor, least)
 
     def share(self, seconds: float) -> float | None:
-        """Of the roofline that some time reaches."""
+        """The share of the roofline that a time reaches."""
         return self.floor / seconds if self.floor is not None and seconds else None
 
     @property

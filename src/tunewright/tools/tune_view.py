@@ -123,7 +123,7 @@ def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
 
 
 def visible(state: State, most: int) -> Sequence[Layer]:
-    """The dearest layers, and the one that is searched."""
+    """The most expensive layers, and the one that is searched."""
     shown = list(state.layers[: max(1, min(SHOWN, most))])
     if state.at is not None and state.at not in shown:
         shown[-1] = state.at

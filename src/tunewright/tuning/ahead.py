@@ -101,7 +101,7 @@ class Ahead:
         self._next, self._later, self._foreseen = None, deque(), {}
 
     def foresee(self, problem: wire.Message, candidates: Iterable[Candidate]) -> None:
-        """A problem that will be posed: whoever is idle begins with its candidates."""
+        """A problem that will be posed: idle processes begin with its candidates."""
         if self.is_started:
             self._next, self._later, self._foreseen = problem, deque(candidates), {}
             self._hand_out()
@@ -160,7 +160,7 @@ class Ahead:
         return candidate in self._waiting or candidate in running
 
     def _hand_out(self) -> None:
-        """Work for whoever is idle; new processes where there are too few."""
+        """Give work to idle processes; start new ones if there are too few."""
         idle = [side for side in self.sides if not side.is_busy]
         self._drop([side for side in idle if side.asked >= OLD or not side.process.is_running])
         wanted = len(self._waiting) + len(self._later) + sum(side.is_busy for side in self.sides)

@@ -145,7 +145,7 @@ class Local(Measurer):
 
     @property
     def judge(self) -> Judge:
-        """Of the posed problem."""
+        """The judge of the posed problem."""
         if self._judge is None:
             raise RuntimeError("no problem was posed")
         return self._judge

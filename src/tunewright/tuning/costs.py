@@ -1,7 +1,7 @@
 """What layouts cost on a device, for the pass that assigns them: kernels in a layout, and Reorders.
 
 What was measured for exactly a problem on this processor, plain and in another layout, counts. All else is an estimate:
-seconds that a device of this kind needs at least (nothing is measured while somebody waits for a plan, so its peaks are
+seconds that a device of this kind needs at least (nothing is measured while a caller waits for a plan, so its peaks are
 taken to be those of a usual core), times how far default kernels were found to be from that.
 """
 

@@ -147,7 +147,7 @@ class Section:
 
     @cached_property
     def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Of every leaf the answers that it needs, about the problem and about the candidate, and its value.
+        """For every leaf the answers that it needs, about the problem and about the candidate, and its value.
 
         An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
         """
@@ -216,7 +216,7 @@ class Heuristic:
     about: Mapping[str, object]
     #: where it was read
     path: str = ""
-    #: more sections, which are read when they are asked; None: it is damaged, and whoever reads it has said so
+    #: more sections, which are read when they are asked; None: it is damaged, and its reader has said so
     unread: Mapping[tuple[str, Place], Callable[[], Section | None]] = field(default_factory=dict, repr=False)
     _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
         default_factory=dict, repr=False

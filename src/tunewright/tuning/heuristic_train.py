@@ -74,7 +74,7 @@ class Example:
         return max(1.0, *self.gains.values())
 
     def gain(self, solver: str, config: Config) -> float | None:
-        """Of a candidate; None if unknown."""
+        """The gain of a candidate; None if unknown."""
         return next((g for one, g in self.gains.items() if (one.solver, one.config) == (solver, config)), None)
 
 

@@ -1,7 +1,7 @@
 """The search of a tuning session: which candidates are attempted, in which order, and how their times are compared.
 
-The default comes first, then the defaults of the other solvers, then what is known of kindred problems, then what the
-solvers' strategies ask. Attempts lie seconds apart, and the machine changes meanwhile: so whoever is worth it takes a
+The default comes first, then the defaults of the other solvers, then records of similar problems, then the requests of
+the solvers' strategies. Attempts lie seconds apart, and the machine changes meanwhile. So a promising candidate takes a
 few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
 
 Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
@@ -125,7 +125,7 @@ class Hunt:
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
         """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
 
-        Whoever was only probed is far behind.
+        A candidate that was only probed is far behind.
         """
         ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
         bound = NEAR * min(f.seconds for f in [baseline, *ranked])
@@ -354,7 +354,7 @@ class Hunt:
         cost = attempt.compile_seconds + attempt.check_seconds
         self.compile_seconds += attempt.compile_seconds
         self.check_seconds += attempt.check_seconds
-        # Slow, or somebody else had the processor just then? Compiling cost far more than a few more probes.
+        # Slow, or did another program have the processor just then? Compiling cost far more than a few more probes.
         probes: list[float] = []
         while attempt.probed and len(probes) < PROBES and sum(probes) < cost:
             probes += attempt.samples

@@ -208,7 +208,7 @@ class Isolated(Measurer):
                 self._ahead.submit(new)
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
-        with self._lock, contextlib.suppress(InputError):  # whoever poses it is told
+        with self._lock, contextlib.suppress(InputError):  # the caller that poses it gets the error
             if self.beside:
                 self._ahead.foresee({"problem": serial.to_json(problem)}, map(_plain, candidates[: self.ahead]))
 

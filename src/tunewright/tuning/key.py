@@ -67,7 +67,7 @@ class Key:
 
 
 def source_digest(problem: Problem, target: Target, solver: Solver, config: Config) -> str:
-    """Of the text that would be compiled; a problem with open shapes has none."""
+    """The digest of the text that would be compiled; a problem with open shapes has none."""
     text = solver.source(problem, config, target) if problem.is_static else ""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

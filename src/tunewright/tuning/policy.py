@@ -168,7 +168,7 @@ def op_class(op: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the settings mean. Whoever uses it logs each warning once."""
+    """What the settings mean. A caller logs each warning once."""
 
     search: Search
     known: Known

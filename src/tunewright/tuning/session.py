@@ -229,7 +229,7 @@ class _Session:
     # ---- from leaders to an outcome ---------------------------------------------------------------------------
 
     def settle(self) -> Outcome:
-        """Race, confirm, decide. Whoever falls on the way is out, and the rest starts over."""
+        """Race, confirm, decide. A candidate that fails on the way is out, and the rest starts over."""
         hunt = self.hunt
         while True:
             baseline = hunt.found.get(self.default) or hunt.best

@@ -9,7 +9,7 @@ is ``{"digest":D,"record":...}`` for a record, or ``{"digest":D,"note":...}`` wi
 * ``{"event":[date, action, what, nanoseconds]}``: a line of the log.
 
 A record is there if its line is, and its last turn is not a removal: it begins in turn 1, a removal names the turn that
-it saw, and adding it again begins the next turn. So removing beats whoever added the same record at the same time
+it saw, and adding it again begins the next turn. So removing beats a writer that added the same record at the same time
 without knowing of it, an explicit `add` afterwards brings it back, and the order in which files are read, or merged by
 `compact`, means nothing.
 

@@ -160,7 +160,7 @@ class Spending:
 
 
 def leader(samples: Sequence[Sequence[float]], entrants: Sequence[int]) -> int:
-    """Of some entrants the one with the shortest time, by pairs with the first row of the samples."""
+    """The entrant with the shortest time, by pairs with the first row of the samples."""
     return max(entrants, key=lambda i: (relative(samples[0], samples[i]), -i))
 
 

@@ -507,7 +507,7 @@ class Tuner:
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
+        """None if fusing loses nothing: a solver runs the fused problem, the device's if it ran the plain one."""
         own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
         if own:
             return f"CONFIG_FILE has a kernel for {own[0]}"

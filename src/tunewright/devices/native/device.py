@@ -88,7 +88,7 @@ class NativeDevice(CDevice):
             os.register_at_fork(after_in_child=self._in_child)
 
     def _in_child(self) -> None:
-        """Whoever held the lock in the parent is not here."""
+        """Replace the lock after a fork: the thread that held it is in the parent."""
         lock = threading.Lock()
         for made in list(self._variants.values()):
             made._lock = lock

@@ -44,7 +44,7 @@ _COST = -1
 
 @dataclass(eq=False)
 class _Places:
-    """Of a variable: the words that hold its address, and for each offset those that hold it with that added."""
+    """The words that hold a variable's address, and for each offset the words that hold the address plus it."""
 
     cell: Cell
     words: dict[Whole, list[Operand]] = field(default_factory=dict)

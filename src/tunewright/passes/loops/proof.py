@@ -2,7 +2,7 @@
 
 It has three parts. `reading` shows that the loop takes one slice after another of a tensor, all of them and nothing
 else, whatever its condition and counters look like. `cell_rows` brings the body's values into a normal form, and
-`cell_match` finds the next states among known cells. What is left here: every result that somebody reads is a state of
+`cell_match` finds the next states among known cells. What is left here: every result with a reader is a state of
 such a cell, and every initial state has the batch of the input.
 """
 
@@ -72,7 +72,7 @@ class Proof:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of inputs, weights and states."""
+        """The element type of inputs, weights and states."""
         dtype: np.dtype[Any] = self.layers[0].gates[0].bias.dtype
         return dtype
 

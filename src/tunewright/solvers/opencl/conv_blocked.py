@@ -203,7 +203,7 @@ class _Size:
         self.most = next((n for n in PIXELS if n >= hint(self.pixels)), PIXELS[-1])
 
     def slabs(self, nb: int) -> int:
-        """Of NB blocks, in all groups."""
+        """Slabs of NB blocks, in all groups."""
         return self.groups * -(-self.blocks // nb)
 
     def fits(self, nb: int, ur: int) -> bool:

@@ -209,7 +209,7 @@ class _Form:
 
     @cached_property
     def window(self) -> Window:
-        """Of the depthwise convolution."""
+        """The window of the depthwise convolution."""
         inputs = (self.inner.outputs[0], self.problem.inputs[3])
         return Window.of(Problem("Conv", inputs, self.problem.outputs, apart(self.problem.attrs)[1]))
 

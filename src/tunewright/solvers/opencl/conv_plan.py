@@ -214,7 +214,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def _cycles(vectors: int, scalars: int, depth: int, store: int) -> float:
-    """Of one tile: two multiply-adds or two loads a cycle (half of the vectors cross a line), four to wait for one."""
+    """Cycles of a tile: two multiply-adds or loads a cycle (half of the vectors cross a line), four to wait for one."""
     step = greater(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
     return depth * step + vectors * scalars * store
 

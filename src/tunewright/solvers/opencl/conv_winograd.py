@@ -100,7 +100,7 @@ class Sizes:
 
     @property
     def side(self) -> int:
-        """Of the inputs of a tile."""
+        """The side of a tile's inputs."""
         return self.tile + 2
 
 

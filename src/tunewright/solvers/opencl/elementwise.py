@@ -201,7 +201,7 @@ class Walk:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Of contiguous memory, 0 for dimensions of one."""
+    """Strides of contiguous memory, 0 for dimensions of one."""
     return [0 if n == 1 else math.prod(shape[k + 1 :]) for k, n in enumerate(shape)]
 
 

@@ -66,7 +66,7 @@ class Shares:
 
 
 def strides(dims: Sequence[int]) -> list[int]:
-    """Of a contiguous array, in elements."""
+    """Strides of a contiguous array, in elements."""
     return [*accumulate(reversed(dims[1:]), lambda a, b: a * b, initial=1)][::-1] if dims else []
 
 

@@ -87,7 +87,7 @@ def estimate(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
     ahead = stages - (1.5 if large else 1.0)  # one of the steps that are there is being multiplied, or even two
 
     def wave(together: int) -> float:
-        """Of this number of programs on each multiprocessor at the same time."""
+        """The time of a wave: this number of programs on each multiprocessor at the same time."""
         work = max(2 * bm * bn * bk * together / rate, sent * together / LINK)
         step = max(work, LATENCY / ahead) if ahead > 0 else work + LATENCY / together
         return LATENCY + AROUND + number * (step + STEP) + together * (PROGRAM + bm * bn * size / LINK)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.harness import Table, crowded, loaded, native
+from native.harness import Table, crowded, loaded, native, table_of
 from tunewright.devices import building
-from tunewright.devices.native import cores, pool, steps
+from tunewright.devices.native import cores, pool
 from tunewright.devices.native.pool import Pool
 from tunewright.devices.native.processor import thread_pool
 
@@ -192,7 +192,7 @@ __attribute__((visibility("default"))) void uneven(const u64* a, int begin, int 
 def test_slow_cores_take_less() -> None:
     """All cores of a hybrid processor work, each as much as it can: parts are equal, but who is done helps others."""
     me, who, seen = threading.get_native_id(), np.zeros(400, np.int32), np.zeros(3, np.int32)
-    words, (begin,) = steps.table([(loaded(UNEVEN).address("uneven"), (400,), 4)], 2)
+    words, (begin,) = table_of([(loaded(UNEVEN).address("uneven"), (400,), 4)], 2)
     words[begin : begin + 4] = who.ctypes.data, me, seen.ctypes.data, 400
     runner = crowded().runner(words)
     for _ in range(2):  # in the second one it is known what an item takes

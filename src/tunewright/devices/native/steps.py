@@ -143,17 +143,6 @@ class Linked:
         return operand
 
 
-def table(
-    steps: Sequence[tuple[int, Sequence[int], int]], participants: int
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """A table of kernel steps (entry point, grid, number of arguments), and where each one's arguments begin."""
-    listing = Listing()
-    for entry, grid, arguments in steps:
-        listing.kernel(entry, grid, arguments)
-    linked = listing.link(participants)
-    return linked.table, [begin + ROW for begin in linked.begins]
-
-
 def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
     """How long a LOOP would be that nothing but its limit ends."""
     _, _, _, limit, _, _, whole = table[int(table[HEAD + step]) :][:7]

@@ -12,9 +12,10 @@ import pytest
 
 from native.harness import Table, crowded, loaded, native, table_of
 from tunewright.devices import building
-from tunewright.devices.native import cores, pool
+from tunewright.devices.host import cpu_flags
+from tunewright.devices.native import cores, isa, pool
 from tunewright.devices.native.pool import Pool
-from tunewright.devices.native.processor import thread_pool
+from tunewright.devices.native.processor import processor, thread_pool
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -22,6 +23,22 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+# Instruction sets
+
+
+def test_what_linux_tells_of_the_processor_is_so() -> None:
+    """By it the first probe is compiled before the processor was asked."""
+    if isa.machine() != "x86_64":
+        pytest.skip("Linux lists features under these names on x86-64")
+    highest = processor().levels[-1]
+    told = isa.named(cpu_flags())
+    assert told, "/proc/cpuinfo has flags"
+    assert isa.named(frozenset({"pni", "ssse3", "abm", "smap"})) == {"sse3", "ssse3", "lzcnt"}
+    # A kernel older than the processor lists fewer.
+    likely = isa.executable(told, isa.machine())[-1]
+    assert {*likely.features, *likely.extras} <= {*highest.features, *highest.extras}
 
 
 # The container's share of time

@@ -95,14 +95,6 @@ class Hints:
     throttle: str = "MEDIUM"
 
 
-class Chained(ABC):
-    """A launch that may be one with those that follow it."""
-
-    @abstractmethod
-    def chain(self, others: Sequence[Callable[[], object]]) -> Callable[[], object] | None:
-        """This one and the others as one launch, with the arguments that they have now; None where they cannot be."""
-
-
 class Queue(ABC):
     """In-order execution for one request, with a clock in seconds."""
 
@@ -143,10 +135,6 @@ class Queue(ABC):
 
     def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """One call for launches in a row, so that their own cost counts least: for timing."""
-        first, *others = calls
-        one = first.chain(others) if isinstance(first, Chained) else None
-        if one is not None:
-            return one
 
         def run() -> None:
             for call in calls:

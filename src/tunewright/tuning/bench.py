@@ -21,7 +21,7 @@ import numpy as np
 from ..devices import building
 from ..devices.base import Device, Target
 from ..errors import TunewrightError
-from ..ir.types import DType, TensorType
+from ..ir.types import TensorType
 from ..ops import lookup
 from ..search.base import Status
 from ..search.space import Config
@@ -60,10 +60,9 @@ class Broke(Exception):
 class Binding:
     """A kernel's launches, one for each slot."""
 
+    kernel: Kernel
     copies: list[Copies | None]
     calls: list[Callable[[], object]]
-    #: see `Kernel`
-    like: DType | None = None
     #: results that were compared with the reference: equal ones need no further comparison
     right: dict[int, Array] = field(default_factory=dict)
     #: large ones as they lie in the device's memory, by their place: equal ones need not even be fetched
@@ -285,7 +284,7 @@ class Local(Measurer):
             copies = ring.inputs(entry.kernel, number)
             outs = [[out.view for out in slot] for slot in ring.outputs]
             calls = [entry.kernel.bind(self._queue, views(copies, s), outs[s]) for s in range(ring.slots)]
-            found = entry.bindings[number] = Binding(copies, calls, entry.kernel.like)
+            found = entry.bindings[number] = Binding(entry.kernel, copies, calls)
             ring.sweep()  # what was just written is warm
         return found
 
@@ -302,9 +301,9 @@ class Local(Measurer):
 
     def _turn(self, binding: Binding, count: int) -> float:
         """Seconds per execution. Faulty when that is impossible, or results are not what they were."""
-        ring, queue = self._made(), self._queue
+        ring = self._made()
         slots = ring.take(count)
-        run = queue.together([binding.calls[slot] for slot in slots])
+        run = binding.kernel.together(self._queue, [binding.calls[slot] for slot in slots])
         taken = self._timed(run)
         while taken is None:
             ring.poison(slots)
@@ -347,7 +346,7 @@ class Local(Measurer):
                 raise Faulty(f"output {n} is written out of bounds while it is timed")
             result, right = out.tensor(buffer), binding.right.get(n)
             if right is None or not same(result, right):
-                wrong = self.judge.compare(n, result, binding.like)
+                wrong = self.judge.compare(n, result, binding.kernel.like)
                 if wrong:
                     raise Faulty(f"output {n} is right at first and wrong later: {wrong}")
                 binding.right[n] = result.copy()

@@ -184,6 +184,13 @@ class CKernel(Kernel):
     def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
         return self.launcher(queue).fix(inputs, outputs)
 
+    def together(self, queue: Queue, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+        if not isinstance(self.device, NativeDevice):
+            return super().together(queue, calls)
+        from .linked import together  # which needs this module
+
+        return together(self, queue, calls)
+
     def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(queue, CQueue)
         bound = self.launcher(queue, lasting=False)

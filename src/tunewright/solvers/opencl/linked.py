@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...devices.base import Chained, Queue, address
+from ...devices.base import Queue, address
 from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
@@ -40,7 +40,7 @@ class Linked(Linker):
         return LinkedLauncher(self.device, [k for k in kernels if isinstance(k, CKernel | Block)], queue)
 
 
-class LinkedLauncher(Launcher, Chained):
+class LinkedLauncher(Launcher):
     """One request's table."""
 
     def __init__(self, device: NativeDevice, kernels: Sequence[CKernel | Block], queue: NativeQueue) -> None:
@@ -105,20 +105,6 @@ class LinkedLauncher(Launcher, Chained):
     def clock(self) -> None:
         self._runner = self._device.pool.runner(self._table, self._times)
 
-    def chain(self, others: Sequence[Callable[[], object]]) -> LinkedLauncher | None:
-        row = [self, *(o for o in others if isinstance(o, LinkedLauncher) and o._device is self._device)]
-        if len(row) <= len(others) or any(one.loops or one._sizes for one in row):
-            return None
-        made = LinkedLauncher(self._device, [kernel for one in row for kernel in one._made_of], self.queue)
-        first = 0
-        for one in row:
-            for (kernel, output, index), places in one._places.items():
-                for at, to in zip(places, made._places[first + kernel, output, index], strict=True):
-                    made._table[to] = one._table[at]
-            first += len(one._made_of)
-        made._kept.append(row)
-        return made
-
     def __call__(self) -> None:
         reports = self._reports
         if reports is None:
@@ -168,6 +154,19 @@ class LinkedLauncher(Launcher, Chained):
     def _ticks(self) -> Any:
         """Seconds of each step."""
         return self._times[1::2].astype(np.int64).clip(0) * self._device.tick
+
+
+def together(kernel: CKernel, queue: Queue, calls: Sequence[Callable[[], object]]) -> LinkedLauncher:
+    """One launch of what a kernel's `OneKernel.fix` made."""
+    assert isinstance(kernel.device, NativeDevice) and isinstance(queue, NativeQueue)
+    made = LinkedLauncher(kernel.device, [kernel] * len(calls), queue)
+    made.fixed = calls
+    for number, call in enumerate(calls):
+        assert isinstance(call, LinkedLauncher)
+        for (_, output, index), places in call._places.items():
+            for at, to in zip(places, made._places[number, output, index], strict=True):
+                made._table[to] = call._table[at]
+    return made
 
 
 class OneKernel:

@@ -102,8 +102,7 @@ def processor() -> Processor:
     """This one. DeviceError where nothing can be compiled for it or run on it."""
     architecture = isa.machine()
     if sys.platform != "linux":
-        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}",
-                          hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
+        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}", hint="CPU.HOST runs here")
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     begin()

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..devices.base import Device, Hints, Queue, address, in_order
 from ..devices.reports import KernelError
-from ..errors import ExecutionError, LimitError, TunewrightError
+from ..errors import ExecutionError, TunewrightError
 from ..ir.graph import Node
 from ..ir.symbolic import LEAST
 from ..ir.types import TensorType
@@ -28,6 +28,7 @@ from .counters import Counters
 from .memory import side_by_side
 from .plan import Place, Plan, Run, Step, static_tensor
 from .program import Program, type_of
+from .ragged import make_room, own_memory, used
 from .remote import Stay
 from .states import Buffer, Filled, State, continued, grown, keep
 from .template import SPARE, Fit, Template
@@ -101,7 +102,9 @@ class Frame:
                 action.launch = kernel.launcher(queue)
             self.actions.append(action)
         #: slots in the arena that steps see as arrays, where those change with sizes
-        self.viewed = arena & {i for a in self.actions if isinstance(a, _Action) for i in (*a.step.ins, *a.step.outs)}
+        seen = [a.step for a in self.actions if isinstance(a, _Action)]
+        seen += [step for run in self.together for step in run.escaping]
+        self.viewed = arena & {i for step in seen for i in (*step.ins, *step.outs)}
         self._counted = counted
         #: of steps that append: where their table says how
         self.appends: dict[int, tuple[Any, list[int]]] = {}
@@ -251,6 +254,8 @@ class _Together:
         """``arena``: slots whose places change with sizes; `fit` sets them."""
         parts = [part for step in run.steps if (part := step.block or step.kernel) is not None]
         self.run, self.launcher = run, run.linker.link(parts, queue)
+        #: control flow that a launch may leave to the request
+        self.escaping = [step for step in run.steps if step.block is not None and step.block.escapes]
         #: iterations that all loops of an inference may take
         self.most = max((step.control.max_iterations for step in run.steps if step.control is not None), default=0)
         if counted:
@@ -468,37 +473,40 @@ class Executor:
         begin, launcher = time.perf_counter(), action.launcher
         if launcher.loops:
             launcher.bound(max(0, action.most - self.iterations))
-            self.make_room(action, values)
-        try:
-            action(values)
-        except KernelError as error:
-            raise _located(error, action.run.steps) from None
+            iterations = action.most - self.iterations, action.most
+            make_room(action.ragged, action.rooms, values, iterations, self.max_tensor_bytes)
+        self.run_together(action, values)
         if launcher.loops:
+            left = self.escaped(action, values, queue) if action.escaping else ()
             self.bounded(action)
-            for slot, one, _, _ in action.ragged:
-                count, room = launcher.counted(one.counter), values[slot]
-                values[slot] = room[:count].copy() if 2 * count < len(room) else room[:count]
+            for slot, one, _, node in action.ragged:
+                if node not in left:
+                    values[slot] = used(one, action.rooms[one][1], values[slot], launcher.counted(one.counter))
         if self.counters is not None:
             queue.finish()
             times = launcher.seconds()
             self.counters.record_together(action.run.steps, times, begin, time.perf_counter())
             self.counters.record_inside(launcher.inside())
 
-    def make_room(self, action: _Together, values: list[Any]) -> None:
-        """Memory for what a launch makes rows of, as many as there may be."""
-        for slot, one, limit, node in action.ragged:
-            known, dims = action.rooms[one]
-            most = known if limit < 0 else max(0, int(np.asarray(values[limit]).reshape(())))
-            assert most is not None
-            if one.most is None and most > action.most - self.iterations:
-                raise too_long(node, f"runs {most:,} times", action.most)
-            row = one.type.with_shape(dims)
-            if 0 < self.max_tensor_bytes < most * row.nbytes:
-                raise LimitError(
-                    f"a result of {most:,} times {row}", where=f"node {node.name!r} ({node.op})",
-                    hint=f"the limit is MAX_TENSOR_BYTES = {self.max_tensor_bytes:,}",
-                )  # fmt: skip
-            values[slot] = np.empty((most, *dims), row.dtype.numpy)
+    def run_together(self, action: _Together, values: list[Any]) -> None:
+        try:
+            action(values)
+        except KernelError as error:
+            raise _located(error, action.run.steps) from None
+
+    def escaped(self, action: _Together, values: list[Any], queue: Queue) -> list[Node]:
+        """Run the control flow that the launch has left, and what is behind it. Answers which."""
+        found: list[Node] = []
+        while True:
+            queue.finish()
+            number = action.launcher.escaped()
+            if number is None:
+                return found
+            step = action.run.steps[number]
+            found.append(step.node)
+            self.launch(_Action(step, own_memory(step)), values, queue)
+            action.launcher.bound(max(0, action.most - self.iterations), anew=False)
+            self.run_together(action, values)
 
     def bounded(self, action: _Together) -> None:
         """LimitError where loops in a launch took more iterations than there may be."""

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
@@ -25,6 +26,7 @@ from ..ir.types import MAX_RANK, TensorType, Type
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
+from ..solvers.classes import numbers
 from ..solvers.rows import Block
 from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
@@ -36,7 +38,7 @@ from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Run, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
-from .template import Open, OpenKernel, Template, Traced, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -133,17 +135,6 @@ def _open_sizes(part: Graph) -> set[tuple[int, int]]:
         for axis, size in enumerate((None,) * MAX_RANK if shape is None else shape)
         if not isinstance(size, int)
     }
-
-
-def bring_at_hand(graph: Graph) -> None:
-    """Symbolic types, constants and attributes become those of the shapes at hand."""
-    for value in graph.values():
-        if isinstance(value.type, TensorType):
-            if isinstance(value.const, SymArray):
-                value.const = at_hand(value.const, value.type.dtype.numpy)
-            value.type = value.type.at_hand
-    for node in graph.nodes:
-        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -297,7 +288,7 @@ class _Lowering:
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
         if self.traced is not None:
-            self.open.arena = {s: sharing.sizes[s] for s in arena}
+            self.open.arena = {s: upper(sharing.sizes[s], self.traced.bounds) for s in arena}
             self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
         results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
@@ -448,6 +439,8 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
+        if any(map(is_late, numbers(problem))):
+            return self.of_late_sizes(problem, choice)
         with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
@@ -457,6 +450,22 @@ class _Lowering:
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
             pose = partial(env.posed, choice, kernel)
             self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
+        return kernel
+
+    def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
+        """The kernel for a problem whose sizes a launch finds out by itself, under guards that the launch checks."""
+        assert self.traced is not None
+        env, solver = self.env, choice.solver
+        reason = env.tuner.why_not(solver, problem, env.device)
+        if reason is not None:
+            raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
+        kernel = env.compile(choice, problem)
+        of_kernel = getattr(kernel, "open", None)
+        if of_kernel is None:
+            return kernel
+        if any(is_late(size) for _, _, table in of_kernel.tables for size in table.sizes):
+            raise Untraceable(f"{solver.id} makes tables of sizes")
+        kernel.limit_scratch({name: upper(nbytes, self.traced.bounds) for name, nbytes in of_kernel.scratch.items()})
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

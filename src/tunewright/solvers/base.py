@@ -245,6 +245,9 @@ class Kernel(ABC):
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet: making a kernel need not, running it does."""
 
+    def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:  # noqa: B027
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+
     def is_like(self, other: Kernel) -> bool:
         """It can take another one's place among linked kernels."""
         return False
@@ -324,8 +327,9 @@ class Launcher(ABC):
         """Blocks of control flow are part of it: say how long its loops may be before each call."""
         return False
 
-    def bound(self, iterations: int) -> None:
-        """All loops together may take so many iterations in the next call."""
+    def bound(self, iterations: int, anew: bool = True) -> None:
+        """All loops together may take so many iterations in the next call, which begins ``anew``, or goes on where the
+        last one left a block (`escaped`)."""
         return
 
     @property
@@ -337,6 +341,11 @@ class Launcher(ABC):
         """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
         how many that would have been, if that is known."""
         return 0, None, None
+
+    def escaped(self) -> int | None:
+        """The number of a block that the launch left, as its rows are not right for what comes: what is behind it did
+        not run. The next call goes on there."""
+        return None
 
     def counted(self, counter: Counter) -> int:
         """Iterations of a loop in a block, in the last call."""

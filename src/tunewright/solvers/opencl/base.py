@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -140,7 +140,16 @@ class CKernel(Kernel):
         #: what of its launches depends on shapes, where it is made for a class of them
         self.open = OpenCalls.of(calls)
         self.packings = packings
+        #: bytes of scratch memory, where their number is known in the middle of a launch: as many as there may be
+        self.most_scratch: dict[str, Whole] = {}
         self.costs = Costs(len(calls))
+
+    def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+        assert self.open is not None
+        self.most_scratch = dict(scratch)
+        moving = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
+        self.open = replace(self.open, scratch=moving)
 
     @property
     def texts(self) -> list[str]:

@@ -17,6 +17,7 @@ from ...devices.c_device import NOTHING
 from ...devices.native import steps
 from ...devices.native.device import NativeDevice, NativeQueue
 from ...devices.native.steps import Argument, Cell, Label, Linked, Op, Operand
+from ...ir.late import is_late, newest
 from ...ir.symbolic import Whole, at_hand, hint
 from ..rows import (
     Block,
@@ -24,6 +25,7 @@ from ..rows import (
     Copy,
     Counter,
     Fixed,
+    Late,
     Launch,
     Loop,
     Outer,
@@ -38,6 +40,7 @@ from ..rows import (
 )  # fmt: skip
 from .base import CKernel
 from .emit import In, Out, Report, Scratch, Table
+from .late_table import LateWords
 from .table_sizes import Memory, OpenTable, Placed, is_open, word_of
 
 #: an argument of a launch: number of the kernel or block in it, whether it is an output, index
@@ -77,6 +80,8 @@ class TableWriter:
     left: Cell | None = None
     #: where iterations are counted
     counters: dict[Counter, Cell] = field(default_factory=dict)
+    #: the step that says where a run begins, where the request may run a block instead of the table
+    entrance: int | None = None
     #: what of it depends on sizes
     open: OpenTable = field(default_factory=OpenTable)
     #: of each kernel that is no block's: where it is
@@ -91,12 +96,15 @@ class TableWriter:
     _pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
     _constants: dict[int, Cell] = field(default_factory=dict)
     _sizes: dict[Sizes, np.ndarray[Any, Any]] = field(default_factory=dict)
+    _late: list[LateWords] = field(default_factory=list)
 
-    def begin(self, blocks: bool) -> None:
-        """``blocks``: some of what follows are blocks. Each run begins with all the iterations that it may take."""
+    def begin(self, blocks: Sequence[Block]) -> None:
+        """``blocks``: those of what follows. Each run begins with all the iterations that it may take."""
         if blocks:
             self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
             self.listing.move(self.bound, [self.left])
+            if any(block.escapes for block in blocks):
+                self.entrance = self.listing.control(Op.JUMP, len(self.listing.rows) + 1)
             self._own(0)
 
     def kernel(self, number: int, kernel: CKernel) -> None:
@@ -116,15 +124,21 @@ class TableWriter:
         writer = _BlockWriter(self, number, memory)
         writer.meet(block.rows)
         writer.rows(block.rows)
+        writer.end()
         self._own(number)
+
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_open(number):
+            self.open.words.append((at, number))
 
     def link(self) -> Linked:
         """The table, with everything that is known now."""
+        for late in self._late:
+            late.write()
         for step, places, offset, source, add in self._moves:
             words = places.words.get(offset, [])
             self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
-            if is_open(add):
-                self.open.words.append((word_of(step, 2), add))
         linked = self.listing.link(self.device.target.units)
         table = linked.table
         for at, number in self._numbers:
@@ -142,9 +156,11 @@ class TableWriter:
         self.tags += [None] * (count - len(self.tags))
 
     def _launches(
-        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], subject: object = None, tag: object = None
-    ) -> Placed:
-        """``subject``: whose failures those of the kernel are: its number, or else its ``tag``."""
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], subject: object = None, tag: object = None,
+        word_is: Callable[[Operand, Whole], None] | None = None,
+    ) -> Placed:  # fmt: skip
+        """``subject``: whose failures those of the kernel are: its number, or else its ``tag``. ``word_is``: says what
+        a word will be that depends on sizes."""
         costs: list[Operand] = []
         record: list[Operand] = []
         placed = Placed(kernel)
@@ -167,7 +183,7 @@ class TableWriter:
                     record.append(at)
                 else:
                     self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
-        self.open.kernel(placed)
+        self.open.kernel(placed, word_is or self.word_is)
         if record:
             self.reports.append((tag if subject is None else subject, record))
         self.costs.setdefault(kernel, []).append(costs)
@@ -176,7 +192,8 @@ class TableWriter:
     def _scratch(self, placed: Placed, arg: Scratch, at: Operand) -> None:
         if arg.name not in placed.held:
             number = len(placed.held)
-            placed.held[arg.name] = self.queue.borrow(self.device, number, arg.nbytes)
+            most = int(hint(placed.kernel.most_scratch.get(arg.name, arg.nbytes)))
+            placed.held[arg.name] = self.queue.borrow(self.device, number, most)
             placed.scratch[arg.name] = [], number
         placed.scratch[arg.name][0].append(at)
         self._numbers.append((at, address(placed.held[arg.name])))
@@ -202,6 +219,12 @@ class _BlockWriter:
     table: TableWriter
     number: int
     memory: Memory
+    #: what is computed in the launch, by the late symbol that it waits for
+    late: dict[int, LateWords] = field(default_factory=dict)
+    #: variables of this block
+    variables: dict[Variable, _Places] = field(default_factory=dict)
+    #: where the memory of the block begins
+    base: Cell | None = None
 
     def meet(self, rows: Sequence[Row]) -> None:
         """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
@@ -222,7 +245,7 @@ class _BlockWriter:
             if ref is not None:
                 self._argument(ref, at)
 
-        self.table._launches(row.kernel, bind, tag=row.tag)
+        self.table._launches(row.kernel, bind, tag=row.tag, word_is=self.word_is)
 
     def set(self, row: Set) -> None:
         places = self._places(row.variable)
@@ -235,21 +258,64 @@ class _BlockWriter:
         nbytes, words = row.nbytes, (self._word(row.to), self._word(row.source))
         if is_open(nbytes) or nbytes:
             step = self.table.listing.control(Op.COPY, *words, int(hint(nbytes)))
-            if is_open(nbytes):
-                self.table.open.words.append((word_of(step, 3), nbytes))
+            self.word_is(word_of(step, 3), nbytes)
 
     def loop(self, row: Loop) -> None:
         listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
         listing.move(self.table._constant(0), [counter])
-        limit: Operand = 0 if row.limit is None else self._word(row.limit)
-        assert self.table.left is not None
-        head = listing.control(
-            Op.LOOP, out, counter, limit, self._word(row.condition), self.table.left, int(row.whole), 0
-        )
-        self.table.tags += [None] * (head - len(self.table.tags)) + [row.tag]
+        for body in row.first:
+            self.head(row, out)
+            self.rows(body)
+            following = Label()
+            listing.control(Op.AGAIN, following, counter)
+            listing.place(following)
+        head = self.head(row, out)
+        self.computed(row.late)
         self.rows(row.body)
         listing.control(Op.AGAIN, head, counter)
         listing.place(out)
+        if row.at_end is not None:
+            before = self.late.get(row.at_end.atom)
+            self.computed(row.at_end)
+            self.rows(row.behind)
+            if before is not None:
+                self.late[row.at_end.atom] = before
+
+    def head(self, row: Loop, out: Label) -> int:
+        """Where an iteration begins, or the loop ends."""
+        table, limit = self.table, 0 if row.limit is None else self._word(row.limit)
+        assert table.left is not None
+        counter, condition = self._counter(row.counter), self._word(row.condition)
+        head = table.listing.control(Op.LOOP, out, counter, limit, condition, table.left, int(row.whole), 0)
+        table.tags += [None] * (head - len(table.tags)) + [row.tag]
+        return head
+
+    def computed(self, late: Late | None) -> None:
+        """A row that computes numbers: from here on they are those."""
+        if late is None:
+            return
+        table = self.table
+        step = table.listing.control(Op.COMPUTE, 0, 0)
+        table.tags += [None] * (step - len(table.tags)) + [late]
+        symbols: dict[int, Operand] = {late.atom: self._counter(late.counter)}
+        symbols |= {atom: words.symbols[atom] for atom, words in self.late.items() if atom != late.atom}
+        assert table.left is not None
+        self.late[late.atom] = LateWords(late, step, symbols, table.listing, table.left, table._constant, table.word_is)
+        table._late.append(self.late[late.atom])
+
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_late(number):
+            self.late[newest(number)].set(at, number)
+        else:
+            self.table.word_is(at, number)
+
+    def end(self) -> None:
+        """Have addresses that variables were given before a late number was known be those with it added."""
+        for places in self.variables.values():
+            for offset, words in places.words.items():
+                if is_late(offset):
+                    self.late[newest(offset)].add(places.cell, offset, words)
 
     def branch(self, row: Branch) -> None:
         listing, otherwise, end = self.table.listing, Label(), Label()
@@ -269,14 +335,38 @@ class _BlockWriter:
             table.places.setdefault((self.number, base.output, base.index), []).append(at)
         elif isinstance(base, Variable):
             self._places(base).words.setdefault(ref.offset, []).append(at)
+        elif isinstance(base, Sizes) and any(map(is_late, base.array.flat)):
+            table._pointers.append((at, self._elements(base)))
         elif isinstance(base, Counter):
             table._pointers.append((at, self._counter(base)))
         else:
             begin = self._begin(base)
             start = address(begin.held) if isinstance(begin, Memory) else begin
             table._numbers.append((at, start + hint(ref.offset)))
-            if self._moves(ref):
+            if is_late(ref.offset):
+                self.late[newest(ref.offset)].add(self._begins(begin), ref.offset, [at])
+            elif self._moves(ref):
                 table.open.addresses.append((at, begin, ref.offset))
+
+    def _elements(self, sizes: Sizes) -> Cell:
+        """The first of the words that are the elements of a constant."""
+        assert sizes.dtype == np.int64
+        numbers = sizes.array.reshape(-1).tolist()
+        cells = [self.table.listing.cell(int(hint(number))) for number in numbers]
+        for cell, number in zip(cells, numbers, strict=True):
+            self.word_is(cell, number)
+        return cells[0]
+
+    def _begins(self, begin: Memory | int) -> Cell:
+        """A word that says where memory of the block or a constant begins."""
+        if isinstance(begin, int):
+            return self.table._constant(begin)
+        if self.base is None:
+            self.base = self.table.listing.cell()
+            self.table._numbers.append((self.base, address(begin.held)))
+            if is_open(begin.nbytes):
+                self.table.open.addresses.append((self.base, begin, 0))
+        return self.base
 
     def _word(self, ref: Ref) -> Cell:
         """A word that holds this address, for control rows."""
@@ -289,7 +379,7 @@ class _BlockWriter:
                 places.read[ref.offset] = cell = self.table.listing.cell()
                 places.words.setdefault(ref.offset, []).append(cell)
             return places.read[ref.offset]
-        if isinstance(base, Own | Fixed) and not self._moves(ref):
+        if isinstance(base, Own | Fixed) and not self._moves(ref):  # neither moves nor is late
             begin = self._begin(base)
             start = address(begin.held) if isinstance(begin, Memory) else begin
             return self.table._constant(start + hint(ref.offset))
@@ -307,6 +397,8 @@ class _BlockWriter:
         """Written when all the words of the variable are known."""
         step = self.table.listing.control(Op.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
+        if not is_late(add) or newest(add) in self.late:  # else it is not known yet: see `end`
+            self.word_is(word_of(step, 2), add)
 
     def _begin(self, base: Own | Fixed | Sizes) -> Memory | int:
         """Where memory of the block or a constant begins."""
@@ -324,6 +416,7 @@ class _BlockWriter:
         if variable not in self.table._variables:
             cell = self.table.listing.cell()
             self.table._variables[variable] = _Places(cell, {0: [cell]})
+        self.variables[variable] = self.table._variables[variable]
         return self.table._variables[variable]
 
     def _counter(self, counter: Counter) -> Cell:

@@ -19,10 +19,13 @@ from ...devices.native.device import NativeDevice, NativeQueue
 from ...devices.reports import Reports
 from ...ir.symbolic import Whole
 from ..base import Kernel, Launcher, Linker
-from ..rows import Block, Counter
+from ..rows import Block, Counter, Late
 from .base import CKernel
 from .control_table import TableWriter
 from .table_sizes import TableSizes
+
+#: the step behind the entrance of a table
+FIRST = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class LinkedLauncher(Launcher, Chained):
 
     def __init__(self, device: NativeDevice, kernels: Sequence[CKernel | Block], queue: NativeQueue) -> None:
         writer = TableWriter(device, queue)
-        writer.begin(blocks=any(isinstance(one, Block) for one in kernels))
+        writer.begin([one for one in kernels if isinstance(one, Block)])
         for number, one in enumerate(kernels):
             (writer.block if isinstance(one, Block) else writer.kernel)(number, one)  # type: ignore[arg-type]
         linked = writer.link()
@@ -59,6 +62,8 @@ class LinkedLauncher(Launcher, Chained):
         self._kernels, self._tags = writer.owners, writer.tags
         self._bound, self._left = (linked.cells.get(cell, -1) if cell else -1 for cell in (writer.bound, writer.left))
         self._counters = {counter: linked.cells[cell] for counter, cell in writer.counters.items()}
+        #: the word that says where a run begins
+        self._entrance = None if writer.entrance is None else linked.begins[writer.entrance] + 1
         #: how long each step takes, where somebody asks
         self._times = steps.times(len(self._kernels))
         self._costs = np.array(writer.listing.costs(linked), np.intp)
@@ -135,9 +140,11 @@ class LinkedLauncher(Launcher, Chained):
     def loops(self) -> bool:
         return self._left >= 0
 
-    def bound(self, iterations: int) -> None:
+    def bound(self, iterations: int, anew: bool = True) -> None:
         if self._left >= 0:
             self._table[self._bound], self._table[self._left + 1] = iterations, 0
+        if anew and self._entrance is not None:
+            self._table[self._entrance] = FIRST
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +156,17 @@ class LinkedLauncher(Launcher, Chained):
         failed = int(self._table[self._left + 1])
         taken = int(self._table[self._bound]) - int(self._table[self._left])
         return taken, *((self._tags[failed - 1], steps.trips(self._table, failed - 1)) if failed else (None, None))
+
+    def escaped(self) -> int | None:
+        if self._entrance is None:
+            return None
+        failed = int(self._table[self._left + 1])
+        if not failed or not isinstance(self._tags[failed - 1], Late):
+            return None
+        number = self._kernels[failed - 1]
+        behind = (at for at in range(failed, len(self._kernels)) if self._kernels[at] != number)
+        self._table[self._entrance] = next(behind, len(self._kernels))
+        return number
 
     def counted(self, counter: Counter) -> int:
         return int(self._table[self._counters[counter]])

@@ -66,12 +66,12 @@ class OpenTable:
     #: constants of blocks that consist of sizes
     arrays: list[tuple[np.ndarray[Any, Any], Sequence[Whole]]] = field(default_factory=list)
 
-    def kernel(self, placed: Placed) -> None:
-        """A kernel's launches are written."""
+    def kernel(self, placed: Placed, word_is: Callable[[Operand, Whole], None]) -> None:
+        """A kernel's launches are written. ``word_is``: says what a word will be."""
         self.placed.append(placed)
         if placed.kernel.open is not None:
             for launch, word, value in placed.kernel.open.words:
-                self.words.append((word_of(placed.steps[launch], word), value))
+                word_is(word_of(placed.steps[launch], word), value)
             for launch, at, table in placed.kernel.open.tables:
                 self.tables.append((Argument(placed.steps[launch], at), table))
 

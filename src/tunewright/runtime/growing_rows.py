@@ -10,7 +10,23 @@ from ..ir.late import Unbounded, guards_of, is_late, newest, value_at
 from ..ir.symbolic import MOST, SymInt, Trace, Whole, greater, hint, same
 from ..ir.types import DType, TensorType
 from ..ops.control_types import body_types, single, states, with_dims
-from ..solvers.rows import Copy, Counter, Late, Loop, Outer, Ragged, Ref, Row, Set, Sizes, Variable, refs, settle, walk
+from ..solvers.rows import (
+    Copy,
+    Counter,
+    Late,
+    Launch,
+    Loop,
+    Outer,
+    Ragged,
+    Ref,
+    Row,
+    Set,
+    Sizes,
+    Variable,
+    refs,
+    settle,
+    walk,
+)
 from .body_rows import (
     MOST_ROOM,
     TRUE,
@@ -118,7 +134,9 @@ class _Growing:
         rows.append(
             Loop(self.counter, limit, Ref(condition), done, self.endless, node, bodies, late, behind, at_end)
         )
-        if hint(self.writer.nbytes) > min(MOST_ROOM, self.runner.env.settings.max_memory_bytes):
+        scratch = [row.kernel.most_scratch.values() for row in walk(rows) if isinstance(row, Launch)]
+        nbytes = hint(self.writer.nbytes) + max((sum(map(hint, each)) for each in scratch), default=0)
+        if nbytes > min(MOST_ROOM, self.runner.env.settings.max_memory_bytes):
             raise TooLarge(f"its states grow, and room for {hint(most):,} iterations would be too much")
         return rows
 

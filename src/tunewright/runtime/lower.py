@@ -463,8 +463,9 @@ class _Lowering:
         of_kernel = getattr(kernel, "open", None)
         if of_kernel is None:
             return kernel
-        if any(is_late(size) for _, _, table in of_kernel.tables for size in table.sizes):
-            raise Untraceable(f"{solver.id} makes tables of sizes")
+        for _, _, table in of_kernel.tables:
+            if table.is_late and not (table.listed and all(not size < 0 for size in table.sizes)):
+                raise Untraceable(f"{solver.id} makes tables of sizes")
         kernel.limit_scratch({name: upper(nbytes, self.traced.bounds) for name, nbytes in of_kernel.scratch.items()})
         return kernel
 

@@ -241,6 +241,8 @@ class Kernel(ABC):
     like: DType | None = None
     #: constant inputs that it wants rearranged; who runs it does so once
     packings: Mapping[int, Packing] = MappingProxyType({})
+    #: bytes of scratch memory, where their number is known in the middle of a launch: as many as there may be
+    most_scratch: Mapping[str, Whole] = MappingProxyType({})
 
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet: making a kernel need not, running it does."""

@@ -140,8 +140,6 @@ class CKernel(Kernel):
         #: what of its launches depends on shapes, where it is made for a class of them
         self.open = OpenCalls.of(calls)
         self.packings = packings
-        #: bytes of scratch memory, where their number is known in the middle of a launch: as many as there may be
-        self.most_scratch: dict[str, Whole] = {}
         self.costs = Costs(len(calls))
 
     def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
@@ -214,7 +212,8 @@ class OpenCalls:
     def sizes(self) -> list[Whole]:
         """Every number that is written down here."""
         found: list[Whole] = [value for _, _, value in self.words]
-        return [*found, *self.scratch.values(), *(size for _, _, table in self.tables for size in table.sizes)]
+        tables = (table.words if table.is_late else table.sizes for _, _, table in self.tables)
+        return [*found, *self.scratch.values(), *(size for sizes in tables for size in sizes)]
 
     @staticmethod
     def of(calls: Sequence[Call]) -> OpenCalls | None:

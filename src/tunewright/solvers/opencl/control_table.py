@@ -132,6 +132,13 @@ class TableWriter:
         if is_open(number):
             self.open.words.append((at, number))
 
+    def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> Cell:
+        """The first of the words that are these numbers, one behind the other."""
+        cells = [self.listing.cell(int(hint(number))) for number in numbers]
+        for cell, number in zip(cells, numbers, strict=True):
+            word_is(cell, number)
+        return cells[0]
+
     def link(self) -> Linked:
         """The table, with everything that is known now."""
         for late in self._late:
@@ -176,6 +183,8 @@ class TableWriter:
                     bind(arg, at)
                 elif isinstance(arg, Scratch):
                     self._scratch(placed, arg, at)
+                elif isinstance(arg, Table) and arg.is_late:
+                    self._pointers.append((at, self.words(arg.words, word_is or self.word_is)))
                 elif isinstance(arg, Table):
                     self.kept.append(arg.array)
                     self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
@@ -351,11 +360,7 @@ class _BlockWriter:
     def _elements(self, sizes: Sizes) -> Cell:
         """The first of the words that are the elements of a constant."""
         assert sizes.dtype == np.int64
-        numbers = sizes.array.reshape(-1).tolist()
-        cells = [self.table.listing.cell(int(hint(number))) for number in numbers]
-        for cell, number in zip(cells, numbers, strict=True):
-            self.word_is(cell, number)
-        return cells[0]
+        return self.table.words(sizes.array.reshape(-1).tolist(), self.word_is)
 
     def _begins(self, begin: Memory | int) -> Cell:
         """A word that says where memory of the block or a constant begins."""

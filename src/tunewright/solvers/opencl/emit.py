@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ...ir.late import is_late
 from ...ir.symbolic import SymInt, Whole, hint
 from ...ir.types import DType
 from .prelude import PRELUDES
@@ -52,6 +53,20 @@ class Table:
     array: np.ndarray[Any, Any]
     sizes: tuple[Whole, ...] = ()
     make: Callable[..., np.ndarray[Any, Any]] | None = None
+    #: its elements are the sizes themselves, as int32
+    listed: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """It depends on numbers that a launch finds out by itself."""
+        return any(map(is_late, self.sizes))
+
+    @property
+    def words(self) -> list[Whole]:
+        """The sizes as words of 64 bits, of two elements each; they are not negative."""
+        assert self.listed
+        sizes = [*self.sizes, 0]
+        return [low + high * 2**32 for low, high in zip(sizes[::2], sizes[1::2], strict=False)]
 
     @property
     def is_open(self) -> bool:
@@ -62,6 +77,15 @@ class Table:
     def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
         """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
         return Table(make(*map(hint, sizes)), tuple(sizes), make)
+
+    @staticmethod
+    def list(sizes: Sequence[Whole]) -> Table:
+        """The sizes themselves."""
+        return dataclasses.replace(Table.of(_int32, sizes), listed=True)
+
+
+def _int32(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int32)
 
 
 @dataclass(frozen=True)

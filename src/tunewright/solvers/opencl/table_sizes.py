@@ -73,6 +73,8 @@ class OpenTable:
             for launch, word, value in placed.kernel.open.words:
                 word_is(word_of(placed.steps[launch], word), value)
             for launch, at, table in placed.kernel.open.tables:
+                if table.is_late:
+                    continue  # it is words of the launch table
                 self.tables.append((Argument(placed.steps[launch], at), table))
 
 

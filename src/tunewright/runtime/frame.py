@@ -59,6 +59,9 @@ class Frame:
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
         self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
         seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
+        # control flow that a launch may leave to the request
+        escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
+        seen |= {i for step in escaping for i in (*step.ins, *step.outs) if i >= 0}
         #: slots in the arena that are arrays for somebody, where those change with sizes
         self._viewed = arena & seen
         #: slots of results that are arrays for somebody while it runs

@@ -22,6 +22,7 @@ from ..devices.executable import Call, Executable
 from ..devices.rows import Block
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
@@ -30,6 +31,7 @@ from ..ops import lookup
 from ..ops.append import APPEND
 from ..ops.infer import check_results
 from ..solvers.base import Kernel, Problem, attrs_at_hand
+from ..solvers.classes import numbers
 from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
 from . import alias
@@ -40,7 +42,7 @@ from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Segment, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
-from .template import Open, OpenKernel, Template, Traced, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -137,17 +139,6 @@ def _open_sizes(part: Graph) -> set[tuple[int, int]]:
         for axis, size in enumerate((None,) * MAX_RANK if shape is None else shape)
         if not isinstance(size, int)
     }
-
-
-def bring_at_hand(graph: Graph) -> None:
-    """Symbolic types, constants and attributes become those of the shapes at hand."""
-    for value in graph.values():
-        if isinstance(value.type, TensorType):
-            if isinstance(value.const, SymArray):
-                value.const = at_hand(value.const, value.type.dtype.numpy)
-            value.type = value.type.at_hand
-    for node in graph.nodes:
-        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -301,7 +292,7 @@ class _Lowering:
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
         if self.traced is not None:
-            self.open.arena = {s: sharing.sizes[s] for s in arena}
+            self.open.arena = {s: upper(sharing.sizes[s], self.traced.bounds) for s in arena}
             self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
         results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
@@ -452,6 +443,8 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
+        if any(map(is_late, numbers(problem))):
+            return self.of_late_sizes(problem, choice)
         with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
@@ -461,6 +454,23 @@ class _Lowering:
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
             pose = partial(env.posed, choice, kernel)
             self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
+        return kernel
+
+    def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
+        """The kernel for a problem whose sizes a launch finds out by itself, under guards that the launch checks."""
+        assert self.traced is not None
+        env, solver = self.env, choice.solver
+        reason = env.tuner.why_not(solver, problem, env.device)
+        if reason is not None:
+            raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
+        kernel = env.compile(choice, problem)
+        of_kernel = getattr(kernel, "open", None)
+        if of_kernel is None:
+            return kernel
+        for _, _, table in of_kernel.tables:
+            if table.is_late and not (table.listed and all(not size < 0 for size in table.sizes)):
+                raise Untraceable(f"{solver.id} makes tables of sizes")
+        kernel.limit_scratch({name: upper(nbytes, self.traced.bounds) for name, nbytes in of_kernel.scratch.items()})
         return kernel
 
     def choose(self, problem: Problem) -> Choice:

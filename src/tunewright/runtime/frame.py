@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Frame:
         untold = counted and executable is not None and not executable.timed
         if untold and (len(steps) > 1 or steps[0].block is not None):
             link = self.plan.device.link
-            apart = [Segment([s], link([s.part]) if s.block is None else None) for s in steps]
+            apart = [Segment([s], partial(link, [s.part]) if s.block is None else None) for s in steps]
             return [made for one in apart for made in self._bind(one, arena, counted)]
         bound = None if executable is None else executable.bind(self.queue, self.memory, arena, counted)
         most = max((step.control.max_iterations for step in segment.steps if step.control is not None), default=0)

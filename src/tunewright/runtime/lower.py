@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -254,8 +254,6 @@ class _Lowering:
     def filled(self, plan: Plan) -> list[Filled]:
         """Caches with room: inputs of an append that a result of the same shape continues."""
         found = []
-        tables = (one for one in plan.segments if one.executable is not None and one.executable.takes_addresses)
-        linked = {step for segment in tables for step in segment.steps}
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
             if node is None or node.op != APPEND or value not in self.index or node.inputs[0] not in self.graph.inputs:
@@ -263,8 +261,8 @@ class _Lowering:
             past, slot, at = node.inputs[0], plan.slots[self.index[value]], self.nodes.index(node)
             assert past is not None and past.tensor is not None and value.tensor is not None
             fits = same(past.tensor.dims, value.tensor.dims) and len(past.uses) == 1
-            fits = fits and self.env.device.shares_memory
-            if fits and slot.place is Place.RESULT and not hint(slot.offset) and plan.steps[at] in linked:
+            fits = fits and self.env.device.shares_memory and self.env.device.serves_classes
+            if fits and slot.place is Place.RESULT and not hint(slot.offset) and self.is_linked(plan.steps[at]):
                 found.append(Filled(self.graph.inputs.index(past), output, slot.storage, at))
         return found
 
@@ -506,16 +504,17 @@ class _Lowering:
             else:
                 groups.append([step])
             before = joins
-        return [Segment(group, self.executable(group)) for group in groups]
+        return [Segment(group, self.link(group)) for group in groups]
 
-    def executable(self, steps: list[Step]) -> Executable | None:
+    def link(self, steps: list[Step]) -> Callable[[], Executable] | None:
+        """What makes the executable of a segment."""
         first, device = steps[0], self.env.device
         if self.is_linked(first):
-            return device.link([step.part for step in steps])
+            return partial(device.link, [step.part for step in steps])
         if first.kernel is None:
             return None
         limit = partial(_check_results, first.node, self.env.settings.max_tensor_bytes)
-        return Call(first.part, first.on_host, first.on_host and not device.shares_memory, limit)
+        return partial(Call, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
         """The device links it: its results have a place, and its inputs, unless the device reads any memory."""

@@ -32,6 +32,20 @@ class Op(enum.IntEnum):
     UNLESS = 4
     LOOP = 5
     AGAIN = 6
+    COMPUTE = 7
+
+
+class Function(enum.IntEnum):
+    """What a function of a COMPUTE row makes of two words, or how it compares one."""
+
+    ADD = 0
+    MULTIPLY = 1
+    DIVIDE = 2
+    REST = 3
+    LEAST = 4
+    MOST = 5
+    IS_ZERO = 6
+    IS_NEGATIVE = 7
 
 
 @dataclass(eq=False)

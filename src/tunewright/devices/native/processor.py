@@ -162,8 +162,13 @@ def _prober(level: Level, named: str) -> Programs:
 
 
 def _kept() -> contextlib.AbstractContextManager[None]:
-    """What is compiled is kept where the environment says, whatever model needs it first."""
-    return kernel_cache.using(KernelCache.of(Settings.from_environment()))
+    """What is compiled is kept where the environment said at first, whatever model needs it when."""
+    return kernel_cache.using(_place())
+
+
+@cache
+def _place() -> KernelCache | None:
+    return KernelCache.of(Settings.from_environment())
 
 
 def _loaded(text: str) -> Loaded:

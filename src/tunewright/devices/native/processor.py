@@ -137,7 +137,7 @@ def begin() -> None:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
                 # No daemon: when this process ends, nothing that it compiles is left behind, no files and no processes
-                threading.Thread(target=_finish, name="tunewright-pool").start()
+                threading.Thread(target=_finish, name="compiles-pool").start()
 
 
 def _finish() -> None:

@@ -137,7 +137,7 @@ def begin() -> None:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
                 # No daemon: when this process ends, nothing that it compiles is left behind, no files and no processes
-                threading.Thread(target=_finish, name="tunewright-pool").start()
+                threading.Thread(target=_finish, name="compiles-pool").start()
 
 
 def _finish() -> None:
@@ -162,8 +162,13 @@ def _prober(level: Level, named: str) -> Programs:
 
 
 def _kept() -> contextlib.AbstractContextManager[None]:
-    """What is compiled is kept where the environment says, whatever model needs it first."""
-    return kernel_cache.using(KernelCache.of(Settings.from_environment()))
+    """What is compiled is kept where the environment said at first, whatever model needs it when."""
+    return kernel_cache.using(_place())
+
+
+@cache
+def _place() -> KernelCache | None:
+    return KernelCache.of(Settings.from_environment())
 
 
 def _loaded(text: str) -> Loaded:

@@ -28,10 +28,9 @@ class Formulas:
         self._atoms = {k: k for k in range(trace.symbols)}
         self._known: dict[int, int] = {}
         self._guards = self._checks(trace.guards)
-        #: code that guards need comes first, then that of scopes
+        #: code that guards need comes first
         self._guarded = len(self._code)
         self._scopes = [self._checks(scope) for scope in scopes]
-        self._scoped = len(self._code)
         for one in wanted:
             self.place(one)
 
@@ -43,8 +42,8 @@ class Formulas:
         """The guards of a scope hold."""
         return _hold(self._scopes[scope], values)
 
-    def __call__(self, symbols: Sequence[int], scopes_alone: bool = False) -> list[int] | None:
-        """Every value (`place` says which is where), or those that scopes need; None where a guard fails."""
+    def __call__(self, symbols: Sequence[int]) -> list[int] | None:
+        """Every value (`place` says which is where); None where a guard fails."""
         values = [*symbols, *self._constants]
         append = values.append
         try:
@@ -54,7 +53,7 @@ class Formulas:
             return None
         if not _hold(self._guards, values):
             return None
-        for function, a, b in self._code[self._guarded : self._scoped if scopes_alone else None]:
+        for function, a, b in self._code[self._guarded :]:
             try:
                 append(function(values[a], values[b]))
             except ZeroDivisionError:  # the guards of its scope fail

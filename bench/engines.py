@@ -51,11 +51,11 @@ def tunewright(model: Path, outputs: Sequence[str], config: Mapping[str, Any]) -
 
 
 def onnxruntime(model: Path, outputs: Sequence[str], config: Mapping[str, Any]) -> Engine:
-    """ONNX Runtime as a user runs it: all optimisations, a thread per core."""
+    """ONNX Runtime as a user runs it: all optimisations, a thread per core, or ``threads`` of ``config``."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = THREADS
+    options.intra_op_num_threads = config.get("threads", THREADS)
     options.log_severity_level = 4
     begin = time.perf_counter()
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

@@ -13,7 +13,7 @@ import pytest
 from tunewright.devices.native import compiler, cores, steps
 from tunewright.devices.native.objects import Loaded
 from tunewright.devices.native.pool import Pool
-from tunewright.devices.native.processor import processor
+from tunewright.devices.native.processor import thread_pool
 from tunewright.plugins.single import open_device
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def loaded(text: str = KERNELS) -> Loaded:
 def crowded(cores_: int = 8) -> Pool:
     """A pool of eight threads, however many cores there are. Its workers stay until the process ends."""
     with mock.patch.object(cores, "count", lambda: cores_):
-        pool = Pool(processor().runtime, "NO")
+        pool = Pool(thread_pool, "NO")
     pool.start()
     return pool
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -97,7 +98,7 @@ def test_runs_in_slices(slice: int, limit: int) -> None:
         while runner._again():
             calls += 1
         assert table.each_ran(times)
-    assert calls > 4 or slice > 1
+    assert calls > 4 or slice > 1 or limit > 1  # the others may do it all before the caller has a core
 
 
 def test_short_steps_come_back_in_between() -> None:
@@ -143,7 +144,7 @@ def test_more_runs_than_slots() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
@@ -310,31 +311,36 @@ def test_too_many_items_are_refused() -> None:
         steps.table([(1, (1 << 16, 1 << 16), 0)], 1)
 
 
+def workers() -> list[Path]:
+    """Threads of this process that are workers of some pool: `start` returns when they have their names."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread of another test has just ended
+            if (task / "comm").read_text().startswith("tunewright-0"):
+                found.append(task)
+    return found
+
+
 def test_workers_have_names_and_no_signals() -> None:
     crowded()
-    time.sleep(0.05)
-    found = 0
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("tunewright-0"):
-            found += 1
-            blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
-            everything = int(blocked.split()[1], 16)
-            for signal in range(1, 65):  # but what cannot be blocked, and what the C library keeps for itself
-                assert everything >> (signal - 1) & 1 or signal in (9, 19, 32, 33), signal
-    assert found >= 8
+    found = workers()
+    for task in found:
+        blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
+        everything = int(blocked.split()[1], 16)
+        for signal in range(1, 65):  # but what cannot be blocked, and what the C library keeps for itself
+            assert everything >> (signal - 1) & 1 or signal in (9, 19, 32, 33), signal
+    assert len(found) >= 8
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_workers_are_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from tunewright.devices.native import cores
 
-    tasks = Path("/proc/self/task")
-    others = {t.name for t in tasks.iterdir()}  # workers of the process's own pool are among them
+    others = set(workers())  # those of the process's own pool are among them
     made = crowded(3)
 
     def usable() -> list[frozenset[int]]:
-        mine = [t for t in tasks.iterdir() if (t / "comm").read_text().startswith("tunewright-0")]
-        return [frozenset(os.sched_getaffinity(int(t.name))) for t in mine if t.name not in others]
+        return [frozenset(os.sched_getaffinity(int(t.name))) for t in workers() if t not in others]
 
     there = sorted(os.sched_getaffinity(0))
     monkeypatch.setattr(cores, "places", lambda mode, workers: [(there[0], frozenset(there[:1]))] * workers)

@@ -14,22 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..errors import TunewrightError
-from ..ir.graph import Node
-from ..ir.symbolic import SymArray, Whole, greater, same, sym_array
-from ..ir.types import DType, TensorType
-from ..ops.control_types import (
-    body_types,
-    goes_on,
-    loop_trips,
-    scan_axes,
-    scan_length,
-    single,
-    states,
-    static,
-    with_dims,
-)
-from ..solvers.rows import (
+from ..devices.rows import (
     Base,
     Block,
     Branch,
@@ -46,9 +31,23 @@ from ..solvers.rows import (
     Set,
     Sizes,
     Variable,
-    linker_of,
     walk,
 )  # fmt: skip
+from ..errors import TunewrightError
+from ..ir.graph import Node
+from ..ir.symbolic import SymArray, Whole, greater, same, sym_array
+from ..ir.types import DType, TensorType
+from ..ops.control_types import (
+    body_types,
+    goes_on,
+    loop_trips,
+    scan_axes,
+    scan_length,
+    single,
+    states,
+    static,
+    with_dims,
+)
 from . import control
 from .control import Control
 from .memory import aligned
@@ -87,15 +86,14 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
     if not repeated and not _is_small(node):
         return f"its branches have over {MOST_IN_BRANCHES} nodes, and only those of the one that runs are planned"
     device = runner.env.device
-    linker = linker_of(device)
-    if linker is None:
+    if not device.runs_control:
         return f"{device.name} runs no control flow in a launch"
     writer = _Writer(traced)
     ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
         rows = writer.node(runner, ins, outs)
-        if any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
+        if any(not row.kernel.is_linkable for row in walk(rows) if isinstance(row, Launch)):
             return f"its kernels are not all linked on {device.name}"
     except NotRows as why:
         return str(why)
@@ -103,7 +101,7 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
         return f"a body cannot be planned: {error.what}"
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
-    return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
+    return Block(rows, writer.nbytes, writer.ragged, tag=node)
 
 
 def _is_small(node: Node) -> bool:
@@ -227,7 +225,7 @@ class _Writer:
                 if step.block is None:
                     raise NotRows(f"node {step.node.name!r} ({step.node.op}) in it is not compiled")
                 rows += self.node(step.control, ins, [ref for ref in outs if ref is not None])
-            elif step.kernel is None or step.on_host or step.kernel.linker is None:
+            elif step.kernel is None or step.on_host or not step.kernel.is_linkable:
                 raise NotRows(f"node {step.node.name!r} ({step.node.op}) in its body has no kernel that can be linked")
             else:
                 rows.append(Launch(step.kernel, tuple(ins), tuple(outs), BodyStep(plan, step)))

@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
+from ..devices.executable import Call, Executable
+from ..devices.rows import Block
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
 from ..ir.memory import LARGE
@@ -24,8 +28,8 @@ from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
 from ..ir.types import MAX_RANK, TensorType, Type
 from ..ops import lookup
 from ..ops.append import APPEND
-from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
-from ..solvers.rows import Block
+from ..ops.infer import check_results
+from ..solvers.base import Kernel, Problem, attrs_at_hand
 from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
 from . import alias
@@ -33,7 +37,7 @@ from .control import Control, make_control
 from .control_rows import block_of
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
-from .plan import Place, Plan, Run, Slot, Step, static_tensor
+from .plan import Place, Plan, Segment, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
 from .template import Open, OpenKernel, Template, Traced, Untraceable
@@ -164,7 +168,7 @@ class _Lowering:
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
-    packers: Executor = field(init=False)
+    packers: futures.Executor = field(init=False)
     #: by the key of a problem
     choices: dict[str, Choice] = field(default_factory=dict)
     #: control flow, and what of it is part of a launch
@@ -210,7 +214,7 @@ class _Lowering:
             ],
             rest=None if rest is None else Program(rest, self.env, True, _open_sizes(rest), self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
-            runs=self.runs(steps),
+            segments=self.segments(steps),
         )
         plan.filled = self.filled(plan)
         if self.traced is None:
@@ -231,10 +235,9 @@ class _Lowering:
         """The plan as that of the shapes at hand, with what changes for others of its class."""
         assert self.traced is not None
         self.open.keep_used(self.traced.kernels, plan.steps)
-        linked = {step for run in plan.runs.values() for step in run.steps}
         depending = {one.kernel for one in self.open.kernels}
         for step in plan.steps:
-            if step.kernel in depending and step not in linked:
+            if step.kernel in depending and not self.is_linked(step):
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
         plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
@@ -260,7 +263,8 @@ class _Lowering:
     def filled(self, plan: Plan) -> list[Filled]:
         """Caches with room: inputs of an append that a result of the same shape continues."""
         found = []
-        linked = {step for run in plan.runs.values() for step in run.steps}
+        tables = (one for one in plan.segments if one.executable is not None and one.executable.takes_addresses)
+        linked = {step for segment in tables for step in segment.steps}
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
             if node is None or node.op != APPEND or value not in self.index or node.inputs[0] not in self.graph.inputs:
@@ -479,36 +483,39 @@ class _Lowering:
                 where = error.where or f"node {step.node.name!r} ({step.node.op})"
                 raise type(error)(error.what, where=where, hint=error.hint) from error
 
-    def runs(self, steps: list[Step]) -> dict[int, Run]:
-        """Neighbouring steps whose kernels can be linked."""
-        found: dict[int, Run] = {}
-        last: Run | None = None
-        for at, step in enumerate(steps):
+    def segments(self, steps: list[Step]) -> list[Segment]:
+        """What runs, in order: neighbouring steps that the device links are one executable."""
+        groups: list[list[Step]] = []
+        before = False
+        for step in steps:
             if step.optimized_out:
                 continue
-            linker = self.linker(step)
-            if linker is None:
-                last = None
-            elif last is not None and last.linker == linker:
-                last.steps.append(step)
+            joins = self.env.settings.join_launches and self.is_linked(step)
+            if joins and before:
+                groups[-1].append(step)
             else:
-                last = found[at] = Run([step], linker)
-        return found
+                groups.append([step])
+            before = joins
+        return [Segment(group, self.executable(group)) for group in groups]
 
-    def linker(self, step: Step) -> Linker | None:
-        """Who may link a step with its neighbours."""
-        if not self.env.settings.join_launches or not self.is_planned(step):
+    def executable(self, steps: list[Step]) -> Executable | None:
+        first, device = steps[0], self.env.device
+        if self.is_linked(first):
+            return device.link([step.part for step in steps])
+        if first.kernel is None:
             return None
-        if step.block is not None:
-            return step.block.linker
-        return None if step.kernel is None else step.kernel.linker
+        limit = partial(_check_results, first.node, self.env.settings.max_tensor_bytes)
+        return Call(first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
-    def is_planned(self, step: Step) -> bool:
-        """It runs on the device, and its results have a place."""
+    def is_linked(self, step: Step) -> bool:
+        """The device links it: its results have a place, and its inputs, unless the device reads any memory."""
+        if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
+            return False
         ragged = () if step.block is None else [one.output for one in step.block.ragged]
-        outs = [i for output, i in enumerate(step.outs) if output not in ragged]
-        slots = [self.slots[i] for i in (*step.ins, *outs) if i >= 0]
-        return not step.on_host and all(slot.place is not Place.DYNAMIC for slot in slots)
+        slots = [i for output, i in enumerate(step.outs) if output not in ragged]
+        if not self.env.device.shares_memory:
+            slots += step.ins
+        return all(self.slots[i].place is not Place.DYNAMIC for i in slots if i >= 0)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:
         """The step's inputs, with constants that the kernel wants rearranged replaced."""
@@ -540,3 +547,10 @@ class _Lowering:
             dying.setdefault(step, []).append(i)
         for step, slots in dying.items():
             step.release = tuple(slots)
+
+
+def _check_results(node: Node, most_bytes: int, inputs: Sequence[Any]) -> None:
+    """Bound the results of a step that makes their memory itself."""
+    spec = lookup(node.op)
+    if spec is not None:
+        check_results(node, spec, inputs, most_bytes)

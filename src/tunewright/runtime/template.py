@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
 from ..ir.formulas import Formulas
 from ..ir.graph import Graph
@@ -20,7 +21,6 @@ from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem
 from ..solvers.classes import numbers, with_numbers
-from ..solvers.rows import Block, Launch, sizes, walk
 from .memory import ALIGNMENT, Stack
 from .states import State
 

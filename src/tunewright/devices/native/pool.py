@@ -36,47 +36,77 @@ class _Run(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Pool:
-    """Threads that share the cores of the process among all runs."""
+class _Made:
+    """The compiled text with its memory."""
 
-    def __init__(self, loaded: Loaded, mode: str = "YES") -> None:
-        self._loaded, self._mode, self._lock, self._started = loaded, mode, threading.Lock(), False
-        self.cores = cores.count()
-        library = loaded.library
+    def __init__(self, loaded: Loaded, cores: int) -> None:
+        self._loaded, self.library = loaded, loaded.library
+        library = self.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
-        self.ticks: Callable[[], int] = library.pool_ticks
         # Never freed: workers may look at it for as long as the process lives. A forked child has a copy.
         self._memory = mmap.mmap(-1, library.pool_bytes(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
-        library.pool_make(self._at, self.cores)
-        self.ticks_per_us: int = library.pool_us(self._at)
+        self.at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
+        library.pool_make(self.at, cores)
+
+
+class Pool:
+    """Threads that share the cores of the process among all runs.
+
+    ``load`` is asked for the compiled text when something is run first: until then it may still be compiled.
+    """
+
+    def __init__(self, load: Callable[[], Loaded], mode: str = "YES") -> None:
+        self._load, self._mode, self._lock, self._started = load, mode, threading.Lock(), False
+        self.cores = cores.count()
+        self._made: _Made | None = None
         os.register_at_fork(after_in_child=self._forked)
 
+    def _ready(self) -> _Made:
+        if self._made is None:
+            loaded = self._load()
+            with self._lock:
+                if self._made is None:  # another thread may have been here meanwhile
+                    self._made = _Made(loaded, self.cores)
+        return self._made
+
+    def ticks(self) -> int:
+        """What the clock says that it reads."""
+        return int(self._ready().library.pool_ticks())
+
+    @property
+    def ticks_per_us(self) -> int:
+        """Of that clock."""
+        made = self._ready()
+        return int(made.library.pool_us(made.at))
+
     def _forked(self) -> None:
-        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
+        """Start over after a fork: the child has none of its parent's threads. Its runners stay valid."""
         self._lock, self._started = threading.Lock(), False
-        self._loaded.library.pool_forked(self._at)
+        if self._made is not None:
+            self._made.library.pool_forked(self._made.at)
 
     def start(self) -> None:
         """Make sure that there are workers."""
         if self._started or self.cores < 2:
             return
+        made = self._ready()
         with self._lock:
             if self._started:
                 return
-            library, share = self._loaded.library, cores.quota()
+            share = cores.quota()
             spin = SPIN if share is None else SPIN_IN_QUOTA
-            library.pool_spin(self._at, ctypes.c_uint64(spin))
+            made.library.pool_spin(made.at, ctypes.c_uint64(spin))
             # One for each core: where they are bound, the one on the caller's core stays out of its runs.
             for core, usable in cores.places(self._mode, self.cores):
-                library.pool_add(self._at, _mask(usable), ctypes.c_int(core))
+                made.library.pool_add(made.at, _mask(usable), ctypes.c_int(core))
             self._started = True
 
     def rouse(self, participants: int) -> None:
         """Have workers awake for what runs within some microseconds."""
         if participants > 1:
             self.start()
-            self._loaded.library.pool_rouse(self._at, ctypes.c_int(participants - 1))
+            made = self._ready()
+            made.library.pool_rouse(made.at, ctypes.c_int(participants - 1))
 
     def bind(self, mode: str) -> None:
         """Have workers run elsewhere from now on: on a core each (YES), near a node's memory (NUMA), anywhere (NO)."""
@@ -84,8 +114,11 @@ class Pool:
             if mode == self._mode:
                 return
             self._mode = mode
-            for worker, (core, usable) in enumerate(cores.places(mode, self.cores) if self._started else ()):
-                self._loaded.library.pool_bind(self._at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
+            made = self._made
+            if made is None or not self._started:
+                return
+            for worker, (core, usable) in enumerate(cores.places(mode, self.cores)):
+                made.library.pool_bind(made.at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
 
     def runner(self, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None = None) -> Runner:
         """What runs a table; both arrays must live as long as it does.
@@ -103,13 +136,13 @@ class Runner:
     __slots__ = ("_again", "_cancel", "_kept", "_pool", "_run")
 
     def __init__(self, pool: Pool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
-        library = pool._loaded.library
+        made = pool._ready()
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
-        arguments = (pool._at, ctypes.byref(self._run))
-        #: both leave Python's lock to others
-        self._again: Callable[[], int] = partial(library.pool_run, *arguments)
-        self._cancel: Callable[[], None] = partial(library.pool_cancel, *arguments)
+        arguments = (made.at, ctypes.byref(self._run))
+        #: both release the GIL
+        self._again: Callable[[], int] = partial(made.library.pool_run, *arguments)
+        self._cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
 
     def __call__(self) -> None:
         try:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import platform
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from ...errors import DeviceError, ExecutionError, SettingsError
+from ...errors import DeviceError, ExecutionError, SettingsError, TunewrightError
 from ...settings import Settings
 from .. import kernel_cache
 from ..host import cache_sizes, cpu_name
+from ..kernel_cache import KernelCache
 from . import compiler, isa
 from .compiler import FLAGS, Compiler, ended
 from .isa import Level
@@ -24,8 +27,8 @@ from .objects import Loaded, file_of, places
 from .programs import Programs
 
 _HERE = Path(__file__).parent
-#: texts of the thread pool, and of what tells which processor this is
-RUNTIME = ("launch_table.c", "pool.c", "processor.c")
+#: texts of the thread pool, and what tells which processor this is
+POOL, FEATURES = ("launch_table.c", "pool.c"), "processor.c"
 #: words that `processor_features` fills in
 _WORDS = 14
 #: of a remembered verdict: what compiled the probe
@@ -72,7 +75,6 @@ class Processor:
 
     name: str
     levels: tuple[Level, ...]
-    runtime: Loaded
 
     def level(self, wanted: str) -> Level:
         """The level that CPU_ISA names; AUTO: the highest one."""
@@ -104,19 +106,56 @@ def processor() -> Processor:
                           hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
-    found = find_compiler(Settings.from_environment().cpu_compiler)
-    text = "".join((_HERE / name).read_text("utf-8") for name in RUNTIME)
-    try:
-        runtime = Programs(["-DRUNTIME"], found, "thread pool").build(text).loaded
-    except ExecutionError as error:
-        if found is None:
-            raise _without_compiler() from None
-        raise DeviceError(error.what, hint=error.hint) from None
+    if find_compiler(Settings.from_environment().cpu_compiler) is None:
+        thread_pool()  # nothing can be made later that is not there now
+    else:
+        _begin_thread_pool()
+    told = _loaded((_HERE / FEATURES).read_text("utf-8"))
     words = np.zeros(_WORDS, np.uint64)
-    runtime.library.processor_features(ctypes.c_void_p(words.ctypes.data))
+    told.library.processor_features(ctypes.c_void_p(words.ctypes.data))
     features = isa.features([int(word) for word in words], architecture)
     levels = isa.executable(features, architecture)
-    return Processor(_name(int(words[0]), architecture), tuple(levels), runtime)
+    return Processor(_name(int(words[0]), architecture), tuple(levels))
+
+
+def thread_pool() -> Loaded:
+    """The thread pool in C (`pool`), which takes longer to compile than most kernels. DeviceError without it."""
+    return _loaded(_pool_text())
+
+
+def _begin_thread_pool() -> None:
+    """Have it compiled beside what comes before the first kernels run."""
+
+    def finish() -> None:
+        with contextlib.suppress(TunewrightError, OSError):  # a thread that needs the pool asks again, and gets the error
+            thread_pool()
+
+    if not _runtime().begin(_pool_text()):
+        with contextlib.suppress(RuntimeError):  # there are as many threads as there may be
+            # No daemon: nothing that this process compiles is left behind when it ends, neither files nor processes.
+            threading.Thread(target=finish, name="tunewright-pool").start()
+
+
+@cache
+def _pool_text() -> str:
+    return "".join((_HERE / name).read_text("utf-8") for name in POOL)
+
+
+@cache
+def _runtime() -> Programs:
+    """What is compiled for any processor of the architecture."""
+    return Programs(["-DRUNTIME"], find_compiler(Settings.from_environment().cpu_compiler), "thread pool")
+
+
+def _loaded(text: str) -> Loaded:
+    """One of these texts; it is kept where the environment says, whatever model needs it first."""
+    try:
+        with kernel_cache.using(KernelCache.of(Settings.from_environment())):
+            return _runtime().build(text).loaded
+    except ExecutionError as error:
+        if find_compiler(Settings.from_environment().cpu_compiler) is None:
+            raise _without_compiler() from None
+        raise DeviceError(error.what, hint=error.hint) from None
 
 
 def _without_compiler() -> DeviceError:

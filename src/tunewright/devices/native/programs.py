@@ -83,13 +83,13 @@ class Programs:
         self._store(source, program)
         return program
 
-    def begin(self, source: str) -> None:
-        """It will be wanted: compiling happens beside. `NoCompiler` where it cannot be had."""
+    def begin(self, source: str) -> bool:
+        """It will be wanted: compiling happens beside; True: it is there. `NoCompiler` where it cannot be had."""
         with self._lock:
             before = self._begun.get(source)
             if before is not None and before.done():  # it could not be compiled then, and nobody wanted it
                 del self._begun[source]
-        self._kept_or_begun(source)
+        return isinstance(self._kept_or_begun(source), Program)
 
     def _kept_or_begun(self, source: str) -> Program | Future[Program]:
         building.write_source(source, ".c", name_of(source))

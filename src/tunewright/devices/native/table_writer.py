@@ -1,23 +1,21 @@
-"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`solvers/rows.py`) as control rows.
+"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`devices/rows.py`) as control rows.
 
 An address that a loop changes stands in a variable of the table, and in every argument that is that tensor: `Set`
-becomes a MOVE that writes all of them.
+becomes a MOVE that writes all of them. What is each request's own (where its tensors lie, scratch memory, memory of
+blocks) is not in the table that is written here: it says where that belongs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-
-from ...devices.base import address
-from ...devices.c_device import NOTHING
-from ...devices.native import steps
-from ...devices.native.device import NativeDevice, NativeQueue
-from ...devices.native.steps import Argument, Cell, Label, Linked, Op, Operand
-from ...ir.symbolic import Whole, at_hand, hint
+from ...ir.symbolic import Whole, hint
+from ..base import address
+from ..c_device import NOTHING
+from ..c_kernel import CKernel, In, Out, Report, Scratch, Table
+from ..executable import Part
 from ..rows import (
     Block,
     Branch,
@@ -36,12 +34,10 @@ from ..rows import (
     refs,
     walk,
 )  # fmt: skip
-from .base import CKernel
-from .emit import In, Out, Report, Scratch, Table
-from .table_sizes import Memory, OpenTable, Placed, is_open, word_of
+from . import steps
+from .steps import Argument, Cell, Label, Linked, Op, Operand
+from .table_sizes import OpenTable, Placed, Region, is_open, word_of
 
-#: an argument of a launch: number of the kernel or block in it, whether it is an output, index
-Use: TypeAlias = tuple[int, bool, int]
 #: where the cost stands, from a row's first argument on
 _COST = -1
 
@@ -58,18 +54,18 @@ class _Places:
 
 @dataclass(eq=False)
 class TableWriter:
-    """Writes one table for a request."""
+    """Writes the table of one executable."""
 
-    device: NativeDevice
-    queue: NativeQueue
+    #: threads at most
+    participants: int
     listing: steps.Listing = field(default_factory=steps.Listing)
     #: what must live as long as the table
     kept: list[Any] = field(default_factory=list)
     #: of each step: which kernel or block it belongs to, and the tag of a launch in a block
     owners: list[int] = field(default_factory=list)
     tags: list[object] = field(default_factory=list)
-    #: where each argument's address stands
-    places: dict[Use, list[Operand]] = field(default_factory=dict)
+    #: where the address of each tensor stands
+    places: dict[int, list[Operand]] = field(default_factory=dict)
     #: for each kernel where the costs of its launches stand, each time that it is in the table
     costs: dict[CKernel, list[list[Operand]]] = field(default_factory=dict)
     #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
@@ -77,20 +73,19 @@ class TableWriter:
     left: Cell | None = None
     #: where iterations are counted
     counters: dict[Counter, Cell] = field(default_factory=dict)
-    #: what of it depends on sizes
+    #: what of it is each request's own, or depends on sizes
     open: OpenTable = field(default_factory=OpenTable)
     #: of each kernel that is no block's: where it is
     placed: dict[int, Placed] = field(default_factory=dict)
-    #: kernels that say what is wrong with their inputs (a number, or the tag of a launch in a block), and where the
-    #: addresses of their records stand
+    #: tags of kernels that say what is wrong with their inputs, and where the addresses of their records stand
     reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
     _numbers: list[tuple[Operand, int]] = field(default_factory=list)
     _variables: dict[Variable, _Places] = field(default_factory=dict)
     _moves: list[tuple[int, _Places, Whole, Operand, Whole]] = field(default_factory=list)
-    #: cells that hold the address of another cell
-    _pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
+    #: words that hold the address of a cell
+    pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
     _constants: dict[int, Cell] = field(default_factory=dict)
-    _sizes: dict[Sizes, np.ndarray[Any, Any]] = field(default_factory=dict)
+    _sizes: dict[Sizes, Region] = field(default_factory=dict)
 
     def begin(self, blocks: bool) -> None:
         """``blocks``: some of what follows are blocks. Each run begins with all the iterations that it may take."""
@@ -99,24 +94,28 @@ class TableWriter:
             self.listing.move(self.bound, [self.left])
             self._own(0)
 
-    def kernel(self, number: int, kernel: CKernel) -> None:
-        """A kernel whose tensors are the launch's own."""
+    def part(self, number: int, part: Part) -> None:
+        """A kernel whose tensors are the plan's own, or a block of control flow."""
+        if isinstance(part.kernel, Block):
+            region = Region(part.kernel.nbytes)
+            self.open.regions.append(region)
+            writer = _BlockWriter(self, part, region)
+            writer.meet(part.kernel.rows)
+            writer.rows(part.kernel.rows)
+        else:
+            assert isinstance(part.kernel, CKernel)
 
-        def bind(arg: In | Out, at: Operand) -> None:
-            self.places.setdefault((number, isinstance(arg, Out), arg.index), []).append(at)
+            def bind(arg: In | Out, at: Operand) -> None:
+                self.tensor(part, isinstance(arg, Out), arg.index, at)
 
-        self.placed[number] = self._launches(kernel, bind, number)
+            self.placed[number] = self.launches(part.kernel, bind, part.tag)
         self._own(number)
 
-    def block(self, number: int, block: Block) -> None:
-        """A block of control flow."""
-        memory = Memory(self.device, block.nbytes)
-        self.kept.append(memory)
-        self.open.memories.append(memory)
-        writer = _BlockWriter(self, number, memory)
-        writer.meet(block.rows)
-        writer.rows(block.rows)
-        self._own(number)
+    def tensor(self, part: Part, output: bool, index: int, at: Operand) -> None:
+        """The word is the address of a part's tensor."""
+        slot = (part.outs if output else part.ins)[index]
+        if slot >= 0:
+            self.places.setdefault(slot, []).append(at)
 
     def link(self) -> Linked:
         """The table, with everything that is known now."""
@@ -125,14 +124,9 @@ class TableWriter:
             self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
             if is_open(add):
                 self.open.words.append((word_of(step, 2), add))
-        linked = self.listing.link(self.device.target.units)
-        table = linked.table
+        linked = self.listing.link(self.participants)
         for at, number in self._numbers:
-            table[linked.number(at)] = number
-        for at, cell in self._pointers:
-            table[linked.number(at)] = address(table) + 8 * linked.cells[cell]
-        for kernel, costs in self.costs.items():
-            kernel.costs.pass_on(table, np.array([[linked.number(at) for at in one] for one in costs], np.intp))
+            linked.table[linked.number(at)] = number
         return linked
 
     def _own(self, number: int) -> None:
@@ -141,16 +135,16 @@ class TableWriter:
         self.owners += [number] * (count - len(self.owners))
         self.tags += [None] * (count - len(self.tags))
 
-    def _launches(
-        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], subject: object = None, tag: object = None
-    ) -> Placed:
-        """``subject``: whose failures those of the kernel are: its number, or else its ``tag``."""
+    def launches(
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False
+    ) -> Placed:  # fmt: skip
+        """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times."""
         costs: list[Operand] = []
         record: list[Operand] = []
         placed = Placed(kernel)
         for call, program in zip(kernel.calls, kernel.programs, strict=True):
             step = self.listing.kernel(program.entry(call.name), call.grid, len(call.args))
-            self.tags += [None] * (step - len(self.tags)) + [tag]
+            self.tags += [None] * (step - len(self.tags)) + [tag if counted else None]
             self.kept.append(program)
             costs.append(Argument(step, _COST))
             placed.steps.append(step)
@@ -159,7 +153,7 @@ class TableWriter:
                 if isinstance(arg, In | Out):
                     bind(arg, at)
                 elif isinstance(arg, Scratch):
-                    self._scratch(placed, arg, at)
+                    placed.scratch.setdefault(arg.name, []).append(at)
                 elif isinstance(arg, Table):
                     self.kept.append(arg.array)
                     self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
@@ -169,24 +163,16 @@ class TableWriter:
                     self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
         self.open.kernel(placed)
         if record:
-            self.reports.append((tag if subject is None else subject, record))
+            self.reports.append((tag, record))
         self.costs.setdefault(kernel, []).append(costs)
         return placed
 
-    def _scratch(self, placed: Placed, arg: Scratch, at: Operand) -> None:
-        if arg.name not in placed.held:
-            number = len(placed.held)
-            placed.held[arg.name] = self.queue.borrow(self.device, number, arg.nbytes)
-            placed.scratch[arg.name] = [], number
-        placed.scratch[arg.name][0].append(at)
-        self._numbers.append((at, address(placed.held[arg.name])))
-
-    def _constant_of(self, sizes: Sizes) -> np.ndarray[Any, Any]:
-        """The array that a constant of sizes is."""
+    def region_of(self, sizes: Sizes) -> Region:
+        """Where a constant of sizes is."""
         if sizes not in self._sizes:
-            array = self._sizes[sizes] = np.array(at_hand(sizes.array, sizes.dtype))
-            self.open.arrays.append((array, sizes.array.reshape(-1).tolist()))
-            self.kept.append(array)
+            elements = sizes.array.reshape(-1).tolist()
+            region = self._sizes[sizes] = Region(len(elements) * sizes.dtype.itemsize, elements, sizes.dtype)
+            self.open.regions.append(region)
         return self._sizes[sizes]
 
     def _constant(self, number: int) -> Cell:
@@ -200,8 +186,9 @@ class _BlockWriter:
     """Writes the rows of one block."""
 
     table: TableWriter
-    number: int
-    memory: Memory
+    part: Part
+    #: the block's own memory
+    region: Region
 
     def meet(self, rows: Sequence[Row]) -> None:
         """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
@@ -222,7 +209,7 @@ class _BlockWriter:
             if ref is not None:
                 self._argument(ref, at)
 
-        self.table._launches(row.kernel, bind, tag=row.tag)
+        self.table.launches(row.kernel, bind, row.tag, counted=True)
 
     def set(self, row: Set) -> None:
         places = self._places(row.variable)
@@ -266,17 +253,18 @@ class _BlockWriter:
         table, base = self.table, ref.base
         if isinstance(base, Outer):
             assert ref.is_all_of(base)
-            table.places.setdefault((self.number, base.output, base.index), []).append(at)
+            table.tensor(self.part, base.output, base.index, at)
         elif isinstance(base, Variable):
             self._places(base).words.setdefault(ref.offset, []).append(at)
         elif isinstance(base, Counter):
-            table._pointers.append((at, self._counter(base)))
+            table.pointers.append((at, self._counter(base)))
+        elif isinstance(base, Fixed) and not is_open(ref.offset):
+            table._numbers.append((at, self._begin(base) + hint(ref.offset)))
         else:
-            begin = self._begin(base)
-            start = address(begin.held) if isinstance(begin, Memory) else begin
-            table._numbers.append((at, start + hint(ref.offset)))
-            if self._moves(ref):
-                table.open.addresses.append((at, begin, ref.offset))
+            begin = self.region if isinstance(base, Own) else (
+                table.region_of(base) if isinstance(base, Sizes) else self._begin(base)
+            )  # fmt: skip
+            table.open.addresses.append((at, begin, ref.offset))
 
     def _word(self, ref: Ref) -> Cell:
         """A word that holds this address, for control rows."""
@@ -289,10 +277,8 @@ class _BlockWriter:
                 places.read[ref.offset] = cell = self.table.listing.cell()
                 places.words.setdefault(ref.offset, []).append(cell)
             return places.read[ref.offset]
-        if isinstance(base, Own | Fixed) and not self._moves(ref):
-            begin = self._begin(base)
-            start = address(begin.held) if isinstance(begin, Memory) else begin
-            return self.table._constant(start + hint(ref.offset))
+        if isinstance(base, Fixed) and not is_open(ref.offset):
+            return self.table._constant(self._begin(base) + hint(ref.offset))
         cell = self.table.listing.cell()
         self._argument(ref, cell)
         return cell
@@ -308,17 +294,10 @@ class _BlockWriter:
         step = self.table.listing.control(Op.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
 
-    def _begin(self, base: Own | Fixed | Sizes) -> Memory | int:
-        """Where memory of the block or a constant begins."""
-        if isinstance(base, Own):
-            return self.memory
-        array = base.array if isinstance(base, Fixed) else self.table._constant_of(base)
-        self.table.kept.append(array)
-        return address(array if array.size else NOTHING)
-
-    def _moves(self, ref: Ref) -> bool:
-        """The address changes with sizes."""
-        return is_open(ref.offset) or (isinstance(ref.base, Own) and is_open(self.memory.nbytes))
+    def _begin(self, base: Fixed) -> int:
+        """Where a constant begins."""
+        self.table.kept.append(base.array)
+        return address(base.array if base.array.size else NOTHING)
 
     def _places(self, variable: Variable) -> _Places:
         if variable not in self.table._variables:

@@ -1,6 +1,6 @@
 """Control flow as data: kernels, loops and branches that a device may link into one launch with their neighbours.
 
-The runtime writes a `Block` for a control-flow node (`runtime/control_rows.py`); a `Linker` that takes blocks makes it
+The runtime writes a `Block` for a control-flow node (`runtime/control_rows.py`); a device that links blocks makes it
 part of a launch. Every tensor is a `Ref`: an address that is fixed, or that the launch itself changes as it goes.
 """
 
@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..devices.base import Device
 from ..ir.symbolic import SymInt, Whole
 from ..ir.types import TensorType
-from .base import Kernel, Linker
+from .executable import Kernel
 
 
 @dataclass(frozen=True)
@@ -143,24 +142,14 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A control-flow node for a linker, with so many bytes of memory of its own."""
+    """A control-flow node as part of a launch, with memory of its own."""
 
     rows: Sequence[Row]
     nbytes: Whole
-    linker: Linker
     #: outputs that are memory of each inference, for as many rows as there may be
     ragged: Sequence[Ragged] = ()
     #: of the node, where its rows' times and failures are told
     tag: object = field(default=None, repr=False)
-
-
-def linker_of(device: Device) -> Linker | None:
-    """Who links blocks on a device; None where nobody does."""
-    if device.family != "native":
-        return None
-    from .opencl.linked import Linked  # which needs this module
-
-    return Linked(device)  # type: ignore[arg-type]
 
 
 def walk(rows: Sequence[Row]) -> Iterator[Row]:

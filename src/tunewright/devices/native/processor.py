@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import DeviceError, ExecutionError, SettingsError, TunewrightError
 from ...settings import Settings
 from .. import kernel_cache
-from ..host import cache_sizes, cpu_name
+from ..host import cache_sizes, cpu_flags, cpu_name
 from ..kernel_cache import KernelCache
 from . import compiler, isa
 from .compiler import FLAGS, Compiler, ended
@@ -106,11 +106,10 @@ def processor() -> Processor:
                           hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
+    begin()
     if find_compiler(Settings.from_environment().cpu_compiler) is None:
         thread_pool()  # nothing can be made later that is not there now
-    else:
-        _begin_thread_pool()
-    told = _loaded((_HERE / FEATURES).read_text("utf-8"))
+    told = _loaded(_text(FEATURES))
     words = np.zeros(_WORDS, np.uint64)
     told.library.processor_features(ctypes.c_void_p(words.ctypes.data))
     features = isa.features([int(word) for word in words], architecture)
@@ -120,25 +119,34 @@ def processor() -> Processor:
 
 def thread_pool() -> Loaded:
     """The thread pool in C (`pool`), which takes longer to compile than most kernels. DeviceError without it."""
-    return _loaded(_pool_text())
-
-
-def _begin_thread_pool() -> None:
-    """Have it compiled beside what comes before the first kernels run."""
-
-    def finish() -> None:
-        with contextlib.suppress(TunewrightError, OSError):  # a thread that needs the pool asks again, and gets the error
-            thread_pool()
-
-    if not _runtime().begin(_pool_text()):
-        with contextlib.suppress(RuntimeError):  # there are as many threads as there may be
-            # No daemon: nothing that this process compiles is left behind when it ends, neither files nor processes.
-            threading.Thread(target=finish, name="tunewright-pool").start()
+    return _loaded(_text(*POOL))
 
 
 @cache
-def _pool_text() -> str:
-    return "".join((_HERE / name).read_text("utf-8") for name in POOL)
+def begin() -> None:
+    """Have compiled what `processor`, `why_not` and `thread_pool` need, beside what comes before they are asked."""
+    named = Settings.from_environment().cpu_compiler
+    # Whoever needs it asks again, and is told. RuntimeError: no further thread can be started.
+    with contextlib.suppress(TunewrightError, OSError, RuntimeError):
+        if sys.platform != "linux" or isa.machine() not in isa.LEVELS or find_compiler(named) is None:
+            return
+        with _kept():
+            if not _runtime().begin(_text(FEATURES)):  # then it is not known either whether kernels run here
+                for level in isa.executable(isa.named(cpu_flags()), isa.machine())[-1:]:
+                    _prober(level, named).begin(probe(level))
+            if not _runtime().begin(_text(*POOL)):
+                # No daemon: when this process ends, nothing that it compiles is left behind, no files and no processes
+                threading.Thread(target=_finish, name="tunewright-pool").start()
+
+
+def _finish() -> None:
+    with contextlib.suppress(TunewrightError, OSError):  # whoever needs the pool asks again, and is told
+        thread_pool()
+
+
+@cache
+def _text(*names: str) -> str:
+    return "".join((_HERE / name).read_text("utf-8") for name in names)
 
 
 @cache
@@ -147,10 +155,19 @@ def _runtime() -> Programs:
     return Programs(["-DRUNTIME"], find_compiler(Settings.from_environment().cpu_compiler), "thread pool")
 
 
+@lru_cache(8)
+def _prober(level: Level, named: str) -> Programs:
+    return Programs([*level.flags, "-Wno-everything"], find_compiler(named), "probe", entry="start")
+
+
+def _kept() -> contextlib.AbstractContextManager[None]:
+    """What is compiled is kept where the environment says, whatever model needs it first."""
+    return kernel_cache.using(KernelCache.of(Settings.from_environment()))
+
+
 def _loaded(text: str) -> Loaded:
-    """One of these texts; it is kept where the environment says, whatever model needs it first."""
     try:
-        with kernel_cache.using(KernelCache.of(Settings.from_environment())):
+        with _kept():
             return _runtime().build(text).loaded
     except ExecutionError as error:
         if find_compiler(Settings.from_environment().cpu_compiler) is None:
@@ -181,7 +198,7 @@ def why_not(level: Level, named: str) -> str:
     if known is not None and (found is None or known.get(_COMPILER) == found.identity.encode()):
         return ""
     try:
-        program = Programs([*level.flags, "-Wno-everything"], found, "probe", entry="start").build(text)
+        program = _prober(level, named).build(text)
     except (ExecutionError, DeviceError) as error:
         return error.what + (f" ({error.hint})" if error.hint else "")
     said = run(program.binary)

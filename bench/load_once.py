@@ -83,7 +83,7 @@ def kind(args: Any) -> str:
 def tunewright(watch: Watch, told: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     with watch("import"):
         import tunewright
-        from tunewright.core import Core
+        from tunewright import Core
         from tunewright.plugins.single import open_device
     with watch("open"):  # the compiler, the pool, the probe
         core = Core(told["config"])

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from .frontend.model import Model
 from .frontend.pictures import Preprocess
 from .plugins.base import Choice, Plugin, Support
 from .plugins.find import find, is_several
-from .plugins.single import SingleDevice, measured_streams, of_device, open_device, visible
+from .plugins.single import SingleDevice, expect, measured_streams, of_device, open_device, visible
 from .runtime.compiled import CompiledModel
 from .runtime.phases import uncollected
 from .settings import Settings
@@ -111,6 +112,8 @@ class Core:
         """
         with uncollected():
             if isinstance(device, str) and not is_several(device):
+                expect(device)
+                import_module(".frontend.onnx", __package__)  # takes long: beside what the device compiles
                 # First: a device that is not there is told before a large file is read.
                 self._plugin(device, _make(config, self.settings))
             loaded = model if isinstance(model, Model) else self.read_model(model)

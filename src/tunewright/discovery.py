@@ -10,10 +10,13 @@ Inside Tunewright the file alone is enough; another distribution names its modul
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +40,46 @@ def _names(package: str) -> tuple[str, ...]:
     return tuple(sorted(info.name.removeprefix(prefix) for info in found))
 
 
+#: a group of ours in a file of entry points
+_HEAD = re.compile(rb"^\s*\[\s*tunewright\.", re.MULTILINE)
+
+
 @cache
 def _installed() -> Any:
-    """The entry points of all distributions; the class depends on Python's version, `select` does not. To read them
-    takes as long for one group as for all."""
+    """The entry points of all distributions, or nothing where none is ours; the class depends on Python's version,
+    `select` does not. To read them takes as long for one group as for all."""
+    if not _may_be_ours():
+        return None
+    from importlib.metadata import entry_points  # takes as long to import as a tiny network to load
+
     return entry_points()
+
+
+def _may_be_ours() -> bool:
+    """Some distribution offers extensions, or it cannot be told at a glance."""
+    if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
+        return True
+    return any(_offers(folder or os.curdir) for folder in sys.path)
+
+
+def _offers(folder: str) -> bool:
+    """Of what is installed in a folder of the path."""
+    if not os.path.isdir(folder):
+        return os.path.exists(folder)  # an archive
+    try:
+        with os.scandir(folder) as listing:
+            found = [item.path for item in listing if item.name.endswith((".dist-info", ".egg-info", ".egg"))]
+    except OSError:
+        return False
+    return any(path.endswith(".egg") or _has_group(os.path.join(path, "entry_points.txt")) for path in found)
+
+
+def _has_group(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return _HEAD.search(file.read()) is not None
+    except OSError:  # most have none
+        return False
 
 
 def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[ModuleType]:
@@ -53,7 +91,9 @@ def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[M
     for name in _names(package):
         if skip is None or not skip(name):
             yield importlib.import_module(f"{package}.{name}")
-    for entry in sorted(_installed().select(group=group), key=lambda e: (e.name, e.value)):
+    installed = _installed()
+    ours = () if installed is None else installed.select(group=group)
+    for entry in sorted(ours, key=lambda e: (e.name, e.value)):
         try:
             loaded = entry.load()
         except Exception as error:  # third-party code: anything may happen at its import

@@ -21,7 +21,6 @@ import opencl_runtime
 from tunewright import Core, settings
 from tunewright.devices import building
 from tunewright.devices.base import Hints
-from tunewright.devices.host import cpu_count
 from tunewright.devices.native import cores
 from tunewright.errors import InputError, SettingsError
 from tunewright.ir.types import DType, TensorType
@@ -46,7 +45,7 @@ DOCUMENT_003 = {"CPU_THREADS_NUM", "CLDND_PLUGIN_THROTTLE", "EXCLUSIVE_ASYNC_REQ
                 "KMP_BLOCKTIME", "HETERO_DUMP_GRAPH_DOT"}  # fmt: skip
 
 kernels = pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels")
-several = pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+several = pytest.mark.skipif(open_device("CPU").target.units < 2, reason="needs two cores")
 
 
 def network(text: str, opset: int = 17) -> Any:
@@ -210,7 +209,7 @@ print(json.dumps(found))
 
 @kernels
 @several
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or cpu_count() != os.cpu_count(), reason="needs all cores")
+@pytest.mark.skipif(open_device("CPU").target.units != os.cpu_count(), reason="needs all cores")
 @pytest.mark.parametrize("mode", ["YES", "NO", "NUMA"])
 def test_threads_stay_where_they_are_bound_to(mode) -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]>\ng (float[512, 2048] x) => (float[512, 2048] y) { y = Exp(x) }'

@@ -74,6 +74,31 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
                 made[:] = np.nan
 
 
+def test_who_comes_back_waits_for_nobody_who_is_elsewhere() -> None:
+    """Threads that have run something and do other things since, or are gone, hold up no one."""
+    tables = [Table([(7,)], 1) for _ in range(5)]
+    over, there = threading.Event(), threading.Barrier(5)
+
+    def once(table: Table) -> None:
+        crowded().runner(table.words)()
+        there.wait(60)
+        over.wait(60)
+
+    threads = [threading.Thread(target=once, args=(table,)) for table in tables[1:]]
+    for thread in threads:
+        thread.start()
+    there.wait(60)
+    runner = crowded().runner(tables[0].words)
+    for times in range(1, 51):
+        runner()
+        assert tables[0].each_ran(times)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    runner()
+    assert tables[0].each_ran(51) and all(table.each_ran(1) for table in tables[1:])
+
+
 def test_times_of_steps() -> None:
     """Each step ran once and took some time; together they took no longer than the run."""
     table = Table([(1000,), (1,), (0,), (20_000,)], burn=50)

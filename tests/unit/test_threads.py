@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tunewright import Core
-from tunewright.devices.host import cpu_count
 from tunewright.errors import DeviceError, SettingsError
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(open_device("CPU").family == "host", reason="needs a CPU device with kernels"),
     pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell times of threads"),
 ]
-several = pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+several = pytest.mark.skipif(open_device("CPU").target.units < 2, reason="needs two cores")
 
 
 NETWORK = """

@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, DeviceError, InputError
-from tunewright.devices.host import cpu_count
 from tunewright.ir.types import DType
 from tunewright.ops.tolerance import TOLERANCES
 from tunewright.plugins import streams
@@ -426,7 +425,7 @@ def test_what_is_no_budget(core, budget, tmp_path):
     assert not list(tmp_path.glob("tune_result*")), "nothing is written for nothing"
 
 
-@pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+@pytest.mark.skipif(open_device("CPU").target.units < 2, reason="needs two cores")
 def test_kernels_are_tuned_for_the_threads_of_the_streams_that_a_load_has(core):
     """As many streams as are asked for, or as were measured to be best; they share the threads."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]

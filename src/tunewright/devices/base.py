@@ -232,6 +232,10 @@ class Device(ABC):
     def available(cls) -> list[str] | str:
         """The device names that can be opened here, or the reason why there are none."""
 
+    @classmethod  # noqa: B027 - most need nothing that takes long
+    def begin(cls) -> None:
+        """`available` will be asked soon: what that waits for may begin beside. Nothing is told of what goes wrong."""
+
     @classmethod
     def mistake(cls) -> SettingsError | None:
         """The setting because of which it offers nothing: who asks for such a device is told, and gets no other one."""

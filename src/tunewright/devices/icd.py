@@ -7,7 +7,6 @@ library needs others beside it. So those are loaded first, and the loader is giv
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -56,6 +55,8 @@ def _shipped() -> list[Path]:
 
 def _intel_library() -> Path | None:
     """libintelocl.so of the wheel ``intel-opencl-rt``, with what it needs loaded; None when it is not to be had."""
+    import importlib.metadata  # takes long to import, and few ask
+
     try:
         files = importlib.metadata.files("intel-opencl-rt") or []
     except importlib.metadata.PackageNotFoundError:

@@ -85,6 +85,14 @@ def open_device(name: str, settings: Settings | None = None) -> Device:
     return _opened(found).configured(settings or Settings.from_environment())
 
 
+def expect(name: str) -> None:
+    """A device will be opened by this name: what that takes long for begins beside what this thread does meanwhile."""
+    kind = name.strip().upper().partition(".")[0]
+    for implementation in families().values():
+        if implementation.kinds is None or kind in implementation.kinds:
+            implementation.begin()
+
+
 @cache
 def serving(name: str) -> type[Device] | None:
     """The implementation that serves exactly this name. As few are asked as possible: to find devices takes OpenCL's

@@ -33,7 +33,7 @@ from ..passes.standard import SPECIALISE
 from ..settings import Settings
 from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
-from .phases import Phases
+from .phases import Phases, uncollected
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -423,6 +423,7 @@ class Program:
         with self._lock:
             return [*self._plans.values(), *self._classes, *([] if self._part is None else [self._part])]
 
+    @uncollected()
     def _make(
         self, types: tuple[Type | None, ...], only: bool, traced: Traced | None = None, body_of: Node | None = None
     ) -> Plan:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import importlib.util
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -120,7 +121,7 @@ class Compiler:
         with process:
             building.settle(process.pid, building.current().gpu_host_task_priority)
             try:
-                said = process.communicate(timeout=PATIENCE)[0].decode("utf-8", "replace").strip()
+                said = _output(process, PATIENCE).decode("utf-8", "replace").strip()
             except subprocess.TimeoutExpired:
                 raise ExecutionError(f"compiling {label} took more than {PATIENCE} s", hint=REMEDY) from None
             finally:
@@ -133,6 +134,41 @@ class Compiler:
             raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:
             raise ExecutionError(f"{self.version} cannot compile {label}: {said[:2000] or ended(process.returncode)}")
+
+
+def _output(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """What a process says until it ends. TimeoutExpired where that takes longer.
+
+    `Popen.communicate` looks from time to time whether it has ended: a compiler whose memory is still being freed then
+    counts for milliseconds more, while the next one could begin.
+    """
+    assert process.stdout is not None
+    deadline, handle, parts = time.monotonic() + seconds, process.stdout.fileno(), list[bytes]()
+    while True:
+        _await(handle, process, deadline)
+        part = os.read(handle, 1 << 16)
+        if not part:
+            break
+        parts.append(part)
+    try:
+        over = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # an old system, or one that does not let us
+        process.wait(max(0.0, deadline - time.monotonic()))
+        return b"".join(parts)
+    try:
+        _await(over, process, deadline)
+    finally:
+        os.close(over)
+    process.wait()
+    return b"".join(parts)
+
+
+def _await(handle: int, process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Wait until there is something to read."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN | select.POLLHUP)
+    if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
+        raise subprocess.TimeoutExpired(process.args, deadline)
 
 
 def ended(code: int) -> str:
@@ -184,16 +220,22 @@ def _zig_of_wheel() -> Path | None:
 
 def _zig(path: Path) -> Compiler:
     """Zig's binary is clang and lld as well; called so, it needs neither a home folder nor a cache."""
-    version = _version_of_wheel() if path == _zig_of_wheel() else ""
+    version = _version_of_wheel(path.parent) if path == _zig_of_wheel() else ""
     version = version or _said(str(path), "version")
     if not re.match(r"\d+\.\d+", version):
         raise DeviceError(f"{path} is not zig", hint=REMEDY)
     target = f"--target={_TARGETS[isa.machine()]}"
-    link = (str(path), "ld.lld", "-shared", *_LINKING)
+    link = (str(path), "ld.lld", "-shared", "--threads=1", *_LINKING)  # its threads take longer to start than to link
     return Compiler((str(path), "clang", target), link, f"zig {version}", _identity(path, version))
 
 
-def _version_of_wheel() -> str:
+def _version_of_wheel(package: Path) -> str:
+    """Of the package in a folder."""
+    beside = [folder.name for folder in package.parent.glob("ziglang-*.dist-info")]
+    if len(beside) == 1:
+        return beside[0].removeprefix("ziglang-").removesuffix(".dist-info")
+    import importlib.metadata  # takes long to import
+
     try:
         return importlib.metadata.version("ziglang")
     except importlib.metadata.PackageNotFoundError:  # a folder without its metadata

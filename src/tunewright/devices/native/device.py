@@ -20,7 +20,7 @@ from . import isa
 from .compiler import FLAGS
 from .isa import Level
 from .pool import Pool
-from .processor import find_compiler, processor, thread_pool, why_not
+from .processor import begin, find_compiler, processor, thread_pool, why_not
 from .programs import Program, Programs
 from .table import Table
 
@@ -62,6 +62,10 @@ class NativeDevice(CDevice):
     def available(cls) -> list[str] | str:
         error = _refusal(Settings.from_environment())
         return ["CPU", "CPU.NATIVE"] if error is None else str(error)
+
+    @classmethod
+    def begin(cls) -> None:
+        begin()
 
     @classmethod
     def mistake(cls) -> SettingsError | None:

@@ -17,6 +17,11 @@ _X86 = {
     "avx512vnni": (6, 11, _AVX512), "avxvnni": (8, 4, _AVX), "avx512bf16": (8, 5, _AVX512),
     "avx512fp16": (7, 23, _AVX512), "lzcnt": (12, 5, _NONE), "sahf": (12, 0, _NONE),
 }  # fmt: skip
+#: features of x86-64 that Linux calls otherwise
+_LINUX = {
+    "sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm", "sahf": "lahf_lm",
+    "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",
+}  # fmt: skip
 #: of aarch64: feature -> (number, bit) in HWCAP and HWCAP2
 _ARM = {"fp16": (0, 10), "dotprod": (0, 20)}
 
@@ -83,6 +88,11 @@ def features(words: Sequence[int], architecture: str) -> frozenset[str]:
     saved = words[13]
     found = {n for n, (at, bit, needs) in _X86.items() if words[at] >> bit & 1 and saved & needs == needs}
     return frozenset(found)
+
+
+def named(flags: frozenset[str]) -> frozenset[str]:
+    """Features of an x86-64 processor from the flags that Linux tells of it: what it is likely to have."""
+    return frozenset(name for name in _X86 if _LINUX.get(name, name) in flags)
 
 
 def family_model(signature: int) -> tuple[int, int]:

@@ -61,8 +61,8 @@ class Programs:
         self._lock = threading.Lock()
         #: what is being compiled, and what could not be, until it was reported
         self._begun: dict[str, Future[Program]] = {}
-        #: compilers that run
-        self._running, self._turns = 0, threading.Condition()
+        #: compilers that run, and the lengths of texts that wait for one
+        self._running, self._waiting, self._turns = 0, list[int](), threading.Condition()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -144,7 +144,7 @@ class Programs:
 
     def _compile(self, source: str, compiler: Compiler, future: Future[Program]) -> None:
         try:
-            with self._turn():
+            with self._turn(len(source)):
                 binary = compiler.build(source, [*STRICT, *self._flags], name_of(source), self._entry)
             missing = symbols.missing(binary) if is_opencl_c(source) else []
             if missing:
@@ -159,12 +159,20 @@ class Programs:
         future.set_result(program)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """As many compilers at a time as COMPILATION_NUM_THREADS of the model says that wants this one."""
+    def _turn(self, length: int) -> Iterator[None]:
+        """As many compilers at a time as COMPILATION_NUM_THREADS of the model says that wants this one.
+
+        Long texts first: they mostly take longest, and what begins last should not be what everybody waits for.
+        """
         most = min(building.threads(building.current().compilation_num_threads), cores.count())
         with self._turns:
-            self._turns.wait_for(lambda: self._running < most)
+            self._waiting.append(length)
+            try:
+                self._turns.wait_for(lambda: self._running < most and length == max(self._waiting))
+            finally:
+                self._waiting.remove(length)
             self._running += 1
+            self._turns.notify_all()  # there may be room for the next one, too
         try:
             yield
         finally:

@@ -83,7 +83,7 @@ class Pool:
         return int(made.library.pool_us(made.at))
 
     def _forked(self) -> None:
-        """Start over after a fork: the child has none of its parent's threads. Its runners stay valid."""
+        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
         self._lock, self._started = threading.Lock(), False
         if self._made is not None:
             self._made.library.pool_forked(self._made.at)

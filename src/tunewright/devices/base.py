@@ -335,7 +335,7 @@ class Device(ABC):
 
     @property
     def is_discrete(self) -> bool:
-        """It has memory of its own, apart from the host's."""
+        """Whether the device has its own memory, separate from the host's."""
         return False
 
     @property

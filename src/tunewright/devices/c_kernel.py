@@ -184,7 +184,7 @@ class CKernel(Kernel):
 
 @dataclass(frozen=True)
 class OpenCalls:
-    """What of a kernel's launches depends on shapes: words of its rows in a table, and bytes of scratch memory."""
+    """The parts of a kernel's launches that depend on shapes: words of its rows in a table, and scratch memory."""
 
     #: (launch, word of its row, value)
     words: tuple[tuple[int, int, SymInt], ...]
@@ -194,7 +194,7 @@ class OpenCalls:
 
     @property
     def sizes(self) -> list[Whole]:
-        """Every number that is written down here."""
+        """Every size in these launches."""
         found: list[Whole] = [value for _, _, value in self.words]
         return [*found, *self.scratch.values(), *(size for _, _, table in self.tables for size in table.sizes)]
 

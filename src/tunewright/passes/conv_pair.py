@@ -19,7 +19,7 @@ from .pattern import remove_dead
 
 
 class ConvPairs:
-    """Looks at each depthwise convolution."""
+    """Joins a depthwise convolution with the convolution in front of it, where that pays."""
 
     name = "conv-pair"
 

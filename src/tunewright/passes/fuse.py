@@ -238,7 +238,7 @@ def why_not(node: Node, region: Region, fusion: Fusion) -> str | None:
 
 
 def _given(node: Node) -> list[Value | None]:
-    """The inputs up to the last one that is there."""
+    """The inputs without absent ones at the end."""
     last = max((i for i, v in enumerate(node.inputs) if v is not None), default=-1)
     return node.inputs[: last + 1]
 

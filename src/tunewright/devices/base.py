@@ -151,7 +151,7 @@ class Queue(ABC):
             self.put(np.full(to.nbytes, byte, np.uint8), to)
 
     def equal(self, one: Any, other: Any) -> bool:
-        """Two buffers of the device hold the same bytes."""
+        """Whether two buffers of the device hold the same bytes."""
         return bool(np.array_equal(*self.fetch([one, other])))
 
     def adopt(self, value: Any, writable: bool = False) -> Any:

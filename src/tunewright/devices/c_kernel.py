@@ -56,7 +56,7 @@ class Table:
 
     @property
     def is_open(self) -> bool:
-        """It depends on symbolic sizes; ``array`` is that of the sizes at hand."""
+        """Whether it depends on symbolic sizes; ``array`` is that of the sizes at hand."""
         return any(isinstance(size, SymInt) for size in self.sizes)
 
     @staticmethod

@@ -37,7 +37,7 @@ class Formulas:
         return [(how == "==", self.place(left), answer) for (how, left, _), answer in guards.items()]
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
-        """The guards of a scope hold."""
+        """Whether the guards of a scope hold."""
         return _hold(self._scopes[scope], values)
 
     def __call__(self, symbols: Sequence[int], scopes_alone: bool = False) -> list[int] | None:

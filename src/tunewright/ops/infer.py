@@ -157,7 +157,7 @@ def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
 
 
 def is_turned(node: Node) -> bool:
-    """A Transpose that exchanges rows and columns of one matrix."""
+    """Whether it is a Transpose that exchanges rows and columns of one matrix."""
     return node.op == "Transpose" and tuple(node.attrs.get("perm", (1, 0))) == (1, 0)
 
 

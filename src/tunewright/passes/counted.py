@@ -93,7 +93,7 @@ class CountedLoops:
 
 
 def _starts(node: Node) -> bool:
-    """The first iteration depends on the trip count alone."""
+    """Whether the first iteration depends on the trip count alone."""
     formal = node.inputs[: len(node.inputs) - node.captures]
     start = formal[1] if len(formal) > 1 else None
     return start is None or (start.const is not None and start.const.size == 1 and bool(start.const.reshape(())))

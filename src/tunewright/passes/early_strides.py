@@ -97,14 +97,14 @@ def _paying(takers: Iterable[Node], wanted: Mapping[Value, Strides]) -> set[Valu
 
 
 def _is_conv(node: Node) -> bool:
-    """A convolution whose padding does not depend on its stride."""
+    """Whether it is a convolution whose padding does not depend on its stride."""
     if node.op != "Conv" or facts.rank(node.output) is None or node.epilogue:
         return False
     return node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
 def _is_pointwise(node: Node) -> bool:
-    """A convolution of one tap that reads no padding."""
+    """Whether it is a convolution of one tap that reads no padding."""
     shape = facts.shape(node.input(1))
     one = shape is not None and all(d == 1 for d in shape[2:])
     return _is_conv(node) and one and not any(node.attrs.get("pads", ()))
@@ -119,7 +119,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_spread(value: Value, result: Value) -> bool:
-    """It has one element for all pixels of the result."""
+    """Whether it has one element for all pixels of the result."""
     dims, whole = facts.shape(value), facts.shape(result)
     if dims is None or whole is None or len(dims) > len(whole):
         return False

@@ -252,7 +252,7 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:
-    """A scalar, one value per channel, or (a residual) exactly the result's shape."""
+    """Whether it is a scalar, one value per channel, or (a residual) exactly the result's shape."""
     if facts.is_scalar(value) or (fusion.residual and facts.same_shape(value, result)):
         return True
     dims, whole = facts.shape(value), facts.shape(result)

@@ -153,7 +153,7 @@ def _is_open(dims: set[Dim], names: bool) -> bool:
 
 
 def _alone(shapes: Sequence[Shape], axis: int) -> bool:
-    """Only one operand has more than 1 along that axis."""
+    """Whether only one operand has more than 1 along that axis."""
     return sum(len(s) >= axis and s[-axis] != 1 for s in shapes) <= 1
 
 

@@ -23,7 +23,7 @@ class Examples:
         self.before: dict[Value, int] = dict.fromkeys(graph.inputs, 1)
 
     def has(self, value: Value | None) -> bool:
-        """It depends on the inputs."""
+        """Whether it depends on the inputs."""
         return value in self.before
 
     def dims(self, value: Value) -> tuple[int, ...]:

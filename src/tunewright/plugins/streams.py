@@ -277,7 +277,7 @@ def best(rates: Rates) -> Point:
 
 
 def beats(rates: Rates, one: Point, other: Point) -> bool:
-    """It is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
+    """Whether it is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
     ratios = _ratios(rates, one, other)
     return statistics.median(ratios) > _worth(one, other) and ratios[len(ratios) // 4] > 1
 

@@ -66,7 +66,7 @@ class Buffer:
         return found
 
     def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
-        """Nobody appended behind these rows."""
+        """Whether nobody appended behind these rows."""
         return view.shape[self.axis] == self.used and address(view) == address(self.array)
 
 
@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_view(array: Any) -> bool:
-    """A view of rows of a buffer, which lie apart."""
+    """Whether it is a view of rows of a buffer, which lie apart."""
     return _KNOWN.of(array) is not None
 
 

@@ -71,7 +71,7 @@ class Asked:
         return self._tuner.ask(problem, self.device)[0]
 
     def is_here(self, where: Where) -> bool:
-        """Something was measured on this device, be it with other versions."""
+        """Whether something was measured on this device, be it with other versions."""
         return self.is_like(where) and where.processor == self.where.processor
 
     def is_like(self, where: Where) -> bool:

@@ -92,7 +92,7 @@ class Row:
 
     @property
     def is_undecided(self) -> bool:
-        """Something seems faster in the network, and noise hides whether it is."""
+        """Whether something seems faster in the network, and noise hides whether it is."""
         best = self.best_in_network
         return best is not None and not self.chosen and not self.undone and best[1][1] < 1 < best[1][0]
 

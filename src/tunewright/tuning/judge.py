@@ -88,7 +88,7 @@ class Guarded:
         return np.ndarray(self.type.physical, self.type.dtype.numpy, fetched, self.start)
 
     def is_intact(self, fetched: Array, byte: int) -> bool:
-        """Nobody wrote to the bands."""
+        """Whether nobody wrote to the bands."""
         end = self.start + self.type.nbytes
         return not ((fetched[: self.start] != byte).any() or (fetched[end:] != byte).any())
 

@@ -75,7 +75,7 @@ def ratio(slower: Sequence[float], faster: Sequence[float], alpha: float) -> Rat
 
 
 def unknown(found: Ratio) -> bool:
-    """There were too few rounds to say anything."""
+    """Whether there were too few rounds to say anything."""
     return found.high >= UNKNOWN
 
 

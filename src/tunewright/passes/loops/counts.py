@@ -201,7 +201,7 @@ _VECTORS: Mapping[str, Callable[[Sizes, Node, int], list[Count] | None]] = {
 
 
 def _keeps_axis(node: Node, axis: int, rank: int) -> bool:
-    """A Slice that leaves an axis alone, or turns it round."""
+    """Whether it is a Slice that leaves an axis alone, or turns it round."""
     starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
     if starts is None or ends is None or axes is None or steps is None or not len(starts) == len(axes) == len(steps):
         return False

@@ -266,7 +266,7 @@ class _Prover:
                 raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
 
     def _changes(self, source: int) -> bool:
-        """The source is another one in each step."""
+        """Whether the source is another one in each step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:

@@ -335,7 +335,7 @@ def _exp(problem: Problem, f: Form) -> str:
 
 
 def _by_row(f: Form) -> bool:
-    """A mask that differs between queries or between heads that share keys."""
+    """Whether it is a mask that differs between queries or between heads that share keys."""
     assert f.mask is not None
     return bool(f.mask.row) or (f.heads > f.groups and bool(f.mask.head))
 

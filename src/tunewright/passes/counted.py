@@ -111,7 +111,7 @@ def _parts(value: Value) -> Iterator[Value]:
 
 
 def _is_true(node: Node, value: Value) -> bool:
-    """The condition that an iteration is given is true, or there would be none."""
+    """Whether an iteration is given a true condition, because there would be none otherwise."""
     return value is node.bodies["body"].inputs[1] or (value.const is not None and bool(value.const.all()))
 
 

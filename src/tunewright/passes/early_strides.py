@@ -111,7 +111,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Each input is of its result's type, so that it can be thinned out if need be, or the same for all pixels."""
+    """Whether each input has the result's type, so that it can be thinned out, or is the same for all pixels."""
     spec = lookup(node.op)
     if spec is None or not spec.elementwise or len(node.outputs) != 1 or node.epilogue or node.bodies:
         return False

@@ -37,7 +37,7 @@ class RecogniseRotary(RewritePass):
 
 
 def _is_turned(value: Value | None) -> bool:
-    """Halves in turned order, the first of them negative, perhaps times something."""
+    """Whether these are halves in exchanged order, the first of them negative, perhaps with a factor."""
     node = value.producer if value is not None else None
     if node is not None and node.op == "Mul" and not node.epilogue:
         return any(v is not None and v.producer is not None and _negates(v.producer) for v in node.inputs)

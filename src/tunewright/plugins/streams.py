@@ -109,7 +109,7 @@ def known(model: Model, device: Device, settings: Settings, batches: bool = Fals
 
 
 def is_due(answer: Answer, settings: Settings) -> bool:
-    """A busy machine said so, and this load may measure again."""
+    """Whether the answer is of a busy machine, and this load may measure again."""
     return answer.is_provisional and is_automatic(settings) and not _forbidden(settings)
 
 

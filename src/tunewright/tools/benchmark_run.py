@@ -61,7 +61,7 @@ class Wish:
 
     @property
     def quiet(self) -> bool:
-        """Stdout is for the report alone."""
+        """Whether stdout is only for the report."""
         return self.report == "-"
 
 

@@ -75,7 +75,7 @@ class Asked:
         return self.is_like(where) and where.processor == self.where.processor
 
     def is_like(self, where: Where) -> bool:
-        """What was measured there may be of use here."""
+        """Whether measurements of that place may be of use here."""
         mine = self.where
         return (where.device, where.arch, where.runtime) == (mine.device, mine.arch, mine.runtime)
 

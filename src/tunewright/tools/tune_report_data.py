@@ -98,7 +98,7 @@ class Row:
 
     @property
     def is_open(self) -> bool:
-        """A longer search may help: it had none, or too short a one, or noise hid the answer."""
+        """Whether a longer search may help: it had none, or too short a one, or noise hid the answer."""
         if self.skipped:
             return self.skipped in ("no time was left for it", "stopped")
         few = bool(self.trials) and len(self.trials) < LEAST_TRIED and not self.chosen

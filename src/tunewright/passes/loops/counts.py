@@ -49,7 +49,7 @@ class Count:
         return None if self.terms else self.number
 
     def surely_reaches(self, other: Count) -> bool:
-        """Not less than ``other``, whatever the symbols are."""
+        """Whether it is not less than ``other``, whatever the symbols are."""
         more = self.plus(other, -1).constant
         return more >= 0 if more is not None else (self.constant or 0) >= ENDLESS
 

@@ -123,7 +123,7 @@ class _Prover:
         return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
     def _is_sequence(self, slices: Slices) -> bool:
-        """[time, batch, features] or [batch, time, features] of known features."""
+        """Whether it is [time, batch, features] or [batch, time, features] of known features."""
         tensor = slices.tensor
         return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
 

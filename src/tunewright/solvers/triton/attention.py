@@ -251,7 +251,7 @@ def _bounds(f: Form, bm: int, bn: int, split: int) -> list[str]:
 
 
 def _moving(f: Form) -> bool:
-    """Which keys may be seen depends on the query, or on what is in memory."""
+    """Whether the visible keys depend on the query, or on values in memory."""
     return f.valid is not None or min(f.left, f.right) < UNBOUNDED
 
 

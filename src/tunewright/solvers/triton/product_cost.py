@@ -137,7 +137,7 @@ def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
 
 
 def described(shape: Shape, config: Mapping[str, Any], dtype: DType) -> bool:
-    """The memory engine can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
+    """Whether TMA can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
     if shape.products > 1 or "fold" in config or dtype is DType.FLOAT32:
         return False
     lines = [shape.columns, *([shape.depth] if shape.dense else [])]

@@ -36,6 +36,8 @@ def tunewright(model: Path, outputs: Sequence[str], config: Mapping[str, Any]) -
     """Our engine; ``device`` is beside the settings in ``config``."""
     from tunewright import Core, __version__
 
+    if "CACHE_DIR" in config:  # the thread pool and the probe, which no model owns, are kept where the environment says
+        os.environ["TUNEWRIGHT_CACHE_DIR"] = str(config["CACHE_DIR"])
     settings = {key: value for key, value in config.items() if key != "device"}
     begin = time.perf_counter()
     core = Core(settings)

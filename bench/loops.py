@@ -3,8 +3,8 @@
 python bench/loops.py                     all networks, in turns
 python bench/loops.py tiny greedy --rounds 15 --json figures.json
 
-Engines have a process each and take turns. A turn infers for about 50 ms; figures are medians of turns, and the quartiles
-of their ratios. ``in launches`` says how many of the control-flow nodes that are left run inside a launch.
+Engines have a process each and take turns. A turn infers for about 50 ms; figures are medians of turns, and the
+quartiles of their ratios. ``in launches`` says how many of the control-flow nodes that are left run inside a launch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from onnx import parser
 
 import engines
 import shapes
-import tunewright
 
 Arrays = dict[str, Any]
 HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
@@ -47,7 +46,7 @@ def main() -> int:
     if unknown:
         options.error(f"there is no {unknown[0]!r}; there are {', '.join(NETWORKS)}")
     print(engines.machine())
-    print(f"\n{'':14} {'loops':>6} {'in launches':>12} {'ours, us':>10} {'ONNX Runtime':>13} {'ours over it':>13} "
+    print(f"\n{'':16} {'loops':>6} {'in launches':>12} {'ours, us':>10} {'ONNX Runtime':>13} {'ours over it':>13} "
           f"{'quartiles':>14} {'off by':>8}")  # fmt: skip
     report: dict[str, Any] = {}
     for name in given.names:
@@ -76,8 +75,8 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
     low, ratio, high = statistics.quantiles([b / a for a, b in zip(ours, theirs, strict=True)], n=4)
     off = max(float(np.abs(np.array(a, float) - np.array(b, float)).max(initial=0)) if np.shape(a) == np.shape(b)
               else np.inf for a, b in zip(*results, strict=True))  # fmt: skip
-    print(f"{name:14} {facts['loops']:6} {facts['launched']:12} {statistics.median(ours):10.1f} "
-          f"{statistics.median(theirs):13.1f} {ratio:13.2f} {low:6.2f}..{high:6.2f} {off:8.1e}", flush=True)  # fmt: skip
+    print(f"{name:16} {facts['loops']:6} {facts['launched']:12} {statistics.median(ours):10.1f} "
+          f"{statistics.median(theirs):13.1f} {ratio:13.2f} {low:6.2f}..{high:6.2f} {off:8.1e}")  # fmt: skip
     return {**facts, **times, "ratio": ratio, "quartiles": (low, high), "off": off}
 
 
@@ -213,7 +212,7 @@ g (int64[1,p] ids, int64 most) => (int64[1,m] y)
         shares = Softmax <axis = 2> (scores)
         mixed = MatMul(shares, e)
         from = Constant <value_ints = [-1]> ()
-        to = Constant <value_ints = [1000000]> ()
+        to = Constant <value_ints = [9223372036854775807]> ()
         axis = Constant <value_ints = [1]> ()
         last = Slice(mixed, from, to, axis)
         logits = MatMul(last, wo)
@@ -308,8 +307,8 @@ def scripted(name: str) -> Callable[[], bytes]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                torch.jit.script(module().eval()), args, file, input_names=["x"], opset_version=17, dynamo=False,
-                dynamic_axes={"x": axes},
+                torch.jit.script(module().eval()), args, file, input_names=["x", "n"][: len(args)], opset_version=17,
+                dynamo=False, dynamic_axes={"x": axes},
             )  # fmt: skip
         return file.getvalue()
 
@@ -325,6 +324,9 @@ NETWORKS: dict[str, tuple[Callable[[], bytes], Callable[[np.random.Generator], A
     "lstm": (lstm, lambda rng: {"x": floats(rng, 50, 1, 40), "h0": floats(rng, 1, 64), "c0": floats(rng, 1, 64)}),
     "scripted lstm": (scripted("Stacked"), lambda rng: {"x": floats(rng, 50, 1, 40)}),
     "scripted greedy": (scripted("Greedy"), lambda rng: {"x": floats(rng, 1, 64)}),
+    "scripted tokens": (
+        scripted("Tokens"), lambda rng: {"x": rng.integers(0, 200, (1, 4)), "n": count(20)}),
+    "scripted keys": (scripted("Keys"), lambda rng: {"x": rng.integers(0, 200, (1, 1)), "n": count(40)}),
     "attending": (
         attending, lambda rng: {"src": floats(rng, 30, 64), "start": floats(rng, 128), "most": count(30)}),
     "rows": (lambda: parsed(ROWS), lambda rng: {"x": floats(rng, 4, 4), "n": count(100)}),

@@ -15,6 +15,7 @@ import pytest
 from faults import workers
 from native.children import NETWORK, TESTS, python
 from native.harness import native
+from tunewright.devices.kernel_cache import KernelCache
 from tunewright.devices.native import compiler, processor
 from tunewright.errors import DeviceError, ExecutionError, SettingsError
 
@@ -316,6 +317,24 @@ from tunewright.plugins.single import available, open_device
 reasons = available()[1]
 print(json.dumps([len(runs), open_device("CPU").family, reasons.get("CPU.NATIVE", "")]))
 """
+
+
+OPENED = """
+import json
+from tunewright.plugins.single import expect, open_device
+expect("CPU")
+print(json.dumps(open_device("CPU").family))
+"""
+
+
+def test_what_is_compiled_beside_is_kept_and_leaves_nothing(tmp_path: Path) -> None:
+    """A process that ends while its thread pool is compiled: the next one finds it."""
+    (tmp_path / "temporary").mkdir()
+    where = {"TUNEWRIGHT_CACHE_DIR": str(tmp_path / "kernels"), "TMPDIR": str(tmp_path / "temporary")}
+    assert python(OPENED, **where) == "native"
+    labels = [entry.label for entry in KernelCache(tmp_path / "kernels", 1 << 30).entries()]
+    assert "thread pool" in labels
+    assert not os.listdir(tmp_path / "temporary")
 
 
 def test_only_a_right_verdict_is_remembered(tmp_path: Path) -> None:

@@ -514,6 +514,18 @@ def test_threads_sleep_when_there_is_nothing_to_do(model):
     assert min(used) < 0.03
 
 
+def test_no_thread_looks_by_itself_while_inferences_take_long(model):
+    """It is woken for each: beside them that costs nothing."""
+    request, work, where = model.create_infer_request(), model.streams._work, []
+    request.set_callback(lambda request, number: (time.sleep(2e-3), where.append(threading.get_ident())))
+    for number in range(8):
+        request.start_async(feed(number))
+        assert request.wait()
+        assert not work.dozing and not work.is_brief
+    assert len(where) == 8
+    settled(model.streams)
+
+
 def test_as_many_requests_as_keep_streams_busy(model):
     """Two for each stream; not when somebody said how many, and not of one stream."""
     def count(jobs=0, **config):

@@ -236,6 +236,32 @@ def test_broken_extension_is_named(tmp_path: Path) -> None:
         assert part in done.stderr
 
 
+@pytest.mark.parametrize(
+    "name, text, offers",
+    [
+        ("a-1.dist-info", "[tunewright.ops]\nx = y\n", True),
+        ("a-1.dist-info", "[console_scripts]\nx = tunewright.tools:main\n", False),
+        ("a-1.dist-info", "[console_scripts]\nx = y\n\n  [ tunewright.solvers ]\nx = y\n", True),
+        ("a.egg-info", "[tunewright.devices]\nx = y\n", True),
+        ("a-1.dist-info", None, False),
+        ("a.egg", None, True),
+        ("a", "[tunewright.ops]\nx = y\n", False),
+    ],
+)
+def test_who_may_offer_extensions(name: str, text: str | None, offers: bool, tmp_path: Path) -> None:
+    """Entry points are read when some distribution has a group of ours: to read them takes long."""
+    (tmp_path / name).mkdir()
+    if text is not None:
+        (tmp_path / name / "entry_points.txt").write_text(text)
+    assert discovery._offers(str(tmp_path)) == offers
+    assert not discovery._offers(str(tmp_path / "not there"))
+
+
+def test_an_archive_on_the_path_may_offer_extensions(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"")
+    assert discovery._offers(str(tmp_path / "a.zip"))
+
+
 def test_duplicate_of_one_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ships cannot be replaced silently either."""
     from types import ModuleType

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
+from native.harness import table_of
 from tunewright import Core
 from tunewright.devices.base import address
 from tunewright.devices.native import programs, steps
@@ -90,14 +91,14 @@ def segments(compiled):
 
 
 def test_a_table_of_steps():
-    table, begins = steps.table([(1111, (5,), 3), (2222, (2, 3, 4), 0), (3333, (7, 2), 1)], 8)
+    table, begins = table_of([(1111, (5,), 3), (2222, (2, 3, 4), 0), (3333, (7, 2), 1)], 8)
     assert table[:HEAD].tolist() == [3, 8]
     rows = [int(table[HEAD + k]) for k in range(3)]
     assert rows == [HEAD + 3, HEAD + 3 + ROW + 3, HEAD + 3 + 2 * ROW + 3] and begins == [row + ROW for row in rows]
     assert [table[row : row + ROW].tolist() for row in rows] == [
         [1111, 5, 1, 5, 0], [2222, 2, 3, 24, 0], [3333, 7, 2, 14, 0]]  # fmt: skip
     assert len(table) == begins[-1] + 1
-    assert steps.table([], 1)[0].tolist() == [0, 1]
+    assert table_of([], 1)[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ UNUSED = (
     "tunewright.solvers.triton.",
     "tunewright.solvers.vendor.", "tunewright.tuning.session", "tunewright.tuning.isolated", "tunewright.tuning.bench",
     "tunewright.tuning.tuning_file", "tunewright.ops.ms_moe", "tunewright.ops.ov_roi", "tunewright.ops.ml",
-    "tunewright.plugins.batch", "tunewright.plugins.hetero",
+    "tunewright.plugins.batch", "tunewright.plugins.hetero", "importlib.metadata",
 )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.harness import Table, crowded, loaded, native
+from native.harness import Table, crowded, loaded, native, table_of
 from tunewright.devices import building
-from tunewright.devices.native import cores, pool, steps
+from tunewright.devices.host import cpu_flags
+from tunewright.devices.native import cores, isa, pool
 from tunewright.devices.native.pool import Pool
-from tunewright.devices.native.processor import thread_pool
+from tunewright.devices.native.processor import processor, thread_pool
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -22,6 +23,22 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+# Instruction sets
+
+
+def test_what_linux_tells_of_the_processor_is_so() -> None:
+    """By it the first probe is compiled before the processor was asked."""
+    if isa.machine() != "x86_64":
+        pytest.skip("Linux lists features under these names on x86-64")
+    highest = processor().levels[-1]
+    told = isa.named(cpu_flags())
+    assert told, "/proc/cpuinfo has flags"
+    assert isa.named(frozenset({"pni", "ssse3", "abm", "smap"})) == {"sse3", "ssse3", "lzcnt"}
+    # A kernel older than the processor lists fewer.
+    likely = isa.executable(told, isa.machine())[-1]
+    assert {*likely.features, *likely.extras} <= {*highest.features, *highest.extras}
 
 
 # The container's share of time
@@ -192,7 +209,7 @@ __attribute__((visibility("default"))) void uneven(const u64* a, int begin, int 
 def test_slow_cores_take_less() -> None:
     """All cores of a hybrid processor work, each as much as it can: parts are equal, but who is done helps others."""
     me, who, seen = threading.get_native_id(), np.zeros(400, np.int32), np.zeros(3, np.int32)
-    words, (begin,) = steps.table([(loaded(UNEVEN).address("uneven"), (400,), 4)], 2)
+    words, (begin,) = table_of([(loaded(UNEVEN).address("uneven"), (400,), 4)], 2)
     words[begin : begin + 4] = who.ctypes.data, me, seen.ctypes.data, 400
     runner = crowded().runner(words)
     for _ in range(2):  # in the second one it is known what an item takes

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.harness import MODE, Table, crowded, loaded, native, stress_text
+from native.harness import MODE, Table, crowded, loaded, native, stress_text, table_of
 from tunewright.devices.native import compiler, pool, steps
 from tunewright.devices.native.objects import Loaded
 from tunewright.errors import DeviceError
@@ -60,7 +60,7 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
     for limit, n in ((1, 100), (2, 5000), (8, 1001), (8, 3)):
         arrays = [np.random.default_rng(n).standard_normal(n).astype(np.float32)]
         arrays += [np.empty(n, np.float32) for _ in range(40)]
-        words, begins = steps.table([(loaded().address("mix"), (n,), 3)] * 40, limit)
+        words, begins = table_of([(loaded().address("mix"), (n,), 3)] * 40, limit)
         for begin, source, to in zip(begins, arrays, arrays[1:], strict=False):
             words[begin : begin + 3] = source.ctypes.data, to.ctypes.data, steps.number(np.float32(0.5))
         runner = crowded().runner(words)
@@ -233,7 +233,7 @@ def mode() -> Iterator[ctypes.CDLL]:
 
 def mixed(x: np.ndarray, limit: int, by: float) -> tuple[pool.Runner, np.ndarray]:
     to = np.empty_like(x)
-    words, (begin,) = steps.table([(loaded().address("mix"), (len(x),), 3)], limit)
+    words, (begin,) = table_of([(loaded().address("mix"), (len(x),), 3)], limit)
     words[begin : begin + 3] = x.ctypes.data, to.ctypes.data, steps.number(np.float32(by))
     runner = crowded().runner(words)
     return runner, to
@@ -333,7 +333,7 @@ def test_random_tables_on_aarch64(tmp_path: Path) -> None:
 
 def test_too_many_items_are_refused() -> None:
     with pytest.raises(DeviceError, match="work-items"):
-        steps.table([(1, (1 << 16, 1 << 16), 0)], 1)
+        table_of([(1, (1 << 16, 1 << 16), 0)], 1)
 
 
 def workers() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -94,6 +95,44 @@ def test_as_many_compilers_as_the_model_wants(
         for name in names:
             assert every.build(text(name)).entry(name)
     assert found.counts == {"all": 12, "now": 0, "most": most}
+
+
+@dataclass(frozen=True)
+class Ordered(Compiler):
+    """Notes what it compiles; the first one ends when it may."""
+
+    order: list[str] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def build(self, text: str, flags: Any, label: str = "", entry: str = "") -> bytes:
+        self.order.append(label)
+        self.go_on.wait(60)
+        return super().build(text, flags, label, entry)
+
+
+def test_long_texts_come_first(uncached: None) -> None:
+    """Of those that wait while others are compiled: what begins last should be short."""
+    found = compiler.find()
+    ordered = Ordered(found.compile, found.link, found.version, "ordered")
+    every, names = made(ordered), ["kkk", "kk", "kkkkk", "kkkk"]
+    with building.using(Settings.make({"COMPILATION_NUM_THREADS": 1})):
+        every.begin(text("k"))
+        while not ordered.order:
+            time.sleep(0.001)
+        for name in names:
+            every.begin(text(name))
+        while len(every._waiting) < len(names):
+            time.sleep(0.001)
+        ordered.go_on.set()
+        for name in names:
+            assert every.build(text(name)).entry(name)
+    assert ordered.order == ["k", *sorted(names, reverse=True)]
+
+
+def test_beginning_tells_what_is_there(cache: KernelCache) -> None:
+    assert not made(counted()).begin(text())
+    made(counted()).build(text())
+    assert made(counted()).begin(text())
 
 
 def test_a_text_is_compiled_once(uncached: None) -> None:

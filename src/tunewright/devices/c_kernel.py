@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ..errors import ModelError
+from ..ir.late import is_late
 from ..ir.symbolic import SymInt, Whole, hint
 from ..ir.types import TensorType, Type
 from . import building
@@ -53,6 +54,20 @@ class Table:
     array: np.ndarray[Any, Any]
     sizes: tuple[Whole, ...] = ()
     make: Callable[..., np.ndarray[Any, Any]] | None = None
+    #: its elements are the sizes themselves, as int32
+    listed: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """It depends on numbers that a launch finds out by itself."""
+        return any(map(is_late, self.sizes))
+
+    @property
+    def words(self) -> list[Whole]:
+        """The sizes as words of 64 bits, of two elements each; they are not negative."""
+        assert self.listed
+        sizes = [*self.sizes, 0]
+        return [low + high * 2**32 for low, high in zip(sizes[::2], sizes[1::2], strict=False)]
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +78,15 @@ class Table:
     def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
         """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
         return Table(make(*map(hint, sizes)), tuple(sizes), make)
+
+    @staticmethod
+    def list(sizes: Sequence[Whole]) -> Table:
+        """The sizes themselves."""
+        return dataclasses.replace(Table.of(_int32, sizes), listed=True)
+
+
+def _int32(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int32)
 
 
 @dataclass(frozen=True)
@@ -146,6 +170,13 @@ class CKernel(Kernel):
         self.packings = packings
         self.costs = Costs(len(calls))
 
+    def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+        assert self.open is not None
+        self.most_scratch = dict(scratch)
+        moving = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
+        self.open = dataclasses.replace(self.open, scratch=moving)
+
     @property
     def texts(self) -> list[str]:
         """The complete text of each launch."""
@@ -196,7 +227,8 @@ class OpenCalls:
     def sizes(self) -> list[Whole]:
         """Every size in these launches."""
         found: list[Whole] = [value for _, _, value in self.words]
-        return [*found, *self.scratch.values(), *(size for _, _, table in self.tables for size in table.sizes)]
+        tables = (table.words if table.is_late else table.sizes for _, _, table in self.tables)
+        return [*found, *self.scratch.values(), *(size for sizes in tables for size in sizes)]
 
     @staticmethod
     def of(calls: Sequence[Call]) -> OpenCalls | None:

@@ -43,11 +43,16 @@ class Kernel(ABC):
     like: DType | None = None
     #: constant inputs that it wants rearranged; who runs it does so once
     packings: Mapping[int, Packing] = MappingProxyType({})
+    #: bytes of scratch memory, where their number is known in the middle of a launch: as many as there may be
+    most_scratch: Mapping[str, Whole] = MappingProxyType({})
     #: its device may link it with others: it only enqueues work, and needs no values
     is_linkable: bool = False
 
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
         """Compile what is not compiled yet: making a kernel need not, running it does."""
+
+    def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:  # noqa: B027
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
 
     def is_like(self, other: Kernel) -> bool:
         """It can take another one's place in an executable."""
@@ -150,8 +155,14 @@ class Loops(ABC):
     """The loops of a `Bound`."""
 
     @abstractmethod
-    def allow(self, iterations: int) -> None:
-        """Bound the iterations of all loops together in the next call."""
+    def allow(self, iterations: int, anew: bool = True) -> None:
+        """Bound the iterations of all loops together in the next call, which begins ``anew``, or goes on behind what
+        the last one left."""
+
+    @abstractmethod
+    def left(self) -> int | None:
+        """The number of the part that the last call left because its rows do not fit what comes. What stands behind
+        it did not run; the next call goes on there."""
 
     @abstractmethod
     def taken(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
+from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
 
 class Formulas:
-    """Computes expressions of a trace, which ends with it, for other sizes."""
+    """Computes expressions of a trace, which ends with it, for other sizes. Guards of late symbols are not asked: who
+    runs what depends on them checks these."""
 
     def __init__(self, trace: Trace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
         trace.is_open = False
@@ -34,7 +36,8 @@ class Formulas:
             self.place(one)
 
     def _checks(self, guards: Guards) -> list[tuple[bool, int, bool]]:
-        return [(how == "==", self.place(left), answer) for (how, left, _), answer in guards.items()]
+        known = ((how, left, answer) for (how, left, _), answer in guards.items() if not is_late(left))
+        return [(how == "==", self.place(left), answer) for how, left, answer in known]
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
         """Whether the guards of a scope hold."""

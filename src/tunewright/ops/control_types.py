@@ -135,7 +135,7 @@ def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | No
     return found
 
 
-def _made(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
+def made_by(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
     """Types of the outputs of a node's body for these inputs."""
     if len(types) != len(body.inputs):
         return []
@@ -151,13 +151,13 @@ def _branches(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
     if types is None:
         return None
-    one, *others = [_made(node, body, types, infer) for body in node.bodies.values()]
+    one, *others = [made_by(node, body, types, infer) for body in node.bodies.values()]
     return one if all(made == one for made in others) else None
 
 
 def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
-    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
+    made = [] if types is None else made_by(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or not made or made[1 : 1 + count] != types[2 : 2 + count]:
         return None
@@ -167,7 +167,7 @@ def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types, length = body_types(node), scan_length(node)
-    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
+    made = [] if types is None else made_by(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or length is None or not made or made[:count] != types[:count]:
         return None

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..devices.base import Device, Hints, in_order
+from ..devices.executable import Loops
 from ..devices.reports import KernelError
-from ..errors import ExecutionError, LimitError
+from ..errors import ExecutionError
 from ..ir.graph import Node
 from ..ops.append import STANDS_FOR
 from . import ranges
@@ -19,8 +20,9 @@ from .control import too_long
 from .counters import Counters
 from .decision import Decision
 from .frame import BoundSegment, Frame
-from .plan import Plan, Segment, Step
+from .plan import Plan, Step
 from .program import Program, type_of
+from .ragged import make_room, used
 from .remote import Stay
 
 #: tensors of one inference, by slot
@@ -171,14 +173,16 @@ class Executor:
         """A segment with loops, or control flow that is run from here."""
         bound = one.bound
         if bound is None:
-            self._control(frame, one.segment, values)
+            self._control(frame, one.segment.steps[0], values)
         elif bound.loops is None:
             bound.invoke(values)
         else:
-            bound.loops.allow(max(0, one.most - self.iterations))
-            self._make_room(frame, one, values)
+            left = one.most - self.iterations
+            bound.loops.allow(max(0, left))
+            make_room(one.ragged, frame.rooms, values, (left, one.most), self.max_tensor_bytes)
             bound.invoke(values)
             self.queue.finish()
+            escaped = self._escaped(frame, one, bound.loops, values)
             self.iterations += bound.loops.taken()
             failed = bound.loops.failed()
             if failed is not None:
@@ -186,12 +190,28 @@ class Executor:
                 assert isinstance(tag, Node)
                 what = "the loops of the model do not end" if trips is None else f"runs {trips:,} times"
                 raise too_long(tag, what, one.most)
-            for slot, ragged, _, _ in one.ragged:
-                count, room = bound.loops.counted(ragged.counter), values[slot]
-                values[slot] = room[:count].copy() if 2 * count < len(room) else room[:count]
+            for slot, ragged, _, node in one.ragged:
+                if node not in escaped:
+                    count = bound.loops.counted(ragged.counter)
+                    values[slot] = used(ragged, frame.rooms[ragged][1], values[slot], count)
 
-    def _control(self, frame: Frame, segment: Segment, values: Values) -> None:
-        (step,), queue = segment.steps, self.queue
+    def _escaped(self, frame: Frame, one: BoundSegment, loops: Loops, values: Values) -> list[Node]:
+        """Run control flow that a launch has left, and what is behind it. Answers which."""
+        found: list[Node] = []
+        while (number := loops.left()) is not None:
+            step = one.segment.steps[number]
+            found.append(step.node)
+            for i in (slot for slot, _, _, node in one.ragged if node is step.node):
+                values[i] = None  # the room that it had
+            self._control(frame, step, values)
+            loops.allow(max(0, one.most - self.iterations), anew=False)
+            assert one.bound is not None
+            one.bound.invoke(values)
+            self.queue.finish()
+        return found
+
+    def _control(self, frame: Frame, step: Step, values: Values) -> None:
+        queue = self.queue
         assert step.control is not None
         ins = queue.fetch([slot_value(frame, values, i) for i in step.ins])
         self._check_reports()
@@ -203,22 +223,6 @@ class Executor:
                 values[i] = made
             else:
                 queue.put(made, there)
-
-    def _make_room(self, frame: Frame, one: BoundSegment, values: Values) -> None:
-        """Memory for what a launch makes rows of, as many as there may be."""
-        for slot, ragged, limit, node in one.ragged:
-            known, dims = frame.rooms[ragged]
-            most = known if limit < 0 else max(0, int(np.asarray(slot_value(frame, values, limit)).reshape(())))
-            assert most is not None
-            if ragged.most is None and most > one.most - self.iterations:
-                raise too_long(node, f"runs {most:,} times", one.most)
-            row = ragged.type.with_shape(dims)
-            if 0 < self.max_tensor_bytes < most * row.nbytes:
-                raise LimitError(
-                    f"a result of {most:,} times {row}", where=f"node {node.name!r} ({node.op})",
-                    hint=f"the limit is MAX_TENSOR_BYTES = {self.max_tensor_bytes:,}",
-                )  # fmt: skip
-            values[slot] = np.empty((most, *dims), row.dtype.numpy)
 
     def watch(self, frame: Frame, one: BoundSegment, values: Values) -> None:
         """A segment that is counted, or that others' time lines show."""

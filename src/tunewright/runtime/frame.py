@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,9 @@ class Frame:
         arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
         self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
         seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
+        # control flow that a launch may leave to the request
+        escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
+        seen |= {i for step in escaping for i in (*step.ins, *step.outs) if i >= 0}
         #: slots in the arena that are arrays for somebody, where those change with sizes
         self._viewed = arena & seen
         #: slots of results that are arrays for somebody while it runs
@@ -121,7 +125,7 @@ class Frame:
         untold = counted and executable is not None and not executable.timed
         if untold and (len(steps) > 1 or steps[0].block is not None):
             link = self.plan.device.link
-            apart = [Segment([s], link([s.part]) if s.block is None else None) for s in steps]
+            apart = [Segment([s], partial(link, [s.part]) if s.block is None else None) for s in steps]
             return [made for one in apart for made in self._bind(one, arena, counted)]
         bound = None if executable is None else executable.bind(self.queue, self.memory, arena, counted)
         most = max((step.control.max_iterations for step in segment.steps if step.control is not None), default=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +22,7 @@ from ..devices.executable import Call, Executable
 from ..devices.rows import Block
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
@@ -30,6 +31,7 @@ from ..ops import lookup
 from ..ops.append import APPEND
 from ..ops.infer import check_results
 from ..solvers.base import Kernel, Problem, attrs_at_hand
+from ..solvers.classes import numbers
 from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
 from . import alias
@@ -40,7 +42,7 @@ from .memory import Lifetime, Stack, pack
 from .plan import Place, Plan, Segment, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
-from .template import Open, OpenKernel, Template, Traced, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -137,17 +139,6 @@ def _open_sizes(part: Graph) -> set[tuple[int, int]]:
         for axis, size in enumerate((None,) * MAX_RANK if shape is None else shape)
         if not isinstance(size, int)
     }
-
-
-def bring_at_hand(graph: Graph) -> None:
-    """Symbolic types, constants and attributes become those of the shapes at hand."""
-    for value in graph.values():
-        if isinstance(value.type, TensorType):
-            if isinstance(value.const, SymArray):
-                value.const = at_hand(value.const, value.type.dtype.numpy)
-            value.type = value.type.at_hand
-    for node in graph.nodes:
-        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -263,8 +254,6 @@ class _Lowering:
     def filled(self, plan: Plan) -> list[Filled]:
         """Caches with room: inputs of an append that a result of the same shape continues."""
         found = []
-        tables = (one for one in plan.segments if one.executable is not None and one.executable.takes_addresses)
-        linked = {step for segment in tables for step in segment.steps}
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
             if node is None or node.op != APPEND or value not in self.index or node.inputs[0] not in self.graph.inputs:
@@ -272,8 +261,8 @@ class _Lowering:
             past, slot, at = node.inputs[0], plan.slots[self.index[value]], self.nodes.index(node)
             assert past is not None and past.tensor is not None and value.tensor is not None
             fits = same(past.tensor.dims, value.tensor.dims) and len(past.uses) == 1
-            fits = fits and self.env.device.shares_memory
-            if fits and slot.place is Place.RESULT and not hint(slot.offset) and plan.steps[at] in linked:
+            fits = fits and self.env.device.shares_memory and self.env.device.serves_classes
+            if fits and slot.place is Place.RESULT and not hint(slot.offset) and self.is_linked(plan.steps[at]):
                 found.append(Filled(self.graph.inputs.index(past), output, slot.storage, at))
         return found
 
@@ -301,7 +290,7 @@ class _Lowering:
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
         if self.traced is not None:
-            self.open.arena = {s: sharing.sizes[s] for s in arena}
+            self.open.arena = {s: upper(sharing.sizes[s], self.traced.bounds) for s in arena}
             self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
         results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
@@ -452,6 +441,8 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
+        if any(map(is_late, numbers(problem))):
+            return self.of_late_sizes(problem, choice)
         with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
@@ -461,6 +452,23 @@ class _Lowering:
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
             pose = partial(env.posed, choice, kernel)
             self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
+        return kernel
+
+    def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
+        """The kernel for a problem whose sizes a launch finds out by itself, under guards that the launch checks."""
+        assert self.traced is not None
+        env, solver = self.env, choice.solver
+        reason = env.tuner.why_not(solver, problem, env.device)
+        if reason is not None:
+            raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
+        kernel = env.compile(choice, problem)
+        of_kernel = getattr(kernel, "open", None)
+        if of_kernel is None:
+            return kernel
+        for _, _, table in of_kernel.tables:
+            if table.is_late and not (table.listed and all(not size < 0 for size in table.sizes)):
+                raise Untraceable(f"{solver.id} makes tables of sizes")
+        kernel.limit_scratch({name: upper(nbytes, self.traced.bounds) for name, nbytes in of_kernel.scratch.items()})
         return kernel
 
     def choose(self, problem: Problem) -> Choice:
@@ -496,16 +504,17 @@ class _Lowering:
             else:
                 groups.append([step])
             before = joins
-        return [Segment(group, self.executable(group)) for group in groups]
+        return [Segment(group, self.link(group)) for group in groups]
 
-    def executable(self, steps: list[Step]) -> Executable | None:
+    def link(self, steps: list[Step]) -> Callable[[], Executable] | None:
+        """What makes the executable of a segment."""
         first, device = steps[0], self.env.device
         if self.is_linked(first):
-            return device.link([step.part for step in steps])
+            return partial(device.link, [step.part for step in steps])
         if first.kernel is None:
             return None
         limit = partial(_check_results, first.node, self.env.settings.max_tensor_bytes)
-        return Call(first.part, first.on_host, first.on_host and not device.shares_memory, limit)
+        return partial(Call, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
         """Whether the device links it: its results have a place, and its inputs, unless the device reads any memory."""

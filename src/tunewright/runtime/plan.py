@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,8 +86,13 @@ class Segment:
     """Neighbouring steps that are one executable."""
 
     steps: list[Step]
-    #: None: control flow that the request runs itself
-    executable: Executable | None
+    #: makes the executable; None: control flow that the request runs itself
+    link: Callable[[], Executable] | None
+
+    @cached_property
+    def executable(self) -> Executable | None:
+        """Linked once, when the first request binds it: plans of bodies that are part of others never are."""
+        return None if self.link is None else self.link()
 
     @property
     def slots(self) -> set[int]:

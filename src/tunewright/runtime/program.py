@@ -204,8 +204,8 @@ class Program:
         self._lock = threading.Lock()
         #: plans for classes of shapes, the one that was made last at the end
         self._classes: list[Plan] = []
-        #: of a body: the plan that is part of one for a class of shapes
-        self._part: Plan | None = None
+        #: of a body: the plans that are part of one for a class of shapes
+        self._parts: dict[str, Plan] = {}
         self._serves_classes = env.serves_classes
         #: how often in a row none could be made
         self._untraceable = 0
@@ -261,12 +261,15 @@ class Program:
                 self._plans.move_to_end(types)
             return plan
 
-    def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced) -> Plan:
-        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes."""
+    def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced, key: str = "") -> Plan:
+        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes.
+
+        ``key``: which one, where its body is planned for several types.
+        """
         with self._lock:
-            if self._part is None:
-                self._part = self._make(types, False, traced, node)
-            return self._part
+            if key not in self._parts:
+                self._parts[key] = self._make(types, False, traced, node)
+            return self._parts[key]
 
     def beside(self, types: tuple[Type | None, ...], env: Environment) -> Plan:
         """Another plan for these input types, which nobody uses yet, with the choices and kernels of ``env``.
@@ -421,7 +424,7 @@ class Program:
     @property
     def plans(self) -> list[Plan]:
         with self._lock:
-            return [*self._plans.values(), *self._classes, *([] if self._part is None else [self._part])]
+            return [*self._plans.values(), *self._classes, *self._parts.values()]
 
     @uncollected()
     def _make(

@@ -17,9 +17,9 @@ from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
 from ..ir.formulas import Formulas
 from ..ir.graph import Graph
-from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
+from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole, at_hand
 from ..ir.types import TensorType, Type
-from ..solvers.base import Problem
+from ..solvers.base import Problem, attrs_at_hand
 from ..solvers.classes import numbers, with_numbers
 from .memory import ALIGNMENT, Stack
 from .states import State
@@ -129,6 +129,19 @@ class Traced:
     kernels: list[OpenKernel] = field(default_factory=list)
     #: graphs whose types are symbolic until the trace ends
     graphs: list[Graph] = field(default_factory=list)
+    #: the most and the least that numbers are which a launch finds out by itself
+    bounds: dict[int, tuple[Whole, Whole]] = field(default_factory=dict)
+
+
+def bring_at_hand(graph: Graph) -> None:
+    """Symbolic types, constants and attributes become those of the shapes at hand."""
+    for value in graph.values():
+        if isinstance(value.type, TensorType):
+            if isinstance(value.const, SymArray):
+                value.const = at_hand(value.const, value.type.dtype.numpy)
+            value.type = value.type.at_hand
+    for node in graph.nodes:
+        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass

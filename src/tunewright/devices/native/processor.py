@@ -102,8 +102,7 @@ def processor() -> Processor:
     """This one. DeviceError where nothing can be compiled for it or run on it."""
     architecture = isa.machine()
     if sys.platform != "linux":
-        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}",
-                          hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
+        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}", hint="CPU.HOST runs here")
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     begin()
@@ -125,14 +124,16 @@ def thread_pool() -> Loaded:
 @cache
 def begin() -> None:
     """Have compiled what `processor`, `why_not` and `thread_pool` need, beside what comes before they are asked."""
-    named = Settings.from_environment().cpu_compiler
+    settings = Settings.from_environment()
+    named, wanted = settings.cpu_compiler, settings.cpu_isa
     # Whoever needs it asks again, and is told. RuntimeError: no further thread can be started.
     with contextlib.suppress(TunewrightError, OSError, RuntimeError):
         if sys.platform != "linux" or isa.machine() not in isa.LEVELS or find_compiler(named) is None:
             return
         with _kept():
             if not _runtime().begin(_text(FEATURES)):  # then it is not known either whether kernels run here
-                for level in isa.executable(isa.named(cpu_flags()), isa.machine())[-1:]:
+                likely = isa.executable(isa.named(cpu_flags()), isa.machine())
+                for level in [level for level in likely if wanted in ("AUTO", level.name.upper())][-1:]:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
                 # No daemon: when this process ends, nothing that it compiles is left behind, no files and no processes

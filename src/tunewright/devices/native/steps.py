@@ -32,6 +32,20 @@ class Op(enum.IntEnum):
     UNLESS = 4
     LOOP = 5
     AGAIN = 6
+    COMPUTE = 7
+
+
+class Function(enum.IntEnum):
+    """What a function of a COMPUTE row makes of two words, or how it compares one."""
+
+    ADD = 0
+    MULTIPLY = 1
+    DIVIDE = 2
+    REST = 3
+    LEAST = 4
+    MOST = 5
+    IS_ZERO = 6
+    IS_NEGATIVE = 7
 
 
 @dataclass(eq=False)
@@ -141,17 +155,6 @@ class Linked:
             assert operand.step >= 0, "a jump to nowhere"
             return operand.step
         return operand
-
-
-def table(
-    steps: Sequence[tuple[int, Sequence[int], int]], participants: int
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """A table of kernel steps (entry point, grid, number of arguments), and where each one's arguments begin."""
-    listing = Listing()
-    for entry, grid, arguments in steps:
-        listing.kernel(entry, grid, arguments)
-    linked = listing.link(participants)
-    return linked.table, [begin + ROW for begin in linked.begins]
 
 
 def trips(table: np.ndarray[Any, Any], step: int) -> int | None:

@@ -17,13 +17,16 @@ from ..c_device import NOTHING, CQueue
 from ..c_kernel import CKernel
 from ..executable import Bound, Executable, Loops, Part, Sizes
 from ..reports import Reports
-from ..rows import Block, Counter
+from ..rows import Block, Counter, Late
 from . import steps
 from .table_sizes import OwnMemory
 from .table_writer import TableWriter
 
 if TYPE_CHECKING:
     from .device import NativeDevice
+
+#: the step behind the entrance of a table
+FIRST = 2
 
 
 class Table(Executable):
@@ -34,7 +37,7 @@ class Table(Executable):
     def __init__(self, device: NativeDevice, parts: Sequence[Part]) -> None:
         self.device, self.parts = device, parts
         writer = self.writer = TableWriter(device.target.units)
-        writer.begin(blocks=any(isinstance(part.kernel, Block) for part in parts))
+        writer.begin([part.kernel for part in parts if isinstance(part.kernel, Block)])
         for number, part in enumerate(parts):
             writer.part(number, part)
         linked = self.linked = writer.link()
@@ -167,9 +170,23 @@ class TableLoops(Loops):
         self._table, self._tags = table, writer.tags
         self._bound, self._left = cells[writer.bound], cells[writer.left]
         self._counters = {counter: cells[cell] for counter, cell in writer.counters.items()}
+        #: the word that says where a run begins, and which part each step is of
+        self._entrance = None if writer.entrance is None else executable.linked.begins[writer.entrance] + 1
+        self._owners = writer.owners
 
-    def allow(self, iterations: int) -> None:
+    def allow(self, iterations: int, anew: bool = True) -> None:
         self._table[self._bound], self._table[self._left + 1] = iterations, 0
+        if anew and self._entrance is not None:
+            self._table[self._entrance] = FIRST
+
+    def left(self) -> int | None:
+        step = int(self._table[self._left + 1])
+        if self._entrance is None or not step or not isinstance(self._tags[step - 1], Late):
+            return None
+        number = self._owners[step - 1]
+        behind = (at for at in range(step, len(self._owners)) if self._owners[at] != number)
+        self._table[self._entrance] = next(behind, len(self._owners))
+        return number
 
     def taken(self) -> int:
         return int(self._table[self._bound]) - int(self._table[self._left])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +56,15 @@ class OpenTable:
     tables: list[tuple[Operand, Table]] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
 
-    def kernel(self, placed: Placed) -> None:
-        """A kernel's launches are written."""
+    def kernel(self, placed: Placed, word_is: Callable[[Operand, Whole], None]) -> None:
+        """A kernel's launches are written. ``word_is``: says what a word will be."""
         self.placed.append(placed)
         if placed.kernel.open is not None:
             for launch, word, value in placed.kernel.open.words:
-                self.words.append((word_of(placed.steps[launch], word), value))
+                word_is(word_of(placed.steps[launch], word), value)
             for launch, at, table in placed.kernel.open.tables:
+                if table.is_late:
+                    continue  # it is words of the launch table
                 self.tables.append((Argument(placed.steps[launch], at), table))
 
 
@@ -197,7 +199,7 @@ class OwnMemory:
         for call in kernel.calls:
             for arg in call.args:
                 if isinstance(arg, Scratch):
-                    self._borrow(placed, arg.name, arg.nbytes)
+                    self._borrow(placed, arg.name, int(hint(kernel.most_scratch.get(arg.name, arg.nbytes))))
 
     def _borrow(self, placed: Placed, name: str, nbytes: int) -> None:
         number, places = self._scratch[placed, name]

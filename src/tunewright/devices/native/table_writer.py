@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from ...ir.late import is_late, newest
 from ...ir.symbolic import Whole, hint
 from ..base import address
 from ..c_device import NOTHING
@@ -22,6 +25,7 @@ from ..rows import (
     Copy,
     Counter,
     Fixed,
+    Late,
     Launch,
     Loop,
     Outer,
@@ -35,6 +39,7 @@ from ..rows import (
     walk,
 )  # fmt: skip
 from . import steps
+from .late_table import LateWords
 from .steps import Argument, Cell, Label, Linked, Op, Operand
 from .table_sizes import OpenTable, Placed, Region, is_open, word_of
 
@@ -73,6 +78,8 @@ class TableWriter:
     left: Cell | None = None
     #: where iterations are counted
     counters: dict[Counter, Cell] = field(default_factory=dict)
+    #: the step that says where a run begins, where the request may run a block instead of the table
+    entrance: int | None = None
     #: what of it is each request's own, or depends on sizes
     open: OpenTable = field(default_factory=OpenTable)
     #: of each kernel that is no block's: where it is
@@ -86,12 +93,15 @@ class TableWriter:
     pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
     _constants: dict[int, Cell] = field(default_factory=dict)
     _sizes: dict[Sizes, Region] = field(default_factory=dict)
+    _late: list[LateWords] = field(default_factory=list)
 
-    def begin(self, blocks: bool) -> None:
-        """``blocks``: some of what follows are blocks. Each run begins with all the iterations that it may take."""
+    def begin(self, blocks: Sequence[Block]) -> None:
+        """``blocks``: those of what follows. Each run begins with all the iterations that it may take."""
         if blocks:
             self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
             self.listing.move(self.bound, [self.left])
+            if any(block.escapes for block in blocks):
+                self.entrance = self.listing.control(Op.JUMP, len(self.listing.rows) + 1)
             self._own(0)
 
     def part(self, number: int, part: Part) -> None:
@@ -102,6 +112,7 @@ class TableWriter:
             writer = _BlockWriter(self, part, region)
             writer.meet(part.kernel.rows)
             writer.rows(part.kernel.rows)
+            writer.end()
         else:
             assert isinstance(part.kernel, CKernel)
 
@@ -117,13 +128,25 @@ class TableWriter:
         if slot >= 0:
             self.places.setdefault(slot, []).append(at)
 
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_open(number):
+            self.open.words.append((at, number))
+
+    def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> Cell:
+        """The first of the words that are these numbers, one behind the other."""
+        cells = [self.listing.cell(int(hint(number))) for number in numbers]
+        for cell, number in zip(cells, numbers, strict=True):
+            word_is(cell, number)
+        return cells[0]
+
     def link(self) -> Linked:
         """The table, with everything that is known now."""
+        for late in self._late:
+            late.write()
         for step, places, offset, source, add in self._moves:
             words = places.words.get(offset, [])
             self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
-            if is_open(add):
-                self.open.words.append((word_of(step, 2), add))
         linked = self.listing.link(self.participants)
         for at, number in self._numbers:
             linked.table[linked.number(at)] = number
@@ -136,9 +159,11 @@ class TableWriter:
         self.tags += [None] * (count - len(self.tags))
 
     def launches(
-        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False,
+        word_is: Callable[[Operand, Whole], None] | None = None,
     ) -> Placed:  # fmt: skip
-        """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times."""
+        """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times. ``word_is``:
+        says what a word will be that depends on sizes."""
         costs: list[Operand] = []
         record: list[Operand] = []
         placed = Placed(kernel)
@@ -154,6 +179,8 @@ class TableWriter:
                     bind(arg, at)
                 elif isinstance(arg, Scratch):
                     placed.scratch.setdefault(arg.name, []).append(at)
+                elif isinstance(arg, Table) and arg.is_late:
+                    self.pointers.append((at, self.words(arg.words, word_is or self.word_is)))
                 elif isinstance(arg, Table):
                     self.kept.append(arg.array)
                     self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
@@ -161,7 +188,7 @@ class TableWriter:
                     record.append(at)
                 else:
                     self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
-        self.open.kernel(placed)
+        self.open.kernel(placed, word_is or self.word_is)
         if record:
             self.reports.append((tag, record))
         self.costs.setdefault(kernel, []).append(costs)
@@ -189,6 +216,12 @@ class _BlockWriter:
     part: Part
     #: the block's own memory
     region: Region
+    #: what is computed in the launch, by the late symbol that it waits for
+    late: dict[int, LateWords] = field(default_factory=dict)
+    #: variables of this block
+    variables: dict[Variable, _Places] = field(default_factory=dict)
+    #: where the memory of the block begins
+    base: Cell | None = None
 
     def meet(self, rows: Sequence[Row]) -> None:
         """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
@@ -209,7 +242,7 @@ class _BlockWriter:
             if ref is not None:
                 self._argument(ref, at)
 
-        self.table.launches(row.kernel, bind, row.tag, counted=True)
+        self.table.launches(row.kernel, bind, row.tag, counted=True, word_is=self.word_is)
 
     def set(self, row: Set) -> None:
         places = self._places(row.variable)
@@ -222,21 +255,64 @@ class _BlockWriter:
         nbytes, words = row.nbytes, (self._word(row.to), self._word(row.source))
         if is_open(nbytes) or nbytes:
             step = self.table.listing.control(Op.COPY, *words, int(hint(nbytes)))
-            if is_open(nbytes):
-                self.table.open.words.append((word_of(step, 3), nbytes))
+            self.word_is(word_of(step, 3), nbytes)
 
     def loop(self, row: Loop) -> None:
         listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
         listing.move(self.table._constant(0), [counter])
-        limit: Operand = 0 if row.limit is None else self._word(row.limit)
-        assert self.table.left is not None
-        head = listing.control(
-            Op.LOOP, out, counter, limit, self._word(row.condition), self.table.left, int(row.whole), 0
-        )
-        self.table.tags += [None] * (head - len(self.table.tags)) + [row.tag]
+        for body in row.first:
+            self.head(row, out)
+            self.rows(body)
+            following = Label()
+            listing.control(Op.AGAIN, following, counter)
+            listing.place(following)
+        head = self.head(row, out)
+        self.computed(row.late)
         self.rows(row.body)
         listing.control(Op.AGAIN, head, counter)
         listing.place(out)
+        if row.at_end is not None:
+            before = self.late.get(row.at_end.atom)
+            self.computed(row.at_end)
+            self.rows(row.behind)
+            if before is not None:
+                self.late[row.at_end.atom] = before
+
+    def head(self, row: Loop, out: Label) -> int:
+        """Where an iteration begins, or the loop ends."""
+        table, limit = self.table, 0 if row.limit is None else self._word(row.limit)
+        assert table.left is not None
+        counter, condition = self._counter(row.counter), self._word(row.condition)
+        head = table.listing.control(Op.LOOP, out, counter, limit, condition, table.left, int(row.whole), 0)
+        table.tags += [None] * (head - len(table.tags)) + [row.tag]
+        return head
+
+    def computed(self, late: Late | None) -> None:
+        """A row that computes numbers: from here on they are those."""
+        if late is None:
+            return
+        table = self.table
+        step = table.listing.control(Op.COMPUTE, 0, 0)
+        table.tags += [None] * (step - len(table.tags)) + [late]
+        symbols: dict[int, Operand] = {late.atom: self._counter(late.counter)}
+        symbols |= {atom: words.symbols[atom] for atom, words in self.late.items() if atom != late.atom}
+        assert table.left is not None
+        self.late[late.atom] = LateWords(late, step, symbols, table.listing, table.left, table._constant, table.word_is)
+        table._late.append(self.late[late.atom])
+
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_late(number):
+            self.late[newest(number)].set(at, number)
+        else:
+            self.table.word_is(at, number)
+
+    def end(self) -> None:
+        """Have addresses that variables were given before a late number was known be those with it added."""
+        for places in self.variables.values():
+            for offset, words in places.words.items():
+                if is_late(offset):
+                    self.late[newest(offset)].add(places.cell, offset, words)
 
     def branch(self, row: Branch) -> None:
         listing, otherwise, end = self.table.listing, Label(), Label()
@@ -256,6 +332,8 @@ class _BlockWriter:
             table.tensor(self.part, base.output, base.index, at)
         elif isinstance(base, Variable):
             self._places(base).words.setdefault(ref.offset, []).append(at)
+        elif isinstance(base, Sizes) and any(map(is_late, base.array.flat)):
+            table.pointers.append((at, self._elements(base)))
         elif isinstance(base, Counter):
             table.pointers.append((at, self._counter(base)))
         elif isinstance(base, Fixed) and not is_open(ref.offset):
@@ -264,7 +342,25 @@ class _BlockWriter:
             begin = self.region if isinstance(base, Own) else (
                 table.region_of(base) if isinstance(base, Sizes) else self._begin(base)
             )  # fmt: skip
-            table.open.addresses.append((at, begin, ref.offset))
+            if is_late(ref.offset):
+                self.late[newest(ref.offset)].add(self._begins(begin), ref.offset, [at])
+            else:
+                table.open.addresses.append((at, begin, ref.offset))
+
+    def _elements(self, sizes: Sizes) -> Cell:
+        """The first of the words that are the elements of a constant."""
+        assert sizes.dtype == np.int64
+        return self.table.words(sizes.array.reshape(-1).tolist(), self.word_is)
+
+    def _begins(self, begin: Region | int) -> Cell:
+        """A word that says where memory of the block or a constant begins."""
+        if isinstance(begin, int):
+            return self.table._constant(begin)
+        assert begin is self.region
+        if self.base is None:
+            self.base = self.table.listing.cell()
+            self.table.open.addresses.append((self.base, begin, 0))
+        return self.base
 
     def _word(self, ref: Ref) -> Cell:
         """A word that holds this address, for control rows."""
@@ -293,6 +389,8 @@ class _BlockWriter:
         """Written when all the words of the variable are known."""
         step = self.table.listing.control(Op.MOVE, 0, 0, 0)
         self.table._moves.append((step, places, offset, source, add))
+        if not is_late(add) or newest(add) in self.late:  # else it is not known yet: see `end`
+            self.word_is(word_of(step, 2), add)
 
     def _begin(self, base: Fixed) -> int:
         """Where a constant begins."""
@@ -303,6 +401,7 @@ class _BlockWriter:
         if variable not in self.table._variables:
             cell = self.table.listing.cell()
             self.table._variables[variable] = _Places(cell, {0: [cell]})
+        self.variables[variable] = self.table._variables[variable]
         return self.table._variables[variable]
 
     def _counter(self, counter: Counter) -> Cell:

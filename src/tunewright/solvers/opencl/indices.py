@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
-
-import numpy as np
 
 from ...devices.base import Target
 from ...ir.symbolic import greater, hint, lesser
@@ -123,8 +120,4 @@ def no_indices(type: Type | None) -> str | None:
 
 def table(rows: Sequence[Sequence[int]]) -> Table:
     """Numbers of a loop whose length is no part of the text; never empty."""
-    return Table.of(_numbers, [number for row in rows for number in row] or [0])
-
-
-def _numbers(*numbers: int) -> np.ndarray[Any, Any]:
-    return np.array(numbers, np.int32)
+    return Table.list([number for row in rows for number in row] or [0])

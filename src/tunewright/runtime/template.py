@@ -247,7 +247,7 @@ class Template:
         return [one for scope, (one, _) in enumerate(self._kernels) if not self.formulas.holds(scope, values)]
 
     def is_measured(self, sizes: tuple[int, ...]) -> bool:
-        """Whether something was measured for exactly these sizes, and the plan was made for other ones."""
+        """Something was measured for exactly these sizes, and the plan was made for other ones."""
         if self.states or self.distance(sizes) == 1.0 or not any(one.measured for one, _ in self._kernels):
             return False
         values = self.formulas((*sizes, SPARE))

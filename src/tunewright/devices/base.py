@@ -151,7 +151,7 @@ class Queue(ABC):
             self.put(np.full(to.nbytes, byte, np.uint8), to)
 
     def equal(self, one: Any, other: Any) -> bool:
-        """Two buffers of the device hold the same bytes."""
+        """Whether two buffers of the device hold the same bytes."""
         return bool(np.array_equal(*self.fetch([one, other])))
 
     def adopt(self, value: Any, writable: bool = False) -> Any:
@@ -335,7 +335,7 @@ class Device(ABC):
 
     @property
     def is_discrete(self) -> bool:
-        """It has memory of its own, apart from the host's."""
+        """Whether the device has its own memory, separate from the host's."""
         return False
 
     @property

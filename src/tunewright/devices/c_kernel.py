@@ -71,7 +71,7 @@ class Table:
 
     @property
     def is_open(self) -> bool:
-        """It depends on symbolic sizes; ``array`` is that of the sizes at hand."""
+        """Whether it depends on symbolic sizes; ``array`` is that of the sizes at hand."""
         return any(isinstance(size, SymInt) for size in self.sizes)
 
     @staticmethod
@@ -215,7 +215,7 @@ class CKernel(Kernel):
 
 @dataclass(frozen=True)
 class OpenCalls:
-    """What of a kernel's launches depends on shapes: words of its rows in a table, and bytes of scratch memory."""
+    """The parts of a kernel's launches that depend on shapes: words of its rows in a table, and scratch memory."""
 
     #: (launch, word of its row, value)
     words: tuple[tuple[int, int, SymInt], ...]
@@ -225,7 +225,7 @@ class OpenCalls:
 
     @property
     def sizes(self) -> list[Whole]:
-        """Every number that is written down here."""
+        """Every size in these launches."""
         found: list[Whole] = [value for _, _, value in self.words]
         tables = (table.words if table.is_late else table.sizes for _, _, table in self.tables)
         return [*found, *self.scratch.values(), *(size for sizes in tables for size in sizes)]

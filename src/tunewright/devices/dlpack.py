@@ -53,7 +53,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def is_tensor(value: object) -> bool:
-    """Some library's tensor that speaks DLPack."""
+    """Whether it is some library's tensor that speaks DLPack."""
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 

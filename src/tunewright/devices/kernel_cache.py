@@ -342,7 +342,7 @@ def unpack(data: bytes, key: str, secret: bytes) -> dict[str, bytes] | None:
 
 
 def is_inside(name: str) -> bool:
-    """A relative path that stays in the folder that it is relative to."""
+    """Whether it is a relative path that stays in the folder that it is relative to."""
     path = PurePosixPath(name)
     clean = not path.is_absolute() and ".." not in path.parts and "\0" not in name and "\\" not in name
     return clean and bool(path.parts) and str(path) == name

@@ -109,7 +109,7 @@ def pointed(tensor: RemoteTensor) -> Array:
 
 
 def read_only(memory: Any) -> bool:
-    """Kernels may not write it."""
+    """Whether kernels may not write it."""
     import pyopencl as cl
 
     return isinstance(memory, cl.Buffer) and bool(memory.flags & cl.mem_flags.READ_ONLY)

@@ -39,7 +39,7 @@ class Formulas:
         return [(how == "==", self.place(left), answer) for how, left, answer in known]
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
-        """The guards of a scope hold."""
+        """Whether the guards of a scope hold."""
         return _hold(self._scopes[scope], values)
 
     def __call__(self, symbols: Sequence[int]) -> list[int] | None:

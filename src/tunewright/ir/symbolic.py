@@ -546,7 +546,7 @@ def greater(a: _Number, *others: _Number) -> _Number:
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Two shapes are written alike. Those that are not may be equal all the same: nothing is guarded."""
+    """Whether two shapes are written alike. Those that are not may be equal all the same: nothing is guarded."""
     if len(a) != len(b):
         return False
     return all(x is y or (x == y if not isinstance(x, SymInt) and not isinstance(y, SymInt) else False)

@@ -74,7 +74,7 @@ def states(node: Node) -> int:
 
 
 def goes_on(body: Graph) -> bool:
-    """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
+    """Whether the body of a Loop always says "go on": its condition is the one it is given, or a constant."""
     value = body.outputs[0]
     while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]

@@ -93,7 +93,7 @@ class CountedLoops:
 
 
 def _starts(node: Node) -> bool:
-    """The first iteration depends on the trip count alone."""
+    """Whether the first iteration depends on the trip count alone."""
     formal = node.inputs[: len(node.inputs) - node.captures]
     start = formal[1] if len(formal) > 1 else None
     return start is None or (start.const is not None and start.const.size == 1 and bool(start.const.reshape(())))
@@ -111,7 +111,7 @@ def _parts(value: Value) -> Iterator[Value]:
 
 
 def _is_true(node: Node, value: Value) -> bool:
-    """The condition that an iteration is given is true, or there would be none."""
+    """Whether an iteration is given a true condition, because there would be none otherwise."""
     return value is node.bodies["body"].inputs[1] or (value.const is not None and bool(value.const.all()))
 
 

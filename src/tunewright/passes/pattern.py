@@ -234,7 +234,7 @@ def _match_all(patterns: Sequence[Pattern], values: Sequence[Value | None], foun
 
 
 def is_number(array: Array, number: float) -> bool:
-    """The only element equals the number, as exactly as its type can say it."""
+    """Whether the only element equals the number, as exactly as its type can represent it."""
     kind = array.dtype.name
     if array.size != 1 or not ("int" in kind or "float" in kind):
         return False

@@ -49,7 +49,7 @@ def _is_picture(graph: Graph, node: Node) -> bool:
 
 
 def _gains(node: Node, i: int) -> bool:
-    """It takes several taps of a row together, which lie side by side."""
+    """Whether it takes several taps of a row together, which lie side by side."""
     if node.op != "Conv" or i != 0 or node.inputs[1] is None or node.inputs[1].const is None:
         return False
     attrs, weights = node.attrs, node.inputs[1].const

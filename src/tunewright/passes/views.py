@@ -44,7 +44,7 @@ class View:
 
     @property
     def moves(self) -> bool:
-        """Some node between is more than another shape for the same bytes."""
+        """Whether some node between is more than another shape for the same bytes."""
         return any(node.op not in _RESHAPES for node in self.through)
 
     def permuted(self, perm: Sequence[int]) -> View:

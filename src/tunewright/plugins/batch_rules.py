@@ -23,7 +23,7 @@ class Examples:
         self.before: dict[Value, int] = dict.fromkeys(graph.inputs, 1)
 
     def has(self, value: Value | None) -> bool:
-        """It depends on the inputs."""
+        """Whether it depends on the inputs."""
         return value in self.before
 
     def dims(self, value: Value) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Examples:
         return (*dims[:axis], dims[axis] // self.count, *dims[axis + 1 :])
 
     def only(self, node: Node, *those: int) -> None:
-        """No other input depends on the examples."""
+        """Raise unless only these inputs depend on the examples."""
         for i, value in enumerate(node.inputs):
             if i not in those and self.has(value):
                 raise Unproven(f"takes input {i} from the examples")

@@ -44,7 +44,7 @@ class Part:
 
     @property
     def requests(self) -> int:
-        """How many it takes at a time."""
+        """How many requests the device takes at a time."""
         return getattr(self.plugin, "requests", self.single.streams)
 
 

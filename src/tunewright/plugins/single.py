@@ -121,7 +121,7 @@ def _mistake(key: str) -> SettingsError | None:
 
 
 def is_known(name: str) -> bool:
-    """There is such a device, or could be: here it is not, or cannot be used."""
+    """Whether the device exists, or could exist but is missing or unusable here."""
     key, names = name.upper(), available()[0]
     if key in names or f"{key}.0" in names:
         return True

@@ -109,7 +109,7 @@ def known(model: Model, device: Device, settings: Settings, batches: bool = Fals
 
 
 def is_due(answer: Answer, settings: Settings) -> bool:
-    """A busy machine said so, and this load may measure again."""
+    """Whether the answer is of a busy machine, and this load may measure again."""
     return answer.is_provisional and is_automatic(settings) and not _forbidden(settings)
 
 
@@ -277,7 +277,7 @@ def best(rates: Rates) -> Point:
 
 
 def beats(rates: Rates, one: Point, other: Point) -> bool:
-    """It is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
+    """Whether it is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
     ratios = _ratios(rates, one, other)
     return statistics.median(ratios) > _worth(one, other) and ratios[len(ratios) // 4] > 1
 

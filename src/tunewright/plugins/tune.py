@@ -442,7 +442,7 @@ class ModelTuning(Tuning):
         layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
-        """A search confirmed it."""
+        """Whether a search confirmed it."""
         records = self.tuner.measured(layer.problem, layer.device)
         return any(m.evidence.confirmed and _is(m, candidate) and m.evidence.regime != "network" for m in records)
 

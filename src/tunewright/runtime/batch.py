@@ -240,7 +240,7 @@ class BatchModel(CompiledModel):
 
     @property
     def has_one_request(self) -> bool:
-        """Nobody can come whom it could wait for."""
+        """Whether nobody can come whom it could wait for."""
         return len(self._requests) == 1
 
     def put(self, entry: _Entry) -> None:

@@ -195,7 +195,7 @@ def result_bytes(plan: Plan) -> Mapping[int, Whole]:
 
 
 def users_of(plan: Plan) -> dict[int, list[int]]:
-    """Of each storage that outlives the plan: the outputs in it."""
+    """For each storage that outlives the plan, the outputs in it."""
     found: dict[int, list[int]] = {storage: [] for storage in plan.results}
     for output, (_, slot) in enumerate(plan.outputs):
         if plan.slots[slot].place is Place.RESULT:

@@ -325,7 +325,7 @@ class _Lowering:
         self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 
     def has_place(self, value: Value) -> bool:
-        """It will lie in memory that is known before it is computed."""
+        """Whether it will lie in memory that is known before it is computed."""
         made_by = value.producer
         return static_tensor(value.type) is not None and (
             made_by is None or not made_by.bodies or value in self.written
@@ -367,7 +367,7 @@ class _Lowering:
             self.slots[at] = replace(self.slots[at], const=packed.array)
 
     def is_spent(self, value: Value) -> bool:
-        """A constant that nobody reads but who packs it now."""
+        """Whether it is a constant that nobody reads but who packs it now."""
         array = value.const
         if array is None or array.nbytes < LARGE or not (self.only or stored(array)):
             return False
@@ -517,7 +517,7 @@ class _Lowering:
         return partial(Call, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
     def is_linked(self, step: Step) -> bool:
-        """The device links it: its results have a place, and its inputs, unless the device reads any memory."""
+        """Whether the device links it: its results have a place, and its inputs, unless the device reads any memory."""
         if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
             return False
         ragged = () if step.block is None else [one.output for one in step.block.ragged]

@@ -68,7 +68,7 @@ class Step:
 
     @property
     def on_host(self) -> bool:
-        """It runs on the host, whatever the device is."""
+        """Whether the step runs on the host, whatever the device is."""
         if self.block is not None:
             return False
         return self.control is not None or (self.choice is not None and self.choice.solver.host)

@@ -67,7 +67,7 @@ def unknown(name: str, whose: str, metrics: Mapping[str, Metric[Any]]) -> Settin
 
 
 def is_setting(name: str) -> bool:
-    """It is a key, or another name of one."""
+    """Whether it is a key, or another name of one."""
     rows = Settings.describe()
     return any(plain(name) in (row["key"], *row["aliases"]) for row in rows)
 

@@ -41,7 +41,7 @@ def make_room(
 
 
 def used(one: Ragged, dims: Sequence[int], room: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """What so many iterations made of it; a copy where most of the memory is left over."""
+    """The rows that ``count`` iterations made; a copy if most of the memory is left over."""
     shape = _shape(one, dims, count)
     found = room.reshape(-1)[: math.prod(shape)].reshape(shape)
     return found.copy() if 2 * found.size < room.size else found

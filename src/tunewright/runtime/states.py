@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_view(array: Any) -> bool:
-    """A view of rows of a buffer, which lie apart."""
+    """Whether it is a view of rows of a buffer, which lie apart."""
     return _KNOWN.of(array) is not None
 
 

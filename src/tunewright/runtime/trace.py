@@ -52,7 +52,7 @@ class _Track(NamedTuple):
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Groups, then names; numbers in them as numbers."""
+        """The sort key of a track: its group, then its name, with numbers compared as numbers."""
         parts = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in self.name.split()]
         return self.group, parts, self.thread, self.device
 

@@ -1,4 +1,4 @@
-"""How much memory models hold, by what it is for."""
+"""How much memory models hold, by purpose."""
 
 from __future__ import annotations
 

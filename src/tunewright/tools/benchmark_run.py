@@ -61,7 +61,7 @@ class Wish:
 
     @property
     def quiet(self) -> bool:
-        """Stdout is for the report alone."""
+        """Whether stdout is only for the report."""
         return self.report == "-"
 
 
@@ -248,7 +248,7 @@ def run_once(
     baseline: str,
     allowed: float | None,
 ) -> int:
-    """Measure, tell, and the exit code."""
+    """Measure, print the results, and return the exit code."""
     from ..runtime.trace import Trace
     from .benchmark_report import show, show_advice, show_comparison, show_counters
     from .benchmark_statistics import compare

@@ -221,7 +221,7 @@ def gain_cell(each: Explanation) -> str:
 
 
 def _stays(each: Explanation) -> bool:
-    """It was measured, and nothing was found faster than the default."""
+    """Whether it was measured, and nothing was found faster than the default."""
     if each.found is None:
         return each.measured > 0 and each.origin != "heuristic"
     if each.match is not None and each.match.differs:

@@ -204,7 +204,7 @@ def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) 
 
 
 def _is_here(one: Target, other: Target) -> bool:
-    """It is the same device, be it with other versions of its software."""
+    """Whether it is the same device, be it with other versions of its software."""
     from ..tuning.key import Where
 
     return replace(Where.of(one), software="") == replace(Where.of(other), software="")

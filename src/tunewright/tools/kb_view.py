@@ -96,7 +96,7 @@ class Known:
 
     @property
     def is_default(self) -> bool:
-        """The answer is the default itself: a session found nothing that is faster."""
+        """Whether the answer is the default itself: a session found nothing that is faster."""
         answer = self.answer
         return answer is not None and (answer.record.key.solver, answer.record.config) == answer.record.evidence.default
 

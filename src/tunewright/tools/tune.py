@@ -66,7 +66,7 @@ class Wish:
     as_json: bool
 
     def is_plain(self, models: Sequence[Path]) -> bool:
-        """One model for one set of shapes until the time is over."""
+        """Whether it is one model for one set of shapes until the time is over."""
         return len(models) == 1 and self.cases == [Case()] and self.objective == "latency" and self.until is None
 
 
@@ -344,7 +344,7 @@ def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
 
 
 def is_moved(core: Core, device: str, model: Model, tuned: Sequence[Apart]) -> bool:
-    """HETERO would place nodes otherwise than in the subgraphs that were tuned: costs are known now."""
+    """Whether HETERO would now place nodes differently than in the tuned subgraphs, because costs are known."""
     from ..plugins.apart import placement
 
     parts = [(one.device, one.section.model.graph.nodes) for one in tuned if one.section is not None]

@@ -51,7 +51,7 @@ def progress() -> Iterator[Callable[[State], None]]:
 
 
 def _is_other(record: logging.LogRecord) -> bool:
-    """Not the log's own line about a problem that is tuned."""
+    """Whether it is not the log's own line about a tuned problem."""
     return record.levelno > logging.INFO or not str(record.msg).startswith("tuned ")
 
 

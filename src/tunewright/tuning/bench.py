@@ -54,7 +54,7 @@ class Faulty(Exception):
 
 
 class Broke(Exception):
-    """A candidate left the device in a state in which this process can use it no more."""
+    """A candidate broke the device: this process cannot use it any more."""
 
 
 @dataclass

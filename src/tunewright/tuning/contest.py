@@ -60,7 +60,7 @@ class Contest:
 
     @property
     def upset(self) -> bool:
-        """The baseline itself fell: nothing can be compared with it any more."""
+        """Whether the baseline itself failed: nothing can be compared with it any more."""
         return 0 in self.fallen or 1 in self.fallen
 
     def gain(self, row: int, alpha: float) -> Ratio:

@@ -156,13 +156,13 @@ def _filling(problem: Problem) -> float:
 
 
 def _follows(node: Node) -> bool:
-    """Its data comes from a node of the same operation."""
+    """Whether its data comes from a node of the same operation."""
     x = node.inputs[0]
     return x is not None and x.producer is not None and x.producer.op == node.op
 
 
 def _pixels(problem: Problem) -> bool:
-    """A convolution of 1 x 1."""
+    """Whether it is a convolution of 1 x 1."""
     w = problem.input(1)
     return isinstance(w, TensorType) and math.prod(w.dims[2:]) == 1
 

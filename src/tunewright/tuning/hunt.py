@@ -229,7 +229,7 @@ class Hunt:
         return again
 
     def _fits(self, lane: _Lane, m: Measurement) -> bool:
-        """What was measured before is true of this session's anchor."""
+        """Whether earlier measurements are valid for this session's anchor."""
         same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
         return same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
 

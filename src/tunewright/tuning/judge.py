@@ -88,7 +88,7 @@ class Guarded:
         return np.ndarray(self.type.physical, self.type.dtype.numpy, fetched, self.start)
 
     def is_intact(self, fetched: Array, byte: int) -> bool:
-        """Nobody wrote to the bands."""
+        """Whether nobody wrote to the bands."""
         end = self.start + self.type.nbytes
         return not ((fetched[: self.start] != byte).any() or (fetched[end:] != byte).any())
 
@@ -106,7 +106,7 @@ class Right:
         return all(same(mine, other) for mine, other in zip(self.results, results, strict=True))
 
     def is_in(self, queue: Queue, outs: Sequence[Guarded], run: int) -> bool:
-        """The same lies there, and nothing was written around it."""
+        """Whether the same bytes are there, and nothing was written around them."""
         return all(queue.equal(out.buffer, mine) for out, mine in zip(outs, self.buffers[run], strict=True))
 
 
@@ -390,7 +390,7 @@ def _tensor(type: object) -> TensorType:
 
 
 def same(a: Array, b: Array) -> bool:
-    """Bit by bit."""
+    """Whether two results are equal, bit by bit."""
     return a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
 
 

@@ -48,7 +48,7 @@ class ResultFile:
 
     @property
     def is_written(self) -> bool:
-        """The file is there: it has a name, and nothing was in the way."""
+        """Whether the file exists: it has a name, and no error prevented it."""
         return self.path is not None and not self._told
 
     def write(self, **members: Any) -> None:

@@ -75,7 +75,7 @@ def ratio(slower: Sequence[float], faster: Sequence[float], alpha: float) -> Rat
 
 
 def unknown(found: Ratio) -> bool:
-    """There were too few rounds to say anything."""
+    """Whether there were too few rounds to say anything."""
     return found.high >= UNKNOWN
 
 
@@ -88,7 +88,7 @@ def relative(slower: Sequence[float], faster: Sequence[float]) -> float:
 
 
 def rough(slower: Sequence[float], faster: Sequence[float]) -> bool:
-    """The ratios of a few rounds differ so much that others must have had the processor in some of them."""
+    """Whether the ratios of a few rounds differ so much that other programs must have used the processor."""
     logs = np.log(slower) - np.log(faster)
     return bool(np.quantile(logs, 0.75) - np.quantile(logs, 0.25) > ROUGH)
 

@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def is_provisional(self) -> bool:
-        """It is used, and the next load that may measures again."""
+        """Whether it is used, and the next load that may measures again."""
         return bool(self.doubt) and self.tries < MOST_TRIES
 
     @staticmethod

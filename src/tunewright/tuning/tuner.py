@@ -340,7 +340,7 @@ class Tuner:
         return False
 
     def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
-        """It is to be searched, and this tuner has not done so."""
+        """Whether it is to be searched, and this tuner has not done so."""
         is_done = (problem.key(), Where.of(device.target)) in self._done
         return not is_done and self._wants(problem, device, default, answer)
 
@@ -540,7 +540,7 @@ class Tuner:
         return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
-        """Some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
+        """Whether some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
         asked = self._defaults(problem.op, device.target.language)
         taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
         return any(not by_default or self._may_default(s, problem, device) for s in taking)

@@ -235,7 +235,7 @@ def _entries(records: Iterable[AnyRecord], skipped: list[str]) -> Iterator[tuple
 
 
 def _space(m: Measurement) -> Space:
-    """The space that a measurement's config is of."""
+    """The space to which a measurement's config belongs."""
     solver = next((s for s in solvers() if s.id == m.key.solver), None)
     if solver is None:
         raise InputError(f"there is no solver {m.key.solver} here that could tell the index of its config")

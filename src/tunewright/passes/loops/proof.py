@@ -123,7 +123,7 @@ class _Prover:
         return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
     def _is_sequence(self, slices: Slices) -> bool:
-        """[time, batch, features] or [batch, time, features] of known features."""
+        """Whether it is [time, batch, features] or [batch, time, features] of known features."""
         tensor = slices.tensor
         return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
 
@@ -266,7 +266,7 @@ class _Prover:
                 raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
 
     def _changes(self, source: int) -> bool:
-        """The source is another one in each step."""
+        """Whether the source is another one in each step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:

@@ -271,7 +271,7 @@ def widened(window: Window) -> Window:
 
 
 def _gathers(problem: Problem, window: Window) -> bool:
-    """The pixels that it reads are copied first."""
+    """Whether the pixels that it reads are copied first."""
     strided = window.taps == 1 and window.stride != (1, 1, 1) and not any((*window.head, *window.tail))
     return strided and tensor(problem.inputs[0]).layout != PLAIN and tensor(problem.inputs[1]).nbytes >= COLD
 

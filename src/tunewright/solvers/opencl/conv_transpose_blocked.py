@@ -218,7 +218,7 @@ class Plan:
 
     @property
     def vectors(self) -> int:
-        """Vectors of results of a part."""
+        """The number of vectors of results in a part."""
         return -(-self.channels * len(self.parts[0].phases) // self.width)
 
     @property

@@ -158,5 +158,5 @@ def add(source: Source, target: Target) -> None:
 
 
 def has_dot4(target: Target) -> bool:
-    """The processor has an instruction for `dot4` on vectors of the target's width."""
+    """Whether the processor has an instruction for `dot4` on vectors of the target's width."""
     return target.vector_bytes in INSTRUCTIONS and target.has(INSTRUCTIONS[target.vector_bytes][0])

@@ -112,7 +112,7 @@ class Source:
         self._numbers.update({k: np.float32(v) for k, v in values.items()})
 
     def function(self, text: str) -> None:
-        """A helper in front of the kernel."""
+        """Add a helper function in front of the kernel."""
         if text not in self._functions:
             self._functions.append(text)
 

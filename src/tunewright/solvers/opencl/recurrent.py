@@ -71,7 +71,7 @@ class Sizes:
 
     @property
     def fused(self) -> bool:
-        """The input's product is made by the recurrence itself."""
+        """Whether the input's product is made by the recurrence itself."""
         return self.steps == 1
 
     @staticmethod

@@ -312,7 +312,7 @@ _lock = threading.RLock()
 
 
 def is_recording() -> bool:
-    """Nothing is to be computed now: see `recording`."""
+    """Whether nothing is to be computed now: see `recording`."""
     return _recording.get() is not None
 
 

@@ -102,7 +102,7 @@ def estimate(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
 
 
 def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) -> bool:
-    """It can be compiled in reasonable time, and leaves out nothing better that does the same."""
+    """Whether it can be compiled in reasonable time, and leaves out nothing better that does the same."""
     bm, bn, bk, split, warps = (int(config[k]) for k in ("bm", "bn", "bk", "split", "warps"))
     if not max(256, warps * 32 * LEAST_SUMS) <= bm * bn <= min(128 * 256, warps * 32 * MOST_SUMS):
         return False
@@ -137,7 +137,7 @@ def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
 
 
 def described(shape: Shape, config: Mapping[str, Any], dtype: DType) -> bool:
-    """The memory engine can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
+    """Whether TMA can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
     if shape.products > 1 or "fold" in config or dtype is DType.FLOAT32:
         return False
     lines = [shape.columns, *([shape.depth] if shape.dense else [])]

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
+
 from tunewright.devices.base import Device
 from tunewright.plugins import single
 
@@ -34,4 +36,7 @@ def offer(name: str | None) -> None:
     elif name is not None and name.startswith("CPU.SYNTAX."):
         made = importlib.import_module("conformance.syntax").of_level(name)
     if made is not None:
+        refused = made.available()
+        if isinstance(refused, str):
+            raise pytest.UsageError(f"--cpu {name}: {refused}")
         single.families()[made.family] = made

@@ -30,7 +30,9 @@ from tunewright.devices.native.programs import name_of
 from tunewright.errors import DeviceError, ExecutionError
 
 LEVEL = isa.LEVELS["aarch64"][0]
-TRIPLE, EMULATOR = "aarch64-linux-musl", "qemu-aarch64"
+TRIPLE = "aarch64-linux-musl"
+#: of Debian's packages qemu-user and qemu-user-static
+EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
 #: as kernels for this machine are compiled
 FLAGS = (*(flag for flag in compiler.FLAGS if flag != "-fPIC"), *LEVEL.flags)
 HARNESS = Path(__file__).with_suffix(".c")

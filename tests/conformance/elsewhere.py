@@ -42,7 +42,6 @@ class ImmediateQueue(CQueue):
     def finish(self) -> None:
         if self.pending:
             self.pending = False
-            self.waits += 1
             self.kept.clear()
 
 

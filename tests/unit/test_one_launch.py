@@ -102,14 +102,14 @@ def test_a_request_that_failed_runs_again(monkeypatch):
     request = compiled(NETWORK).create_infer_request()
     check(request.infer(feed(1)), 1)
     (segment,), fails = frame(request).segments, [KeyboardInterrupt, MemoryError]
-    run = segment.bound._run
+    again = segment.bound._again
 
     def failing():
         if fails:
             raise fails.pop()
-        run()
+        return again()
 
-    monkeypatch.setattr(segment.bound, "_run", failing)
+    monkeypatch.setattr(segment.bound, "_again", failing)
     with pytest.raises(ExecutionError, match="not enough memory"):
         request.infer(feed(2))
     with pytest.raises(KeyboardInterrupt):

@@ -43,8 +43,6 @@ class CQueue(Queue):
         self.waited = 0.0
         #: something was enqueued that nobody has waited for
         self.pending = False
-        #: how often it was waited for
-        self.waits = 0
         #: what must live until everything queued so far has finished
         self.kept: list[Any] = []
         #: of kernels that run later than their launch

@@ -119,7 +119,6 @@ class OpenCLQueue(CQueue):
             self.raw.finish()
             self.waited += time.perf_counter() - begin
             self.pending = False
-            self.waits += 1
             self.kept.clear()
 
     def adopt(self, value: Any, writable: bool = False) -> Any:

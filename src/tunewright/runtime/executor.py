@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..devices.base import Device, Hints, in_order
+from ..devices.base import Device, Hints
 from ..devices.executable import Loops
 from ..devices.reports import KernelError
 from ..errors import ExecutionError
@@ -74,17 +74,10 @@ class Executor:
         With ``stay`` tensors stay in the device's memory, and may still be being computed.
         """
         plan = plan or program.plan_for(inputs)
-        template = plan.template
-        if stay is not None and template is not None and template.states:
+        if stay is not None and plan.template is not None and plan.template.states:
             plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
-            template = plan.template
         frame = self._frames.get(plan) or self.prepare(plan)
-        inputs = _in_order(inputs, () if template is None else template.apart)
-        if template is not None:
-            frame.fit(inputs)
-            frame.append()
-        if frame.fills:
-            frame.fill(inputs, stay is None)
+        inputs = frame.take(inputs, stay is None)
         if frame.decision is not None and stay is None and ranges.active is None:
             known = frame.decision(inputs)
             if known is not None:
@@ -94,19 +87,23 @@ class Executor:
         values: dict[int, Any] = dict(zip(plan.inputs, inputs, strict=True))
         if frame.copies:
             self._copy_inputs(frame, values)
-        record = self._new_results(frame, values, inputs, stay)
+        results, queue = frame.results, self.queue
+        if results.piece and stay is None and not frame.filling:
+            record, names = results.new(values), results.names
+        else:
+            record, names = self._new_results(frame, values, inputs, stay), None
         try:
             self.invoke(frame, values)
-            if record is not None and stay is None and frame.results.names is not None:
-                self.queue.finish()
-                if self.queue.watching:
+            if names is not None:
+                queue.finish()
+                if queue.watching:
                     self._check_reports()
-                made = [record[name] for name in frame.results.names]
+                made = [record[name] for name in names]
             else:
                 made = self._results(frame, values, inputs, stay, record)
         except BaseException:
-            self.queue.forget()
-            self.queue.finish()  # what runs still writes to memory that is given up here
+            queue.forget()
+            queue.finish()  # what runs still writes to memory that is given up here
             raise
         if frame.decision is not None:
             frame.decision.learn(inputs, slot_value(frame, values, frame.decision.condition))
@@ -134,9 +131,9 @@ class Executor:
             self._copied(self.counters, "inputs", begin, [memory for _, memory in frame.copies])
 
     def _new_results(self, frame: Frame, values: Values, inputs: Sequence[Any], stay: Stay | None) -> Any:
-        """Memory for results: a record in one piece of memory, or (None) arrays each of its own."""
+        """Memory for results that stay or grow, or are large: arrays each of its own, unless they may share a piece."""
         results = frame.results
-        if results.piece and not frame.filling and (stay is None or not stay.into):
+        if results.piece and not frame.filling and stay is not None and not stay.into:
             return results.new(values)
         plan, lent = frame.plan, dict[int, Any]()
         if stay is not None and plan.device.shares_memory:
@@ -300,16 +297,6 @@ class Executor:
                 self.queue.check()
             except KernelError as error:
                 raise _located(error) from None
-
-
-def _in_order(inputs: Sequence[Any], apart: Collection[int]) -> Sequence[Any]:
-    """Inputs without gaps, but for those whose rows may lie ``apart``."""
-    for value in inputs:
-        if type(value) is np.ndarray and not value.flags.c_contiguous:
-            break
-    else:
-        return inputs
-    return [v if at in apart or not isinstance(v, np.ndarray) else in_order(v) for at, v in enumerate(inputs)]
 
 
 def slot_value(frame: Frame, values: Values, i: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import Queue, address
+from ..devices.base import Queue, address, in_order
 from ..devices.executable import Bound, Sizes
 from ..devices.rows import Ragged
 from ..ir.graph import Node
@@ -157,6 +157,23 @@ class Frame:
         """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
         if isinstance(self.arena, np.ndarray):
             self.arena.fill(0)
+
+    def take(self, inputs: Sequence[Any], may_fill: bool) -> Sequence[Any]:
+        """Have everything ready for these inputs, and answer them without gaps. ``may_fill``: those that were let go
+        may be written into."""
+        template = self.plan.template
+        for value in inputs:
+            if type(value) is np.ndarray and not value.flags.c_contiguous:
+                apart = () if template is None else template.apart
+                plain = [isinstance(v, np.ndarray) and i not in apart for i, v in enumerate(inputs)]
+                inputs = [in_order(v) if copied else v for v, copied in zip(inputs, plain, strict=True)]
+                break
+        if template is not None:
+            self.fit(inputs)
+            self.append()
+        if self.fills:
+            self.fill(inputs, may_fill)
+        return inputs
 
     def fit(self, inputs: Sequence[Any]) -> None:
         """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""

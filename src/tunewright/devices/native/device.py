@@ -41,9 +41,7 @@ class NativeQueue(CQueue):
         self._device.pool.rouse(self._device.target.units)
 
     def finish(self) -> None:
-        if self.pending:
-            self.pending = False
-            self.waits += 1
+        if self.kept:
             self.kept.clear()
 
 

@@ -133,24 +133,29 @@ class Pool:
 class Runner:
     """Runs one table in the calling thread, with help. It is not shared between threads."""
 
-    __slots__ = ("_again", "_cancel", "_kept", "_pool", "_run")
+    __slots__ = ("_kept", "_pool", "_run", "again", "cancel")
 
     def __init__(self, pool: Pool, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None) -> None:
         made = pool._ready()
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (made.at, ctypes.byref(self._run))
-        #: both release the GIL
-        self._again: Callable[[], int] = partial(made.library.pool_run, *arguments)
-        self._cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
+        #: Runs the table, or what is left of it; where it answers no 0, `resume` and call it again. And: begin nothing
+        #: that is left, and wait for what runs. Both release the GIL.
+        self.again: Callable[[], int] = partial(made.library.pool_run, *arguments)
+        self.cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
+
+    def resume(self, state: int) -> None:
+        """Be ready to go on after what `again` has answered."""
+        if state == _FORKED and self._kept[0][1] > 1:
+            self._pool.start()
 
     def __call__(self) -> None:
         try:
-            while state := self._again():
-                if state == _FORKED and self._kept[0][1] > 1:
-                    self._pool.start()
+            while state := self.again():
+                self.resume(state)
         except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
-            self._cancel()  # called from here: on the way to a function of ours a second Ctrl-C could come between
+            self.cancel()  # called from here: on the way to a function of ours a second Ctrl-C could come between
             raise
 
 

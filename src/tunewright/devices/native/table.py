@@ -96,7 +96,8 @@ class BoundTable(Bound):
             table[words] = address(self._reports.records[record])
         #: how long each step takes, where somebody asks
         self._times = steps.times(len(executable.writer.owners)) if clocked else None
-        self._run = executable.device.pool.runner(table, self._times)
+        self._runner = executable.device.pool.runner(table, self._times)
+        self._again = self._runner.again
 
     def invoke(self, values: MutableMapping[int, Any]) -> None:
         table = self._words
@@ -105,14 +106,15 @@ class BoundTable(Bound):
             where = value if type(value) is int else address(value)
             for at in words:
                 table[at] = where
-        queue = self._queue
+        queue, again = self._queue, self._again
         queue.launches += 1
-        queue.pending = True
         begin = perf_counter()
         try:
-            self._run()
-        except BaseException:  # Ctrl-C: what kernels said until then is not of the next inference
-            if self._reports is not None:
+            while state := again():
+                self._runner.resume(state)
+        except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
+            self._runner.cancel()  # called from here, see `Runner`
+            if self._reports is not None:  # what kernels said until then is not of the next inference
                 self._reports.clear()
             raise
         queue.waited += perf_counter() - begin

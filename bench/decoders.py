@@ -261,7 +261,7 @@ def decoder(layers: int, width: int, heads: int, words: int = 1000) -> bytes:
         x = add("Add", [x, mixed], f"x{k}")
         scale = const(f"h{k}", np.ones(width))
         normal = add("LayerNormalization", [x, scale, const(f"d{k}", np.zeros(width))], f"l{k}")
-        inner = add("Relu", [add("MatMul", [normal, weight(f"e{k}", width, 4 * width)], f"f{k}")], f"v{k}")
+        inner = add("Relu", [add("MatMul", [normal, weight(f"e{k}", width, 4 * width)], f"f{k}")], f"relu{k}")
         x = add("Add", [x, add("MatMul", [inner, weight(f"i{k}", 4 * width, width)], f"j{k}")], f"y{k}")
     add("MatMul", [x, weight("head", width, words)], "logits")
     graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)

@@ -142,19 +142,13 @@ def repeat(request: DeviceRequest, inputs: Arrays) -> tuple[Callable[[], object]
     executor, program = request.executor, request.model.program
     values = [inputs[v.name] for v in request.model.graph.inputs]
     plan = program.plan_for(values)
-    frame = executor._frames[plan]
+    frame = dict(executor.frames())[plan]
     if plan.device.shares_memory or plan.rest is not None:
         return lambda: request.infer(inputs), None
-    slots = list(frame.values)
-    for at, value in zip(plan.inputs, values, strict=True):
-        slots[at] = value
+    slots = dict(zip(plan.inputs, values, strict=True))
 
     def call() -> None:
-        for action in frame.actions:
-            if hasattr(action, "launcher"):
-                executor.together(action, slots, frame.queue)
-            else:
-                executor.step(action, slots, frame.queue)
+        executor.invoke(frame, dict(slots))
 
     return call, getattr(frame.queue, "stream", None)
 
@@ -166,7 +160,7 @@ def about(compiled: DeviceModel) -> dict[str, Any]:
     on_host = [s for s in steps if s.on_host and compiled.env.device.family != "host"]
     return {
         "steps": len(steps),
-        "launches": len(steps) - sum(len(r.steps) - 1 for plan in compiled.program.plans for r in plan.runs.values()),
+        "launches": sum(len(plan.segments) for plan in compiled.program.plans),
         "arena": sum(plan.arena_bytes for plan in compiled.program.plans),
         "solvers": dict(Counter(c.solver.id for c in chosen).most_common()),
         "origins": dict(Counter(c.origin.value for c in chosen).most_common()),

@@ -36,12 +36,11 @@ class Goal:
         return each if self.mean is None else f"mean {self.mean:g}, {each}"
 
 
+#: all networks together, where vectors of 512 bits have whole data paths (elsewhere a mean of 1.2)
+ALL, WHOLE = "all networks", Goal(1.4, 0.95)
 GOALS = {
-    "3x3 convolutions": Goal(1.35, 1.1),
-    "mobile": Goal(1.2, 1.0),
-    "transformers": Goal(1.05, 0.95),
-    "recurrent and tiny": Goal(1.0, 0.7),
-    "int8": Goal(None, 1.1, ORT),
+    **dict.fromkeys(("3x3 convolutions", "mobile", "transformers", "recurrent and tiny"), Goal(None, 0.95)),
+    "int8": Goal(None, 0.95, ORT),
 }
 #: of models that nobody tuned: part of the tuned speed, and of what tuning gains
 UNTUNED = (0.92, 0.70)
@@ -158,7 +157,7 @@ class Verdict:
 
 def verdict(name: str, models: Iterable[Row], row: str) -> Verdict:
     """Of one of our rows on a set."""
-    goal = GOALS.get(name)
+    goal = WHOLE if name == ALL else GOALS.get(name)
     speeds, missed, broken = [], [], []
     for model in models:
         mine = next((r for r in model.get("rows", []) if r["engine"] == row), None)

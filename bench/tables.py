@@ -102,14 +102,15 @@ def by_set(report: Report, mine: Sequence[str]) -> Sheet:
     columns = ["geometric means", "of", "goal", *(short(label) for label in mine), "reached"]
     notes = ["Speed-up over the better peer (int8: over ONNX Runtime), with the interval of 90 of 100 draws of turns."]
     rows = []
-    for name, models in results.sets(report).items():
+    found = results.sets(report)
+    for name, models in {**found, results.ALL: report["models"] if len(found) > 1 else []}.items():
         verdicts = [results.verdict(name, models, label) for label in mine]
         first = verdicts[0]
         if first.mean is None and not first.broken:
             continue
         reached = {None: "", True: "yes", False: "no"}[first.reached]
         missed = [f"{model} {value:.2f}" for model, value in first.missed] + [f"{m} (broken)" for m in first.broken]
-        if missed:
+        if missed and name != results.ALL:  # its set tells of each
             notes.append(f"{name or YOURS}, {short(mine[0])}: missed by {', '.join(missed)}.")
         count = str(first.mean.count if first.mean else 0)
         means = [str(v.mean) if v.mean else "" for v in verdicts]

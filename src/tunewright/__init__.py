@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # locks of files and processes of its own are those of Unix
+    raise ImportError("Tunewright does not run on Windows: use the Windows Subsystem for Linux (wsl --install)")
 
 from ._version import __version__
 from .errors import (

@@ -1,4 +1,4 @@
-"""Functions for a script that wants one thing done: `tunewright.tune`, `tunewright.explain`, `tunewright.benchmark`.
+"""One-call functions for scripts: `tunewright.tune`, `tunewright.explain`, `tunewright.benchmark`.
 
 `Core` does the rest.
 """
@@ -36,9 +36,9 @@ def tune(
     report: Callable[[State], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Tune a model: search better kernels where its time goes, and keep what is faster in the running network.
+    """Tune a model: search for faster kernels where its time goes, and keep those that win in the running network.
 
-    What is found is in the user's knowledge base, and every later load uses it. Inputs that are not given are random,
+    The results go into the user's knowledge base, and every later load uses them. Inputs that are not given are random,
     and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: in
     place of AUTO_TUNE_MODE. ``preprocess``: how inputs come, as for `Core.compile_model`. ``lock``: also write the
     kernels down, in the file named, or beside the model. Several devices are tuned one by one (`Core.apart`). See
@@ -141,12 +141,12 @@ def explain(
     seconds: float = 1.0,
     count: int | None = None,
 ) -> list[Explanation]:
-    """Why every layer of a model runs as it does, in the order of the plan. Nothing is tuned or changed.
+    """Explain why every layer of a model runs its kernel, in the order of the plan. Nothing is tuned or changed.
 
-    Of several devices (MULTI:A,B) the layers of the first come first, of HETERO those of the first subgraph:
-    `Explanation.device` says which it is. Inputs that are not given are random. The layers are timed for ``seconds``,
-    or over ``count`` inferences (0: they are not). `tunewright.runtime.explain.explain` does the same for a model that
-    is compiled already.
+    With several devices (MULTI:A,B) the layers of the first device come first; with HETERO those of the first subgraph.
+    `Explanation.device` names the device. Inputs that are not given are random. The layers are timed for ``seconds``,
+    or over ``count`` inferences (0: not timed). `tunewright.runtime.explain.explain` does the same for a compiled
+    model.
 
     >>> for layer in tunewright.explain("model.onnx"):
     ...     print(layer.name, layer.solver, layer.why)
@@ -178,7 +178,7 @@ def benchmark(
     seconds: float = 10.0,
     count: int | None = None,
 ) -> dict[str, Any]:
-    """Measure a model: what `tunewright benchmark --report` writes (docs/benchmark.md), as a dictionary.
+    """Measure a model. Returns what `tunewright benchmark --report` writes (docs/benchmark.md), as a dictionary.
 
     Inputs that are not given are random. ``streams`` and ``requests``: 0 leaves them to the settings; ``batch`` sets
     the batch dimension; ``count`` inferences are measured instead of ``seconds``.

@@ -1,4 +1,4 @@
-"""`Core`: the way in. Reads models, compiles them for devices, answers what a device can do."""
+"""`Core`: the entry point. Reads models, compiles them for devices, and says what a device can do."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Core:
         return visible()
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """Settings for every model compiled from now on."""
+        """Set settings for every model compiled from now on."""
         self.settings = _make(config, self.settings)
 
     def set_tuning_policy(
@@ -65,9 +65,9 @@ class Core:
         find: str | int | None = None,
         how: str | None = None,
     ) -> None:
-        """How models compiled from now on are tuned: FIND_ENFORCE, TUNING_MODE, FIND_MODE and AUTO_TUNE_MODE.
+        """Set how models compiled from now on are tuned: FIND_ENFORCE, TUNING_MODE, FIND_MODE and AUTO_TUNE_MODE.
 
-        What is not given stays as it is. See docs/tuning-policy.md.
+        What is not given stays unchanged. See docs/tuning-policy.md.
 
         >>> core.set_tuning_policy(3)  # tune what is missing in the knowledge bases
         >>> core.set_tuning_policy(mode="TUNING_CREATE", how="GA")
@@ -76,7 +76,7 @@ class Core:
         self.set_property({key: value for key, value in given.items() if value is not None})
 
     def get_property(self, device: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """A property of a device, or the value of a setting (docs/settings.md).
+        """Return a property of a device, or the value of a setting (docs/settings.md).
 
         >>> core.get_property("CPU", "FULL_DEVICE_NAME")
         >>> core.get_property("GPU", "MAX_BATCH_SIZE", {"MODEL_PTR": model})
@@ -89,7 +89,7 @@ class Core:
         return metrics.get(open_device(named, self.settings), name, self.settings, options)
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
-        """A model from a file, from bytes or from a ModelProto."""
+        """Read a model from a file, from bytes or from a ModelProto."""
         from .frontend.onnx import load  # takes long to import, and a process may only ask for devices
 
         return load(model, self.settings)
@@ -103,10 +103,10 @@ class Core:
         preprocess: Mapping[str, Preprocess] | Preprocess | None = None,
         stateful: Mapping[str, str] | str | None = None,
     ) -> CompiledModel:
-        """A model ready to run on a device, or in a context of a caller's there (`create_context`).
+        """Compile a model for a device, or for a caller's context there (`create_context`).
 
-        Given a path rather than a `Model`, it needs less memory: nobody else will want the weights as they were read.
-        ``preprocess`` says how inputs come, where that is not what the model takes: see `Model.preprocess`.
+        Given a path instead of a `Model` it needs less memory, because the weights need not stay as they were read.
+        ``preprocess`` describes inputs that differ from what the model takes: see `Model.preprocess`.
         ``stateful`` names inputs that requests keep, with the outputs that continue them, or is "auto": see
         `Model.make_stateful`.
         """
@@ -137,7 +137,7 @@ class Core:
         return compiled
 
     def create_context(self, device: str = "CPU", *, context: Any = None, queue: Any = None) -> RemoteContext:
-        """Where models work in a caller's pyopencl ``context``, on its ``queue``; or on its stream of CUDA.
+        """Return a context in which models use a caller's pyopencl ``context`` and ``queue``, or its CUDA stream.
 
         >>> context = core.create_context("CPU.INTEL", context=cl_context, queue=cl_queue)
         >>> context = core.create_context("GPU.0", queue=torch.cuda.current_stream())
@@ -149,9 +149,9 @@ class Core:
         return RemoteContext(lent.configured(self.settings))
 
     def lock(self, compiled: CompiledModel, path: str | os.PathLike[str]) -> Written:
-        """Write the kernels that a model uses into a lockfile, beside those that are there (docs/lockfile.md).
+        """Add the kernels that a model uses to a lockfile (docs/lockfile.md).
 
-        Every shape counts that the model has run with.
+        This covers every shape that the model has run with.
 
         >>> core.lock(compiled, "model.onnx.lock.json")
         >>> core.compile_model("model.onnx", config={"FROZEN": "YES"})  # with exactly these kernels, or an error
@@ -167,10 +167,10 @@ class Core:
         path: str | os.PathLike[str],
         output: str | os.PathLike[str] | None = None,
     ) -> int:
-        """Put what is known of a compiled model's layers into its file ``path``, or into a copy; how many measurements.
+        """Put the measurements of a compiled model's layers into its file ``path``, or a copy; return their number.
 
-        Every shape counts that the model has run with. Other engines pass over it, and a load here uses it with
-        USE_EMBEDDED = YES (docs/knowledge-base.md).
+        This covers every shape that the model has run with. Other engines ignore the measurements; a load by Tunewright
+        uses them with USE_EMBEDDED = YES (docs/knowledge-base.md).
 
         >>> core.embed(compiled, "model.onnx", output="tuned.onnx")
         """
@@ -185,7 +185,7 @@ class Core:
         return len(found) - sum(m in left_out for m in found)
 
     def extract(self, path: str | os.PathLike[str]) -> list[Measurement]:
-        """Take the measurements that a model file carries into the user's knowledge base; each is checked by itself.
+        """Take the measurements in a model file into the user's knowledge base. Each is checked separately.
 
         >>> core.extract("tuned.onnx")
         """
@@ -206,10 +206,10 @@ class Core:
         device: str = "CPU",
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, Support]:
-        """Per node, by name: the solver that would run it on the device, or why there is none.
+        """Return for each node, by name, the solver that would run it on the device, or why there is none.
 
-        Of the model as it is read: `compile_model` may fold, fuse or drop a node first. Over several devices (HETERO)
-        `Support.device` says which of them.
+        These are the nodes of the file: `compile_model` may fold, fuse or drop a node first. With several devices
+        (HETERO) `Support.device` names the device.
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
         settings = self._settings(loaded, config)
@@ -221,10 +221,10 @@ class Core:
         device: str = "CPU",
         config: Mapping[str, Any] | None = None,
     ) -> Choice | None:
-        """With how many streams and requests, and in which batches, `compile_model` would serve a model, and why.
+        """Return the streams, requests and batches with which `compile_model` would serve a model, and why.
 
         Nothing is compiled or measured: NUM_STREAMS = AUTO measures at the first load (docs/async.md). None: several
-        devices serve it, each in its own way.
+        devices serve the model, each in its own way.
 
         >>> core.query_requests("model.onnx", "GPU.0", {"PERFORMANCE_HINT": "THROUGHPUT"}).batch
         """
@@ -240,9 +240,9 @@ class Core:
         model: Model | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> list[Apart]:
-        """The devices of a device string one by one, as they serve there: to tune, explain or lock for each.
+        """Return the devices of a device string one by one, with their settings: to tune, explain or lock for each.
 
-        With a model and inputs for it HETERO has one for each subgraph.
+        With a model and its inputs, HETERO gives one for each subgraph.
 
         >>> for one in core.apart("HETERO:GPU.0,CPU", model=model, inputs=inputs):
         ...     core.tune(one.model(model), one.inputs(inputs), one.device, config=one.config)
@@ -254,7 +254,7 @@ class Core:
     def pieces(
         self, model: Model, inputs: Mapping[str, Any], device: str, config: Mapping[str, Any] | None = None
     ) -> Iterator[Piece]:
-        """What each device of a string runs of a model, compiled one after the other, with inputs for that.
+        """Compile the parts of a model that the devices of a string run, one after the other, with inputs for each.
 
         >>> for piece in core.pieces(model, inputs, "HETERO:GPU,CPU"):
         ...     layers = explain(piece.compiled, piece.inputs)
@@ -279,11 +279,11 @@ class Core:
         stop: Callable[[], bool] | None = None,
         command: str | None = None,
     ) -> Result:
-        """Tune a model for inputs like these within ``budget`` seconds; what is found is in the user's knowledge base.
+        """Tune a model for such inputs within ``budget`` seconds. The results go into the user's knowledge base.
 
-        Layers whose answer is known already are left alone, unless ``again``. ``report`` is told how far it is,
-        ``stop`` asked whether to end early: nothing that was found is lost. ``command``: the command line that goes on
-        with it, for the result file; unless given, it is made from the model's file, the shapes and the settings.
+        Layers with a known answer are skipped, unless ``again``. ``report`` is called with the progress. ``stop`` is
+        called to ask whether to end early; nothing that was found is lost. ``command``: the command line that continues
+        the tuning, for the result file; by default made from the model's file, the shapes and the settings.
         """
         from .plugins.tune import tune
         from .plugins.tune_result import Recorder, tune_command
@@ -309,7 +309,7 @@ class Core:
         stop: Callable[[], bool] | None = None,
         command: str | None = None,
     ) -> list[Result]:
-        """Tune several models, or one for several shapes, within ``budget`` seconds: a result for each work.
+        """Tune several models, or one for several shapes, within ``budget`` seconds. Returns a result for each work.
 
         Layers that several share are searched once, and time goes where the weighted hope is (docs/tune.md).
         ``objective``: latency, throughput (as NUM_STREAMS or PERFORMANCE_HINT serve) or energy. ``until``: 1.2x ends
@@ -363,9 +363,9 @@ class Core:
         *,
         config: Mapping[str, Any] | None = None,
     ) -> Measured:
-        """Measure for ``budget`` seconds where HETERO had better run the nodes of a model, for inputs like these.
+        """Measure for ``budget`` seconds on which devices HETERO runs the nodes of a model fastest, for such inputs.
 
-        The fastest placement is kept: `compile_model` uses it from now on (docs/hetero.md).
+        The fastest placement is stored, and `compile_model` uses it from now on (docs/hetero.md).
 
         >>> core.place_model("model.onnx", {"x": x}, "HETERO:GPU,CPU").best.name
         """
@@ -382,10 +382,10 @@ class Core:
     def traffic(
         self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, most: int | None = None
     ) -> list[Weighted]:
-        """The shapes that processes with RECORD_TRAFFIC met of a model, those first that took most time.
+        """Return the shapes of a model that processes with RECORD_TRAFFIC met, in the order of their total time.
 
-        Weights are parts of that time, which make 1 over the ``most`` shapes that are asked for (None: all). InputError
-        where nothing was recorded.
+        Weights are shares of that time; they add up to 1 over the ``most`` shapes that are returned (None: all).
+        InputError if nothing was recorded.
 
         >>> [(one.shapes, one.weight) for one in core.traffic("model.onnx", most=4)]
         """
@@ -405,9 +405,9 @@ class Core:
         report: Callable[[State], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Result:
-        """Tune what applications met (ENABLE_TUNE_DUMP), from one dump or several; otherwise as `tune`.
+        """Tune the problems that applications recorded (ENABLE_TUNE_DUMP), from any number of dumps; else as `tune`.
 
-        There is no network: kernels are compared by themselves, and times are those of single executions.
+        There is no network to decide in: kernels are compared alone, and times are those of single executions.
         """
         from .plugins.tune_problems import read, tune_problems
         from .plugins.tune_result import Recorder
@@ -471,7 +471,7 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     states = checked_states(compiled.inputs, compiled.outputs, model.states)  # now all types are known that can be
     return StatefulModel(compiled, states, growing)
 def _digest(model: Model) -> str:
-    """Of a model's structure: what its traffic is known by."""
+    """Digest of a model's structure: the key of its traffic."""
     from .tuning.streams import digest
 
     return digest(model.graph)

@@ -90,7 +90,7 @@ class Settings:
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
     cpu_bind_threads: str = _setting(
-        "YES", "YES: threads of the CPU device stay on a core each; NUMA: on the cores of a node; NO: anywhere",
+        "YES", "YES: threads of the CPU device stay on one core each; NUMA: on the cores of a node; NO: anywhere",
         values=_BINDING,
     )
     cpu_threads_num: int = _setting(
@@ -105,7 +105,7 @@ class Settings:
     )
     performance_hint: str = _setting(
         "LATENCY", "LATENCY: one inference at a time with all threads; THROUGHPUT: one on each thread, side by side; "
-        "CUMULATIVE_THROUGHPUT: that on all devices of AUTO",
+        "CUMULATIVE_THROUGHPUT: the same on all devices of AUTO",
         values=_words("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT", UNDEFINED="LATENCY"),
     )
     performance_hint_num_requests: int = _setting(
@@ -117,12 +117,12 @@ class Settings:
         -1, words={"AUTO": -1, "NUMA": _nodes()},
     )
     exclusive_async_requests: bool = _setting(
-        False, "requests of all models of a device that say so run one after the other"
+        False, "requests of all models of a device with this setting run one after the other"
     )
     device_id: str = _setting("", "which of several devices a name like GPU means: its number")
     dyn_batch_enabled: bool = _setting(False, "a model of fixed batch also takes inputs of fewer examples")
     inference_precision_hint: str = _setting(
-        "AUTO", "what networks of single-precision numbers are computed in (AUTO: F16 on GPUs through CUDA, else F32)",
+        "AUTO", "precision of networks of single-precision numbers (AUTO: F16 on GPUs through CUDA, else F32)",
         values=_words("AUTO", "F32", "F16", "BF16"),
     )
     enable_fp16_for_quantized_models: bool = _setting(
@@ -131,7 +131,7 @@ class Settings:
     nv12_two_inputs: bool = _setting(
         False, "images come as frames of video: an input x of 3 channels is two, x/y and x/uv, converted on the device"
     )
-    config_file: str = _setting("", "files of kernels of your own for operations (XML, separated by spaces)")
+    config_file: str = _setting("", "files with your own kernels for operations (XML, separated by spaces)")
     model_priority: str = _setting(
         "MEDIUM", "which model goes first where several run: sets GPU_QUEUE_PRIORITY and GPU_HOST_TASK_PRIORITY, and "
         "which device AUTO chooses",
@@ -147,7 +147,7 @@ class Settings:
         values=_LEVELS,
     )
     gpu_queue_throttle: str = _setting(
-        "MEDIUM", "LOW: who waits for a GPU sleeps, which leaves the processor to others and answers a little later",
+        "MEDIUM", "LOW: a thread that waits for a GPU sleeps: the processor is free, and answers come a little later",
         values=_LEVELS,
     )
     compilation_num_threads: int = _setting(0, "threads that build kernels (0: all that the process may use)")
@@ -209,7 +209,7 @@ class Settings:
     )
     system_db_path: str | None = _folder("folder of the system's knowledge base and heuristic (unset: as shipped)")
     use_embedded: bool = _setting(
-        False, "what a model file carries (tunewright kb embed) answers, too, behind the user's knowledge base"
+        False, "records in a model file (tunewright kb embed) answer too, after the user's knowledge base"
     )
     lock_file: str = _setting("", "a file that names the kernel of each problem: it comes before every knowledge base")
     frozen: bool = _setting(False, "load only what LOCK_FILE names exactly: a miss is an error, nothing is tuned")
@@ -220,14 +220,14 @@ class Settings:
     tune_seconds: float = _setting(5.0, "time that tuning one problem may take, in seconds", 0)
     tune_budget: float = _setting(0.0, "time that tuning may take in all for one loaded model (0: no bound)", 0)
     background_duty: float = _setting(
-        10.0, "part of the time that tuning beside a model that serves may work, in per cent", 0
+        10.0, "share of the time in which background tuning may work, in per cent", 0
     )
     background_priority: str = _setting(
-        "IDLE", "what it runs at: IDLE when nobody else wants the processor, LOW (nice 19) or NORMAL",
+        "IDLE", "priority of background tuning: IDLE (when the processor is idle), LOW (nice 19) or NORMAL",
         values=_words("IDLE", "LOW", "NORMAL"),
     )
     background_memory: int = _setting(
-        0, "most bytes that its worker may allocate (0: a half of MAX_MEMORY_BYTES)", 0
+        0, "most bytes that background tuning may allocate (0: half of MAX_MEMORY_BYTES)", 0
     )
     record_traffic: bool = _setting(
         False, "keep a histogram of the shapes that models meet and how long they take in the knowledge base"
@@ -238,9 +238,9 @@ class Settings:
         values=_words("LAYER", "COLD", "WARM"),
     )
     tune_max_workspace: int = _setting(
-        0, "tuning leaves out candidates that need more scratch memory than so many bytes (0: any)", 0
+        0, "tuning leaves out candidates that need more bytes of scratch memory than this (0: no limit)", 0
     )
-    tune_seed: int = _setting(0, "of what is random in tuning", 0)
+    tune_seed: int = _setting(0, "seed of tuning", 0)
     enable_tune_dump: bool = _setting(False, "write every problem that is met to TUNE_DUMP_PATH, to tune it elsewhere")
     tune_dump_path: str | None = _folder(
         "a .jsonl file, or a folder for one per process (unset: tune_dump_pid<number>.jsonl where the program runs)"
@@ -464,7 +464,7 @@ def plain(key: str) -> str:
 
 
 def closest(key: str, known: Iterable[str]) -> str | None:
-    """The one of these keys that somebody may have meant."""
+    """The one of these keys that the user may have meant."""
     found = difflib.get_close_matches(plain(key), list(known), n=1, cutoff=0.5)
     return found[0] if found else None
 

@@ -149,9 +149,9 @@ HEAVY = ("pyopencl", "torch", "triton", "onnxruntime", "openvino", "onnx", "type
 
 
 def loaded_after(statement: str) -> dict[str, float]:
-    """The heavy modules that a fresh interpreter has after a statement, and the seconds that the statement took."""
+    """The heavy modules that a fresh interpreter has after a statement, and the processor time of that, in seconds."""
     code = (
-        f"import time, sys, json; t = time.perf_counter(); {statement}; t = time.perf_counter() - t;"
+        f"import time, sys, json; t = time.process_time(); {statement}; t = time.process_time() - t;"
         f" print(json.dumps({{'seconds': t, **{{m: 1.0 for m in {HEAVY!r} if m in sys.modules}},"
         " **({'onnx.reference': 1.0} if 'onnx.reference' in sys.modules else {})}))"
     )

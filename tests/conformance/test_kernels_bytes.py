@@ -9,6 +9,7 @@ import pytest
 
 from conformance.short_form import every_other
 from tunewright.devices.base import Target
+from tunewright.devices.executable import Part
 from tunewright.devices.native.device import NativeDevice
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, Layout, blocked
@@ -240,14 +241,10 @@ def test_kernels_of_several_types_are_one_launch() -> None:
         for name in (CONV, "opencl.integer_conv"):
             solver = found[name]
             kernels.append(solver.compile(problem, solver.default(problem, device.target), device))
-    linkers = {kernel.linker for kernel in kernels}
-    assert len(linkers) == 1
-    (linker,), queue = linkers, device.queue()
-    for kernel in kernels:
-        kernel.prepare()
-    whole, parts = linker.link(kernels, queue), [linker.link([kernel], queue) for kernel in kernels]
-    assert whole._table[0] == sum(part._table[0] for part in parts) >= len(kernels)
-    entries = {int(part._table[int(part._table[2])]) for part in parts}
+    parts = [Part.alone(kernel, len(kernel.problem.inputs), 1) for kernel in kernels]
+    whole, apart = device.link(parts).linked.table, [device.link([part]).linked.table for part in parts]
+    assert whole[0] == sum(table[0] for table in apart) >= len(kernels)
+    entries = {int(table[int(table[2])]) for table in apart}
     assert len(entries) == len(kernels), "no two have a kernel in common"
 
 

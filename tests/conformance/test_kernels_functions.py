@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launches import run_call
 from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.plugins.single import open_device
@@ -52,12 +53,7 @@ def run(name: str, x: np.ndarray) -> np.ndarray:
     more = ", 2.7f" if name == "pow" else ""
     source.add(f"for (int i = GID(0); i < COUNT; i++) y[i] = f32_{name}(x[i]{more});")
     call, y = source.call([1]), np.empty_like(x)
-    queue = device.queue()
-    launch = device.launch(queue, device.build(call.program(device.dialect)), call.name, call.grid)
-    for at, value in enumerate([x, y, np.int32(x.size)]):
-        launch.set(at, value)
-    launch()
-    queue.finish()
+    run_call(device, call, [x], [y])
     return y
 
 

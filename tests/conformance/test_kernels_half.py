@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 
+from launches import run_call
 from tunewright.devices.c_device import CDevice
 from tunewright.ir.types import DType
 from tunewright.plugins.single import open_device
@@ -47,12 +48,7 @@ def run(name: str, direction: str, given: np.ndarray) -> np.ndarray:
     source.function(PLAIN)
     source.add(f"for (int i = GID(0); i < COUNT; i++) y[i] = {name}_{direction}(x[i]);")
     call, made = source.call([1]), np.empty(given.size, second.numpy)
-    queue = device.queue()
-    launch = device.launch(queue, device.build(call.program(device.dialect)), call.name, call.grid)
-    for at, value in enumerate([given, made, np.int32(given.size)]):
-        launch.set(at, value)
-    launch()
-    queue.finish()
+    run_call(device, call, [given], [made])
     return made
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from conformance.short_form import every_other
 from tunewright.devices.c_device import CDevice
+from tunewright.devices.executable import Part
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, TensorType, blocked
 from tunewright.ops.fused import from_plain, to_plain
@@ -223,14 +224,15 @@ def test_kernels_of_a_queue_share_scratch_memory() -> None:
         problem = case.problem()
         kernel = solver().compile(problem, config(problem, 4, "split"), DEVICE)
         out = np.empty(problem.outputs[0].physical, np.float32)  # type: ignore[union-attr]
-        call = kernel.bind(queue, pack(kernel, problem, physical(problem, case.inputs)), [out])
-        runs.append((call, out, problem.outputs[0], wanted(case)[0]))
+        given = [*pack(kernel, problem, physical(problem, case.inputs)), out]
+        bound = DEVICE.link([Part.alone(kernel, len(given) - 1, 1)]).bind(queue, given)
+        runs.append((bound, out, problem.outputs[0], wanted(case)[0]))
     memory = queue.borrow(DEVICE, 0, 1)  # type: ignore[attr-defined]
     assert memory is queue.borrow(DEVICE, 0, memory.nbytes)  # type: ignore[attr-defined]
-    for call, out, type, right in [*runs, *runs]:
+    for bound, out, type, right in [*runs, *runs]:
         memory[:] = 0xFF
         out.fill(np.nan)
-        call()
+        bound.invoke({})
         queue.finish()
         assert not compare(to_plain(out, type), to_plain(right, type))
 

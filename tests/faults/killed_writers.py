@@ -45,6 +45,15 @@ def write(database: Database, seed: int, tell: int) -> None:
             database.note("tuned", records[0].digest)
 
 
+def busy() -> float:
+    """Seconds that this process has worked, or waited for a core: neither is waiting for a writer."""
+    try:
+        with open("/proc/self/schedstat", encoding="ascii") as file:
+            return sum(map(int, file.read().split()[:2])) / 1e9
+    except OSError:
+        return time.process_time()
+
+
 def read(open_database: Callable[[], Database], tell: int) -> None:
     """Ask for ever; tell now and then the longest wait so far, and what was wrong."""
     longest, rounds, wrong, told = 0.0, 0, "", 0.0
@@ -53,9 +62,9 @@ def read(open_database: Callable[[], Database], tell: int) -> None:
 
     def timed(question: Callable[[], T]) -> T:
         nonlocal longest
-        begin = time.monotonic() - time.process_time()
+        begin = time.monotonic() - busy()
         answer = question()
-        longest = max(longest, time.monotonic() - time.process_time() - begin)  # not counting its own work
+        longest = max(longest, time.monotonic() - busy() - begin)
         return answer
 
     while True:
@@ -87,6 +96,11 @@ def forked(job: Callable[..., None], *arguments: Any) -> tuple[int, int]:
     return child, listen
 
 
+def heard(listen: int) -> bytes:
+    """What a child has told since the last time."""
+    return os.read(listen, 1 << 16) if select.select([listen], [], [], 0)[0] else b""
+
+
 def killed(child: int, listen: int) -> bytes:
     """Kill a child; everything that it has told."""
     os.kill(child, signal.SIGKILL)
@@ -114,12 +128,20 @@ def run(kind: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
         number = rng.randrange(WRITERS)
         acknowledged += killed(*writers[number]).decode().split()
         writers[number] = start(number)
-    time.sleep(0.2)
+    # Until there was something to lose and somebody read it, however busy the machine is.
+    reading, late = b"", time.monotonic() + 120
+    while time.monotonic() < late:
+        time.sleep(0.2)
+        acknowledged += b"".join(heard(listen) for _, listen in writers).decode().split()
+        reading += heard(reader[1])
+        rounds = json.loads(reading.splitlines()[-1])[1] if reading.endswith(b"\n") else 0
+        if rounds > 5 and len(acknowledged) > kills:
+            break
     for writer in writers:
         acknowledged += killed(*writer).decode().split()
     # What it waits for now counts too: it has to come to the end of the round that it is in, and of another one.
     last = b"".join(os.read(reader[1], 1 << 16) for _ in range(3) if select.select([reader[1]], [], [], 20.0)[0])
-    told = (last + killed(*reader)).splitlines()
+    told = (reading + last + killed(*reader)).splitlines()
     longest, rounds, seen, wrong = json.loads(told[-1]) if told else [0.0, 0, 0, "the reader never answered"]
 
     database = opened(kind, folder, 0)

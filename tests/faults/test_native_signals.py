@@ -9,34 +9,47 @@ from native.harness import native
 
 pytestmark = native
 
-#: a run of seconds on the device's own pool, in parts of 20 us, and something that it is to be torn out of
+#: runs of seconds on the device's own pool, in parts of 20 us, and something that they are to be torn out of
 LONG = """
-import json, os, random, signal, statistics, sys, threading, time
+import json, os, random, signal, sys, threading, time
 from native.harness import Table
 from tunewright.plugins.single import open_device
 pool = open_device("CPU").pool
-late, rng = [], random.Random(int(sys.argv[1]))
+late, threads, rng = [], [], random.Random(int(sys.argv[1]))
+def queued():
+    # seconds that the first thread has waited for a core: the work of other processes, not ours
+    try:
+        return int(open(f"/proc/self/task/{os.getpid()}/schedstat").read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 def send(*signals):
+    # a while from now; when that was, and for how long the first thread had been queued by then
     def soon():
         time.sleep(rng.uniform(0.05, 0.15))
-        sent.append(time.perf_counter())
+        sent.append((time.perf_counter(), queued()))
         for number in signals:
             os.kill(os.getpid(), number)
             time.sleep(rng.choice((0, 0.0001, 0.002)))
     sent = []
-    threading.Thread(target=soon).start()
+    threads.append(threading.Thread(target=soon))
+    threads[-1].start()
     return sent
+def all_sent():
+    while threads:
+        threads[-1].join()
+        threads.pop()
 def interrupted(limit, grids, burn, kind, *signals):
-    table = Table(grids, limit, burn=burn)
+    table, runs = Table(grids, limit, burn=burn), 0
     runner = pool.runner(table.words)
     sent = send(*signals)
     try:
-        runner()
+        while True:  # until the signal comes, however busy the machine is
+            runs += 1
+            runner()
     except kind:
-        late.append(time.perf_counter() - sent[0])
-    else:
-        raise SystemExit("it ran to its end")
-    assert runner._run.slot is None and max(array.max() for array in table.written) == 1
+        late.append(time.perf_counter() - sent[0][0] - (queued() - sent[0][1]))
+    all_sent()
+    assert runner._run.slot is None and max(array.max() for array in table.written) <= runs
     short = Table([(100,), (7,)], limit)
     pool.runner(short.words)()
     assert short.each_ran(1)
@@ -66,7 +79,7 @@ print(json.dumps(late))
 
 def test_handlers_run_between_slices() -> None:
     """SIGTERM with a handler that raises, one that does not, and one that infers itself."""
-    late, calls, right = python(
+    late, inside, right = python(
         NETWORK
         + LONG
         + """
@@ -79,21 +92,24 @@ for _ in range(3):
     interrupted(2, [(150_000,)], 60_000, Terminated, signal.SIGTERM)
 calls, request = [], load()
 def note(number, frame):
-    calls.append((time.perf_counter(), right(request)))
+    inside = not table.each_ran(runs) and not table.each_ran(runs - 1)
+    calls.append((inside, right(request)))
 signal.signal(signal.SIGTERM, note)
 table = Table([(40_000,)] * 4, 2, burn=60_000)
 runner, runs = pool.runner(table.words), 0
-sent = send(signal.SIGTERM)
-while not sent or (not calls and runs < 5):  # on a machine that is very busy the signal may come late
-    runner()
-    runs += 1
-over = time.perf_counter()
-assert table.each_ran(runs)
-print(json.dumps([late, [at - sent[0] for at, _ in calls], all(ok for _, ok in calls) and calls[0][0] < over]))
+while not any(inside for inside, _ in calls):  # it may come between two runs
+    before = len(calls)
+    send(signal.SIGTERM)
+    while len(calls) == before:
+        runs += 1
+        runner()
+    all_sent()
+    assert table.each_ran(runs) and len(calls) == before + 1
+print(json.dumps([late, calls[-1][0], all(fine for _, fine in calls)]))
 """,
         5,
     )
-    assert sorted(late)[1] <= 0.1 and len(calls) == 1 and right
+    assert sorted(late)[1] <= 0.1 and inside and right
 
 
 def test_ctrl_c_twice() -> None:
@@ -102,22 +118,21 @@ def test_ctrl_c_twice() -> None:
         LONG
         + """
 def twice():
-    try:
-        interrupted(2, [(150_000,)], 60_000, KeyboardInterrupt, signal.SIGINT, signal.SIGINT)
-        time.sleep(0.05)
-    except KeyboardInterrupt:
-        time.sleep(0.05)
-        return 1
-    return 0
-seen = 0
+    begun = False
+    while True:  # the second one may come anywhere
+        try:
+            if not begun:
+                begun = True
+                interrupted(2, [(150_000,)], 60_000, KeyboardInterrupt, signal.SIGINT, signal.SIGINT)
+            all_sent()
+            return
+        except KeyboardInterrupt:
+            pass
 for _ in range(25):
-    try:
-        seen += twice()
-    except KeyboardInterrupt:
-        seen += 1
+    twice()
 table = Table([(20_000,)] * 3, 2)
 pool.runner(table.words)()
-assert table.each_ran(1)
+assert table.each_ran(1) and len(late) > 5
 print(json.dumps(True))
 """,
         3,
@@ -126,11 +141,11 @@ print(json.dumps(True))
 
 def test_ctrl_c_during_inferences() -> None:
     """Of a network, at random moments; results are right afterwards, on all threads."""
-    seen, right = python(
+    assert python(
         NETWORK
         + """
 import json, os, random, signal, threading, time
-request, rng, seen = load(), random.Random(0), 0
+request, rng = load(), random.Random(0)
 assert right(request)
 for _ in range(40):
     def soon():
@@ -139,16 +154,14 @@ for _ in range(40):
     thread = threading.Thread(target=soon)
     try:
         thread.start()
-        end = time.perf_counter() + 5
-        while time.perf_counter() < end:
+        while True:
             request.infer({"x": x, "w": w})
     except KeyboardInterrupt:
-        seen += 1
+        pass
     thread.join()
-print(json.dumps([seen, right(request) and right(load())]))
+print(json.dumps(right(request) and right(load())))
 """
     )
-    assert seen == 40 and right
 
 
 def test_ctrl_c_while_kernels_are_compiled(tmp_path: object) -> None:
@@ -159,13 +172,13 @@ def test_ctrl_c_while_kernels_are_compiled(tmp_path: object) -> None:
 import json, os, signal, threading, time
 from tunewright.plugins.single import open_device
 open_device("CPU")
-threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     load()
-    time.sleep(5)
+    while True:
+        time.sleep(1)
 except KeyboardInterrupt:
-    pass
-print(json.dumps(right(load())))
+    print(json.dumps(right(load())))
 """,
         TUNEWRIGHT_CACHE_DIR=str(tmp_path),
     )

@@ -50,14 +50,14 @@ def suffer(measurer: Isolated, how: str, expected: tuple[Status, str]) -> None:
     before = workers.pid(measurer)
     status, reason = expected
     measurer.timeout = HASTY[name] if status is Status.TIMEOUT else PATIENT
-    idle, began = time.process_time(), time.monotonic()
+    idle, began = time.thread_time(), time.monotonic()
     found = measurer.attempt(faulty(name, how))
-    took, busy = time.monotonic() - began, time.process_time() - idle
+    took, busy = time.monotonic() - began, time.thread_time() - idle
     assert found.status is status, found
     assert reason in found.why and not found.samples
     if status is Status.TIMEOUT:
-        assert measurer.timeout - 0.1 <= took <= measurer.timeout + 2
-        assert busy < 0.1  # asleep while it waited
+        assert measurer.timeout - 0.1 <= took <= measurer.timeout + 20  # others may have the cores
+        assert busy < 0.2  # asleep while it waited
     if status is not Status.FAILED:
         assert workers.is_gone(before, group=True)
     measurer.timeout = PATIENT
@@ -163,8 +163,8 @@ def test_ctrl_c_ends_the_worker_and_the_next_request_works(host: Isolated) -> No
     before = workers.pid(host)
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
             host.attempt(faulty("CPU.HOST", "sleep"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -178,7 +178,7 @@ def test_close_is_quick_and_not_for_good(host: Isolated) -> None:
     number = workers.pid(host)
     began = time.monotonic()
     host.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10, "it has half a second, and is killed then"
     assert workers.is_gone(number, 0)
     assert host.attempt(faulty("CPU.HOST", "good")).status is Status.OK
 
@@ -205,7 +205,7 @@ def test_the_worker_dies_with_its_parent(folder: Path, how: str) -> None:
     code = f"""
 child = os.fork()
 if not child:
-    time.sleep(60)
+    time.sleep(120)
     os._exit(0)
 print(child, workers.pid(measurer), flush=True)
 measurer.attempt(workers.faulty("CPU.HOST", {how!r}))
@@ -216,16 +216,16 @@ measurer.attempt(workers.faulty("CPU.HOST", {how!r}))
         time.sleep(0.3)
         parent.kill()
         try:
-            assert workers.is_gone(worker, 2)
+            assert workers.is_gone(worker)
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_nothing_is_left_after_the_end_of_the_program(folder: Path) -> None:
     with script(folder, "print(workers.pid(measurer), flush=True)") as parent:
-        output, errors = parent.communicate(timeout=60)
+        output, errors = parent.communicate(timeout=300)
     assert parent.returncode == 0 and not errors
-    assert workers.is_gone(int(output), 1)
+    assert workers.is_gone(int(output))
 
 
 def test_a_fork_has_a_worker_of_its_own(folder: Path) -> None:
@@ -245,35 +245,28 @@ for use in (True, False):
 print("fine")
 """
     with script(folder, code) as parent:
-        output, errors = parent.communicate(timeout=120)
+        output, errors = parent.communicate(timeout=300)
     assert output.strip() == "fine", errors
 
 
-def restarts(measurer: Isolated, count: int) -> None:
-    name = measurer.device_name
-    measurer.pose(PROBLEM)
-    measurer.attempt(faulty(name, "good"))
-    before, started = workers.descriptors(), measurer.starts
-    others = workers.children() - {workers.pid(measurer)}
-    for _ in range(count):
-        assert measurer.attempt(faulty(name, "flood")).status is Status.CRASHED
-        assert measurer.attempt(faulty(name, "good")).status is Status.OK
-    assert measurer.starts == started + count
-    assert workers.descriptors() == before
-    assert workers.children() == others | {workers.pid(measurer)}
-
-
-def test_restarts_leak_nothing(folder: Path) -> None:
-    with workers.measurer(folder, "CPU.HOST") as measurer:
-        assert isinstance(measurer, Isolated)
-        restarts(measurer, 2)
-
-
-@pytest.mark.soak
-def test_a_hundred_restarts_leak_nothing(folder: Path) -> None:
-    with workers.measurer(folder, "CPU.HOST") as measurer:
-        assert isinstance(measurer, Isolated)
-        restarts(measurer, 100)
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_restarts_leak_nothing(folder: Path, count: int) -> None:
+    """In a process of its own: other tests have children and open files, too."""
+    code = f"""
+good, flood = workers.faulty("CPU.HOST", "good"), workers.faulty("CPU.HOST", "flood")
+measurer.attempt(good)
+before, started = workers.descriptors(), measurer.starts
+for _ in range({count}):
+    assert measurer.attempt(flood).status == "CRASHED"
+    assert measurer.attempt(good).status == "OK"
+assert measurer.starts == started + {count}
+assert workers.descriptors() == before
+assert workers.children() == {{workers.pid(measurer)}}
+print("fine")
+"""
+    with script(folder, code) as parent:
+        output, errors = parent.communicate(timeout=600)
+    assert output.strip() == "fine", errors
 
 
 @pytest.mark.soak

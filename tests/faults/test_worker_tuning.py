@@ -20,7 +20,7 @@ from tunewright.tuning.record import FAULTS
 from tunewright.tuning.session import Outcome, tune
 
 #: the worker's measurer is given so long for a candidate
-TIMEOUT = 1.5
+TIMEOUT = 4.0
 
 
 class Some(FaultyHost):
@@ -37,7 +37,7 @@ def session(measurer: Isolated, seed: int, count: int) -> tuple[Outcome, list[st
     drawn = random.Random(seed).sample(TWELVE, count)
     outcome = tune(
         PROBLEM, open_device("CPU.HOST").target, faulty("CPU.HOST", "good", 2), [Some(["good", *drawn])], measurer,
-        strategy="random", seconds=30.0, seed=seed,
+        strategy="random", seconds=120.0, seed=seed,
     )  # fmt: skip
     return outcome, drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -82,7 +83,7 @@ def pid(measurer: Isolated) -> int:
     return measurer._workers[0].process.pid
 
 
-def is_gone(number: int, seconds: float = 3.0, group: bool = False) -> bool:
+def is_gone(number: int, seconds: float = 30.0, group: bool = False) -> bool:
     """A process, or everything in its group, ends within some seconds."""
     late = time.monotonic() + seconds
     while _is_there(number, group):
@@ -113,5 +114,6 @@ def children() -> set[int]:
     """Processes that this one started, ended ones that nobody has waited for included."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(n) for n in (task / "children").read_text().split()}
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found |= {int(n) for n in (task / "children").read_text().split()}
     return found

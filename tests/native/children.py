@@ -34,7 +34,7 @@ def right(request):
 
 
 def python(
-    code: str, *arguments: object, within: Sequence[str] = (), timeout: float = 120, **environment: str | None
+    code: str, *arguments: object, within: Sequence[str] = (), timeout: float = 300, **environment: str | None
 ) -> Any:
     """What a child prints last, as JSON. It must end well; ``within``: a command that runs it."""
     given = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)]), "OPENBLAS_NUM_THREADS": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,23 @@ def crowded(cores_: int = 8) -> Pool:
     return pool
 
 
+def table_of(
+    kernels: Sequence[tuple[int, Sequence[int], int]], participants: int
+) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """A table of kernel steps (entry point, grid, number of arguments), and where each one's arguments begin."""
+    listing = steps.Listing()
+    for entry, grid, arguments in kernels:
+        listing.kernel(entry, grid, arguments)
+    linked = listing.link(participants)
+    return linked.table, [begin + steps.ROW for begin in linked.begins]
+
+
 class Table:
     """Steps of kernels, and what they write."""
 
     def __init__(self, grids: list[tuple[int, ...]], limit: int = 8, kernel: str = "count", burn: int = 0) -> None:
         entry = loaded().address(kernel)
-        self.words, self.begins = steps.table([(entry, grid, 3) for grid in grids], limit)
+        self.words, self.begins = table_of([(entry, grid, 3) for grid in grids], limit)
         self.written = [np.zeros(max(1, int(np.prod(grid))), np.int32) for grid in grids]
         for begin, array in zip(self.begins, self.written, strict=True):
             self.words[begin : begin + 2] = array.ctypes.data, burn

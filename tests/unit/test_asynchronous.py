@@ -377,8 +377,8 @@ def settled(streams):
     work, end = streams._work, time.monotonic() + 60
     while time.monotonic() < end:
         with work.lock:
-            if not (work.tasks or work.running or work.woken or work.dozing):
-                assert len(work.asleep) == len(work.threads) <= work.count
+            if not (work.tasks or work.running or work.called or work.dozing):
+                assert work.asleep == len(work.threads) <= work.count
                 return
         time.sleep(1e-3)
     raise AssertionError(vars(work))
@@ -464,10 +464,12 @@ def test_who_feeds_a_queue_takes_part(model):
     for number, y in got.items():
         np.testing.assert_allclose(y, want(number), rtol=1e-5)
     where.clear()
-    model.streams._work.seconds = 1.0  # inferences that take long are left to the threads
+    model.streams._work.is_brief = False  # inferences that take long are left to the threads
     queue.set_callback(lambda request, number: (time.sleep(2e-3), where.append(threading.get_ident())))
     for number in range(10):
+        model.streams._work.seconds = 1.0  # it is that of the last one
         queue.start_async(feed(number), number)
+    model.streams._work.seconds = 1.0
     queue.wait_all()
     assert threading.get_ident() not in where and len(where) == 10
 
@@ -478,9 +480,13 @@ def test_a_thread_is_not_woken_for_what_who_waits_runs(model):
     request.set_callback(lambda request, number: where.append(threading.get_ident()))
     request.start_async(feed(0))
     assert request.wait(60) and where.pop() != threading.get_ident(), "nobody else runs it within a time"
-    for number in range(200):
-        request.start_async(feed(number))
-        assert request.wait()
+    for _ in range(20):  # where the caller loses its core between the two for a millisecond a thread takes it
+        where.clear()
+        for number in range(200):
+            request.start_async(feed(number))
+            assert request.wait()
+        if where.count(threading.get_ident()) > 100:
+            break
     assert where.count(threading.get_ident()) > 100
     with work.lock:
         work.helped = True
@@ -500,33 +506,35 @@ def test_threads_sleep_when_there_is_nothing_to_do(model):
         request.start_async(feed(number))
         request.wait()
     settled(model.streams)
-    used = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - used < 0.03
+    used = []
+    for _ in range(5):  # threads of other tests may end meanwhile
+        before = time.process_time()
+        time.sleep(0.3)
+        used.append(time.process_time() - before)
+    assert min(used) < 0.03
 
 
-def test_a_queue_grows_while_streams_would_fall_asleep(model):
-    """By as many requests again, with its callback; not when somebody said how many."""
-    work, got = model.streams._work, []
-    queue, given = AsyncInferQueue(model), AsyncInferQueue(model, 2)
-    assert len(queue) == len(given) == 2
-    for each in (queue, given):
-        each.set_callback(lambda request, number: got.append(number))
-        for number in range(200):
-            work.seconds = 2e-4
-            each.start_async(feed(number), number)
-        each.wait_all()
-    assert len(queue) == len(list(queue)) == 4 and len(given) == 2 and len(got) == 400
-    slow = AsyncInferQueue(model)
-    for number in range(20):
-        work.seconds = 1.0
-        slow.start_async(feed(number), number)
-    slow.wait_all()
-    assert len(slow) == 2
-    hinted = Core().compile_model(
-        parser.parse_model(NETWORK), "CPU.HOST", {"NUM_STREAMS": 2, "PERFORMANCE_HINT_NUM_REQUESTS": 2}
-    )
-    assert AsyncInferQueue(hinted)._spare == 0
+def test_no_thread_looks_by_itself_while_inferences_take_long(model):
+    """It is woken for each: beside them that costs nothing."""
+    request, work, where = model.create_infer_request(), model.streams._work, []
+    request.set_callback(lambda request, number: (time.sleep(2e-3), where.append(threading.get_ident())))
+    for number in range(8):
+        request.start_async(feed(number))
+        assert request.wait()
+        assert not work.dozing and not work.is_brief
+    assert len(where) == 8
+    settled(model.streams)
+
+
+def test_as_many_requests_as_keep_streams_busy(model):
+    """Two for each stream; not when somebody said how many, and not of one stream."""
+    def count(jobs=0, **config):
+        compiled = Core().compile_model(parser.parse_model(NETWORK), "CPU.HOST", config)
+        return len(AsyncInferQueue(compiled, jobs))
+
+    assert len(AsyncInferQueue(model)) == 4 and len(AsyncInferQueue(model, 2)) == 2
+    assert count(NUM_STREAMS=3) == 6 and count(NUM_STREAMS=1) == 1 and count(jobs=5, NUM_STREAMS=1) == 5
+    assert count(NUM_STREAMS=2, PERFORMANCE_HINT_NUM_REQUESTS=2) == 2
 
 
 def test_what_a_feeder_starts_last_is_run_without_it(model):
@@ -680,20 +688,26 @@ def test_results_are_the_callers(model):
 
 
 def test_as_many_streams_as_there_are_requests_for():
-    """Devices that come and go change how many there are; what was begun before is finished."""
+    """Devices come and go: what waits begins at once, and threads that are too many end."""
     streams, gate, ran = Streams(1), Gate(), []
     streams.submit(lambda: (gate(None, None), ran.append(0)))
     assert gate.entered.wait(60)
+    both = threading.Event()
     streams.submit(lambda: ran.append(1))
-    before = list(streams._work.threads)
-    streams.resize(3)
-    over = threading.Event()
-    streams.submit(lambda: (ran.append(2), over.set()))
-    assert over.wait(60) and ran == [2] and streams.count == 3
+    streams.submit(lambda: (ran.append(2), both.set()))
+    assert not both.wait(0.01)
+    streams.resize(2)
+    assert both.wait(60) and ran == [1, 2] and streams.count == 2
+    threads = list(streams._work.threads)
+    streams.resize(1)
     gate.open.set()
-    for thread in before:
-        thread.join(60)
-    assert ran == [2, 0, 1] and not any(thread.is_alive() for thread in before)
+    end = time.monotonic() + 60
+    while len(streams._work.threads) > 1 and time.monotonic() < end:
+        time.sleep(1e-3)
+    assert sum(thread.is_alive() for thread in threads) <= 2 and len(streams._work.threads) == 1
+    over = threading.Event()
+    streams.submit(over.set)
+    assert over.wait(60) and ran == [1, 2, 0]
 
 
 def test_no_thread_can_be_made(model, monkeypatch):

@@ -105,7 +105,7 @@ def test_they_run_together(patient, monkeypatch):
 
 
 def test_nobody_waits_longer_than_the_timeout(patient, monkeypatch):
-    model = compiled(AUTO_BATCH_TIMEOUT=300)
+    model = compiled(AUTO_BATCH_TIMEOUT=1500)
     sizes = counted(model, monkeypatch)
     requests = [model.create_infer_request() for _ in range(4)]
     begin = time.monotonic()
@@ -114,7 +114,7 @@ def test_nobody_waits_longer_than_the_timeout(patient, monkeypatch):
     for number, request in enumerate(requests[:3]):
         assert request.wait(30)
         check(request.results, number)
-    assert 0.29 < time.monotonic() - begin < 20 and sizes == [3]
+    assert 1.45 < time.monotonic() - begin < 20 and sizes == [3]
     # and not at all, when nobody is left who could come
     model = compiled(AUTO_BATCH_TIMEOUT=60_000)
     begin = time.monotonic()

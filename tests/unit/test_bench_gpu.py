@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -114,9 +115,9 @@ def test_a_box_of_time_ends_what_takes_longer() -> None:
     with pytest.raises(gpu_turns.TimeUp, match="not ready after 0 s"), gpu_turns.boxed(0.05):
         time.sleep(20)
     assert time.monotonic() - begin < 10
-    with gpu_turns.boxed(0.05):
-        pass
-    time.sleep(0.1)  # nothing comes after it
+    with gpu_turns.boxed(60):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # nothing comes after it
 
 
 def test_who_fails_is_out_of_it_and_the_others_go_on() -> None:

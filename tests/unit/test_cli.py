@@ -359,11 +359,11 @@ interrupts.ours, interrupts.PATIENCE, interrupts.GRACE = {ours}, 0.1, 0.1
 try:
     with common.working("compiling"):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        hashlib.pbkdf2_hmac("sha512", b"", b"", 3_000_000)
+        hashlib.pbkdf2_hmac("sha512", b"", b"", {500_000_000 if ours else 3_000_000})
 except KeyboardInterrupt:
     raise SystemExit(0)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr.strip()) == (code, "tunewright: interrupted" if ours else "")
 
 
@@ -378,20 +378,22 @@ HEAVY = ("pyopencl", "torch", "onnx", "onnx.reference", "onnxruntime", "openvino
     ],
 )
 def test_starting_is_quick(code, limit):
-    """Processor time, the best of three: the machine may be busy with other things."""
-    script = f"import os, sys\n{code}\nt = os.times()\n"
-    script += f"sys.stderr.write(repr((t.user + t.system, [m for m in {HEAVY!r} if m in sys.modules])))"
-    best = float("inf")
+    """Processor time, the best of three: the machine may be busy, and slower than one that sums a million squares in
+    0.03 s."""
+    script = f"import os, sys, time\n{code}\nt = os.times()\nloaded = [m for m in {HEAVY!r} if m in sys.modules]\n"
+    script += "begin = time.process_time()\nsum(i * i for i in range(1_000_000))\npace = time.process_time() - begin\n"
+    script += "sys.stderr.write(repr((t.user + t.system, pace, loaded)))"
+    best, pace = float("inf"), float("inf")
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-        seconds, loaded = eval_tuple(done.stderr)
+        seconds, slow, loaded = eval_tuple(done.stderr)
         assert loaded == []
-        best = min(best, seconds)
-    assert best <= limit
+        best, pace = min(best, seconds), min(pace, slow)
+    assert best <= limit * max(1.0, pace / 0.03)
 
 
-def eval_tuple(text: str) -> tuple[float, list[str]]:
+def eval_tuple(text: str) -> tuple[float, float, list[str]]:
     import ast
 
-    seconds, loaded = ast.literal_eval(text.strip().splitlines()[-1])
-    return seconds, loaded
+    seconds, pace, loaded = ast.literal_eval(text.strip().splitlines()[-1])
+    return seconds, pace, loaded

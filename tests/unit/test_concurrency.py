@@ -97,7 +97,7 @@ def test_eight_threads_and_three_models(compiled, how):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(240)
+        thread.join(600)
     assert sorted(done) == list(range(8)) and not wrong
 
 
@@ -160,7 +160,7 @@ def test_a_fork_infers(compiled, busy):
 
 def _in_child(requests, compiled):
     """The exit code of a child that infers with what it has of its parent."""
-    signal.alarm(60)
+    signal.alarm(200)
     try:
         for request, (model, inputs, wanted) in zip(requests, compiled, strict=True):
             for given, want in zip(inputs, wanted, strict=True):
@@ -175,7 +175,7 @@ def _in_child(requests, compiled):
 
 
 def _exit_code(child):
-    end = time.monotonic() + 90
+    end = time.monotonic() + 250
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -214,26 +214,37 @@ request, pressed, delays = compiled.create_infer_request(), [], []
 queue = AsyncInferQueue(compiled, 1)
 
 
+def queued():
+    # seconds that the first thread has waited for a core: the work of other processes, not ours
+    try:
+        return int(open(f"/proc/self/task/{os.getpid()}/schedstat").read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 def press():
     time.sleep(seconds / 4)
-    pressed.append(time.perf_counter())
+    pressed.append((time.perf_counter(), queued()))
     os.kill(os.getpid(), signal.SIGINT)
 
 
-for _ in range(3):
-    threading.Thread(target=press).start()
+for _ in range(5):
+    pressing = threading.Thread(target=press)
     try:
-        if how == "infer":
-            request.infer(x)
-        elif how == "wait":
-            request.start_async(x)
-            request.wait()
-        else:
-            queue.start_async(x)
-            queue.wait_all()
-        raise SystemExit("it was not interrupted")
+        pressing.start()
+        while True:  # until it comes, however busy the machine is
+            if how == "infer":
+                request.infer(x)
+            elif how == "wait":
+                request.start_async(x)
+                request.wait()
+            else:
+                queue.start_async(x)
+                queue.wait_all()
     except KeyboardInterrupt:
-        delays.append(time.perf_counter() - pressed[-1])
+        at, before = pressed[-1]
+        delays.append(time.perf_counter() - at - (queued() - before))
+    pressing.join()
     if how == "infer":
         assert np.array_equal(request.infer(x)["y"], want)
         continue
@@ -263,7 +274,7 @@ def test_ctrl_c_comes_through(how):
     steps = "\n    ".join(f"a{k} = MatMul({f'a{k - 1}' if k else 'x'}, x)" for k in range(COUNT))
     text = LONG.format(steps=steps, last=COUNT - 1)
     command = [sys.executable, "-c", INTERRUPTED, text, how]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["seconds"] > 0.1, "long beside what is measured"

@@ -173,7 +173,7 @@ def test_an_endless_loop_comes_back_and_can_be_given_up(limit: int, body: str) -
         for _ in range(4):
             begin = time.perf_counter()
             assert runner._again() == 1
-            assert time.perf_counter() - begin < 2
+            assert time.perf_counter() - begin < 30  # endless otherwise
         runner._cancel()
     before = [array.copy() for array in p.kept]
     time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -35,12 +36,12 @@ def measured_at(self: Lookup, problem: Any, target: Any) -> frozenset[tuple[int,
 
 def test_a_measured_shape_gets_a_plan_of_its_own_beside_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lookup, "measured_sizes", measured_at)
-    begun: list[float] = []
-    beside = Program.beside
+    begun: list[int] = []
+    beside, go = Program.beside, threading.Event()
 
     def slow(self: Program, *arguments: Any) -> Any:
-        begun.append(time.monotonic())
-        time.sleep(0.5)
+        begun.append(1)
+        assert go.wait(120)
         return beside(self, *arguments)
 
     monkeypatch.setattr(Program, "beside", slow)
@@ -50,6 +51,7 @@ def test_a_measured_shape_gets_a_plan_of_its_own_beside_requests(monkeypatch: py
     x = rng.standard_normal((1, 3, MEASURED, 20)).astype(np.float32)
     first = request.infer({"x": x})["y"]
     assert len(compiled.program.plans) == 1  # it did not wait for another plan
+    go.set()
     deadline = time.monotonic() + 60
     while len(compiled.program.plans) == 1 and time.monotonic() < deadline:
         time.sleep(0.02)

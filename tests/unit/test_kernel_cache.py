@@ -14,6 +14,7 @@ import pytest
 import fresh_device
 import opencl_runtime
 from fresh_device import fresh
+from launches import kernel
 from tunewright.devices import kernel_cache, opencl_programs
 from tunewright.devices.kernel_cache import KernelCache, is_inside, pack, unpack
 from tunewright.devices.native import programs as native_programs
@@ -352,17 +353,20 @@ def name(request):
     return request.param
 
 
-def source(device, k):
+def call(k):
     """A kernel that writes a number."""
-    call = Call("k", (4,), (Out(),), "", ("GLOBAL i32* x",), f"x[GID(0)] = {k};")
-    return call.program(device.dialect)
+    return Call("k", (4,), (Out(),), "", ("GLOBAL i32* x",), f"x[GID(0)] = {k};")
+
+
+def source(device, k):
+    return call(k).program(device.dialect)
 
 
 def run(device, program):
     x, queue = np.zeros(4, np.int32), device.queue()
-    launch = device.launch(queue, program, "k", (4,))
-    launch.set(0, x)
-    launch()
+    made = kernel(device, call(0), [], [x])
+    made.programs = [program]
+    made.run(queue, [], [x])
     queue.finish()
     return x.tolist()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
+from native.harness import table_of
 from tunewright import Core
 from tunewright.devices.base import address
 from tunewright.devices.native import programs, steps
@@ -15,7 +16,6 @@ from tunewright.devices.native.device import NativeDevice
 from tunewright.devices.native.pool import HEAD, ROW
 from tunewright.errors import ExecutionError
 from tunewright.plugins.single import open_device
-from tunewright.solvers.opencl.linked import Linked
 from tunewright.testing import models
 
 pytestmark = pytest.mark.skipif(open_device("CPU").family != "native", reason="needs the native CPU device")
@@ -83,22 +83,22 @@ def equal(one, other):
     return all(np.array_equal(one[name], other[name], equal_nan=True) for name in other)
 
 
-def runs(compiled):
-    return [run for plan in compiled.program.plans for run in plan.runs.values()]
+def segments(compiled):
+    return [segment for plan in compiled.program.plans for segment in plan.segments]
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_of_steps():
-    table, begins = steps.table([(1111, (5,), 3), (2222, (2, 3, 4), 0), (3333, (7, 2), 1)], 8)
+    table, begins = table_of([(1111, (5,), 3), (2222, (2, 3, 4), 0), (3333, (7, 2), 1)], 8)
     assert table[:HEAD].tolist() == [3, 8]
     rows = [int(table[HEAD + k]) for k in range(3)]
     assert rows == [HEAD + 3, HEAD + 3 + ROW + 3, HEAD + 3 + 2 * ROW + 3] and begins == [row + ROW for row in rows]
     assert [table[row : row + ROW].tolist() for row in rows] == [
         [1111, 5, 1, 5, 0], [2222, 2, 3, 24, 0], [3333, 7, 2, 14, 0]]  # fmt: skip
     assert len(table) == begins[-1] + 1
-    assert steps.table([], 1)[0].tolist() == [0, 1]
+    assert table_of([], 1)[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,27 @@ def test_addresses_are_written_where_arguments_stand():
     request, inputs = compiled(model).create_infer_request(), feed(model, n=9)
     request.infer(inputs)
     ((_, frame),) = request.executor.frames()
-    (action,) = frame.together
-    launcher, table = action.launcher, action.launcher._table
+    (one,) = frame.segments
+    table, places = one.bound.table, one.segment.executable.places
     (slot,) = [i for i, s in enumerate(request.model.program.plans[0].slots) if s.name == "x"]
-    _, places = action.places[slot]
-    assert places and all(table[at] == address(inputs["x"]) for at in places)
-    other = inputs["x"].copy()
-    dict(action.own)[slot](other)
-    assert all(table[at] == address(other) for at in places)
-    assert launcher.places([(0, False, 99)])[1] == [], "a kernel has no such input"
+    assert places[slot] and all(table[at] == address(inputs["x"]) for at in places[slot])
+    other = {**inputs, "x": inputs["x"].copy()}
+    request.infer(other)
+    assert all(table[at] == address(other["x"]) for at in places[slot])
+
+
+def test_a_plan_is_linked_once_and_bound_for_each_request():
+    """Requests have tables of their own, of which all that is not theirs is written once."""
+    model = parser.parse_model(DYNAMIC)
+    one, inputs = compiled(model), feed(model, n=9)
+    requests = [one.create_infer_request() for _ in range(2)]
+    assert equal(requests[0].infer(inputs), requests[1].infer(inputs))
+    (first,), (second,) = ([s for _, frame in r.executor.frames() for s in frame.segments] for r in requests)
+    assert first.segment is second.segment and first.bound is not second.bound
+    assert first.bound.table is not second.bound.table and not np.array_equal(first.bound.table, second.bound.table)
+    kernels = range(int(first.bound.table[0]))
+    begins = [int(first.bound.table[HEAD + number]) for number in kernels]
+    assert all(first.bound.table[at] == second.bound.table[at] for at in begins)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -153,22 +165,17 @@ def test_any_number_of_threads_does_every_item_once(threads, classes, monkeypatc
     """Also more than there are cores, than items, and than parts of a step."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 24] x) => (float[24, n] z) {
         y = Softmax(x) z = Transpose <perm = [1, 0]> (y) }"""
-    model, tables, real = parser.parse_model(text), [], steps.Listing.link
-
-    def link(listing, _):
-        linked = real(listing, threads)
-        tables.append(linked.table)
-        return linked
-
-    monkeypatch.setattr(steps.Listing, "link", link)
+    model, real = parser.parse_model(text), steps.Listing.link
+    monkeypatch.setattr(steps.Listing, "link", lambda listing, _: real(listing, threads))
     one = compiled(model, SHAPE_TEMPLATES=classes)
     for n in (1, 2, 7, 301, 4000):
         (x,) = (inputs := feed(model, n=n)).values()
         powers = np.exp(x.astype(np.float64)).T
         for _ in range(3):
             assert np.allclose(one(inputs)["z"], powers / powers.sum(0), rtol=1e-5, atol=0)
-    assert len(tables) <= 3 if classes == "YES" else len(tables) == 5
-    assert all(made[1] == threads for made in tables)
+    made = segments(one)  # a plan for sizes that are far from the others may be made beside
+    assert len(made) <= 4 if classes == "YES" else len(made) == 5
+    assert all(segment.executable.linked.table[1] == threads for segment in made)
 
 
 def test_other_shapes_compile_nothing(monkeypatch):
@@ -181,7 +188,7 @@ def test_other_shapes_compile_nothing(monkeypatch):
     for n in (13, 41, 78):
         inputs = feed(model, n=n)
         assert equal(one(inputs), apart(inputs))
-    assert len(runs(one)) <= 3 and len({run.linker for run in runs(one)}) == 1
+    assert len(segments(one)) <= 3
 
 
 def test_a_run_ends_where_the_host_has_a_step():
@@ -191,20 +198,13 @@ g (float[8, 8] x) => (float[8, 8] y) { a = Abs(x) b = MatMul(a, x) d = Det(b) e 
     request, inputs = model.create_infer_request(), feed(proto)
     (plan,) = model.program.plans
     (host,) = [at for at, step in enumerate(plan.steps) if step.on_host]
-    assert [at < host for at in plan.runs] == [True, False], "one run on each side of it"
+    sides = [plan.steps.index(segment.steps[0]) - host for segment in plan.segments]
+    assert [side > 0 for side in sides] == [False, False, True] and sides[1] == 0, "one launch on each side of it"
     a = np.abs(inputs["x"].astype(np.float64)) @ inputs["x"]
     for _ in range(3):
         got = request.infer(inputs)["y"]
         np.testing.assert_allclose(got, -a * np.linalg.det(a), rtol=1e-3, atol=1e-5)
         assert request.get_totals().launches == 2
-
-
-def test_linkers_are_equal_for_kernels_of_one_device():
-    one, other = open_device("CPU"), open_device("CPU").with_threads(1)
-    assert isinstance(one, NativeDevice)
-    assert Linked(one) == Linked(one) and hash(Linked(one)) == hash(Linked(one))
-    if other is not one:
-        assert Linked(one) != Linked(other)
 
 
 def test_inputs_and_outputs_are_each_inference_s_own():
@@ -324,7 +324,7 @@ def test_counters_of_equal_layers_are_alike():
 @pytest.mark.parametrize("perf_count", ["YES", "NO"])
 def test_where_the_clock_is_uneven_counted_steps_are_launches(monkeypatch, perf_count):
     monkeypatch.setitem(vars(open_device("CPU")), "tick", 0.0)
-    assert not Linked(open_device("CPU")).timed
+    assert not open_device("CPU").link([]).timed
     model = models.transformer(layers=1, hidden=48, heads=4, length=9)
     request = compiled(model, PERF_COUNT=perf_count).create_infer_request()
     assert request.model.env.device is open_device("CPU")

@@ -24,7 +24,7 @@ def two(monkeypatch):
         yield devices
 
 
-def until(done, seconds=30):
+def until(done, seconds=120):
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, "it never happens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.harness import MODE, Table, crowded, loaded, native, stress_text
+from native.harness import MODE, Table, crowded, loaded, native, stress_text, table_of
 from tunewright.devices.native import compiler, pool, steps
 from tunewright.devices.native.objects import Loaded
 from tunewright.errors import DeviceError
@@ -59,7 +60,7 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
     for limit, n in ((1, 100), (2, 5000), (8, 1001), (8, 3)):
         arrays = [np.random.default_rng(n).standard_normal(n).astype(np.float32)]
         arrays += [np.empty(n, np.float32) for _ in range(40)]
-        words, begins = steps.table([(loaded().address("mix"), (n,), 3)] * 40, limit)
+        words, begins = table_of([(loaded().address("mix"), (n,), 3)] * 40, limit)
         for begin, source, to in zip(begins, arrays, arrays[1:], strict=False):
             words[begin : begin + 3] = source.ctypes.data, to.ctypes.data, steps.number(np.float32(0.5))
         runner = crowded().runner(words)
@@ -71,6 +72,31 @@ def test_a_step_sees_everything_of_the_one_before() -> None:
                 np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
                 expected = made.copy()
                 made[:] = np.nan
+
+
+def test_who_comes_back_waits_for_nobody_who_is_elsewhere() -> None:
+    """Threads that have run something and do other things since, or are gone, hold up no one."""
+    tables = [Table([(7,)], 1) for _ in range(5)]
+    over, there = threading.Event(), threading.Barrier(5)
+
+    def once(table: Table) -> None:
+        crowded().runner(table.words)()
+        there.wait(60)
+        over.wait(60)
+
+    threads = [threading.Thread(target=once, args=(table,)) for table in tables[1:]]
+    for thread in threads:
+        thread.start()
+    there.wait(60)
+    runner = crowded().runner(tables[0].words)
+    for times in range(1, 51):
+        runner()
+        assert tables[0].each_ran(times)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    runner()
+    assert tables[0].each_ran(51) and all(table.each_ran(1) for table in tables[1:])
 
 
 def test_times_of_steps() -> None:
@@ -97,7 +123,7 @@ def test_runs_in_slices(slice: int, limit: int) -> None:
         while runner._again():
             calls += 1
         assert table.each_ran(times)
-    assert calls > 4 or slice > 1
+    assert calls > 4 or slice > 1 or limit > 1  # the others may do it all before the caller has a core
 
 
 def test_short_steps_come_back_in_between() -> None:
@@ -143,7 +169,7 @@ def test_more_runs_than_slots() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
@@ -207,7 +233,7 @@ def mode() -> Iterator[ctypes.CDLL]:
 
 def mixed(x: np.ndarray, limit: int, by: float) -> tuple[pool.Runner, np.ndarray]:
     to = np.empty_like(x)
-    words, (begin,) = steps.table([(loaded().address("mix"), (len(x),), 3)], limit)
+    words, (begin,) = table_of([(loaded().address("mix"), (len(x),), 3)], limit)
     words[begin : begin + 3] = x.ctypes.data, to.ctypes.data, steps.number(np.float32(by))
     runner = crowded().runner(words)
     return runner, to
@@ -307,34 +333,39 @@ def test_random_tables_on_aarch64(tmp_path: Path) -> None:
 
 def test_too_many_items_are_refused() -> None:
     with pytest.raises(DeviceError, match="work-items"):
-        steps.table([(1, (1 << 16, 1 << 16), 0)], 1)
+        table_of([(1, (1 << 16, 1 << 16), 0)], 1)
+
+
+def workers() -> list[Path]:
+    """Threads of this process that are workers of some pool: `start` returns when they have their names."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread of another test has just ended
+            if (task / "comm").read_text().startswith("tunewright-0"):
+                found.append(task)
+    return found
 
 
 def test_workers_have_names_and_no_signals() -> None:
     crowded()
-    time.sleep(0.05)
-    found = 0
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("tunewright-0"):
-            found += 1
-            blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
-            everything = int(blocked.split()[1], 16)
-            for signal in range(1, 65):  # but what cannot be blocked, and what the C library keeps for itself
-                assert everything >> (signal - 1) & 1 or signal in (9, 19, 32, 33), signal
-    assert found >= 8
+    found = workers()
+    for task in found:
+        blocked = next(line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
+        everything = int(blocked.split()[1], 16)
+        for signal in range(1, 65):  # but what cannot be blocked, and what the C library keeps for itself
+            assert everything >> (signal - 1) & 1 or signal in (9, 19, 32, 33), signal
+    assert len(found) >= 8
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_workers_are_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from tunewright.devices.native import cores
 
-    tasks = Path("/proc/self/task")
-    others = {t.name for t in tasks.iterdir()}  # workers of the process's own pool are among them
+    others = set(workers())  # those of the process's own pool are among them
     made = crowded(3)
 
     def usable() -> list[frozenset[int]]:
-        mine = [t for t in tasks.iterdir() if (t / "comm").read_text().startswith("tunewright-0")]
-        return [frozenset(os.sched_getaffinity(int(t.name))) for t in mine if t.name not in others]
+        return [frozenset(os.sched_getaffinity(int(t.name))) for t in workers() if t not in others]
 
     there = sorted(os.sched_getaffinity(0))
     monkeypatch.setattr(cores, "places", lambda mode, workers: [(there[0], frozenset(there[:1]))] * workers)

@@ -37,7 +37,8 @@ def text(name: str = "kernel") -> str:
 class Compiler(compiler.Compiler):
     """Counts what it compiles, and how much at a time."""
 
-    wait: float = 0.0
+    #: so many are compiled at the same time, or it waits for them
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
     fails: list[ExecutionError] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"all": 0, "now": 0, "most": 0})
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,7 +49,7 @@ class Compiler(compiler.Compiler):
             self.counts["now"] += 1
             self.counts["most"] = max(self.counts["most"], self.counts["now"])
         try:
-            time.sleep(self.wait)
+            self.together.wait(120)
             if self.fails:
                 raise self.fails.pop()
             return super().build(*arguments, **options)
@@ -57,9 +58,9 @@ class Compiler(compiler.Compiler):
                 self.counts["now"] -= 1
 
 
-def counted(identity: str = "counted", wait: float = 0.0, fails: int = 0) -> Compiler:
-    found = compiler.find()
-    return Compiler(found.compile, found.link, found.version, identity, wait, [ExecutionError("no")] * fails)
+def counted(identity: str = "counted", together: int = 1, fails: int = 0) -> Compiler:
+    found, errors = compiler.find(), [ExecutionError("no")] * fails
+    return Compiler(found.compile, found.link, found.version, identity, threading.Barrier(together), errors)
 
 
 def made(found: Compiler | None) -> Programs:
@@ -85,7 +86,7 @@ def test_as_many_compilers_as_the_model_wants(
 ) -> None:
     monkeypatch.setattr(building, "cpu_count", lambda: 8)
     monkeypatch.setattr(cores, "count", lambda: 6)  # the container's share of time
-    found = counted(wait=0.1)
+    found = counted(together=most)
     every = made(found)
     names = [f"k{n}" for n in range(12)]
     with building.using(Settings.make({"COMPILATION_NUM_THREADS": wanted})):
@@ -135,7 +136,7 @@ def test_beginning_tells_what_is_there(cache: KernelCache) -> None:
 
 
 def test_a_text_is_compiled_once(uncached: None) -> None:
-    found = counted(wait=0.05)
+    found = counted()
     every, built = made(found), list[Program]()
 
     def build() -> None:
@@ -160,9 +161,8 @@ def test_what_failed_is_told_once_and_tried_again(uncached: None) -> None:
     with pytest.raises(ExecutionError, match="no"):
         every.build(text())
     every.begin(text())
-    while found.fails:
-        time.sleep(0.01)
-    time.sleep(0.05)
+    with pytest.raises(ExecutionError, match="no"):
+        every._begun[text()].result(120)
     every.begin(text())  # nobody has asked for the last one
     assert every.build(text()).entry("kernel") and found.counts["all"] == 4
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tunewright.devices.c_device import CDevice, CQueue
+from launches import run_call, run_text
+from tunewright.devices.c_device import CDevice
 from tunewright.devices.native import opencl_c
 from tunewright.devices.native.processor import processor
 from tunewright.errors import ExecutionError, SettingsError
@@ -43,15 +44,9 @@ def run(
     """Launch a kernel whose arguments are these arrays."""
     opened = open_device(device)
     assert isinstance(opened, CDevice)
-    queue = opened.queue()
-    assert isinstance(queue, CQueue)
     whole = opencl_c.complete(text, entry, len(arrays), grid, local) if opened.dialect == "c" else text
     name = opencl_c.ENTRY if opened.dialect == "c" else entry
-    launch = opened.launch(queue, opened.build(whole), name, grid, local)
-    for at, array in enumerate(arrays):
-        launch.set(at, array)
-    launch()
-    queue.finish()
+    run_text(opened, whole, name, grid, arrays, local)
 
 
 def evaluate(
@@ -536,11 +531,7 @@ def test_rounding_reads_numbers_that_begin_anywhere(level: str) -> None:
     call = given.call((1,))
     for skip in range(4):
         x, y = np.linspace(-9, 9, 64 + skip, dtype=np.float32)[skip:], np.zeros(64, np.int32)
-        launch = device.launch(queue := device.queue(), device.build(call.program("c")), call.name, call.grid)
-        launch.set(0, x)
-        launch.set(1, y)
-        launch()
-        queue.finish()
+        run_call(device, call, [x], [y])
         assert y.tolist() == np.rint(x).tolist()
 
 

@@ -18,6 +18,7 @@ from onnx import numpy_helper, parser
 
 import opencl_runtime
 import tunewright
+from launches import run_text
 from opencl_runtime import needs_opencl
 from tunewright.devices import opencl, opencl_names, opencl_probe
 from tunewright.devices.kernel_cache import KernelCache
@@ -281,12 +282,7 @@ def test_host_and_device_read_the_same_bytes(device):
     """No copies: what a kernel writes is in the array that was given to it."""
     array = device.alloc(64).view(np.float32)
     array[:] = 1
-    queue = device.queue()
-    text = "kernel void twice(global float* x) { x[get_global_id(0)] *= 2; }"
-    launch = device.launch(queue, device.build(text), "twice", (16,))
-    launch.set(0, array)
-    launch()
-    queue.finish()
+    run_text(device, "kernel void twice(global float* x) { x[get_global_id(0)] *= 2; }", "twice", (16,), [array])
     assert (array == 2).all() and array.ctypes.data % 64 == 0
 
 

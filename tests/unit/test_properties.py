@@ -68,8 +68,8 @@ def test_a_device_tells_what_it_is(core) -> None:
     for name, want in {
         "FULL_DEVICE_NAME": opened.target.name, "AVAILABLE_DEVICES": core.available_devices,
         "DEVICE_ARCHITECTURE": opened.target.arch, "DEVICE_TYPE": "integrated",
-        "DEVICE_TOTAL_MEM_SIZE": opened.memory_bytes, "RANGE_FOR_STREAMS": (1, cpu_count()),
-        "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 2 * cpu_count(), 1),
+        "DEVICE_TOTAL_MEM_SIZE": opened.memory_bytes, "RANGE_FOR_STREAMS": (1, opened.target.units),
+        "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 2 * opened.target.units, 1),
     }.items():  # fmt: skip
         assert core.get_property("CPU", name) == want
     assert "GPU_EXECUTION_UNITS_COUNT" not in core.get_property("CPU", "SUPPORTED_PROPERTIES")

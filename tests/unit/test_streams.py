@@ -45,6 +45,15 @@ def network(rows=3, seed=0):
 def core(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "SECONDS", 0.15)
     monkeypatch.setattr(streams, "TURN", 0.01)
+    measure = streams.measure
+
+    def patient(models, inputs, seconds):
+        """On a machine that is busy the little time may be over before there were enough rounds."""
+        while (found := measure(models, inputs, seconds)) is None:
+            seconds *= 2
+        return found
+
+    monkeypatch.setattr(streams, "measure", patient)
     monkeypatch.setattr(streams, "doubt_of", lambda rates, others: "")  # of the machine that runs the tests
     return Core({"USER_DB_PATH": str(tmp_path / "kb"), "NUM_STREAMS": "AUTO"})
 
@@ -306,8 +315,8 @@ def lent_queue():
 @pytest.mark.parametrize("lent", [False, pytest.param(True, marks=opencl_runtime.needs_opencl)])
 def test_streams_in_a_context_of_the_callers(lent):
     core = Core()
-    units = open_device("CPU").target.units
     name, (_context, theirs) = (opencl_runtime.NAME, lent_queue()) if lent else ("CPU", (None, None))
+    units = open_device(name).target.units
     made = core.compile_model(network(), core.create_context(name, queue=theirs), {"NUM_STREAMS": units})
     assert made.streams.count == units and made.env.device.target.units == (units if lent else 1)
     queue, got = AsyncInferQueue(made), {}

@@ -332,14 +332,16 @@ import tunewright
 from unit.test_templates import sentence
 compiled = tunewright.Core().compile_model(sentence(3), "CPU")
 compiled({"x": np.zeros((2, 9, 8), np.float32)})
-held = threading.Thread(target=lambda: compiled.program._lock.acquire() and time.sleep(20), daemon=True)
+held = threading.Thread(target=lambda: compiled.program._lock.acquire() and time.sleep(500), daemon=True)
 held.start()
-time.sleep(0.2)
+while compiled.program._lock.acquire(blocking=False):
+    compiled.program._lock.release()
+    time.sleep(0.01)
 child = os.fork()
 if not child:
     (y,) = compiled({"x": np.ones((1, 1, 8), np.float32)}).values()
     os._exit(0 if y.shape == (1, 1, 24) else 1)
-for _ in range(100):
+for _ in range(1000):
     done, status = os.waitpid(child, os.WNOHANG)
     if done:
         break

@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tunewright import Core, DeviceError, InputError
-from tunewright.devices.host import cpu_count
 from tunewright.ir.types import DType
 from tunewright.ops.tolerance import TOLERANCES
 from tunewright.plugins import streams
@@ -370,7 +369,9 @@ def test_the_command_writes_its_file_and_says_what_came_of_it(tmp_path, capsys, 
 
 def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
     onnx.save(model(), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "tunewright", "tune", "m.onnx", "-b", "5m", "--result", "."]
+    # On a machine that is busy a step may not come to its end within the two seconds that it has.
+    patient = "from tunewright import tools; tools.interrupts.PATIENCE = 60; tools.main()"
+    command = [sys.executable, "-c", patient, "tune", "m.onnx", "-b", "5m", "--result", "."]
     settings = ["-c", f"USER_DB_PATH={tmp_path / 'kb'}"]
     process = subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 120
@@ -378,25 +379,26 @@ def test_ctrl_c_ends_soon_and_loses_nothing(tmp_path):
         time.sleep(0.1)
     time.sleep(6)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert b"stopped early" in out and b"Traceback" not in err
     (file,) = tmp_path.glob("tune_result_*.json")
     assert json.loads(file.read_text())["state"] == "stopped"
 
 
-@pytest.mark.parametrize(("step", "code", "said"), [
-    ("while not stop(): time.sleep(0.01)", 0, ""),
-    ("time.sleep(60)", 3, ""),
+@pytest.mark.parametrize(("step", "seconds", "code", "said"), [
+    ("while not stop(): time.sleep(0.01)", (60, 60), 0, ""),
+    ("time.sleep(60)", (0.2, 60), 3, ""),
     # one that does not come back to the interpreter, as a compiler
-    ("hashlib.pbkdf2_hmac('sha512', b'', b'', 500_000_000)", 130, "tunewright: interrupted; what was stored is kept"),
+    ("hashlib.pbkdf2_hmac('sha512', b'', b'', 500_000_000)", (0.2, 0.2), 130,
+     "tunewright: interrupted; what was stored is kept"),
 ])  # fmt: skip
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_wish_to_stop_is_heard_whatever_runs(number, step, code, said):
+def test_a_wish_to_stop_is_heard_whatever_runs(number, step, seconds, code, said):
     script = f"""
 import hashlib, os, signal, threading, time
 from tunewright.tools import interrupts
-interrupts.PATIENCE, interrupts.GRACE = 0.2, 0.2
+interrupts.PATIENCE, interrupts.GRACE = {seconds}
 try:
     with interrupts.interruptible() as stop:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.{number})).start()
@@ -404,7 +406,7 @@ try:
 except KeyboardInterrupt:
     raise SystemExit(3)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr.strip()) == (code, said)
 
 
@@ -423,7 +425,7 @@ def test_what_is_no_budget(core, budget, tmp_path):
     assert not list(tmp_path.glob("tune_result*")), "nothing is written for nothing"
 
 
-@pytest.mark.skipif(cpu_count() < 2, reason="needs two cores")
+@pytest.mark.skipif(open_device("CPU").target.units < 2, reason="needs two cores")
 def test_kernels_are_tuned_for_the_threads_of_the_streams_that_a_load_has(core):
     """As many streams as are asked for, or as were measured to be best; they share the threads."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy"]

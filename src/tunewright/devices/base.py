@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
 from . import dlpack
+from .executable import Call, Executable, Part
 from .remote import RemoteTensor
 
 
@@ -95,14 +96,6 @@ class Hints:
     throttle: str = "MEDIUM"
 
 
-class Chained(ABC):
-    """A launch that may be one with those that follow it."""
-
-    @abstractmethod
-    def chain(self, others: Sequence[Callable[[], object]]) -> Callable[[], object] | None:
-        """This one and the others as one launch, with the arguments that they have now; None where they cannot be."""
-
-
 class Queue(ABC):
     """In-order execution for one request, with a clock in seconds."""
 
@@ -112,8 +105,8 @@ class Queue(ABC):
     waited: float = 0.0
     #: `equal` compares where the buffers are, and fetches nothing
     compares: bool = False
-    #: what is being launched, for those who look at reports later
-    launching: Any = None
+    #: whose failures those of kernels are that are run by themselves (`Kernel.run`), for who looks at reports later
+    running: object = None
 
     @property
     def watching(self) -> bool:
@@ -141,19 +134,6 @@ class Queue(ABC):
     def rouse(self) -> None:  # noqa: B027 (most have no threads that sleep)
         """Have the device ready at once for what is timed next, as it is in the middle of a network."""
 
-    def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        """One call for launches in a row, so that their own cost counts least: for timing."""
-        first, *others = calls
-        one = first.chain(others) if isinstance(first, Chained) else None
-        if one is not None:
-            return one
-
-        def run() -> None:
-            for call in calls:
-                call()
-
-        return run
-
     def fetch(self, values: Sequence[Any]) -> Sequence[Any]:
         """The values, finished and where the host can read them; what is not in a device's memory is as it was."""
         self.finish()
@@ -171,7 +151,7 @@ class Queue(ABC):
             self.put(np.full(to.nbytes, byte, np.uint8), to)
 
     def equal(self, one: Any, other: Any) -> bool:
-        """Two buffers of the device hold the same bytes."""
+        """Whether two buffers of the device hold the same bytes."""
         return bool(np.array_equal(*self.fetch([one, other])))
 
     def adopt(self, value: Any, writable: bool = False) -> Any:
@@ -200,7 +180,7 @@ class Queue(ABC):
         return None
 
     def release(self) -> None:  # noqa: B027 (most keep nothing)
-        """Give back what was adopted: whoever used it has finished, or is in order with its owner."""
+        """Give back what was adopted: its users have finished, or are in order with its owner."""
 
 
 def host_array(value: Any, writable: bool = False) -> np.ndarray[Any, Any]:
@@ -236,6 +216,8 @@ class Device(ABC):
     precision: DType = DType.FLOAT32
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
+    #: loops and branches may be part of its executables (`devices/rows.py`)
+    runs_control: bool = False
     #: it runs plans that are made for classes of shapes
     serves_classes: bool = False
     #: memory of the device, where it can be told
@@ -270,6 +252,14 @@ class Device(ABC):
     @abstractmethod
     def queue(self) -> Queue: ...
 
+    def link(self, parts: Sequence[Part]) -> Executable:
+        """Parts of a plan as one executable: kernels that are `Kernel.is_linkable`, blocks where it `runs_control`.
+
+        A device that links nothing has each kernel called by itself.
+        """
+        (part,) = parts
+        return Call(part)
+
     def request_queue(self, hints: Hints) -> Queue:
         """A queue for requests, with these hints where the device knows them."""
         return self.queue()
@@ -280,7 +270,7 @@ class Device(ABC):
                           hint="a device of OpenCL or CUDA does: docs/remote-tensors.md")  # fmt: skip
 
     def check_lent(self, memory: Any, nbytes: int) -> None:
-        """InputError unless it is memory of a caller's that tensors of so many bytes can be in."""
+        """InputError unless it is a caller's memory with room for tensors of this number of bytes."""
         raise InputError(f"{type(memory).__name__} is no memory that {self.name} can use",
                          hint="tensors that speak DLPack are given as they are")  # fmt: skip
 
@@ -307,7 +297,7 @@ class Device(ABC):
         return self.with_threads(settings.cpu_threads_num)
 
     def broken(self) -> str:
-        """Why this process cannot use it any more, whoever did that; empty: it can."""
+        """Why this process cannot use it any more, whatever the cause; empty: it can."""
         return ""
 
     def alloc(self, nbytes: int) -> Any:
@@ -345,7 +335,7 @@ class Device(ABC):
 
     @property
     def is_discrete(self) -> bool:
-        """It has memory of its own, apart from the host's."""
+        """Whether the device has its own memory, separate from the host's."""
         return False
 
     @property

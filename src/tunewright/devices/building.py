@@ -72,7 +72,7 @@ def current() -> Settings:
 
 
 def stay_together() -> None:
-    """Whoever ends this process ends its group: processes that build for this thread are to end with it."""
+    """Keep processes that build for this thread in this process's group, because its owner ends the whole group."""
     _together.set(True)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import ExecutionError
 from .base import Device, Queue
+from .executable import Executable, Part
 from .reports import KernelError, QueueReports
 
 #: what the pointer to an empty tensor points to: nobody reads it, but it must be one
@@ -98,8 +99,15 @@ class CDevice(Device):
     def begin_build(self, sources: Sequence[str]) -> None:
         """These programs will be wanted: a device that compiles in other processes begins."""
 
-    @abstractmethod
+    def link(self, parts: Sequence[Part]) -> Executable:
+        from .enqueued import Enqueued  # which needs this module
+
+        return Enqueued(self, parts)
+
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> CLaunch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: in groups of so many."""
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group.
+
+        Of devices that enqueue kernels one by one (`enqueued`)."""
+        raise NotImplementedError

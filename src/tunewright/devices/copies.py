@@ -42,7 +42,7 @@ class Copies(Generic[Copy]):
 
     @property
     def nbytes(self) -> int:
-        """Of all copies that live."""
+        """Bytes of all live copies."""
         return sum(copy.nbytes for _, copy in list(self._known.values()))
 
     def _forget(self, key: int, dead: weakref.ref[Array]) -> None:

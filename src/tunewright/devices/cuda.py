@@ -26,6 +26,8 @@ from ..ir.types import DType, TensorType
 from . import dlpack, pci
 from .base import Device, Hints, Queue, Target, address, host_array
 from .copies import Copies
+from .cuda_graph import Graph
+from .executable import Part
 from .remote import RemoteTensor
 
 Array = np.ndarray[Any, Any]
@@ -112,13 +114,10 @@ class CudaQueue(Queue):
         return self._scratch[-1]
 
     def zeros(self, count: int) -> Any:
-        """Integers that are zero; whoever changes them makes them zero again."""
+        """Integers that are zero; a user of them makes them zero again."""
         if not self._zeros or len(self._zeros[-1]) < count:
             self._zeros.append(self._torch.zeros(max(count, 4096), dtype=self._torch.int32, device=self.device.raw))
         return self._zeros[-1]
-
-    def together(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-        return super().together(calls) if self.stream is None else self.capture(super().together(calls))
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         """What ``work`` enqueues, as a graph: one launch. It must have run before: nothing may be compiled now."""
@@ -366,6 +365,9 @@ class CudaDevice(Device):
 
     def queue(self) -> CudaQueue:
         return CudaQueue(self)
+
+    def link(self, parts: Sequence[Part]) -> Graph:
+        return Graph(self, parts)
 
     def request_queue(self, hints: Hints) -> CudaQueue:
         return CudaQueue(self, hints)

@@ -17,7 +17,7 @@ from ..errors import ExecutionError
 
 #: threads that run in step
 WARP = 32
-#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to so much needs no asking
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to this size nothing has to be asked
 _MOST_SHARED, _FREE_SHARED = 8, 48 << 10
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _OVERLAP = 6

@@ -53,7 +53,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def is_tensor(value: object) -> bool:
-    """Some library's tensor that speaks DLPack."""
+    """Whether it is some library's tensor that speaks DLPack."""
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 
@@ -111,7 +111,7 @@ def array(value: Any, writable: bool = False) -> Array:
 
 
 class _Memory:
-    """Somebody's bytes, as numpy asks for them; the array holds this, and this the capsule."""
+    """A caller's bytes, as numpy asks for them; the array holds this, and this the capsule."""
 
     def __init__(
         self, owner: Any, at: int, shape: tuple[int, ...], strides: list[int] | None, dtype: np.dtype[Any],

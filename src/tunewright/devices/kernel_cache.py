@@ -289,7 +289,7 @@ _OPEN = threading.Lock()
 
 
 def _in_child() -> None:
-    """Whoever held a lock in the parent is not here."""
+    """Replace the locks after a fork: the threads that held them are in the parent."""
     global _OPEN
     _OPEN = threading.Lock()
     for cache in _caches.values():
@@ -342,7 +342,7 @@ def unpack(data: bytes, key: str, secret: bytes) -> dict[str, bytes] | None:
 
 
 def is_inside(name: str) -> bool:
-    """A relative path that stays in the folder that it is relative to."""
+    """Whether it is a relative path that stays in the folder that it is relative to."""
     path = PurePosixPath(name)
     clean = not path.is_absolute() and ".." not in path.parts and "\0" not in name and "\\" not in name
     return clean and bool(path.parts) and str(path) == name
@@ -383,7 +383,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _secret() -> bytes:
-    """The user's key, made on first use: by one process, whoever comes first."""
+    """The user's key, made on first use by the first process that needs it."""
     path = own_folder("config") / "kernel-cache.key"
     for _ in range(3):
         found = _read_secret(path)

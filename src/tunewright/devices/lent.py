@@ -38,7 +38,7 @@ class BufferArray:
 
 
 def check(memory: Any, nbytes: int) -> None:
-    """InputError unless it is a Buffer or SVM of so many bytes."""
+    """InputError unless it is a Buffer or SVM of ``nbytes`` bytes."""
     import pyopencl as cl
 
     if not isinstance(memory, cl.Buffer | cl.SVMPointer):
@@ -109,7 +109,7 @@ def pointed(tensor: RemoteTensor) -> Array:
 
 
 def read_only(memory: Any) -> bool:
-    """Kernels may not write it."""
+    """Whether kernels may not write it."""
     import pyopencl as cl
 
     return isinstance(memory, cl.Buffer) and bool(memory.flags & cl.mem_flags.READ_ONLY)

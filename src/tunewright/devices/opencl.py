@@ -247,7 +247,7 @@ class OpenCLDevice(CDevice):
         self.shares_memory = opencl_names.shares_memory(self.raw) if shares_memory is None else shares_memory
         self._memory = None if self.shares_memory else Memory(self.context, self.raw)
         self._programs = Programs(name, self.context, self.raw, self.target.options)
-        #: hints that it was asked for in vain
+        #: hints that were requested and are not supported
         self._told: set[Hints] = set()
         self._told_threads = False
 
@@ -346,7 +346,7 @@ class OpenCLDevice(CDevice):
     def launch(
         self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
     ) -> Launch:  # fmt: skip
-        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: in groups of so many."""
+        """A kernel of a program over a grid of work-items, ready for its arguments; ``local``: the size of a group."""
         assert isinstance(queue, OpenCLQueue)
         return Launch(queue, queue.kernel(program, name), tuple(grid), tuple(local))
 

@@ -36,7 +36,7 @@ _WORDS = 300
 @cache
 def devices() -> list[Any] | str:
     """All OpenCL devices, or why there are none."""
-    # It would keep pickles in the user's cache folder: code to whoever reads them, and slower than making them anew.
+    # It would keep pickles in the user's cache folder: code to their reader, and slower than making them again.
     export("PYOPENCL_NO_CACHE", "1")
     try:
         import pyopencl as cl
@@ -76,7 +76,7 @@ def _key(raw: Any) -> dict[str, str]:
 
 
 def _remembered(known: KernelCache | None, key: dict[str, str]) -> str | None:
-    """What became of it the last time; None: nobody knows, or it failed long ago."""
+    """The result of the last time; None: unknown, or it failed long ago."""
     files = None if known is None else known.peek(key)
     if files is None:
         return None

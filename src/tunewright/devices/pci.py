@@ -19,7 +19,7 @@ def text(domain: int, bus: int, device: int) -> str:
 
 
 def of_cuda(properties: Any) -> str | None:
-    """Of torch's properties of a GPU; None where an older torch does not tell."""
+    """The PCI address in torch's properties of a GPU; None if an older torch lacks it."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     if not all(isinstance(getattr(properties, name, None), int) for name in names):
         return None
@@ -27,7 +27,7 @@ def of_cuda(properties: Any) -> str | None:
 
 
 def of_opencl(device: Any) -> str | None:
-    """Of a device of pyopencl; None where its driver does not tell."""
+    """The PCI address of a pyopencl device; None if its driver does not give it."""
     extensions = device.extensions.split()
     if "cl_khr_pci_bus_info" in extensions:
         found = _bus_info(device)

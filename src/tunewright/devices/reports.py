@@ -1,8 +1,8 @@
 """Reports of kernels: what is wrong with their inputs, which only they see while they run.
 
-A kernel never leaves its tensors: it goes on with something legal, and writes into a record what was wrong. The record
-is zero as long as nothing was; the first work-item that finds something fills it. Whoever waits for the kernel looks,
-clears the record and raises `KernelError`.
+A kernel never leaves its tensors: it continues with something legal, and writes the error into a record. The record
+is zero as long as nothing is wrong; the first work-item that finds an error fills it. The thread that waits for the
+kernel reads and clears the record, and raises `KernelError`.
 """
 
 from __future__ import annotations

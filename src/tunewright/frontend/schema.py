@@ -5,7 +5,7 @@ branches with as many outputs as the node. Whether the values make sense is for 
 
 What the schemas ask is in a table (``data/schemas.json``, a test compares it with onnx), since onnx makes all of them
 when it is first asked for one: 7 MB. It is asked about what came after the table; and about domains of others where
-somebody has imported it, since it knows of those only what it was told.
+its package was imported, since it knows of those only what it was told.
 """
 
 from __future__ import annotations

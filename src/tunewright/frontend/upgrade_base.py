@@ -136,7 +136,7 @@ def scalar(graph: Graph, call: Call, number: float, like: Value) -> Value:
 
 
 def align(graph: Graph, call: Call, a: Value, b: Value, axis: int) -> Value:
-    """``b`` with so many dimensions of one behind it that broadcasting puts its first one at ``axis`` of ``a``."""
+    """``b`` with dimensions of one behind it, so that broadcasting puts its first dimension at ``axis`` of ``a``."""
     rank_a, rank_b = rank(a), rank(b)
     if rank_a is not None and rank_b is not None:
         missing = (rank_a - axis if axis >= 0 else -axis) - rank_b

@@ -77,7 +77,7 @@ class _Field:
 
 
 def read(file: IO[bytes], size: int) -> Parts:
-    """The parts of a file of so many bytes, which may be a whole and nothing else."""
+    """The parts of a file of ``size`` bytes, which must cover it exactly."""
     if size >= SMALL_FILE:
         walk = _Walk(file)
         try:

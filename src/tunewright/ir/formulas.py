@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
+from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
 
 class Formulas:
-    """Computes expressions of a trace, which ends with it, for other sizes."""
+    """Computes expressions of a trace, which ends with it, for other sizes. Guards of late symbols are not asked: who
+    runs what depends on them checks these."""
 
     def __init__(self, trace: Trace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
         trace.is_open = False
@@ -26,22 +28,22 @@ class Formulas:
         self._atoms = {k: k for k in range(trace.symbols)}
         self._known: dict[int, int] = {}
         self._guards = self._checks(trace.guards)
-        #: code that guards need comes first, then that of scopes
+        #: code that guards need comes first
         self._guarded = len(self._code)
         self._scopes = [self._checks(scope) for scope in scopes]
-        self._scoped = len(self._code)
         for one in wanted:
             self.place(one)
 
     def _checks(self, guards: Guards) -> list[tuple[bool, int, bool]]:
-        return [(how == "==", self.place(left), answer) for (how, left, _), answer in guards.items()]
+        known = ((how, left, answer) for (how, left, _), answer in guards.items() if not is_late(left))
+        return [(how == "==", self.place(left), answer) for how, left, answer in known]
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
-        """The guards of a scope hold."""
+        """Whether the guards of a scope hold."""
         return _hold(self._scopes[scope], values)
 
-    def __call__(self, symbols: Sequence[int], scopes_alone: bool = False) -> list[int] | None:
-        """Every value (`place` says which is where), or those that scopes need; None where a guard fails."""
+    def __call__(self, symbols: Sequence[int]) -> list[int] | None:
+        """Every value (`place` says which is where); None where a guard fails."""
         values = [*symbols, *self._constants]
         append = values.append
         try:
@@ -51,7 +53,7 @@ class Formulas:
             return None
         if not _hold(self._guards, values):
             return None
-        for function, a, b in self._code[self._guarded : self._scoped if scopes_alone else None]:
+        for function, a, b in self._code[self._guarded :]:
             try:
                 append(function(values[a], values[b]))
             except ZeroDivisionError:  # the guards of its scope fail

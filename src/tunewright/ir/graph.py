@@ -140,7 +140,7 @@ class Graph:
         return value in self._places
 
     def is_read(self, value: Value) -> bool:
-        """Some node reads the value, or it is an output."""
+        """Whether some node reads the value, or it is an output."""
         return bool(value.uses) or value in self._places
 
     def __len__(self) -> int:

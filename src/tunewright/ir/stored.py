@@ -1,4 +1,4 @@
-"""Weights that their file still has: whoever gives them up can have them again.
+"""Weights that their file still has: they can be released and read again.
 
 A graph with open shapes is planned anew for each set of them, from weights as they are in the model's file; plans run
 with packed ones. In between nobody needs the former, and then they need not be in memory.
@@ -83,7 +83,7 @@ class Stored:
     dtype: np.dtype[Any]
 
     def array(self) -> Array:
-        """The array, which is one and the same for all as long as somebody holds it."""
+        """The array: the same object for all readers as long as one of them holds it."""
         made = _LIVING.get(self)
         if made is None:
             made = np.ndarray(self.shape, self.dtype, self.origin.bytes(), self.offset, self.strides)

@@ -218,6 +218,8 @@ class Trace:
         self._known: dict[_Terms, SymInt] = {}
         self._made: dict[tuple[Callable[[int, int], int], Any, Any], SymInt] = {}
         self.guards: Guards = {}
+        #: numbers of atoms that are known in the middle of a launch (`late`)
+        self.late_symbols: set[int] = set()
         #: guards of a part of what is made, which is made anew where they fail
         self._scope: Guards | None = None
         self.is_open = True
@@ -240,6 +242,12 @@ class Trace:
         assert LEAST <= hint <= MOST and self.symbols == len(self.atoms), "symbols come first"
         self.symbols += 1
         return self._atom(_Atom(name, hint, LEAST, MOST))
+
+    def late(self, name: str, hint: int, least: int, most: float = MOST) -> SymInt:
+        """A number that a launch finds out by itself (`ir/late.py`)."""
+        assert least <= hint <= most
+        self.late_symbols.add(len(self.atoms))
+        return self._atom(_Atom(name, hint, least, most))
 
     def bounds(self, terms: _Terms) -> tuple[Any, Any]:
         """The least and the most that a polynomial can be."""
@@ -538,7 +546,7 @@ def greater(a: _Number, *others: _Number) -> _Number:
 
 
 def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Two shapes are written alike. Those that are not may be equal all the same: nothing is guarded."""
+    """Whether two shapes are written alike. Those that are not may be equal all the same: nothing is guarded."""
     if len(a) != len(b):
         return False
     return all(x is y or (x == y if not isinstance(x, SymInt) and not isinstance(y, SymInt) else False)

@@ -74,7 +74,7 @@ def states(node: Node) -> int:
 
 
 def goes_on(body: Graph) -> bool:
-    """The body of a Loop says "go on" whatever it computes: its condition is the one it is given, or a constant."""
+    """Whether the body of a Loop always says "go on": its condition is the one it is given, or a constant."""
     value = body.outputs[0]
     while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
@@ -105,7 +105,7 @@ def single(value: Value) -> Whole:
 
 
 def scan_axes(node: Node, outputs: int) -> tuple[list[int], list[int]]:
-    """Axes along which a Scan takes its inputs apart, and puts so many outputs together."""
+    """Axes along which a Scan splits its inputs and joins its outputs."""
     inputs = [int(a) for a in node.attrs.get("scan_input_axes") or [0] * int(node.attrs["num_scan_inputs"])]
     return inputs, [int(a) for a in node.attrs.get("scan_output_axes") or [0] * outputs]
 
@@ -135,7 +135,7 @@ def _slices(node: Node, scanned: Sequence[Value | None]) -> list[TensorType | No
     return found
 
 
-def _made(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
+def made_by(node: Node, body: Graph, types: Sequence[Type], infer: Infer) -> list[TensorType | None]:
     """Types of the outputs of a node's body for these inputs."""
     if len(types) != len(body.inputs):
         return []
@@ -151,13 +151,13 @@ def _branches(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
     if types is None:
         return None
-    one, *others = [_made(node, body, types, infer) for body in node.bodies.values()]
+    one, *others = [made_by(node, body, types, infer) for body in node.bodies.values()]
     return one if all(made == one for made in others) else None
 
 
 def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types = body_types(node)
-    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
+    made = [] if types is None else made_by(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or not made or made[1 : 1 + count] != types[2 : 2 + count]:
         return None
@@ -167,7 +167,7 @@ def _loop(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
     types, length = body_types(node), scan_length(node)
-    made = [] if types is None else _made(node, node.bodies["body"], types, infer)
+    made = [] if types is None else made_by(node, node.bodies["body"], types, infer)
     count = states(node)
     if types is None or length is None or not made or made[:count] != types[:count]:
         return None
@@ -176,7 +176,7 @@ def _scan(node: Node, infer: Infer) -> list[TensorType | None] | None:
 
 
 def _stacked(type: TensorType | None, count: Whole, axis: int) -> TensorType | None:
-    """So many of a type along a new axis."""
+    """A type, repeated along a new axis."""
     if type is None or not -len(type.dims) - 1 <= axis <= len(type.dims):
         return None
     axis %= len(type.dims) + 1

@@ -24,7 +24,7 @@ SIDES = ("inner", "outer")
 
 
 def activation(attrs: Attrs, side: str) -> tuple[str, Mapping[str, Any]]:
-    """The operation of one of `SIDES`, and its attributes."""
+    """Return the operation of one of `SIDES`, and its attributes."""
     return str(attrs[side]), {k.removeprefix(f"{side}_"): v for k, v in attrs.items() if k.startswith(f"{side}_")}
 
 

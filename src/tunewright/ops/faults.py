@@ -1,6 +1,6 @@
 """What may be wrong with the values that an operation is given, in words: references raise it, kernels report it.
 
-A kernel writes a `Fault` with the value and the limit; whoever waits for it says what the reference would have said.
+A kernel writes a `Fault` with the value and the limit; the thread that waits for it raises the reference's error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def describe(fault: Fault, value: int = 0, limit: int = 0) -> str:
 
 
 def check_indices(indices: Array, size: int) -> None:
-    """IndexError unless each is an index of an axis of so many elements; negative ones count from its end."""
+    """IndexError unless each is an index of an axis of ``size`` elements; negative ones count from its end."""
     _check(Fault.INDEX, indices, -size, size, size)
 
 

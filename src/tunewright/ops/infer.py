@@ -146,7 +146,7 @@ def fold_node(graph: Graph, node: Node, spec: OpSpec, budget: Budget) -> bool:
 
 
 def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
-    """Weights too large for other arithmetic in advance, which are only moved or cast."""
+    """Whether the node only moves or casts weights, which are too large for other arithmetic in advance."""
     given = sum(v.const.nbytes for v in node.inputs if v is not None and v.const is not None)
     if node.op not in MOVES or node.epilogue or nbytes > 2 * given:
         return False
@@ -157,7 +157,7 @@ def _is_move(node: Node, nbytes: int, budget: Budget) -> bool:
 
 
 def is_turned(node: Node) -> bool:
-    """A Transpose that exchanges rows and columns of one matrix."""
+    """Whether it is a Transpose that exchanges rows and columns of one matrix."""
     return node.op == "Transpose" and tuple(node.attrs.get("perm", (1, 0))) == (1, 0)
 
 

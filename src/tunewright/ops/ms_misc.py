@@ -88,7 +88,7 @@ def _infer_expand_dims(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 def _unique(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """In order of first appearance."""
+    """The unique values in the order of their first appearance."""
     values, first, inverse, counts = np.unique(inputs[0], return_index=True, return_inverse=True, return_counts=True)
     order = np.argsort(first)
     place = np.empty_like(order)

@@ -178,7 +178,7 @@ def _infer_mul_integer(operands: Operands, attrs: Attrs, n: int) -> Sequence[Typ
 
 
 def _softmax(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
-    """Over one axis since opset 13; before, over all dimensions from the axis on together."""
+    """Softmax over one axis since opset 13; before, over all dimensions from the axis on together."""
     x = inputs[0]
     axis = axis_of(attrs.get("axis", -1), x.ndim)
     floats = dequantize(x, inputs[1], inputs[2])

@@ -177,7 +177,7 @@ def infer_by_schema(op: str, operands: Operands, attrs: Attrs, n: int) -> Sequen
 
 
 def is_complete(type: Type | None) -> bool:
-    """Everything but shapes is known. onnx's inference takes nothing less."""
+    """Whether everything but shapes is known. onnx's inference takes nothing less."""
     if isinstance(type, (SequenceType, OptionalType)):
         return is_complete(type.elem)
     return isinstance(type, TensorType) or (isinstance(type, MapType) and is_complete(type.value))

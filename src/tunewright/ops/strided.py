@@ -88,7 +88,7 @@ def part_type(main: str) -> Callable[[TensorType, Place], TensorType]:
 
 
 def result_shape(attrs: Attrs) -> tuple[int, ...]:
-    """Of rank 4, as ``order`` says."""
+    """The shape of the result: rank 4, in the order of ``order``."""
     batch, heads, _, queries, _, _, width = (whole(n) for n in attrs["sizes"])
     return tuple((batch, heads, queries, width)[int(axis)] for axis in attrs["order"])
 

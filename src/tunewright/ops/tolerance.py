@@ -52,7 +52,7 @@ BIAS = 2**-7 + 2**-11
 
 
 def absolute(dtype: DType, terms: float = 1) -> float:
-    """The absolute part for results that are sums of so many terms each, in parts of the scale."""
+    """The absolute tolerance for results that are sums of this number of terms, in parts of the scale."""
     longer = math.sqrt(min(max(terms, SHORT), LONGEST) / SHORT) - 1
     return TOLERANCES[dtype].absolute + _GROWTH[dtype] * longer
 
@@ -103,8 +103,8 @@ def compare(
 
 @dataclass(frozen=True)
 class _Extent:
-    """Of two results of finite numbers: the largest of the other, the largest difference, how far any difference goes
-    beyond the relative part of the tolerance, and the elements where it does so most."""
+    """How two results of finite numbers differ: the scale of the other, the largest difference, how far any difference
+    goes beyond the relative part of the tolerance, and the elements where it does so most."""
 
     scale: float
     worst: float

@@ -46,7 +46,7 @@ class Windows:
 
     @property
     def trivial(self) -> bool:
-        """One tap and no padding: windows are the (strided) elements themselves."""
+        """Whether there is one tap and no padding: windows are the (strided) elements themselves."""
         return all(k == 1 for k in self.kernel) and not any(self.head) and not any(self.tail)
 
 

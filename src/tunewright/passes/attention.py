@@ -65,7 +65,7 @@ class ScoresApart:
 
 
 def _leads_to_product(value: Value, depth: int) -> bool:
-    """Only what may stand between a softmax and the product with values stands between this value and a product."""
+    """Whether only permitted nodes stand between this value, a softmax's result, and the product with values."""
     return depth > 0 and any(
         user.op == "MatMul" or (user.op in _STEPS | _VIEWS and _leads_to_product(user.output, depth - 1))
         for user in value.users

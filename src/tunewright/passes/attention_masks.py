@@ -272,7 +272,7 @@ def _unspread(mask: Value) -> Value:
 
 
 def may_hide_all(mask: Value) -> bool:
-    """A row of this mask may have nothing that is seen, as far as can be told."""
+    """Whether a row of this mask may hide every key, as far as can be told."""
     if mask.const is not None:
         visible: Array = mask.const if mask.const.dtype == np.bool_ else ~np.isneginf(mask.const.astype(np.float32))
         return not bool(visible.any(-1).all())

@@ -29,7 +29,7 @@ def _is_low(array: Array) -> bool:
 
 
 def _absorbs(array: Array) -> bool:
-    """Nothing is left of a usual score that is added to it; beside -10,000 all of it would be."""
+    """Whether nothing is left of a usual score that is added to it; beside -10,000 all of it would be."""
     return _is_low(array) and float(array.reshape(())) <= (-6e4 if array.dtype == np.float16 else -1e30)
 
 

@@ -19,7 +19,7 @@ from .pattern import remove_dead
 
 
 class ConvPairs:
-    """Looks at each depthwise convolution."""
+    """Joins a depthwise convolution with the convolution in front of it, where that pays."""
 
     name = "conv-pair"
 
@@ -57,7 +57,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def _is_depthwise(node: Node) -> bool:
-    """One filter for each channel, in blocks."""
+    """Whether a convolution has one filter for each channel, in blocks."""
     shape, type = facts.shape(node.input(1)), facts.static(node.output)
     if node.op != "Conv" or shape is None or type is None or type.layout == PLAIN:
         return False

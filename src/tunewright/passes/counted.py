@@ -76,7 +76,7 @@ class CountedLoops:
         body.outputs = [body.constant(np.asarray(True), "true"), *body.outputs[1:]]
 
     def rewrite(self, graph: Graph, node: Node, most: int, exact: bool) -> bool:
-        """So many iterations are the most; ``exact``: nothing else ends the loop."""
+        """The most iterations; ``exact``: nothing else ends the loop."""
         trips = node.inputs[0] if len(node.inputs) > node.captures else None
         if trips is not None and (trips.const is None or trips.const.size != 1):
             return False  # which of the two is less is not known
@@ -93,7 +93,7 @@ class CountedLoops:
 
 
 def _starts(node: Node) -> bool:
-    """The first iteration depends on the trip count alone."""
+    """Whether the first iteration depends on the trip count alone."""
     formal = node.inputs[: len(node.inputs) - node.captures]
     start = formal[1] if len(formal) > 1 else None
     return start is None or (start.const is not None and start.const.size == 1 and bool(start.const.reshape(())))
@@ -111,7 +111,7 @@ def _parts(value: Value) -> Iterator[Value]:
 
 
 def _is_true(node: Node, value: Value) -> bool:
-    """The condition that an iteration is given is true, or there would be none."""
+    """Whether an iteration is given a true condition, because there would be none otherwise."""
     return value is node.bodies["body"].inputs[1] or (value.const is not None and bool(value.const.all()))
 
 

@@ -18,7 +18,7 @@ from . import facts
 from .base import Context
 
 Strides: TypeAlias = tuple[int, ...]
-#: Of so many pixels one must be left: where it is one of two, Winograd over all of them may be faster than a stride.
+#: At most one of this number of pixels is read: with one of two, Winograd over all of them may be faster than a stride.
 LEAST = 4
 #: an average, not a maximum, which might not keep NaN
 THINNING = "AveragePool"
@@ -97,21 +97,21 @@ def _paying(takers: Iterable[Node], wanted: Mapping[Value, Strides]) -> set[Valu
 
 
 def _is_conv(node: Node) -> bool:
-    """A convolution whose padding does not depend on its stride."""
+    """Whether it is a convolution whose padding does not depend on its stride."""
     if node.op != "Conv" or facts.rank(node.output) is None or node.epilogue:
         return False
     return node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
 def _is_pointwise(node: Node) -> bool:
-    """A convolution of one tap that reads no padding."""
+    """Whether it is a convolution of one tap that reads no padding."""
     shape = facts.shape(node.input(1))
     one = shape is not None and all(d == 1 for d in shape[2:])
     return _is_conv(node) and one and not any(node.attrs.get("pads", ()))
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Each input is of its result's type, so that it can be thinned out if need be, or the same for all pixels."""
+    """Whether each input has the result's type, so that it can be thinned out, or is the same for all pixels."""
     spec = lookup(node.op)
     if spec is None or not spec.elementwise or len(node.outputs) != 1 or node.epilogue or node.bodies:
         return False
@@ -119,7 +119,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_spread(value: Value, result: Value) -> bool:
-    """It has one element for all pixels of the result."""
+    """Whether it has one element for all pixels of the result."""
     dims, whole = facts.shape(value), facts.shape(result)
     if dims is None or whole is None or len(dims) > len(whole):
         return False

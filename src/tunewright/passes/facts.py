@@ -42,7 +42,7 @@ def same_type(a: Value | None, b: Value | None) -> bool:
 
 
 def is_scalar(value: Value) -> bool:
-    """One element, whatever its rank."""
+    """Whether it has one element, whatever its rank."""
     known = shape(value)
     return known is not None and all(d == 1 for d in known)
 

@@ -238,7 +238,7 @@ def why_not(node: Node, region: Region, fusion: Fusion) -> str | None:
 
 
 def _given(node: Node) -> list[Value | None]:
-    """The inputs up to the last one that is there."""
+    """The inputs without absent ones at the end."""
     last = max((i for i, v in enumerate(node.inputs) if v is not None), default=-1)
     return node.inputs[: last + 1]
 
@@ -252,7 +252,7 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:
-    """A scalar, one value per channel, or (a residual) exactly the result's shape."""
+    """Whether it is a scalar, one value per channel, or (a residual) exactly the result's shape."""
     if facts.is_scalar(value) or (fusion.residual and facts.same_shape(value, result)):
         return True
     dims, whole = facts.shape(value), facts.shape(result)

@@ -8,6 +8,7 @@ plans for classes of shapes: the room is one of their sizes.
 from __future__ import annotations
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.late import is_late
 from ..ir.symbolic import SymInt, sym_array
 from ..ops.append import APPEND, STANDS_FOR
 from . import facts
@@ -46,12 +47,14 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def can_grow(graph: Graph, past: Value, new: Value, axis: int, present: Value) -> bool:
-    """A few rows behind those of an input, for a result that has so many open ones: there may be room to spare."""
+    """A few rows behind those of an input, for a result with an open number of rows: there may be room to spare."""
     types = facts.static(past), facts.static(new)
     if types[0] is None or types[1] is None or past not in graph.inputs or len(past.uses) != 1:
         return False
     rows, more = types[0].dims[axis], types[1].dims[axis]
-    if not isinstance(rows, SymInt) or not isinstance(more, int) or not 0 < more <= MOST_NEW or rows.spare is None:
+    if not isinstance(rows, SymInt) or is_late(rows) or rows.spare is None:  # late: a state of a loop
+        return False
+    if not isinstance(more, int) or not 0 < more <= MOST_NEW:
         return False
     return graph.outputs.count(present) == 1
 

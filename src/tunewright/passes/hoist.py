@@ -72,7 +72,7 @@ def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, name
     try:
         infer_node(twin, spec)
         fits = _stays_small(twin, inputs)
-    except ModelError:  # it is wrong after all, and nobody knows whether the loop runs
+    except ModelError:  # it is wrong after all, and whether the loop runs is unknown
         fits = False
     if not fits:
         graph.remove(twin)
@@ -109,7 +109,7 @@ def _stays_small(node: Node, inputs: Sequence[Value | None]) -> bool:
 
 
 def _dominates(dims: Shape, shapes: Sequence[Shape]) -> bool:
-    """Broadcasting makes nothing larger than an operand of these dimensions."""
+    """Whether broadcasting makes nothing larger than an operand of these dimensions."""
     for other in shapes:
         pairs = zip(reversed(dims), reversed(other), strict=False)
         if other is not dims and (len(other) > len(dims) or any(b not in (1, a) or (b is None) for a, b in pairs)):
@@ -139,7 +139,7 @@ def _to_number(node: Node) -> bool:
 
 
 def _surely_broadcast(shapes: Sequence[Shape], names: bool) -> bool:
-    """Axis by axis the same size, or 1."""
+    """Whether sizes are equal or 1, axis by axis."""
     rank = max(len(s) for s in shapes)
     for axis in range(1, rank + 1):
         dims: set[Dim] = {s[-axis] for s in shapes if len(s) >= axis} - {1}
@@ -153,7 +153,7 @@ def _is_open(dims: set[Dim], names: bool) -> bool:
 
 
 def _alone(shapes: Sequence[Shape], axis: int) -> bool:
-    """Only one operand has more than 1 along that axis."""
+    """Whether only one operand has more than 1 along that axis."""
     return sum(len(s) >= axis and s[-axis] != 1 for s in shapes) <= 1
 
 

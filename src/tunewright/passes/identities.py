@@ -20,7 +20,7 @@ def _x(graph: Graph, match: Match) -> Value:
 
 
 def _may_keep_shape(node: Node) -> bool:
-    """Nothing says that the shape changes. A Slice must not run backwards."""
+    """Whether nothing says that the shape changes. A Slice must not run backwards."""
     x, out = facts.shape(node.input(0)), facts.shape(node.output)
     if x is None or out is None or len(x) != len(out):
         return False
@@ -197,7 +197,7 @@ def _known_like(match: Match) -> str | None:
 
 
 def _resizes_nothing(node: Node) -> bool:
-    """Every scale is one, or every size the input's; and the whole input is meant, not a region of it."""
+    """Whether every scale is one, or every size the input's; and the whole input is meant, not a region of it."""
     if node.attrs.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return False
     scales, sizes = node.input(2), node.input(3)

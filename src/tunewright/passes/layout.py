@@ -83,7 +83,7 @@ def _why_plain(ways: Sequence[Way]) -> str:
 
 
 def _alongside(value: Value | None, result: Value) -> bool:
-    """Of the result's rank and channels, so that both broadcast in a layout as they do when plain.
+    """Whether a value has the result's rank and channels, so that both broadcast in a layout as they do when plain.
 
     Constants per channel stay plain: kernels read them as they are, or pack them once.
     """
@@ -134,7 +134,7 @@ class _Choices:
 
     # -- who has a choice ---------------------------------------------------------------------------------------------
     def explore(self, wishes: dict[Node, tuple[Layout, Layout]]) -> None:
-        """Ask the nodes that wish for the layout, and whoever is next to one that has a choice."""
+        """Ask the nodes that prefer the layout, and the neighbours of nodes that have a choice."""
         asked, queue = set(wishes), deque(wishes)
         while queue:
             node = queue.popleft()

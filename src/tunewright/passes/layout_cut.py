@@ -18,7 +18,7 @@ MOST_STEPS = 200_000
 
 
 def least_cut(prices: Sequence[int], edges: Iterable[tuple[int, int, int]], most: int = MOST_STEPS) -> list[bool]:
-    """Of every vertex, whether it has label 1. Where both are as good it has label 0."""
+    """The least cut: for every vertex, whether it has label 1. If both labels are equally good it has label 0."""
     problem = _Cut(prices, edges)
     problem.settle(deque(range(len(prices))))
     rest = [u for u, label in enumerate(problem.labels) if label is None]

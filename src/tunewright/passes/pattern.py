@@ -162,7 +162,7 @@ class Match:
         return self if node in self.nodes else Match(self.graph, self.root, self.values, {**self.nodes, node: shared})
 
     def leak(self) -> str | None:
-        """Why the nodes inside cannot go away: somebody else reads one of them."""
+        """Why the nodes inside cannot go away: another node reads one of them."""
         for node, shared in self.nodes.items():
             if node is self.root or shared:
                 continue
@@ -234,7 +234,7 @@ def _match_all(patterns: Sequence[Pattern], values: Sequence[Value | None], foun
 
 
 def is_number(array: Array, number: float) -> bool:
-    """The only element equals the number, as exactly as its type can say it."""
+    """Whether the only element equals the number, as exactly as its type can represent it."""
     kind = array.dtype.name
     if array.size != 1 or not ("int" in kind or "float" in kind):
         return False

@@ -102,7 +102,7 @@ def _rewrite(graph: Graph, node: Node, order: Mapping[Node, int], context: Conte
 
 
 def _dies(graph: Graph, node: Node, taken: Sequence[Node]) -> bool:
-    """Nobody else reads it."""
+    """Whether nobody else reads it."""
     return all(user in taken for v in node.outputs for user in v.users) and not any(map(graph.is_output, node.outputs))
 
 
@@ -123,7 +123,7 @@ def _final(part: _Part, sources: Sequence[Value]) -> Part:
 
 
 def _turns(found: Sequence[_Part], out: TensorType) -> bool:
-    """Something large is written along another axis than it is read along: that is for tiles."""
+    """Whether something large is written along another axis than it is read along: that is for tiles."""
     last = 1 if out.layout == NHWC else len(out.dims) - 1
     for view in (view for part in found for view in part.views if view.axes and view.axes[last]):
         type = view.value.tensor
@@ -151,7 +151,7 @@ class _Search:
         return found if found is not None and len(found) <= MOST_PARTS and all(map(_fits, found)) else None
 
     def _parts(self, value: Value, depth: int) -> list[_Part] | None:
-        """Of an operand; None where it cannot be read with strides at all."""
+        """The parts of an operand; None if it cannot be read with strides."""
         node = value.producer
         if node is not None and depth < DEEPEST and value.const is None and self._may_take(node, value):
             size = len(self.taken)

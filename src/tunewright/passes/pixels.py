@@ -49,7 +49,7 @@ def _is_picture(graph: Graph, node: Node) -> bool:
 
 
 def _gains(node: Node, i: int) -> bool:
-    """It takes several taps of a row together, which lie side by side."""
+    """Whether it takes several taps of a row together, which lie side by side."""
     if node.op != "Conv" or i != 0 or node.inputs[1] is None or node.inputs[1].const is None:
         return False
     attrs, weights = node.attrs, node.inputs[1].const
@@ -57,7 +57,7 @@ def _gains(node: Node, i: int) -> bool:
 
 
 def _pads(node: Node) -> tuple[int, ...]:
-    """Of a convolution: above, left, below, right, as far as windows reach."""
+    """Pads of a convolution (above, left, below, right), as far as windows reach."""
     x, weights = node.inputs[0], node.inputs[1]
     assert x is not None and x.tensor is not None and weights is not None and weights.const is not None
     sizes = x.tensor.dims[2:]

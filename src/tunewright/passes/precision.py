@@ -66,7 +66,7 @@ class Narrow:
 
 
 def is_quantised(graph: Graph) -> bool:
-    """Some of its numbers are integers of a few bits that stand for others."""
+    """Whether some of its numbers are integers of a few bits that stand for others."""
     words = ("Quantize", "Dequantize", "QLinear", "QGemm", "QAttention", "MatMulNBits", "Integer")
     return any(word in node.op for inner in graph.walk() for node in inner.nodes for word in words)
 
@@ -99,7 +99,7 @@ def rounded(array: Array, to: DType, convert: Convert = convert) -> Array:
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
-    """Its type is not for us to choose: a Cast stands behind it."""
+    """Whether its type is not for us to choose: a Cast stands behind it."""
     return value in graph.inputs or (value.producer is not None and value.producer.op in _MAKERS)
 
 

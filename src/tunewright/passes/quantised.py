@@ -70,7 +70,7 @@ class Steps:
 
 
 def steps_of(node: Node, axis: int | None = None) -> Steps | str:
-    """Of a QuantizeLinear or DequantizeLinear, or what is unusual about them; ``axis``: where channels may be."""
+    """Steps of a QuantizeLinear or DequantizeLinear, or why they are unusual; ``axis``: where channels may be."""
     scale, given = node.input(1), node.input(2)
     whole = node.output if node.op == "QuantizeLinear" else node.inputs[0]
     if scale is None or scale.const is None or (given is not None and given.const is None):

@@ -37,7 +37,7 @@ class RecogniseRotary(RewritePass):
 
 
 def _is_turned(value: Value | None) -> bool:
-    """Halves in turned order, the first of them negative, perhaps times something."""
+    """Whether these are halves in exchanged order, the first of them negative, perhaps with a factor."""
     node = value.producer if value is not None else None
     if node is not None and node.op == "Mul" and not node.epilogue:
         return any(v is not None and v.producer is not None and _negates(v.producer) for v in node.inputs)
@@ -50,7 +50,7 @@ def _negates(node: Node) -> bool:
 
 
 def _is_part(node: Node, start: int, size: int) -> bool:
-    """A Slice of the last axis."""
+    """Whether it is a Slice of the last axis."""
     starts, axes, steps = (facts.int_list(node.input(i)) for i in (1, 3, 4))
     rank, dims = facts.rank(node.inputs[0]), facts.shape(node.output)
     if not rank or dims is None or dims[-1] != size or starts is None or len(starts) != 1:
@@ -83,7 +83,7 @@ def _check(match: Match) -> str | None:
 
 
 def _equal_halves(value: Value, depth: int) -> bool:
-    """Both halves of the last axis are surely the same."""
+    """Whether both halves of the last axis are surely the same."""
     if value.const is not None:
         half = value.const.shape[-1] // 2
         return bool(np.array_equal(value.const[..., :half], value.const[..., half:]))

@@ -58,7 +58,7 @@ class Propagate:
 
 
 def is_quantised_weight(node: Node) -> bool:
-    """A DequantizeLinear whose result meets another dequantised value in a product."""
+    """Whether it is a DequantizeLinear whose result meets another dequantised value in a product."""
     if node.op != "DequantizeLinear":
         return False
     readers = [n for n in node.output.users if n.op in PRODUCTS]

@@ -131,7 +131,7 @@ SPECIALISE: tuple[Pass | Repeat, ...] = (
 
 @cache
 def names() -> frozenset[str]:
-    """Of every pass, rule and fusion: what DISABLED_PASSES may hold."""
+    """Names of every pass, rule and fusion: the values of DISABLED_PASSES."""
     found = set()
     for one in (*NEUTRAL, *DEVICE, *SPECIALISE):
         for single in one.passes if isinstance(one, Repeat) else (one,):

@@ -23,7 +23,7 @@ _INDICES = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.U
 
 
 def _is_count(array: Array) -> bool:
-    """0, 1, 2, ... along the last axis."""
+    """Whether it is 0, 1, 2, ... along the last axis."""
     last = array.shape[-1] if array.ndim else 0
     return array.dtype.kind in "iu" and array.size == last > 0 and bool((array.reshape(-1) == np.arange(last)).all())
 

@@ -1,6 +1,6 @@
 """Values that are parts of others: which one, from where on, and with which strides.
 
-Whoever reads with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
+A reader with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
 Expand, Tile of single elements. Everything must be static and plain. A Gather of one index whose result lies in one
 piece is a Slice, which takes no time at all (`runtime.alias`).
 """
@@ -44,7 +44,7 @@ class View:
 
     @property
     def moves(self) -> bool:
-        """Some node between is more than another shape for the same bytes."""
+        """Whether some node between is more than another shape for the same bytes."""
         return any(node.op not in _RESHAPES for node in self.through)
 
     def permuted(self, perm: Sequence[int]) -> View:

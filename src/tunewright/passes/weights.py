@@ -1,4 +1,4 @@
-"""Weights that products read by columns: large ones are not transposed, since whoever packs them may as well turn them.
+"""Weights that products read by columns: large ones are not transposed, since packing can turn them as well.
 
 Small ones were transposed when constants were folded (FOLD_BYTES).
 """

@@ -66,7 +66,7 @@ class Apart:
         return batched(model, self.batch) if self.batch > 1 else model
 
     def inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs for that: an example, so many times."""
+        """Inputs for that: an example, repeated."""
         if self.section is not None:
             return dict(self.section.inputs)
         if self.batch == 1:

@@ -56,7 +56,7 @@ class _Claims:
                 wanted.append((level, pool.wanted(taken)))
 
     def _settle_soon(self) -> None:
-        """When a model ends: that may be anywhere, also where somebody holds a lock."""
+        """When a model ends: that may be anywhere, also while a thread holds a lock."""
         threading.Thread(target=self.settle, name="tunewright-auto", daemon=True).start()
 
 

@@ -88,7 +88,7 @@ class _Shape:
 
     @property
     def is_open(self) -> bool:
-        """Somebody waits."""
+        """A request waits."""
         return bool(self.waiting or self.groups)
 
 
@@ -500,11 +500,11 @@ class _Tuning(BackgroundTuning):
 
     @property
     def _is_spent(self) -> bool:
-        """Too little is left of the budget for another search."""
+        """Whether too little is left of the budget for another search."""
         return self._status.worked > self._wish.budget - LEAST_SECONDS
 
     def _is_static(self) -> bool:
-        """No other shapes can come."""
+        """Whether no other shapes can come."""
         model = self._model()
         return model is None or all(getattr(v.type, "is_static", False) for v in model.graph.inputs)
 

@@ -73,7 +73,7 @@ class _Line(Channel):
     """The helper's end of the channel, which can be asked whether there is anything to read."""
 
     def has(self, seconds: float) -> bool:
-        """A message, or its beginning, is there within so many seconds."""
+        """Whether a message, or its beginning, arrives within ``seconds``."""
         return bool(self._waiting) or bool(select.select([self._raw], [], [], seconds)[0])
 
 
@@ -160,7 +160,7 @@ class Helper:
         self.pace.forgive(self.pace.clock() - begin)
 
     def _seconds(self, task: Task) -> float:
-        """Of the time that is left the part that its hope has among the layers to come; or TUNE_SECONDS."""
+        """A layer's share of the remaining time, by its hope among the layers to come; or TUNE_SECONDS."""
         if self.budget == math.inf:
             return max(self.settings.tune_seconds, LEAST_SECONDS)
         hopes = sum(other.hope for other in self._open())

@@ -46,7 +46,7 @@ LOG = logging.getLogger("tunewright")
 ALPHA = 0.02
 #: pairs of inferences after which a trial ends in any case, and those at its beginning that warm up
 MOST_PAIRS, WARM_UP = 192, 2
-#: a plan that is so many times slower in all of so many pairs is not tried any longer
+#: a plan that is this many times slower in all of this number of pairs is not tried any longer
 FAR_SLOWER, EARLY = 1.5, 4
 #: where nothing is certain at the end, a plan that seems slower than this is not kept
 SEEMS_SLOWER = 0.99

@@ -13,7 +13,7 @@ from ..settings import Settings
 
 @dataclass(frozen=True)
 class Support:
-    """Who would run a node: the solver, or why nobody; a solver on the host is marked. True when somebody does."""
+    """The solver that would run a node, or why there is none; a solver on the host is marked. True if there is one."""
 
     solver: str | None
     on_host: bool = False

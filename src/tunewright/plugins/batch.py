@@ -128,7 +128,7 @@ class Batch(Plugin):
         return of_device(self.single.whole, given).compile(model, given)
 
     def together(self, alone: DeviceModel, model: Model, settings: Settings, streams: int, batch: int) -> BatchModel:
-        """The model for so many examples beside the one for a single example; an error where that is impossible."""
+        """The model for this number of examples beside the one for a single example; an error if that is impossible."""
         made = self.alone(batched(model, batch), settings, streams)
         for name, type in made.outputs.items():
             _check_output(name, alone.outputs[name], type, batch)

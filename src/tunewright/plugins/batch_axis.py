@@ -28,7 +28,7 @@ COUNTS = (7, 5)
 
 
 def batched(model: Model, size: int) -> Model:
-    """The model for so many examples at a time; UnsupportedError where its inputs are not one example each."""
+    """The model for this number of examples at a time; UnsupportedError if its inputs are not one example each."""
     shapes: dict[str, list[int | str | None]] = {}
     for name, type in model.inputs.items():
         where = f"input {name!r}"

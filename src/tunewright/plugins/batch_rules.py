@@ -23,7 +23,7 @@ class Examples:
         self.before: dict[Value, int] = dict.fromkeys(graph.inputs, 1)
 
     def has(self, value: Value | None) -> bool:
-        """It depends on the inputs."""
+        """Whether it depends on the inputs."""
         return value in self.before
 
     def dims(self, value: Value) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Examples:
         return (*dims[:axis], dims[axis] // self.count, *dims[axis + 1 :])
 
     def only(self, node: Node, *those: int) -> None:
-        """No other input depends on the examples."""
+        """Raise unless only these inputs depend on the examples."""
         for i, value in enumerate(node.inputs):
             if i not in those and self.has(value):
                 raise Unproven(f"takes input {i} from the examples")
@@ -83,7 +83,7 @@ Rule = Callable[[Examples, Node], Sequence[int]]
 
 
 def _aligned(proof: Examples, values: Sequence[Value | None], rank: int) -> int:
-    """Numpy's broadcasting to so many axes: the axis of the examples, on which all agree."""
+    """Numpy's broadcasting to ``rank`` axes: the axis of the examples, on which all agree."""
     given = [v for v in values if v is not None]
     places = {proof.axis(v) + rank - len(proof.dims(v)) for v in given if proof.has(v)}
     sizes = {proof.dims(v)[proof.axis(v)] for v in given if proof.has(v)}
@@ -301,7 +301,7 @@ def _gathered(proof: Examples, node: Node) -> list[int]:
 
 
 def _product(first: int, second: int) -> Rule:
-    """Of two inputs. The others, scales and zero points, are one number, or belong to the second's columns."""
+    """Products of two inputs. The others, scales and zero points, are one number, or belong to the second's columns."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
         proof.only(node, first, second)

@@ -180,7 +180,7 @@ def _memory(compiled: DeviceModel) -> tuple[int, int]:
 
 
 def fits(compiled: DeviceModel, streams: int) -> bool:
-    """Requests of so many streams find room beside what is in the device's memory now."""
+    """Whether requests of this number of streams fit beside what is in the device's memory now."""
     device = compiled.env.device
     free = device.free_bytes or device.memory_bytes
     return free is None or streams * _memory(compiled)[1] <= ROOM * free
@@ -195,7 +195,7 @@ class Timed:
         self.seconds()
 
     def seconds(self) -> float:
-        """Of one inference."""
+        """Seconds of one inference."""
         begin = time.perf_counter()
         self._request.infer(self._inputs)
         return time.perf_counter() - begin

@@ -1,8 +1,8 @@
 """NUM_STREAMS = AUTO where requests may run together: streams and requests first, then ever larger batches, measured.
 
 A batch is compared, in turns, with the best so far, and has to be faster by more than noise: it makes every request
-wait for others. It ends when two in a row were not, when the next one would not fit or the application does not keep so
-many requests going, or when `SECONDS` are over.
+wait for others. The search ends when two in a row were not faster, when the next one would not fit, when the
+application does not keep as many requests going, or when `SECONDS` are over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tunewright")
 
-#: no larger batch is begun after so many seconds, and a batch is compared with the best so far for so many
+#: seconds after which no larger batch is begun, and seconds for which a batch is compared with the best so far
 SECONDS, STEP = 30.0, 1.0
 #: the largest that is tried: more requests than four times as many few applications have
 MOST = 64

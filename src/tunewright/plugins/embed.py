@@ -46,7 +46,7 @@ def put(path: Path, to: Path, found: list[Measurement]) -> tuple[list[Measuremen
 
 
 def _is_split(model: Path) -> bool:
-    """Weights are in other files."""
+    """Whether weights are in other files."""
     import onnx
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 

@@ -11,7 +11,7 @@ from .single import SEVERAL, SingleDevice, of_device, open_device, visible
 
 
 def is_several(device: str) -> bool:
-    """It names a plugin over several devices."""
+    """Whether it names a plugin over several devices."""
     return device.partition(":")[0].strip().upper() in SEVERAL
 
 

@@ -157,7 +157,7 @@ class Task:
 
     @cached_property
     def answers(self) -> list[dict[str, Support]]:
-        """Of each device about each node."""
+        """The answer of each device for each node."""
         return [self._answers(plugin) for plugin in self.plugin.plugins]
 
     def _answers(self, plugin: SingleDevice) -> dict[str, Support]:
@@ -211,7 +211,7 @@ class Task:
         return self.cheapest([costs[name] for name in self.plugin.names])
 
     def known(self, plugin: SingleDevice, settings: Settings, tuner: Tuner) -> hetero_costs.Costs | None:
-        """What a device's kernels for the whole model take, as far as somebody knows; None where it cannot run it."""
+        """What a device's kernels for the whole model take, as far as known; None if it cannot run the model."""
         try:
             compiled = plugin.compile(bare(self.model, self.graph), settings, tuner)
         except UnsupportedError:

@@ -21,7 +21,7 @@ HEADER = ("node", "device")
 
 
 def read(path: str | os.PathLike[str], most: int) -> dict[str, str]:
-    """The mapping in a file of at most so many bytes. InputError says what is wrong with it, and where."""
+    """The mapping in a file, whose size is limited. InputError says what is wrong with it, and where."""
     where = str(path)
     try:
         if os.path.getsize(path) > most:
@@ -92,7 +92,7 @@ def device_number(name: str, devices: Sequence[Sequence[str]], where: str) -> in
 def fixed(
     affinity: Mapping[str, str], original: Graph, prepared: Graph, devices: Sequence[Sequence[str]]
 ) -> dict[Node, int]:
-    """Nodes of the prepared graph with the device that somebody chose for them.
+    """Nodes of the prepared graph with the device that the user chose for them.
 
     A name may be that of a node, or of one that was written out as several when the model was read. InputError for
     names that are nowhere in the model, and for nodes in bodies, which go where their node goes.

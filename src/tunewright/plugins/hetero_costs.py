@@ -34,7 +34,7 @@ HOST_FLOPS, HOST_BANDWIDTH, HOST_STEP = 5e9, 2e9, 30e-6
 GPU_FLOPS, GPU_BANDWIDTH = 3e11, 25e9
 #: where shapes are open: of operations that do the work of a network, and of all others
 HEAVY, LIGHT = 1e-3, 2e-6
-#: seconds on a device are known when so much of its estimated time was measured
+#: seconds on a device are known if this part of its estimated time was measured
 ENOUGH = 0.5
 #: what is sent to and fro to see how long it takes, and how often
 SMALL, LARGE, TIMES = 1 << 12, 1 << 22, 5
@@ -42,7 +42,7 @@ SMALL, LARGE, TIMES = 1 << 12, 1 << 22, 5
 
 @dataclass
 class Costs:
-    """Of all nodes on one device."""
+    """Costs of all nodes on one device."""
 
     seconds: dict[Node, float]
     #: nodes that are one kernel there
@@ -139,7 +139,7 @@ def _costs(
         spent = real if real is not None else scale * guess
         if nodes:
             seconds[nodes[0]] += spent
-        else:  # what was inserted, between layouts for example: everybody pays his share of it
+        else:  # what was inserted, between layouts for example: every node pays its share of it
             stray += spent
     total = sum(seconds.values())
     if stray and total:

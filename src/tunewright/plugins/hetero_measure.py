@@ -61,7 +61,7 @@ class Measured:
 
 
 def measure(plugin: Hetero, model: Model, inputs: Mapping[str, Any], settings: Settings, budget: float) -> Measured:
-    """Compare placements for inputs like these for so many seconds, and keep the best one in the user's data folder."""
+    """Compare placements for such inputs for ``budget`` seconds, and keep the best one in the user's data folder."""
     task = Task(plugin, model, settings)
     candidates = _candidates(task, inputs)
     _race(plugin, model, candidates, inputs, settings, budget)

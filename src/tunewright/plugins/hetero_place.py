@@ -100,7 +100,7 @@ class Problem:
         return {node: k for k, unit in enumerate(self.units) for node in unit}
 
     def cost(self, k: int, device: int) -> float:
-        """Of a unit there."""
+        """The seconds of a unit on a device."""
         return sum(self.seconds[node][device] for node in self.units[k])
 
     @cached_property
@@ -123,12 +123,12 @@ class Problem:
         return found
 
     def spread(self, labels: Sequence[int]) -> dict[Node, int]:
-        """Of nodes."""
+        """The label of each node, from the labels of units."""
         return {node: labels[k] for k, unit in enumerate(self.units) for node in unit}
 
 
 def nbytes(value: Value) -> int:
-    """Of a value; one whose size nobody knows counts as a small one."""
+    """Bytes of a value; one of unknown size counts as small."""
     tensor = value.tensor
     return tensor.nbytes if tensor is not None and tensor.is_static else 1024
 

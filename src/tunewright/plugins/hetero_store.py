@@ -29,7 +29,7 @@ MOST, MOST_BYTES = 200, 64 << 20
 
 
 def key(graph: Graph, devices: Sequence[Device], settings: Settings, affinity: Mapping[str, str]) -> str:
-    """Of a model, as it is before it is cut, on these devices."""
+    """The key of a model before it is cut, on these devices."""
     digest = hashlib.sha256()
 
     def add(*texts: object) -> None:

@@ -44,7 +44,7 @@ class Part:
 
     @property
     def requests(self) -> int:
-        """How many it takes at a time."""
+        """How many requests the device takes at a time."""
         return getattr(self.plugin, "requests", self.single.streams)
 
 
@@ -60,7 +60,7 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
 
 
 def warn_of_references(found: Sequence[Part], kind: str) -> None:
-    """Where a GPU shares requests with references: they hold Python's lock, and its host thread waits for that."""
+    """Where a GPU shares requests with references: they hold the GIL, and its host thread waits for that."""
     slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
     fast = [part.name for part in found if not part.is_cpu]
     if slow and fast:
@@ -69,7 +69,7 @@ def warn_of_references(found: Sequence[Part], kind: str) -> None:
 
 
 def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
-    """Of the first device that runs the whole model; of the first one, if none does."""
+    """The answers of the first device that runs the whole model, or of the first device if none does."""
     answers = (part.single.query(model, part.settings) for part in found)
     first = next(answers)
     return first if all(first.values()) else next((a for a in answers if all(a.values())), first)

@@ -121,7 +121,7 @@ def _mistake(key: str) -> SettingsError | None:
 
 
 def is_known(name: str) -> bool:
-    """There is such a device, or could be: here it is not, or cannot be used."""
+    """Whether the device exists, or could exist but is missing or unusable here."""
     key, names = name.upper(), available()[0]
     if key in names or f"{key}.0" in names:
         return True
@@ -277,7 +277,7 @@ class SingleDevice(Plugin):
         return context
 
     def _with_streams(self, model: Model, settings: Settings, consume: bool) -> Callable[[int, bool], DeviceModel]:
-        """What compiles the model for so many streams; ``last``: it may be taken apart."""
+        """What compiles the model for a number of streams; ``last``: it may be taken apart."""
 
         def compile(streams: int, last: bool) -> DeviceModel:
             given = dataclasses.replace(settings, num_streams=streams)

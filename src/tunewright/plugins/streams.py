@@ -109,7 +109,7 @@ def known(model: Model, device: Device, settings: Settings, batches: bool = Fals
 
 
 def is_due(answer: Answer, settings: Settings) -> bool:
-    """A busy machine said so, and this load may measure again."""
+    """Whether the answer is of a busy machine, and this load may measure again."""
     return answer.is_provisional and is_automatic(settings) and not _forbidden(settings)
 
 
@@ -137,7 +137,7 @@ def compiled_auto(
 ) -> DeviceModel | None:
     """A model with the streams that are best for it; None: nothing is known, and nothing may or can be measured.
 
-    ``compile(streams, last)`` makes the model for so many streams; behind the ``last`` call nobody needs the model.
+    ``compile(streams, last)`` makes the model for this number of streams; after the ``last`` call the model may go.
     """
     answer = known(model, device, settings)
     if answer is not None and not (is_due(answer, settings) and sample(model.inputs) is not None):
@@ -277,7 +277,7 @@ def best(rates: Rates) -> Point:
 
 
 def beats(rates: Rates, one: Point, other: Point) -> bool:
-    """It is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
+    """Whether it is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
     ratios = _ratios(rates, one, other)
     return statistics.median(ratios) > _worth(one, other) and ratios[len(ratios) // 4] > 1
 

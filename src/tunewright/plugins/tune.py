@@ -1,7 +1,7 @@
 """Tuning a whole model within a time: where it pays, decided inside the running network, undone where it did not.
 
 1. *Profile*: the model runs as it is now, and every layer (all nodes that pose the same problem) gets its time.
-2. *Search*: layer by layer, the dearest first; each gets the part of the time left that its own has among the layers to
+2. *Search*: layer by layer, the costliest first; each gets its share of the time left for the layers to
    come. What a search finds goes into the user's knowledge base at once: stopping loses nothing.
 3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
    per layer. A kernel that wins by itself and loses here, between its neighbours, does not answer any more.
@@ -42,7 +42,7 @@ from ..tuning.tuner import Choice, Origin, Tuner, warn
 from .agreement import agree, coarsest
 from .single import SingleDevice
 
-#: The part of the budget that is for comparing whole networks, and what that has at least on a CPU: so many times the
+#: The part of the budget that is for comparing whole networks, and what that has at least on a CPU: this many times the
 #: profile's time, since networks are compiled for it, but no more than a third of the budget. Of a GPU's kernels only
 #: those are compiled that changed.
 WHOLE_SHARE, PROFILES, MOST_WHOLE = 0.12, 2.0, 1 / 3
@@ -59,11 +59,11 @@ QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
 LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
 #: networks that run against the present one
 RIVALS = 3
-#: inferences of the profile: these at least, up to so many within a time
+#: inferences of the profile: the least, the most within a time
 PROFILE_RUNS, MOST_RUNS, PROFILE_SECONDS = 5, 30, 1.5
 #: rounds of contests
 NETWORK_ROUNDS, WHOLE_ROUNDS = 150, 200
-#: a network up to so many times the last-level cache runs once off the clock before it runs on it
+#: a network up to this many times the last-level cache runs once untimed before it is timed
 CACHES = 4
 #: rounds that a contest has at least, whatever the time: fewer say nothing
 LEAST_ROUNDS = 16
@@ -82,7 +82,7 @@ class Layer:
     nodes: list[str]
     #: per inference, all nodes together, as it was before
     seconds: float = 0.0
-    #: what it would take at least, from the device's ceilings, and what binds it then; None: nobody knows
+    #: what it would take at least, from the device's ceilings, and what binds it then; None: unknown
     floor: float | None = None
     bound: str = ""
     #: what it was given, and what came of it
@@ -207,7 +207,7 @@ class Tuning:
         return time.monotonic() - self.start
 
     def until(self, end: float) -> float:
-        """Seconds until so many have passed; none after a stop."""
+        """Seconds that are left of these; none after a stop."""
         self.stopped = self.stopped or (self._stop is not None and self._stop())
         return 0.0 if self.stopped else end - self.elapsed
 
@@ -248,7 +248,7 @@ class Tuning:
         return layer.problem, layer.device, default, self.tuner.known(layer.problem, layer.device, default)
 
     def found(self, layer: Layer, outcome: session.Outcome) -> None:
-        """What a search says of a layer: a proposal, unless somebody takes it at its word."""
+        """What a search says of a layer: a proposal, unless the caller decides by it."""
 
 
 class ModelTuning(Tuning):
@@ -442,7 +442,7 @@ class ModelTuning(Tuning):
         layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
-        """A search confirmed it."""
+        """Whether a search confirmed it."""
         records = self.tuner.measured(layer.problem, layer.device)
         return any(m.evidence.confirmed and _is(m, candidate) and m.evidence.regime != "network" for m in records)
 
@@ -535,7 +535,7 @@ class ModelTuning(Tuning):
             request.infer(self.values)
 
     def _take_back(self, layer: Layer) -> None:
-        """A change that does not pay in the whole network never answers again, unless somebody finds it better."""
+        """A change that does not pay in the whole network answers only if a later search finds it better."""
         assert layer.chosen is not None
         default = next(iter(layer.network))
         ratio = layer.network[layer.chosen]

@@ -42,7 +42,7 @@ def saved(layer: Layer, at: Progress | None = None) -> float:
 
 
 def is_waiting(layer: Layer) -> bool:
-    """It is searched, or will be in this run."""
+    """Whether it is searched, or will be in this run."""
     return layer.outcome is None and not layer.skipped
 
 

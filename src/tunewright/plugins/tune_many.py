@@ -41,9 +41,9 @@ PROFILE_SHARE = 1 / 3
 DECIDE_SHARE, PROFILES, MOST_DECIDE = 0.3, 4.0, 0.5
 #: What searches promise has to be larger than the wanted gain by this factor: in the network some of it is lost.
 MARGIN = 1.25
-#: `Goal.stalls`: so many layers in a row, and the part of an inference that they and the rest have to be worth
+#: `Goal.stalls`: layers in a row, and the part of an inference that they and the rest have to be worth
 ROW, WORTH = 4, 0.01
-#: a further round is begun with so much of the time left
+#: a further round is begun with this part of the time left
 AGAIN = 0.2
 #: why a layer was not searched
 ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped paying"
@@ -72,7 +72,7 @@ class Goal:
 
     @staticmethod
     def parse(text: str, where: str = "--until") -> Goal:
-        """Of "1.2x" or "stalls"."""
+        """The goal that "1.2x" or "stalls" names."""
         word = text.strip().lower()
         if word == "stalls":
             return Goal(stalls=True)

@@ -1,6 +1,6 @@
 """The result file of tuning a model or problems: what `tuning.result_file` writes, from layers, states and results.
 
-docs/tune.md has the members of the file.
+docs/tune-files.md has the members of the file.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _is_view(node: Node, sharing: Sharing) -> bool:
 
 
 def _keeps_order(node: Node) -> bool:
-    """A Transpose that moves axes of one element alone."""
+    """Whether it is a Transpose that moves axes of one element alone."""
     source = static_tensor(node.inputs[0].type if node.inputs[0] is not None else None)
     if source is None or source.layout != PLAIN or node.output.tensor is None or node.output.tensor.layout != PLAIN:
         return False
@@ -204,7 +204,7 @@ def _concat_parts(nodes: Sequence[Node], kept: set[Value]) -> dict[Node, dict[Va
 
 
 def _may_alias(node: Node) -> bool:
-    """Its output may end up inside other bytes, so it cannot be told where to write."""
+    """Whether its output may end up inside other bytes, so it cannot be told where to write."""
     if node.op == REORDER:
         source = node.inputs[0]
         assert source is not None

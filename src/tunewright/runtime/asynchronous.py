@@ -102,8 +102,8 @@ class Startable(ABC):
 class AsyncInferQueue:
     """Requests of one model that are started as they become free: keeps every stream busy, and no more in memory.
 
-    Without ``jobs`` there are as many as the model needs; up to as many again are made while inferences are so brief
-    that a stream would fall asleep before the next one comes.
+    Without ``jobs`` there are two for each stream, so that one is waiting when the other ends, or as many as the model
+    or the application wants.
 
     >>> queue = tunewright.AsyncInferQueue(compiled)
     >>> queue.set_callback(lambda request, name: save(name, request.results["y"]))
@@ -118,16 +118,12 @@ class AsyncInferQueue:
         if model.states:
             why = "the model has states, and nobody knows which request of a queue goes on with which"
             raise InputError(why, hint="make a request for each sequence, and start that: create_infer_request()")
-        count = jobs or model.optimal_requests
+        asked = jobs or model.best_requests or model.settings.performance_hint_num_requests
+        count = jobs or model.optimal_requests * (1 if asked or model.streams.count == 1 else 2)
         self._requests: list[InferRequest] = [model.create_infer_request() for _ in range(count)]
         self._idle: queue.SimpleQueue[InferRequest] = queue.SimpleQueue()
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self._model, self._streams = model, model.streams
-        self._callback: Callback | None = None
-        asked = jobs or model.best_requests or model.settings.performance_hint_num_requests
-        #: requests that may be made still
-        self._spare = 0 if asked or model.streams.count == 1 else count
-        self._waiting, self._growing = threading.Lock(), threading.Lock()
+        self._streams, self._waiting = model.streams, threading.Lock()
         for request in self._requests:
             self._idle.put(request)
 
@@ -139,7 +135,6 @@ class AsyncInferQueue:
 
     def set_callback(self, callback: Callback | None) -> None:
         """As `InferRequest.set_callback`, for all of them; wait for all before you change it."""
-        self._callback = callback
         for request in self._requests:
             request.set_callback(callback)
 
@@ -153,25 +148,13 @@ class AsyncInferQueue:
 
     def start_async(self, inputs: Inputs, userdata: Any = None) -> None:
         """Start an inference on a request that is free; waits while there is none. Errors: see `wait_all`."""
-        request = self._another() if self._spare and self._idle.empty() else None
-        request = self._free() if request is None else request
+        request = self._free()
         try:
             request.start_async(inputs, userdata)
             request.when_over(self._over)
         except BaseException:
             self._idle.put(request)
             raise
-
-    def _another(self) -> InferRequest | None:
-        """One request more, where that pays."""
-        with self._growing:
-            if not self._spare or not self._streams.is_brief:
-                return None
-            self._spare -= 1
-            request = self._model.create_infer_request()
-            request.set_callback(self._callback)
-            self._requests.append(request)
-            return request
 
     def _free(self) -> InferRequest:
         """The next request that is free."""

@@ -31,7 +31,7 @@ from .streams import Streams, Task
 LOG = logging.getLogger("tunewright")
 
 Array = np.ndarray[Any, Any]
-#: a request waits for others no longer than so many inferences of a batch take
+#: a request waits for others at most as long as this number of inferences of a batch takes
 PATIENCE = 2.0
 #: seconds that a batch is taken for while nothing was run
 FIRST = 0.005
@@ -210,7 +210,7 @@ class BatchModel(CompiledModel):
         self._spaces.clear()
 
     def with_streams(self, count: int) -> BatchModel:
-        """The same models, with so many batches side by side: on a device whose streams share all of it."""
+        """The same models, with this number of batches side by side, on a device whose streams share all of it."""
         return BatchModel(self.device_name, self._alone, self.together, self.size, count, self._timeout)
 
     @property
@@ -240,7 +240,7 @@ class BatchModel(CompiledModel):
 
     @property
     def has_one_request(self) -> bool:
-        """Nobody can come whom it could wait for."""
+        """Whether nobody can come whom it could wait for."""
         return len(self._requests) == 1
 
     def put(self, entry: _Entry) -> None:
@@ -281,7 +281,7 @@ class BatchModel(CompiledModel):
                 self._refuse(f"batches fail: {failure}")
 
     def _pays(self, count: int) -> bool:
-        """So many examples together take less time than one after the other, as far as that is known."""
+        """Whether this number of examples takes less time together than one by one, as far as that is known."""
         return self._batches < TRIALS or count * self._seconds[1] > self._seconds[self.size]
 
     def _run_together(self, entries: Sequence[_Entry]) -> None:

@@ -1,4 +1,4 @@
-"""`CompiledModel` and `InferRequest`: what a user holds, whatever it runs on."""
+"""`CompiledModel` and `InferRequest`: the interfaces for users, the same for every device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CompiledModel(ABC):
-    """A model ready to run. Use it from as many threads as you like; a request serves one at a time."""
+    """A model ready to run. Any number of threads may use it; a request serves one inference at a time."""
 
     #: the device string that it was compiled for
     device_name: str
@@ -66,21 +66,21 @@ class CompiledModel(ABC):
 
     @abstractmethod
     def create_infer_request(self) -> InferRequest:
-        """A request with memory of its own."""
+        """Make a request with memory of its own."""
 
     @property
     @abstractmethod
     def context(self) -> RemoteContext:
-        """Where its tensors may stay: memory of its device (docs/remote-tensors.md)."""
+        """The memory of its device, in which tensors may stay (docs/remote-tensors.md)."""
 
     @property
     def alone(self) -> CompiledModel:
-        """What runs a request by itself, where requests run together; else the model."""
+        """The model that runs single requests, if requests run together; otherwise this model."""
         return self
 
     @property
     def name(self) -> str:
-        """Of the model's graph."""
+        """The name of the model's graph."""
         return ""
 
     @property
@@ -90,14 +90,14 @@ class CompiledModel(ABC):
 
     @property
     def served(self) -> dict[str, int]:
-        """How many inferences each device has done, where several share them; else nothing."""
+        """How many inferences each device has run, if several share them; otherwise empty."""
         return {}
 
     #: settings that may still be changed
     changeable: frozenset[str] = CHANGEABLE
 
     def memory_statistics(self) -> dict[str, int]:
-        """Bytes that it and its requests hold, by purpose."""
+        """Bytes that the model and its requests hold, by purpose."""
         return {}
 
     @property
@@ -107,14 +107,14 @@ class CompiledModel(ABC):
         return {}
 
     def get_property(self, name: str) -> Any:
-        """A property of the model, or a setting that it was compiled with (docs/settings.md).
+        """Return a property of the model, or a setting that it was compiled with (docs/settings.md).
 
         >>> compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         """
         return get(self, name)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
-        """Change settings for requests that are made from now on: priorities, that is; the others were compiled in.
+        """Change priorities for requests that are made from now on. Other settings are compiled in.
 
         >>> compiled.set_property({"MODEL_PRIORITY": "HIGH"})
         """
@@ -132,8 +132,8 @@ class CompiledModel(ABC):
         """Tune the kernels of this model while it serves (docs/background.md).
 
         ``budget``: seconds of work in all, None for as long as there is something to do. ``duty``: the part of the time
-        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is so many times as fast
-        as now. ``again``: also layers whose answer is known. ``report`` is told what happens, by another thread.
+        that may be spent on work, in per cent (BACKGROUND_DUTY). ``until``: end when the model is this many times
+        as fast as now. ``again``: also layers whose answer is known. ``report`` is called with news, by another thread.
 
         >>> tuning = compiled.tune_in_background(duty=10, until=1.2)
         >>> tuning.status().gain
@@ -142,9 +142,9 @@ class CompiledModel(ABC):
                           where=self.device_name, hint="tune them beforehand: tunewright tune")  # fmt: skip
 
     def traffic(self) -> list[Met]:
-        """The shapes that the model met so far, how often, and how long they took; needs RECORD_TRAFFIC = YES.
+        """Return the shapes that the model met so far, with counts and times; needs RECORD_TRAFFIC = YES.
 
-        Those come first that took most time. Shapes alone are noted, never data.
+        They are in the order of their total time. Only shapes are recorded, never data.
 
         >>> compiled.traffic()[0].shapes
         """
@@ -192,9 +192,9 @@ class InferRequest(Startable):
         self._into: dict[str, Any] = {}
 
     def set_tensor(self, name: str, tensor: Any) -> None:
-        """Use a tensor for an input in all inferences to come, or write an output to it. None takes that back.
+        """Use a tensor for an input in all later inferences, or write an output to it. None undoes that.
 
-        It is used where it is: change what is in an input between two inferences.
+        The tensor is used in place: change an input only between two inferences.
 
         >>> request.set_tensor("x", frame)
         >>> request.infer()
@@ -209,7 +209,7 @@ class InferRequest(Startable):
             known[name] = tensor
 
     def get_tensor(self, name: str) -> Any:
-        """Of an input: what was set, or else memory of its shape for you to fill. Of an output: the last result.
+        """An input's tensor (what was set, or else memory to fill), or an output's last result.
 
         >>> request.get_tensor("x")[:] = frame
         >>> request.infer()
@@ -235,11 +235,11 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Outputs by name for inputs by name (or in order). The arrays returned are yours.
+        """Run an inference: outputs by name for inputs by name (or in order). The returned arrays are yours.
 
         Inputs that are not given are those of `set_tensor`. They may be tensors of any library that speaks DLPack, in
-        the device's memory or the host's, and `RemoteTensor`s: they are used where they are. With ``remote`` the
-        results are `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
+        the device's memory or the host's, and `RemoteTensor`s; all are used in place. With ``remote`` the results are
+        `RemoteTensor`s, which stay on the device; ``outputs`` names tensors to write results to. See
         docs/remote-tensors.md and docs/async.md.
 
         >>> y = torch.from_dlpack(request.infer({"x": torch.ones(1, 3, device="cuda")}, remote=True)["y"])
@@ -268,10 +268,10 @@ class InferRequest(Startable):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `infer` does. Whoever writes it asks `completed` for what `set_tensor` was given."""
+        """What `infer` does. An implementation asks `completed` for what `set_tensor` was given."""
 
     def completed(self, inputs: Any, outputs: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
-        """With what `set_tensor` was given for those that are missing; as they are, where it was given nothing."""
+        """Add the tensors of `set_tensor` for inputs that are missing."""
         if inputs is None:
             inputs = self._given
         elif self._given and isinstance(inputs, Mapping):
@@ -280,7 +280,7 @@ class InferRequest(Startable):
 
     @abstractmethod
     def get_totals(self) -> Totals:
-        """Of the last inference: its time, how much of it was the host's, and launches. Needs no PERF_COUNT.
+        """Totals of the last inference: its time, the host's part, and launches. Needs no PERF_COUNT.
 
         >>> request.infer(inputs)
         >>> request.get_totals().host_seconds

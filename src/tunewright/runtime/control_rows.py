@@ -1,36 +1,16 @@
 """Control flow that runs inside a launch: a node whose bodies can be planned becomes a block of rows.
 
-A body's plan says where its values lie. Here each place becomes an address (`solvers/rows.py`): what a body is given
+A body's plan says where its values lie. Here each place becomes an address (`devices/rows.py`): what a body is given
 lies where the node's inputs lie, or in a variable that an iteration changes; what it makes lies in memory of the block,
 or in the node's own output. A value that an iteration hands to the next is written to one of two buffers in turns.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-import numpy as np
-
-from ..errors import TunewrightError
-from ..ir.graph import Node
-from ..ir.symbolic import SymArray, Whole, greater, same, sym_array
-from ..ir.types import DType, TensorType
-from ..ops.control_types import (
-    body_types,
-    goes_on,
-    loop_trips,
-    scan_axes,
-    scan_length,
-    single,
-    states,
-    static,
-    with_dims,
-)
-from ..solvers.rows import (
-    Base,
+from ..devices.rows import (
     Block,
     Branch,
     Copy,
@@ -46,35 +26,57 @@ from ..solvers.rows import (
     Set,
     Sizes,
     Variable,
-    linker_of,
     walk,
 )  # fmt: skip
+from ..errors import TunewrightError
+from ..ir.graph import Node
+from ..ir.late import upper
+from ..ir.symbolic import SymArray, Whole, greater, sym_array
+from ..ir.types import DType, TensorType
+from ..ops.control_types import (
+    body_types,
+    goes_on,
+    loop_trips,
+    scan_axes,
+    scan_length,
+    single,
+    states,
+    static,
+    with_dims,
+)
 from . import control
+from .body_rows import (
+    MOST_ROOM,
+    OWN,
+    TRUE,
+    Body,
+    BodyOutputs,
+    BodyStep,
+    Buffers,
+    NotRows,
+    Refs,
+    Stream,
+    begins,
+    check_condition,
+    check_single,
+    check_types,
+    fills,
+    given_at_first,
+    made_bytes,
+    made_type,
+    only_user,
+    result_bytes,
+    stream_of,
+    users_of,
+)
 from .control import Control
+from .growing_rows import growing_loop, growth, settle_late
 from .memory import aligned
-from .plan import Place, Plan, Step
+from .plan import Place, Plan
 from .template import Traced
-
-Refs: TypeAlias = Sequence[Ref | None]
-TRUE = Ref(Fixed(np.ones((), np.bool_)))
-
 
 #: nodes in the branches of an If that is in no loop: each is planned and its weights are packed, also if it never runs
 MOST_IN_BRANCHES = 100
-#: bytes of room for rows that a loop may not make
-MOST_ROOM = 64 << 20
-
-
-class NotRows(Exception):
-    """Why a node is run by the request itself."""
-
-
-@dataclass(frozen=True, eq=False)
-class BodyStep:
-    """A step of a body, as times are told."""
-
-    plan: Plan
-    step: Step
 
 
 def block_of(runner: Control, repeated: bool = False, traced: Traced | None = None) -> Block | str:
@@ -87,23 +89,23 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
     if not repeated and not _is_small(node):
         return f"its branches have over {MOST_IN_BRANCHES} nodes, and only those of the one that runs are planned"
     device = runner.env.device
-    linker = linker_of(device)
-    if linker is None:
+    if not device.runs_control:
         return f"{device.name} runs no control flow in a launch"
-    writer = _Writer(traced)
+    writer = Writer(traced)
     ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
         rows = writer.node(runner, ins, outs)
-        if any(row.kernel.linker != linker for row in walk(rows) if isinstance(row, Launch)):
+        if any(not row.kernel.is_linkable for row in walk(rows) if isinstance(row, Launch)):
             return f"its kernels are not all linked on {device.name}"
+        settle_late(rows, writer)
     except NotRows as why:
         return str(why)
     except TunewrightError as error:  # of a body, which may never run
         return f"a body cannot be planned: {error.what}"
     if writer.nbytes > settings.max_memory_bytes:
         return f"it would need {writer.nbytes:,} bytes, and MAX_MEMORY_BYTES is {settings.max_memory_bytes:,}"
-    return Block(rows, writer.nbytes, linker, writer.ragged, tag=node)
+    return Block(rows, writer.nbytes, writer.ragged, tag=node)
 
 
 def _is_small(node: Node) -> bool:
@@ -113,83 +115,23 @@ def _is_small(node: Node) -> bool:
 
 
 @dataclass(eq=False)
-class _Buffers:
-    """Two buffers that are written in turns, and which one is next."""
+class Writer:
+    """Writes the rows of one node, and of what is in its bodies."""
 
-    now: Variable
-    then: Variable
-    spare: Variable
-    places: tuple[Ref, Ref]
-
-    def begin(self) -> list[Row]:
-        return [Set(self.now, self.places[0]), Set(self.then, self.places[1])]
-
-    def turn(self) -> list[Row]:
-        return [Set(self.spare, Ref(self.now)), Set(self.now, Ref(self.then)), Set(self.then, Ref(self.spare))]
-
-
-@dataclass(eq=False)
-class _Stream:
-    """Rows of an output, or of an input, one for each iteration."""
-
-    at: Variable
-    first: Ref
-    stride: Whole
-
-    def begin(self) -> Row:
-        return Set(self.at, self.first)
-
-    def turn(self) -> Row:
-        return Set(self.at, Ref(self.at, self.stride))
-
-
-@dataclass(eq=False)
-class _Body:
-    """A body's plan with its places."""
-
-    plan: Plan
-    inputs: Refs
-    arena: Whole
-    #: of each storage that outlives the body
-    results: Mapping[int, Ref]
-
-    def ref(self, slot: int) -> Ref | None:
-        if slot < 0:
-            return None
-        one, open = self.plan.slots[slot], self.plan.open
-        if one.place is Place.INPUT:
-            return self.inputs[self.plan.inputs.index(slot)]
-        if one.place is Place.CONST:
-            assert one.const is not None
-            if open is not None and slot in open.constants:
-                return Ref(Sizes(open.constants[slot], one.const.dtype))
-            return Ref(Fixed(one.const))
-        if one.place is Place.ARENA:
-            offsets = self.plan.arena_offsets if open is None else open.arena_offsets
-            return Ref(_OWN, self.arena + offsets[one.storage] + _offset(self.plan, slot))
-        if one.place is Place.RESULT:
-            return self.results[one.storage] + _offset(self.plan, slot)
-        raise NotRows(f"the shape of {one.name!r} depends on data")
-
-
-_OWN: Base = Own()
-_INT64 = np.dtype(np.int64)
-
-
-@dataclass(eq=False)
-class _Writer:
     #: where the plan is for a class of shapes
     traced: Traced | None = None
     #: memory of the block that is given away
     nbytes: Whole = 0
     #: outputs whose length is known when they are there
     ragged: list[Ragged] = field(default_factory=list)
+    #: the trace of loops whose states grow, where the plan is for one shape
+    own: Traced | None = None
 
     def local(self, nbytes: Whole) -> Ref:
         """Memory of the block."""
         at = self.nbytes
-        self.nbytes += aligned(nbytes)
-        return Ref(_OWN, at)
+        self.nbytes += aligned(nbytes if self.traced is None else upper(nbytes, self.traced.bounds))
+        return Ref(OWN, at)
 
     def node(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
         """The rows of a node, with its tensors."""
@@ -207,17 +149,21 @@ class _Writer:
             plan = runner.bodies[key].part(tuple(types), runner.node, self.traced)
         else:
             plan = runner.bodies[key].plan(tuple(types))
+        return self.known(plan)
+
+    def known(self, plan: Plan) -> Plan:
+        """The plan of a body, if the shapes of all that it makes are known."""
         if plan.rest is not None:
             raise NotRows("shapes in its body depend on data")
         for output, (kind, slot) in enumerate(plan.outputs):
-            if kind != "slot" or plan.slots[slot].place is Place.DYNAMIC or _made(plan, output) is None:
+            if kind != "slot" or plan.slots[slot].place is Place.DYNAMIC or made_type(plan, output) is None:
                 raise NotRows(f"the shape of {plan.slots[slot].name!r} depends on data")
         return plan
 
-    def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[_Body, list[Row]]:
+    def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[Body, list[Row]]:
         """The rows of one pass through a body."""
         arena = plan.arena_bytes if plan.open is None else plan.open.arena_bytes
-        body = _Body(plan, inputs, self.local(arena).offset, results)
+        body = Body(plan, inputs, self.local(arena).offset, results)
         rows: list[Row] = []
         for step in plan.steps:
             if step.optimized_out:
@@ -227,7 +173,7 @@ class _Writer:
                 if step.block is None:
                     raise NotRows(f"node {step.node.name!r} ({step.node.op}) in it is not compiled")
                 rows += self.node(step.control, ins, [ref for ref in outs if ref is not None])
-            elif step.kernel is None or step.on_host or step.kernel.linker is None:
+            elif step.kernel is None or step.on_host or not step.kernel.is_linkable:
                 raise NotRows(f"node {step.node.name!r} ({step.node.op}) in its body has no kernel that can be linked")
             else:
                 rows.append(Launch(step.kernel, tuple(ins), tuple(outs), BodyStep(plan, step)))
@@ -236,7 +182,7 @@ class _Writer:
     # -- If ---------------------------------------------------------------------------------------------------------
 
     def branch(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
-        condition = _single(runner, 0, DType.BOOL)
+        condition = check_single(runner, 0, DType.BOOL)
         begin = most = self.nbytes
         found: list[list[Row]] = []
         for key in ("then_branch", "else_branch"):
@@ -250,30 +196,30 @@ class _Writer:
 
     def one_branch(self, runner: Control, key: str, captured: Refs, outs: Sequence[Ref]) -> list[Row]:
         plan = self.plan(runner, key)
-        _check_types(runner, plan, range(len(outs)), range(len(outs)))
-        users = _users(plan)
+        check_types(runner, plan, range(len(outs)), range(len(outs)))
+        users = users_of(plan)
         results: dict[int, Ref] = {}
         begin: list[Row] = []
         direct: set[int] = set()
-        for storage, nbytes in _results(plan).items():
-            whole = _only(plan, storage, users[storage])
+        for storage, nbytes in result_bytes(plan).items():
+            whole = only_user(plan, storage, users[storage])
             if whole is None:
                 results[storage] = self.local(nbytes)
                 continue
             direct.add(whole)
             results[storage] = outs[whole]
-            if not all(_begins(plan, i) for i, slot in enumerate(plan.slots) if slot.storage == storage):
+            if not all(begins(plan, i) for i, slot in enumerate(plan.slots) if slot.storage == storage):
                 variable = Variable()  # parts of an output are written in place
                 begin.append(Set(variable, outs[whole]))
                 results[storage] = Ref(variable)
         body, rows = self.body(plan, captured, results)
         return [*begin, *rows, *(self.copy(body, k, outs[k]) for k in range(len(outs)) if k not in direct)]
 
-    def copy(self, body: _Body, output: int, to: Ref) -> Row:
+    def copy(self, body: Body, output: int, to: Ref) -> Row:
         """An output of a body to where it is wanted."""
         source = body.ref(body.plan.outputs[output][1])
         assert source is not None
-        return Copy(to, source, _nbytes(body.plan, output))
+        return Copy(to, source, made_bytes(body.plan, output))
 
     # -- Loop and Scan ------------------------------------------------------------------------------------------------
 
@@ -281,28 +227,31 @@ class _Writer:
         node, graph = runner.node, runner.bodies["body"].graph
         limit, start = ([*ins[: len(ins) - runner.captures], None, None])[:2]
         if limit is not None:
-            _single(runner, 0, DType.INT64)
+            check_single(runner, 0, DType.INT64)
         if start is not None:
-            _single(runner, 1, DType.BOOL)
+            check_single(runner, 1, DType.BOOL)
         endless, (trips, unknown) = goes_on(graph), loop_trips(node)
         if endless and limit is None:
             raise NotRows("it never ends")
+        grows = growth(runner)
+        if grows is not None:
+            return growing_loop(self, runner, grows, ins, outs, endless)
         plan, count = self.plan(runner, "body"), states(node)
-        _check_types(runner, plan, range(1, 1 + count), range(count))
-        _check_condition(plan)
+        check_types(runner, plan, range(1, 1 + count), range(count))
+        check_condition(plan)
         condition, counter = Variable(), Counter()
-        shape = _Shape(plan, count, 1, () if endless else (0,))
-        scans: list[_Stream] = []
+        shape = BodyOutputs(plan, count, 1, () if endless else (0,))
+        scans: list[Stream] = []
         for k in range(count, len(outs)):
             if unknown:
                 whole = self.open(runner, plan, k, outs[k], counter, unknown, endless)
             else:
                 whole = _stacked(runner, plan, 1 + k, k, 0, trips)
-            scans.append(_rows(outs[k], whole, 0, False))
+            scans.append(stream_of(outs[k], whole, 0, False))
         carried = [Variable() for _ in range(count)]
         inputs = [Ref(counter), Ref(condition), *(Ref(v) for v in carried), *ins[len(ins) - runner.captures :]]
         begin: list[Row] = [Set(condition, start or TRUE)]
-        begin += [Set(v, _given(ref)) for v, ref in zip(carried, ins[2:], strict=False)]
+        begin += [Set(v, given_at_first(ref)) for v, ref in zip(carried, ins[2:], strict=False)]
         again = {} if endless else {0: condition}
         again |= {1 + k: v for k, v in enumerate(carried)}
         before, body = self.iterate(shape, inputs, again, scans)
@@ -313,7 +262,7 @@ class _Writer:
         self, runner: Control, plan: Plan, output: int, ref: Ref, counter: Counter, why: str, endless: bool
     ) -> TensorType:
         """The type of a scan output of a Loop whose length is known when it is there, with room for every row."""
-        limit, row = (runner.node.inputs or [None])[0], _made(plan, 1 + output)
+        limit, row = (runner.node.inputs or [None])[0], made_type(plan, 1 + output)
         assert row is not None
         most = None if limit is None or limit.const is None else greater(0, single(limit))
         if ref != Ref(Outer(True, output)) or limit is None:
@@ -330,28 +279,28 @@ class _Writer:
         if length is None:
             raise NotRows("the length of what it scans is not known")
         plan, count = self.plan(runner, "body"), states(node)
-        _check_types(runner, plan, range(count), range(count))
+        check_types(runner, plan, range(count), range(count))
         taken, put = scan_axes(node, len(outs) - count)
         backwards = [bool(d) for d in node.attrs.get("scan_input_directions") or [0] * len(taken)]
         upwards = [bool(d) for d in node.attrs.get("scan_output_directions") or [0] * len(put)]
         carried = [Variable() for _ in range(count)]
         rows = [_scanned(ins[count + k], runner, count + k, a, backwards[k]) for k, a in enumerate(taken)]
         scans = [
-            _rows(outs[count + k], _stacked(runner, plan, count + k, count + k, a, length), a, upwards[k])
+            stream_of(outs[count + k], _stacked(runner, plan, count + k, count + k, a, length), a, upwards[k])
             for k, a in enumerate(put)
         ]
         captured = ins[len(ins) - runner.captures :]
         inputs = [*(Ref(v) for v in carried), *(Ref(stream.at) for stream in rows), *captured]
-        begin: list[Row] = [Set(v, _given(ref)) for v, ref in zip(carried, ins, strict=False)]
+        begin: list[Row] = [Set(v, given_at_first(ref)) for v, ref in zip(carried, ins, strict=False)]
         begin += [stream.begin() for stream in rows]
-        before, body = self.iterate(_Shape(plan, count, 0, ()), inputs, dict(enumerate(carried)), scans)
+        before, body = self.iterate(BodyOutputs(plan, count, 0, ()), inputs, dict(enumerate(carried)), scans)
         times = sym_array(length)
-        limit = Ref(Sizes(times, _INT64) if isinstance(times, SymArray) else Fixed(times))
+        limit = Ref(Sizes(times, DType.INT64.numpy) if isinstance(times, SymArray) else Fixed(times))
         row = Loop(Counter(), limit, TRUE, [*body, *(stream.turn() for stream in rows)], True, node)
         return [*begin, *before, row, *self.last(plan, carried, 0, outs)]
 
     def iterate(
-        self, shape: _Shape, inputs: Refs, again: Mapping[int, Variable], scans: Sequence[_Stream]
+        self, shape: BodyOutputs, inputs: Refs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[list[Row], list[Row]]:
         """What stands in front of a loop, and an iteration. ``again``: outputs of the body that the next one takes."""
         plan = shape.plan
@@ -360,7 +309,7 @@ class _Writer:
         copies: list[Row] = []
         moves: list[Row] = []
         for output, variable in again.items():
-            slot, nbytes = plan.outputs[output][1], _nbytes(plan, output)
+            slot, nbytes = plan.outputs[output][1], made_bytes(plan, output)
             ref = body.ref(slot)
             assert ref is not None
             if ref.is_all_of(variable):
@@ -381,16 +330,16 @@ class _Writer:
         return before, [*rows, *copies, *moves, *behind]
 
     def results(
-        self, shape: _Shape, again: Mapping[int, Variable], scans: Sequence[_Stream]
+        self, shape: BodyOutputs, again: Mapping[int, Variable], scans: Sequence[Stream]
     ) -> tuple[dict[int, Ref], list[Row], list[Row], set[int]]:
         """Where a body's results lie, what prepares and what turns these places, and scans that are written there."""
-        plan, users = shape.plan, _users(shape.plan)
+        plan, users = shape.plan, users_of(shape.plan)
         results: dict[int, Ref] = {}
         before: list[Row] = []
         behind: list[Row] = []
         direct: set[int] = set()
-        for storage, nbytes in _results(plan).items():
-            whole = [u for u in users[storage] if u >= shape.first and _fills(plan, u, storage)]
+        for storage, nbytes in result_bytes(plan).items():
+            whole = [u for u in users[storage] if u >= shape.first and fills(plan, u, storage)]
             if whole:  # each iteration writes its row, where it stays
                 stream = scans[whole[0] - shape.first]
                 direct.add(whole[0] - shape.first)
@@ -406,39 +355,17 @@ class _Writer:
                 results[storage] = self.local(nbytes)
         return results, before, behind, direct
 
-    def buffers(self, nbytes: Whole) -> _Buffers:
-        return _Buffers(Variable(), Variable(), Variable(), (self.local(nbytes), self.local(nbytes)))
+    def buffers(self, nbytes: Whole) -> Buffers:
+        return Buffers(Variable(), Variable(), Variable(), (self.local(nbytes), self.local(nbytes)))
 
     def last(self, plan: Plan, carried: Sequence[Variable], first: int, outs: Sequence[Ref]) -> list[Row]:
         """The states behind the last iteration, to the node's outputs."""
-        return [Copy(outs[k], Ref(v), _nbytes(plan, first + k)) for k, v in enumerate(carried)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Shape:
-    """The outputs of a body: a condition, states, scans."""
-
-    plan: Plan
-    states: int
-    #: the number of the first state
-    offset: int
-    #: outputs that are the condition
-    conditions: tuple[int, ...]
-
-    @property
-    def first(self) -> int:
-        """The number of the first scan output."""
-        return self.offset + self.states
-
-    def is_condition(self, storage: int, users: Sequence[int]) -> bool:
-        """It holds nothing but the condition, which is not read by the next iteration."""
-        given = self.plan.inputs[1] if self.conditions else -1
-        return set(users) == set(self.conditions) and not any(given in step.ins for step in self.plan.steps)
+        return [Copy(outs[k], Ref(v), made_bytes(plan, first + k)) for k, v in enumerate(carried)]
 
 
 def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, length: Whole) -> TensorType:
     """The type of a scan output, if it holds exactly the rows that so many iterations make."""
-    value, row = runner.node.outputs[output], _made(plan, made)
+    value, row = runner.node.outputs[output], made_type(plan, made)
     whole = static(value)
     if row is None or whole is None or not -len(whole.dims) <= axis < len(whole.dims):
         raise NotRows(f"the shape of {value.name!r} is not known")
@@ -448,82 +375,11 @@ def _stacked(runner: Control, plan: Plan, made: int, output: int, axis: int, len
     return whole
 
 
-def _scanned(ref: Ref | None, runner: Control, index: int, axis: int, backwards: bool) -> _Stream:
+def _scanned(ref: Ref | None, runner: Control, index: int, axis: int, backwards: bool) -> Stream:
     """The rows of a scan input."""
     whole = static(runner.node.inputs[index])
     assert ref is not None and whole is not None
-    return _rows(ref, whole, axis, backwards)
-
-
-def _rows(ref: Ref, whole: TensorType, axis: int, backwards: bool) -> _Stream:
-    axis %= len(whole.dims)
-    length = whole.dims[axis]
-    if math.prod(whole.dims[:axis]) != 1:
-        raise NotRows(f"its rows along axis {axis} of {whole} do not lie together")
-    stride = math.prod(whole.dims[axis + 1 :]) * whole.dtype.itemsize
-    if backwards:
-        return _Stream(Variable(), ref + stride * greater(0, length - 1), -stride)
-    return _Stream(Variable(), ref, stride)
-
-
-def _given(ref: Ref | None) -> Ref:
-    if ref is None:
-        raise NotRows("a state has no value at first")
-    return ref
-
-
-def _single(runner: Control, index: int, dtype: DType) -> int:
-    """Input number ``index`` is one element of this type."""
-    type = static(runner.node.inputs[index])
-    if type is None or type.size != 1 or type.dtype is not dtype:
-        raise NotRows(f"input {index} is no single {dtype}")
-    return index
-
-
-def _check_condition(plan: Plan) -> None:
-    type = _made(plan, 0)
-    if type is None or type.size != 1 or type.dtype is not DType.BOOL:
-        raise NotRows("the condition that the body makes is no single bool")
-
-
-def _check_types(runner: Control, plan: Plan, made: Sequence[int], outputs: Sequence[int]) -> None:
-    """Outputs of the node are known to be what the body makes."""
-    for one, other in zip(made, outputs, strict=True):
-        type, known = _made(plan, one), static(runner.node.outputs[other])
-        if type is None or type != known:
-            name = runner.node.outputs[other].name
-            raise NotRows(f"{name!r} is {runner.node.outputs[other].type}, and the body makes {type}")
-
-
-def _made(plan: Plan, output: int) -> TensorType | None:
-    """The type of an output of a body, where it is a plain tensor of known shape."""
-    at = plan.outputs[output][1]
-    type = plan.slots[at].type
-    if not isinstance(type, TensorType) or not type.is_static or type.layout.name != "plain":
-        return None
-    return type if plan.open is None else with_dims(type, plan.open.shapes.get(at, type.dims))
-
-
-def _nbytes(plan: Plan, output: int) -> Whole:
-    type = _made(plan, output)
-    assert type is not None
-    return type.nbytes
-
-
-def _offset(plan: Plan, slot: int) -> Whole:
-    """Where a slot begins in its storage."""
-    at_hand = plan.slots[slot].offset
-    return at_hand if plan.open is None else plan.open.offsets.get(slot, at_hand)
-
-
-def _begins(plan: Plan, slot: int) -> bool:
-    """A slot is at the beginning of its storage, whatever the sizes are."""
-    return same([_offset(plan, slot)], [0])
-
-
-def _results(plan: Plan) -> Mapping[int, Whole]:
-    """Bytes of the storages that outlive a body."""
-    return plan.results if plan.open is None else plan.open.results
+    return stream_of(ref, whole, axis, backwards)
 
 
 def _is_open(node: Node, types: Sequence[TensorType]) -> bool:
@@ -531,21 +387,3 @@ def _is_open(node: Node, types: Sequence[TensorType]) -> bool:
     captured = node.inputs[len(node.inputs) - node.captures :]
     return any(t.is_symbolic for t in types) or any(v is not None and isinstance(v.const, SymArray) for v in captured)
 
-
-def _users(plan: Plan) -> dict[int, list[int]]:
-    """Of each storage that outlives the plan: the outputs in it."""
-    found: dict[int, list[int]] = {storage: [] for storage in plan.results}
-    for output, (_, slot) in enumerate(plan.outputs):
-        if plan.slots[slot].place is Place.RESULT:
-            found[plan.slots[slot].storage].append(output)
-    return found
-
-
-def _fills(plan: Plan, output: int, storage: int) -> bool:
-    """An output is all of its storage."""
-    return _begins(plan, plan.outputs[output][1]) and same([_nbytes(plan, output)], [_results(plan)[storage]])
-
-
-def _only(plan: Plan, storage: int, users: Sequence[int]) -> int | None:
-    """The output that is all of its storage, where nothing else in it is one."""
-    return users[0] if len(users) == 1 and _fills(plan, users[0], storage) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ir.graph import Graph
 from . import trace
-from .control_rows import BodyStep
+from .body_rows import BodyStep
 from .plan import Plan, Step
 
 

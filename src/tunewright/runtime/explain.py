@@ -23,7 +23,7 @@ from ..solvers.base import Problem
 from ..tuning.ceilings import ceilings, work_of
 from ..tuning.tuner import Choice
 from .counters import Counters
-from .executor import Executor
+from .executor import Executor, Values, slot_value
 from .explanation import (
     CONTROL,
     FROM_SHAPES,
@@ -38,6 +38,7 @@ from .explanation import (
     State,
     Timing,
 )
+from .frame import BoundSegment, Frame
 from .late import LateKernel, ShapeKernel
 from .opinions import Asked, unasked
 from .plan import Plan, Step
@@ -137,12 +138,12 @@ class _Watching(Executor):
         super().__init__(compiled.env.device, clock, compiled.settings.max_tensor_bytes)
         self.posed: dict[Step, dict[str, Problem]] = {}
 
-    def step(self, action: Any, values: list[Any], queue: Any) -> None:
-        kernel = action.step.kernel
-        if isinstance(kernel, LateKernel):
-            problem = kernel.pose(queue.fetch([None if i < 0 else values[i] for i in action.step.ins]))
-            self.posed.setdefault(action.step, {})[problem.key()] = problem
-        super().step(action, values, queue)
+    def watch(self, frame: Frame, one: BoundSegment, values: Values) -> None:
+        step = one.segment.steps[0]
+        if isinstance(step.kernel, LateKernel):
+            problem = step.kernel.pose(self.queue.fetch([slot_value(frame, values, i) for i in step.ins]))
+            self.posed.setdefault(step, {})[problem.key()] = problem
+        super().watch(frame, one, values)
 
 
 class _Run:

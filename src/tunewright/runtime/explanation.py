@@ -164,7 +164,7 @@ class Explanation:
 
     @property
     def is_leaf(self) -> bool:
-        """It takes time of its own: control flow contains what its bodies take."""
+        """Whether it takes time of its own: control flow contains what its bodies take."""
         return self.origin != CONTROL
 
     def to_json(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Subgraph:
     nodes: tuple[str, ...]
     #: outputs that another subgraph of its device reads, which has memory of its own: they stay there
     stay: frozenset[str] = frozenset()
-    #: outputs that somebody else reads
+    #: outputs that other parts or the caller read
     leave: frozenset[str] = frozenset()
 
 
@@ -147,7 +147,7 @@ class HeteroModel(CompiledModel):
 
     @property
     def context(self) -> RemoteContext:
-        """Of the host's memory, where results come together; of its device, where one runs it all."""
+        """The context of the host's memory, where results meet; of the device, if one runs the whole model."""
         return self.subgraphs[0].model.context if self.is_whole else RemoteContext(HostDevice("CPU.HOST"))
 
     def create_infer_request(self) -> HeteroRequest:
@@ -206,14 +206,14 @@ class HeteroRequest(InferRequest):
         return made
 
     def get_totals(self) -> Totals:
-        """Of all parts. Time spent waiting is that of the thread that waited most: others waited meanwhile."""
+        """Totals of all parts. The waiting time is that of the thread that waited longest: threads wait in parallel."""
         totals = [request.get_totals() for request in self.requests]
         waited = (sum(totals[k].seconds - totals[k].host_seconds for k in lane) for lane in self.model.lanes)
         host = max(0.0, self._seconds - max(waited, default=0.0))
         return Totals(self._seconds, host, sum(t.launches for t in totals))
 
     def get_subgraph_totals(self) -> list[Totals]:
-        """Of the last inference, part by part."""
+        """Totals of the last inference, part by part."""
         return [request.get_totals() for request in self.requests]
 
     def get_profiling_info(self) -> list[Row]:
@@ -236,7 +236,7 @@ class HeteroRequest(InferRequest):
 
 
 class _Run:
-    """One inference: values that are there, and who waits for what."""
+    """One inference: the values that exist, and the values that each part waits for."""
 
     def __init__(self, request: HeteroRequest, values: dict[str, Any]) -> None:
         self.request, self.model, self.values = request, request.model, values

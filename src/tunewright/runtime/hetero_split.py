@@ -110,7 +110,7 @@ def _by_signature(
 
 
 class _Net:
-    """Groups and who waits for whom; sets of groups are numbers, a bit for each."""
+    """Groups and the groups that each waits for; sets of groups are numbers, a bit for each."""
 
     def __init__(self, groups: list[list[Node]], labels: Mapping[Node, int], seconds: Mapping[Node, float]) -> None:
         self.groups: dict[int, list[Node]] = dict(enumerate(groups))

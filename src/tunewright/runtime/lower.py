@@ -10,22 +10,28 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
+from ..devices.executable import Call, Executable
+from ..devices.rows import Block
 from ..errors import ExecutionError, LimitError, LockError, ModelError, UnsupportedError
 from ..ir.graph import Graph, Node, Value
+from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
 from ..ir.types import MAX_RANK, TensorType, Type
 from ..ops import lookup
 from ..ops.append import APPEND
-from ..solvers.base import Kernel, Linker, Problem, attrs_at_hand
-from ..solvers.rows import Block
+from ..ops.infer import check_results
+from ..solvers.base import Kernel, Problem, attrs_at_hand
+from ..solvers.classes import numbers
 from ..tuning.policy import Search
 from ..tuning.tuner import Choice, Origin
 from . import alias
@@ -33,10 +39,10 @@ from .control import Control, make_control
 from .control_rows import block_of
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
-from .plan import Place, Plan, Run, Slot, Step, static_tensor
+from .plan import Place, Plan, Segment, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
-from .template import Open, OpenKernel, Template, Traced, Untraceable
+from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
 
 LOG = logging.getLogger("tunewright")
 #: nodes that an error names
@@ -135,17 +141,6 @@ def _open_sizes(part: Graph) -> set[tuple[int, int]]:
     }
 
 
-def bring_at_hand(graph: Graph) -> None:
-    """Symbolic types, constants and attributes become those of the shapes at hand."""
-    for value in graph.values():
-        if isinstance(value.type, TensorType):
-            if isinstance(value.const, SymArray):
-                value.const = at_hand(value.const, value.type.dtype.numpy)
-            value.type = value.type.at_hand
-    for node in graph.nodes:
-        node.attrs = dict(attrs_at_hand(node.attrs))
-
-
 @dataclass
 class _Lowering:
     graph: Graph
@@ -164,7 +159,7 @@ class _Lowering:
     slots: list[Slot] = field(default_factory=list)
     index: dict[Value, int] = field(default_factory=dict)
     packed: dict[Packed, int] = field(default_factory=dict)
-    packers: Executor = field(init=False)
+    packers: futures.Executor = field(init=False)
     #: by the key of a problem
     choices: dict[str, Choice] = field(default_factory=dict)
     #: control flow, and what of it is part of a launch
@@ -187,7 +182,7 @@ class _Lowering:
                 self.slot(v, self.output_slot(v, sharing, results))
         for v in [*self.graph.outputs, *self.boundary]:
             self.constant(v)
-        # Numpy leaves Python's lock to others: weights are packed while kernels are chosen.
+        # Numpy releases the GIL, so weights are packed while kernels are chosen.
         with ThreadPoolExecutor(PACKERS) as self.packers:
             steps = self.steps(sharing)
             with self.env.phases("packing"):
@@ -210,7 +205,7 @@ class _Lowering:
             ],
             rest=None if rest is None else Program(rest, self.env, True, _open_sizes(rest), self.repeated),
             rest_inputs=tuple(self.index[v] for v in self.boundary),
-            runs=self.runs(steps),
+            segments=self.segments(steps),
         )
         plan.filled = self.filled(plan)
         if self.traced is None:
@@ -231,10 +226,9 @@ class _Lowering:
         """The plan as that of the shapes at hand, with what changes for others of its class."""
         assert self.traced is not None
         self.open.keep_used(self.traced.kernels, plan.steps)
-        linked = {step for run in plan.runs.values() for step in run.steps}
         depending = {one.kernel for one in self.open.kernels}
         for step in plan.steps:
-            if step.kernel in depending and step not in linked:
+            if step.kernel in depending and not self.is_linked(step):
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
         plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
@@ -260,7 +254,6 @@ class _Lowering:
     def filled(self, plan: Plan) -> list[Filled]:
         """Caches with room: inputs of an append that a result of the same shape continues."""
         found = []
-        linked = {step for run in plan.runs.values() for step in run.steps}
         for output, value in enumerate(self.graph.outputs):
             node = value.producer
             if node is None or node.op != APPEND or value not in self.index or node.inputs[0] not in self.graph.inputs:
@@ -268,8 +261,8 @@ class _Lowering:
             past, slot, at = node.inputs[0], plan.slots[self.index[value]], self.nodes.index(node)
             assert past is not None and past.tensor is not None and value.tensor is not None
             fits = same(past.tensor.dims, value.tensor.dims) and len(past.uses) == 1
-            fits = fits and self.env.device.shares_memory
-            if fits and slot.place is Place.RESULT and not hint(slot.offset) and plan.steps[at] in linked:
+            fits = fits and self.env.device.shares_memory and self.env.device.serves_classes
+            if fits and slot.place is Place.RESULT and not hint(slot.offset) and self.is_linked(plan.steps[at]):
                 found.append(Filled(self.graph.inputs.index(past), output, slot.storage, at))
         return found
 
@@ -297,7 +290,7 @@ class _Lowering:
                 hint=f"the limit is MAX_MEMORY_BYTES = {self.env.settings.max_memory_bytes:,}",
             )
         if self.traced is not None:
-            self.open.arena = {s: sharing.sizes[s] for s in arena}
+            self.open.arena = {s: upper(sharing.sizes[s], self.traced.bounds) for s in arena}
             self.open.results = {s: sharing.sizes[s] for s in sorted(kept)}
         results = {s: hint(sharing.sizes[s]) for s in sorted(kept)}
         return lifetimes, dict(zip(arena, offsets, strict=True)), total, results
@@ -332,7 +325,7 @@ class _Lowering:
         self.written.update(v for v in node.outputs if static_tensor(v.type) is not None)
 
     def has_place(self, value: Value) -> bool:
-        """It will lie in memory that is known before it is computed."""
+        """Whether it will lie in memory that is known before it is computed."""
         made_by = value.producer
         return static_tensor(value.type) is not None and (
             made_by is None or not made_by.bodies or value in self.written
@@ -374,7 +367,7 @@ class _Lowering:
             self.slots[at] = replace(self.slots[at], const=packed.array)
 
     def is_spent(self, value: Value) -> bool:
-        """A constant that nobody reads but who packs it now."""
+        """Whether it is a constant that nobody reads but who packs it now."""
         array = value.const
         if array is None or array.nbytes < LARGE or not (self.only or stored(array)):
             return False
@@ -448,6 +441,8 @@ class _Lowering:
         env, solver = self.env, choice.solver
         if not solver.serves_classes:
             raise Untraceable(f"{solver.id} is for one shape")
+        if any(map(is_late, numbers(problem))):
+            return self.of_late_sizes(problem, choice)
         with self.traced.trace.scope() as guards:
             reason = env.tuner.why_not(solver, problem, env.device)
             kernel = env.compile(choice, problem)
@@ -457,6 +452,23 @@ class _Lowering:
             measured = env.tuner.lookup.measured_sizes(problem.at_hand, env.device.target)
             pose = partial(env.posed, choice, kernel)
             self.traced.kernels.append(OpenKernel(problem, kernel, guards, measured, pose))
+        return kernel
+
+    def of_late_sizes(self, problem: Problem, choice: Choice) -> Kernel:
+        """The kernel for a problem whose sizes a launch finds out by itself, under guards that the launch checks."""
+        assert self.traced is not None
+        env, solver = self.env, choice.solver
+        reason = env.tuner.why_not(solver, problem, env.device)
+        if reason is not None:
+            raise Untraceable(f"{solver.id} refuses the class of shapes: {reason}")
+        kernel = env.compile(choice, problem)
+        of_kernel = getattr(kernel, "open", None)
+        if of_kernel is None:
+            return kernel
+        for _, _, table in of_kernel.tables:
+            if table.is_late and not (table.listed and all(not size < 0 for size in table.sizes)):
+                raise Untraceable(f"{solver.id} makes tables of sizes")
+        kernel.limit_scratch({name: upper(nbytes, self.traced.bounds) for name, nbytes in of_kernel.scratch.items()})
         return kernel
 
     def choose(self, problem: Problem) -> Choice:
@@ -479,36 +491,40 @@ class _Lowering:
                 where = error.where or f"node {step.node.name!r} ({step.node.op})"
                 raise type(error)(error.what, where=where, hint=error.hint) from error
 
-    def runs(self, steps: list[Step]) -> dict[int, Run]:
-        """Neighbouring steps whose kernels can be linked."""
-        found: dict[int, Run] = {}
-        last: Run | None = None
-        for at, step in enumerate(steps):
+    def segments(self, steps: list[Step]) -> list[Segment]:
+        """What runs, in order: neighbouring steps that the device links are one executable."""
+        groups: list[list[Step]] = []
+        before = False
+        for step in steps:
             if step.optimized_out:
                 continue
-            linker = self.linker(step)
-            if linker is None:
-                last = None
-            elif last is not None and last.linker == linker:
-                last.steps.append(step)
+            joins = self.env.settings.join_launches and self.is_linked(step)
+            if joins and before:
+                groups[-1].append(step)
             else:
-                last = found[at] = Run([step], linker)
-        return found
+                groups.append([step])
+            before = joins
+        return [Segment(group, self.link(group)) for group in groups]
 
-    def linker(self, step: Step) -> Linker | None:
-        """Who may link a step with its neighbours."""
-        if not self.env.settings.join_launches or not self.is_planned(step):
+    def link(self, steps: list[Step]) -> Callable[[], Executable] | None:
+        """What makes the executable of a segment."""
+        first, device = steps[0], self.env.device
+        if self.is_linked(first):
+            return partial(device.link, [step.part for step in steps])
+        if first.kernel is None:
             return None
-        if step.block is not None:
-            return step.block.linker
-        return None if step.kernel is None else step.kernel.linker
+        limit = partial(_check_results, first.node, self.env.settings.max_tensor_bytes)
+        return partial(Call, first.part, first.on_host, first.on_host and not device.shares_memory, limit)
 
-    def is_planned(self, step: Step) -> bool:
-        """It runs on the device, and its results have a place."""
+    def is_linked(self, step: Step) -> bool:
+        """Whether the device links it: its results have a place, and its inputs, unless the device reads any memory."""
+        if step.on_host or not (step.block is not None or (step.kernel is not None and step.kernel.is_linkable)):
+            return False
         ragged = () if step.block is None else [one.output for one in step.block.ragged]
-        outs = [i for output, i in enumerate(step.outs) if output not in ragged]
-        slots = [self.slots[i] for i in (*step.ins, *outs) if i >= 0]
-        return not step.on_host and all(slot.place is not Place.DYNAMIC for slot in slots)
+        slots = [i for output, i in enumerate(step.outs) if output not in ragged]
+        if not self.env.device.shares_memory:
+            slots += step.ins
+        return all(self.slots[i].place is not Place.DYNAMIC for i in slots if i >= 0)
 
     def pack(self, node: Node, ins: tuple[int, ...], kernel: Kernel) -> tuple[int, ...]:
         """The step's inputs, with constants that the kernel wants rearranged replaced."""
@@ -540,3 +556,10 @@ class _Lowering:
             dying.setdefault(step, []).append(i)
         for step, slots in dying.items():
             step.release = tuple(slots)
+
+
+def _check_results(node: Node, most_bytes: int, inputs: Sequence[Any]) -> None:
+    """Bound the results of a step that makes their memory itself."""
+    spec = lookup(node.op)
+    if spec is not None:
+        check_results(node, spec, inputs, most_bytes)

@@ -99,7 +99,7 @@ class Stack:
 
 
 def aligned(nbytes: Any) -> Any:
-    """A whole number of lines of memory, at least one, for so many bytes."""
+    """A whole number of cache lines, at least one, for this number of bytes."""
     lines = -(-nbytes // ALIGNMENT)
     return (max(1, lines) if isinstance(lines, int) else greater(1, lines)) * ALIGNMENT
 

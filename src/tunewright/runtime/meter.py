@@ -38,7 +38,7 @@ class Histogram:
         self.others: tuple[int, float] = (0, 0.0)
 
     def add(self, shapes: Shapes, count: int, seconds: float) -> None:
-        """Met so often, so many seconds in all."""
+        """Count that a shape was met, and add the seconds."""
         row = self.rows.get(shapes)
         if row is None:
             if len(self.rows) >= MOST_SHAPES:
@@ -54,7 +54,7 @@ class Histogram:
 
 
 class Meter:
-    """Of one model. ``activity``: where it says that a request runs; None: nobody wants to know."""
+    """The meter of one model. ``activity``: where it says that a request runs; None: not recorded."""
 
     def __init__(self, names: Sequence[str], activity: Activity | None = None) -> None:
         self.names, self.activity = list(names), activity
@@ -93,7 +93,7 @@ class Meter:
 
 
 class RequestMeter:
-    """Of one request, which serves one inference at a time."""
+    """The meter of one request, which serves one inference at a time."""
 
     def __init__(self, activity: Activity | None, met: Histogram) -> None:
         self._activity, self.met = activity, met

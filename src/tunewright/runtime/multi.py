@@ -4,9 +4,9 @@ A `Pool` knows the devices in order of preference and how many inferences each t
 share the requests; else (AUTO) the best that is ready serves alone, and the others stand by. A device may come while
 others serve: it is compiled, and tried out, in the background.
 
-What a device failed at is run again on the others before anybody learns of it. If one of them can do it, the device is
-to blame: it is left out after an error of the device itself, after `STRIKES` in a row where an operation refused. What
-nobody can do is the request's own fault, and costs no device its place unless it says that it is broken.
+What a device failed at is run again on the others before the caller learns of it. If one of them can do it, the device
+is to blame: it is left out after an error of the device itself, after `STRIKES` in a row where an operation refused.
+What no device can do is the request's own fault, and excludes no device unless that says that it is broken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STRIKES = 3
 
 
 class State(enum.Enum):
-    """Of a device in a pool."""
+    """The state of a device in a pool."""
 
     WAITING = "waiting"  # it is compiled when it is needed
     COMPILING = "compiling"
@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(eq=False)
 class Member:
-    """A device of a pool, and how it is doing. Whoever changes it holds the pool's lock."""
+    """A device of a pool, and its state. A thread that changes it holds the pool's lock."""
 
     candidate: Candidate
     #: requests that keep it busy, and inferences that it takes at a time
@@ -101,7 +101,7 @@ class Served:
 
 @dataclass(eq=False)
 class _Waiter:
-    """Somebody who waits for a device other than those that failed already."""
+    """A request that waits for a device other than those that failed already."""
 
     failed: Mapping[Member, Exception]
     #: held until it is known which
@@ -120,7 +120,7 @@ class Pool:
         self._ranked = list(self._members)
         self._left: frozenset[str] = frozenset()
         self._waiting: deque[_Waiter] = deque()
-        #: inputs of the last request, while somebody compiles: what a new device is tried out with
+        #: inputs of the last request, while a device compiles: a new device is tried with them
         self._like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._compiling = 0
         #: what was set since the models were compiled
@@ -172,7 +172,7 @@ class Pool:
     # devices come and go
 
     def compile_all(self) -> None:
-        """Compile for all devices, at the same time, before anybody is served. An error: none of them can."""
+        """Compile for all devices, at the same time, before any request is served. An error: none of them can."""
         with self._lock:
             threads = [self._start(member, tried_out=False) for member in self._members]
         for thread in threads:
@@ -182,7 +182,7 @@ class Pool:
     def compile_first(self, name: str | None) -> None:
         """Compile for one device, or else for the best, and begin with what more is wanted in the background.
 
-        It returns when anybody could serve. An error: nobody can.
+        It returns when a device can serve. An error: none can.
         """
         with self._lock:
             chosen = [m for m in self._members if m.name == name]
@@ -231,7 +231,7 @@ class Pool:
             if member.state is State.COMPILING:  # else it was taken away meanwhile
                 member.model, member.state = model, State.READY
                 member.requests = model.optimal_requests
-                # Who waits for others to come in a batch leaves the device free.
+                # A request that waits for others of a batch leaves the device free.
                 member.slots = member.requests if isinstance(model, BatchModel) else model.streams.count
                 member.idle += [first] if first is not None else []
                 LOG.info("%s: %s is ready", self.name, member.name)
@@ -306,7 +306,7 @@ class Pool:
         self._changed()
 
     def _changed(self) -> None:
-        """A device came, went or changed its place: perhaps somebody need not wait any longer."""
+        """A device came, went or changed its place: perhaps a request need not wait any longer."""
         self._recount()
         self._serve_waiting()
 
@@ -358,7 +358,7 @@ class Pool:
     def _take(self, failed: Mapping[Member, Exception]) -> Member | None:
         """The best device that is free and has not failed yet, with one inference more to do; None: there is none."""
         with self._lock:
-            # Nobody is passed by: whoever could use what is free was served when it became so.
+            # No request is passed by: one that could use a free device was served when that became free.
             member = self._pick(failed)
             if member is not None or not self._will_be(failed):
                 return member
@@ -405,7 +405,7 @@ class Pool:
                 waiter.known.release()
 
     def _give_back(self, member: Member, request: InferRequest | None) -> None:
-        """An inference is over; None: it failed, and nobody knows in which state its request is."""
+        """An inference is over; None: it failed, and the state of its request is unknown."""
         with self._lock:
             member.busy -= 1
             if request is not None:
@@ -417,7 +417,7 @@ class Pool:
                 self._serve_waiting()
 
     def _examine(self, member: Member) -> None:
-        """Is a device that failed out of order, whoever else could do it?"""
+        """Whether a device that failed is out of order, whatever other devices can do."""
         try:
             why = member.candidate.broken()
         except Exception as error:

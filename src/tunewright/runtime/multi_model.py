@@ -97,7 +97,7 @@ class PoolModel(CompiledModel):
 
     @property
     def context(self) -> RemoteContext:
-        """Of the preferred device: what lies there is used by that device alone."""
+        """The context of the preferred device: only that device uses tensors there."""
         return self.pool.model().context
 
     def create_infer_request(self) -> PoolRequest:

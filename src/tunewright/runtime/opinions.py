@@ -22,7 +22,7 @@ _UNASKED = {
 
 
 def unasked(op: str, tuner: Tuner, origin: str) -> tuple[Opinion, ...]:
-    """Of a layer for which nobody had to choose."""
+    """Verdicts for a layer that needed no choice."""
     return tuple(Opinion(s.id, State.UNASKED, _UNASKED[origin]) for s in _concerned(op, tuner))
 
 
@@ -32,7 +32,7 @@ def _concerned(op: str, tuner: Tuner) -> list[Solver]:
 
 
 class Asked:
-    """A problem on a device for which somebody was chosen."""
+    """A problem on a device for which a solver was chosen."""
 
     def __init__(self, tuner: Tuner, problem: Problem, device: Device, choice: Choice) -> None:
         self.tuner, self.problem, self.device, self.choice = tuner, problem, device, choice
@@ -115,7 +115,7 @@ class Asked:
         return None
 
     def opinions(self) -> tuple[Opinion, ...]:
-        """Of every solver that has to do with the operation, the chosen one first."""
+        """The verdict of every solver of the operation, the chosen one first."""
         found = [self._opinion(s) for s in _concerned(self.problem.op, self.tuner)]
         return tuple(sorted(found, key=lambda o: list(State).index(o.state)))
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..devices.base import Device
+from ..devices.executable import Executable, Part
+from ..devices.rows import Block
 from ..ir.graph import Node
 from ..ir.types import DType, TensorType, Type
-from ..solvers.base import Kernel, Linker
-from ..solvers.rows import Block
+from ..solvers.base import Kernel
 from ..tuning.tuner import Choice
 
 if TYPE_CHECKING:
@@ -65,18 +68,36 @@ class Step:
 
     @property
     def on_host(self) -> bool:
-        """It runs on the host, whatever the device is."""
+        """Whether the step runs on the host, whatever the device is."""
         if self.block is not None:
             return False
         return self.control is not None or (self.choice is not None and self.choice.solver.host)
 
+    @property
+    def part(self) -> Part:
+        """It as a device links it."""
+        run = self.block or self.kernel
+        assert run is not None
+        return Part(run, self.ins, self.outs, self)
+
 
 @dataclass(eq=False)
-class Run:
-    """Neighbouring steps that are one launch."""
+class Segment:
+    """Neighbouring steps that are one executable."""
 
     steps: list[Step]
-    linker: Linker
+    #: makes the executable; None: control flow that the request runs itself
+    link: Callable[[], Executable] | None
+
+    @cached_property
+    def executable(self) -> Executable | None:
+        """Linked once, when the first request binds it: plans of bodies that are part of others never are."""
+        return None if self.link is None else self.link()
+
+    @property
+    def slots(self) -> set[int]:
+        """Everything that it reads or writes."""
+        return {i for step in self.steps for i in (*step.ins, *step.outs) if i >= 0}
 
 
 @dataclass(eq=False)
@@ -102,8 +123,8 @@ class Plan:
     template: Template | None = None
     #: of a body in a plan for a class of shapes: what of it depends on sizes
     open: Open | None = None
-    #: runs of steps that are one launch, by the number of their first step
-    runs: dict[int, Run] = field(default_factory=dict)
+    #: all that runs, in order
+    segments: list[Segment] = field(default_factory=list)
     #: inputs that results may be written into
     filled: list[Filled] = field(default_factory=list)
 

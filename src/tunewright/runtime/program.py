@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .template import Traced
 
 LOG = logging.getLogger("tunewright")
-#: after so many shapes for which no plan for a class of them could be made, none is attempted any more
+#: after this number of shapes without a plan for their class, no such plan is attempted any more
 MOST_ATTEMPTS = 2
 #: how many times as large or small sizes are for which another plan would do better
 FAR = 8.0
@@ -144,13 +144,13 @@ class Environment:
 
 
 def _name_of(choice: Choice, problem: Problem) -> tuple[str, str, str]:
-    """What the kernel for a choice is known by: equal ones are one."""
+    """The cache key of the kernel for a choice: equal keys share one kernel."""
     return choice.solver.id, problem.key(), repr(sorted(choice.config.items()))
 
 
 @dataclass(eq=False)
 class Packed:
-    """A constant as a kernel wants it; and as it was, where its id is what it is known by, which so stays its own."""
+    """A packed constant. Keeps the source array alive because its `id()` is the cache key."""
 
     source: Array | None
     _job: Future[Array]
@@ -204,8 +204,8 @@ class Program:
         self._lock = threading.Lock()
         #: plans for classes of shapes, the one that was made last at the end
         self._classes: list[Plan] = []
-        #: of a body: the plan that is part of one for a class of shapes
-        self._part: Plan | None = None
+        #: of a body: the plans that are part of one for a class of shapes
+        self._parts: dict[str, Plan] = {}
         self._serves_classes = env.serves_classes
         #: how often in a row none could be made
         self._untraceable = 0
@@ -261,12 +261,15 @@ class Program:
                 self._plans.move_to_end(types)
             return plan
 
-    def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced) -> Plan:
-        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes."""
+    def part(self, types: tuple[Type | None, ...], node: Node, traced: Traced, key: str = "") -> Plan:
+        """The plan of a node's body with symbolic sizes, made on first use, as part of a plan for a class of shapes.
+
+        ``key``: which one, where its body is planned for several types.
+        """
         with self._lock:
-            if self._part is None:
-                self._part = self._make(types, False, traced, node)
-            return self._part
+            if key not in self._parts:
+                self._parts[key] = self._make(types, False, traced, node)
+            return self._parts[key]
 
     def beside(self, types: tuple[Type | None, ...], env: Environment) -> Plan:
         """Another plan for these input types, which nobody uses yet, with the choices and kernels of ``env``.
@@ -326,7 +329,7 @@ class Program:
         self._classes = [*self._classes, plan][-self.env.settings.plan_cache_size :]
 
     def _nearest(self, inputs: Sequence[Any], grow: bool = True) -> Plan | None:
-        """Of the plans for classes of shapes the one that was made for sizes closest to these.
+        """Find the plan for a class of shapes that was made for the sizes closest to these.
 
         Where all were made for far other ones, one that suits these better is made beside.
         """
@@ -421,7 +424,7 @@ class Program:
     @property
     def plans(self) -> list[Plan]:
         with self._lock:
-            return [*self._plans.values(), *self._classes, *([] if self._part is None else [self._part])]
+            return [*self._plans.values(), *self._classes, *self._parts.values()]
 
     @uncollected()
     def _make(

@@ -67,7 +67,7 @@ def unknown(name: str, whose: str, metrics: Mapping[str, Metric[Any]]) -> Settin
 
 
 def is_setting(name: str) -> bool:
-    """It is a key, or another name of one."""
+    """Whether it is a key, or another name of one."""
     rows = Settings.describe()
     return any(plain(name) in (row["key"], *row["aliases"]) for row in rows)
 
@@ -88,7 +88,7 @@ def _metrics() -> dict[str, Metric[CompiledModel]]:
         ),
         "OPTIMAL_BATCH_SIZE": Metric("int", "how many requests run together, as one inference", lambda m: m.size),
         "STREAMS_ORIGIN": Metric(
-            "str", "why so many streams, requests and examples in a batch; empty: settings say it",
+            "str", "where the numbers of streams, requests and examples in a batch come from; empty: settings say it",
             lambda m: m.streams_origin,
         ),
         "EXECUTION_DEVICES": Metric("list", "the devices that run it", lambda m: m.execution_devices),

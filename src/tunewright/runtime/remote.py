@@ -16,7 +16,7 @@ from .plan import Place, Plan
 
 
 def is_lent(value: object) -> bool:
-    """A tensor of somebody else's, which is used where it is. Arrays of numpy are the common case of the host's."""
+    """A caller's tensor, which is used in place. Arrays of numpy are the common case of the host's."""
     return not isinstance(value, np.ndarray) and (isinstance(value, RemoteTensor) or dlpack.is_tensor(value))
 
 

@@ -135,8 +135,8 @@ def of_one_device(compiled: CompiledModel) -> DeviceModel:
     raise DeviceError(f"the model is on {compiled.device_name}, which is several", hint="name one, CPU for example")
 
 
-#: a time, seconds of waiting and launches so far, seconds of copies so far
-_Moment: TypeAlias = tuple[float, tuple[float, int], float]
+#: a time; seconds of waiting for kernels, launches and seconds of copies so far
+_Moment: TypeAlias = tuple[float, float, int, float]
 #: flags of arrays whose elements lie one behind the other, each where its type may be: C_CONTIGUOUS, ALIGNED
 _IN_ORDER = 0x1 | 0x100
 
@@ -156,7 +156,7 @@ class DeviceRequest(InferRequest):
         hints = Hints(model.settings.gpu_queue_priority, model.settings.gpu_queue_throttle)
         self.executor = Executor(model.env.device, self.counters, model.settings.max_tensor_bytes, hints)
         #: before and after the last inference: the time, seconds of waiting and launches, seconds of copies
-        self._spent: tuple[_Moment, _Moment] = ((0.0, (0.0, 0), 0.0),) * 2
+        self._spent: tuple[_Moment, _Moment] = ((0.0, 0.0, 0, 0.0),) * 2
         #: names of inputs and what the last ones were like: others like them need no further check
         self._like: tuple[list[str], Looks] = [], []
         #: DYN_BATCH_ENABLED bounds what a size may be
@@ -191,7 +191,7 @@ class DeviceRequest(InferRequest):
         remote: bool = False,
         outputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What `run` does, of which nothing is noted: it is nobody's request."""
+        """Run without recording anything: this is no caller's request."""
         before = self._now()
         if self._generation != self.model.program.generation:
             self._renew()
@@ -307,10 +307,12 @@ class DeviceRequest(InferRequest):
         return None if plan.template.pattern.sizes(values) is None else values
 
     def _now(self) -> _Moment:
-        return time.perf_counter(), self.executor.spent(), self.executor.copied
+        executor = self.executor
+        queue = executor.queue
+        return time.perf_counter(), queue.waited, queue.launches, executor.copied
 
     def get_totals(self) -> Totals:
-        (begin, (waited, launches), copied), (end, (waits, launched), copies) = self._spent
+        (begin, waited, launches, copied), (end, waits, launched, copies) = self._spent
         return Totals(end - begin, max(end - begin - waits + waited, 0.0), launched - launches, copies - copied)
 
     def get_profiling_info(self) -> list[Row]:

@@ -281,7 +281,7 @@ def _sizes(types: Mapping[str, Type | None], values: Mapping[str, Any], but: int
 
 
 def _is_fixed(type: TensorType, growing: int | None) -> bool:
-    """It does not grow, or has room for all rows from the beginning."""
+    """Whether it does not grow, or has room for all rows from the beginning."""
     return growing is None or type.shape is None or isinstance(type.shape[growing], int)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.base import address, aligned
+from ..devices.base import aligned
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Buffer:
         return found
 
     def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
-        """Nobody appended behind these rows."""
-        return view.shape[self.axis] == self.used and address(view) == address(self.array)
+        """Nobody appended behind these rows, which are one of `view`: all of them begin where the memory does."""
+        return bool(view.shape[self.axis] == self.used)
 
 
 class _Views:
@@ -90,7 +90,7 @@ class _Views:
         return found[1] if found is not None and found[0]() is array else None
 
     def continued(self, array: Any, rows: int, room: int) -> Buffer | None:
-        """The buffer to append so many rows to in place, which from now on are in use.
+        """The buffer to append ``rows`` rows to in place; from now on they are in use.
 
         None: there is none, or it has less room.
         """
@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_view(array: Any) -> bool:
-    """A view of rows of a buffer, which lie apart."""
+    """Whether it is a view of rows of a buffer, which lie apart."""
     return _KNOWN.of(array) is not None
 
 
@@ -139,5 +139,5 @@ def continued(array: Any, rows: int, room: int) -> Buffer | None:
 
 
 def grown(rows: int) -> int:
-    """Rows of a new buffer for so many: twice as many, so that copies cost a row each in the mean."""
+    """Rows of a new buffer: twice the rows that are needed, so that copies cost one row each on average."""
     return max(64, 1 << (2 * rows - 1).bit_length())

@@ -1,13 +1,14 @@
-"""A model's streams: threads that run what was started, each one inference at a time.
+"""A model's streams: a pool of threads that run what was started, each one inference at a time.
 
-A model has as many as NUM_STREAMS says. Waking a thread takes longer than a small inference, so whoever waits takes
-part: it runs what no thread has begun yet. Never do more run at a time than there are streams.
+A model has as many as NUM_STREAMS says. Whoever waits takes part: it runs what no thread has begun yet. Never do more
+run at a time than there are streams.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import queue
 import threading
 import time
 import weakref
@@ -19,11 +20,9 @@ Task = Callable[[], object]
 
 #: seconds that the end of the process waits for what was started
 LAST_SECONDS = 10.0
-#: seconds of a task: a shorter one is worth less than waking a thread
-BRIEF = 1e-3
-#: Seconds after which a thread looks for a task by itself while those who wait take part. It is not woken for what they
-#: may run: it would fight with them for the GIL (9 us for each inference).
-DOZE = 1e-3
+#: Seconds of a task: to wake a thread for a shorter one takes about as long. So nobody is woken while those who wait
+#: take part, and a thread looks for work by itself after so many seconds.
+BRIEF, DOZE = 2e-4, 1e-3
 
 
 class Streams:
@@ -52,24 +51,17 @@ class Streams:
 
         Without ``wanted`` the next task, if tasks are brief.
         """
-        return self._work.help(wanted) if wanted is not None or self.is_brief else None
-
-    @property
-    def is_brief(self) -> bool:
-        """The last task was."""
-        return self._work.seconds <= BRIEF
+        return self._work.help(wanted) if wanted is not None or self._work.is_brief else None
 
     def resize(self, count: int) -> None:
-        """So many from now on. Threads of before finish what they have."""
+        """So many from now on. Threads that are too many end when they find nothing to do."""
         self.count = count
-        work = self._work
-        self.start_anew()
-        work.end()
+        self._work.resize(count)
 
     def end(self, deadline: float) -> None:
         """Finish what was submitted, until ``deadline`` (`time.monotonic`); then there are no threads."""
         threads = list(self._work.threads)
-        self.resize(self.count)
+        self._work.end()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -86,15 +78,13 @@ class Work:
         self.threads: list[threading.Thread] = []
         #: tasks that run now, in whatever thread
         self.running = 0
-        #: seconds of the last one
-        self.seconds = float("inf")
+        #: the last task was
+        self.is_brief = False
         #: somebody who waited has run one since a thread last looked
         self.helped = False
-        #: threads that sleep, each on its own lock; those of them that look by themselves in a while; and threads that
-        #: were woken and have not looked yet
-        self.asleep: list[threading.Lock] = []
-        self.dozing: set[threading.Lock] = set()
-        self.woken: set[threading.Lock] = set()
+        #: threads sleep until there is something in it; how many things are, and threads that look by themselves soon
+        self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.called = self.dozing = self.asleep = 0
         self.ended = False
 
     def put(self, task: Task) -> None:
@@ -121,43 +111,41 @@ class Work:
                     self._call()
         return task
 
-    def serve(self, sleep: threading.Lock) -> None:
-        """What a thread does, until nothing is left to do. It sleeps on a lock of its own."""
+    def serve(self) -> None:
+        """What a thread does, until nothing is left to do."""
+        dozes, ran = False, 0
         while True:
+            if not ran:
+                self._sleep(dozes)
             with self.lock:
-                self.woken.discard(sleep)
+                self.running -= ran
                 task = self._take(None)
+                ran = int(task is not None)
                 if task is not None:
                     self._call()
                 else:
-                    self.asleep.append(sleep)  # first: to collect garbage here may be to come to `end`
-                    if self.ended and not self.tasks:
-                        self._forget(sleep)
-                        return self.end()
-                    dozes, self.helped = self.helped, False
-                    if dozes:
-                        self.dozing.add(sleep)
-            if task is None:
-                self._sleep(sleep, DOZE if dozes else -1.0)
-                continue
-            self._run(task)
-            del task  # it would keep its request, and so the model, until the next one comes
-            with self.lock:
-                self.running -= 1
+                    dozes, self.helped = self.helped and self.is_brief, False
+                    self.asleep += 1  # first: to collect garbage here may be to come to `end`
+                    self.dozing += dozes
+                    if self.ended or len(self.threads) > self.count:
+                        self.threads.remove(threading.current_thread())
+                        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
+                        return
+            if task is not None:
+                self._run(task)
+                del task  # it would keep its request, and so the model, until the next one comes
 
-    def _forget(self, sleep: threading.Lock) -> None:
-        """This thread ends: a task that comes late must not wait for it."""
-        self.threads.remove(threading.current_thread())
-        self.woken.discard(sleep)
-        if sleep in self.asleep:
-            self.asleep.remove(sleep)
+    def resize(self, count: int) -> None:
+        with self.lock:
+            self.count = count
+            self._call()
+            self._call_all()
 
     def end(self) -> None:
         """Threads end when nothing is left to do."""
         with self.lock:
             self.ended = True
-            while self.asleep:
-                self._wake()
+            self._call_all()
 
     def _take(self, wanted: Task | None) -> Task | None:
         """A task that is running from now on, if one more may run."""
@@ -175,56 +163,49 @@ class Work:
     def _run(self, task: Task) -> None:
         begin = time.perf_counter()
         task()
-        self.seconds = time.perf_counter() - begin
+        self.is_brief = time.perf_counter() - begin <= BRIEF
 
     def _call(self) -> None:
         """Have a thread look for a task, if one more would find one."""
-        if self.ended and not self.tasks:
-            self.end()
         # One that dozes means that somebody takes part, and that one looks soon if nobody does.
-        coming = len(self.woken) + bool(self.dozing)
-        if min(len(self.tasks), self.count - self.running) <= coming:
+        if min(len(self.tasks), self.count - self.running) <= min(self.called + self.dozing, self.asleep):
             return
-        if self.asleep:
-            self._wake()
-        elif len(self.threads) < self.count:
-            self._start()
+        if self.asleep > self.called or (len(self.threads) < self.count and self._start()):
+            self.called += 1
+            self.calls.put(None)
 
-    def _wake(self) -> None:
-        sleep = self.asleep.pop()
-        self.dozing.discard(sleep)
-        self.woken.add(sleep)
-        sleep.release()
+    def _call_all(self) -> None:
+        for _ in range(self.called, self.asleep):
+            self.called += 1
+            self.calls.put(None)
 
-    def _sleep(self, sleep: threading.Lock, seconds: float) -> None:
-        """Until it is woken, or for so many seconds."""
-        if sleep.acquire(timeout=seconds):
-            return
+    def _sleep(self, dozes: bool) -> None:
+        """Until it is called, or for a while."""
+        called = True
+        try:
+            self.calls.get(timeout=DOZE if dozes else None)
+        except queue.Empty:
+            called = False
         with self.lock:
-            if sleep in self.woken:  # just then
-                sleep.acquire()
-            else:
-                self.asleep.remove(sleep)
-                self.dozing.discard(sleep)
+            self.asleep, self.dozing, self.called = self.asleep - 1, self.dozing - dozes, self.called - called
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """A thread more, which is asleep as yet. False: the system has no more of them, and those that are there do."""
         if not self.threads:
             # Behind everything that was imported before: what kernels need is still there when it waits for them.
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
-        sleep = threading.Lock()
-        sleep.acquire()
         # Daemons, because the interpreter waits for others before it asks anybody to end.
-        name = f"tunewright-stream-{len(self.threads)}"
-        thread = threading.Thread(target=self.serve, args=(sleep,), name=name, daemon=True)
+        thread = threading.Thread(target=self.serve, name=f"tunewright-stream-{len(self.threads)}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system has no more of them: those that are there will do
+        except RuntimeError:
             if not self.threads:
                 raise
-            return
-        self.woken.add(sleep)
+            return False
         self.threads.append(thread)
+        self.asleep += 1
+        return True
 
 
 _STREAMS: weakref.WeakSet[Streams] = weakref.WeakSet()

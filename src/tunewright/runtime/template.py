@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
 from ..ir.formulas import Formulas
 from ..ir.graph import Graph
-from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole
+from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole, at_hand
 from ..ir.types import TensorType, Type
-from ..solvers.base import Problem
+from ..solvers.base import Problem, attrs_at_hand
 from ..solvers.classes import numbers, with_numbers
-from ..solvers.rows import Block, Launch, sizes, walk
 from .memory import ALIGNMENT, Stack
 from .states import State
 
@@ -129,6 +129,19 @@ class Traced:
     kernels: list[OpenKernel] = field(default_factory=list)
     #: graphs whose types are symbolic until the trace ends
     graphs: list[Graph] = field(default_factory=list)
+    #: the most and the least that numbers are which a launch finds out by itself
+    bounds: dict[int, tuple[Whole, Whole]] = field(default_factory=dict)
+
+
+def bring_at_hand(graph: Graph) -> None:
+    """Symbolic types, constants and attributes become those of the shapes at hand."""
+    for value in graph.values():
+        if isinstance(value.type, TensorType):
+            if isinstance(value.const, SymArray):
+                value.const = at_hand(value.const, value.type.dtype.numpy)
+            value.type = value.type.at_hand
+    for node in graph.nodes:
+        node.attrs = dict(attrs_at_hand(node.attrs))
 
 
 @dataclass
@@ -155,7 +168,7 @@ class Open:
     arena_bytes: Whole = 0
 
     def keep_used(self, made: Sequence[OpenKernel], steps: Iterable[Any]) -> None:
-        """Of all kernels of a trace those that are in the plan: in its steps, or in its blocks."""
+        """Keep those kernels of a trace that the plan uses in its steps or in its blocks."""
         used = {step.kernel for step in steps}
         used |= {row.kernel for block in self.blocks for row in walk(block.rows) if isinstance(row, Launch)}
         self.kernels = [one for one in made if one.kernel in used]
@@ -212,6 +225,8 @@ class Template:
         self._kernels = [(one, [place(s) for s in one.problem.sizes]) for one in found.kernels]
         self._stack = stack
         self._fits: OrderedDict[tuple[int, ...], Fit | None] = OrderedDict()
+        #: sizes that were asked for last, and what was computed for them: a new size is asked for several times
+        self._asked: tuple[tuple[int, ...], tuple[list[int], list[OpenKernel]] | None] | None = None
 
     def distance(self, sizes: tuple[int, ...]) -> float:
         """How many times as large, or as small, the size is that differs most from what the plan was made for."""
@@ -226,8 +241,16 @@ class Template:
             pass
         else:
             return None if known is None else len(known.posed)
-        values = self.formulas((*sizes, SPARE), scopes_alone=True)
-        return None if values is None else len(self._missing(values))
+        computed = self._computed((*sizes, SPARE))
+        return None if computed is None else len(computed[1])
+
+    def _computed(self, sizes: tuple[int, ...]) -> tuple[list[int], list[OpenKernel]] | None:
+        """Every value, and the kernels that do not serve these sizes; None where the plan does not hold for them."""
+        asked = self._asked
+        if asked is None or asked[0] != sizes:
+            values = self.formulas(sizes)
+            asked = self._asked = sizes, None if values is None else (values, self._missing(values))
+        return asked[1]
 
     def _missing(self, values: Sequence[int]) -> list[OpenKernel]:
         """Kernels that do not serve these sizes."""
@@ -235,12 +258,14 @@ class Template:
 
     def is_measured(self, sizes: tuple[int, ...]) -> bool:
         """Something was measured for exactly these sizes, and the plan was made for other ones."""
-        if self.states or self.distance(sizes) == 1.0 or not any(one.measured for one, _ in self._kernels):
+        known = [(one.measured, places) for one, places in self._kernels if one.measured]
+        if self.states or self.distance(sizes) == 1.0 or not known:
             return False
-        values = self.formulas((*sizes, SPARE))
-        if values is None:
+        computed = self._computed((*sizes, SPARE))
+        if computed is None:
             return False
-        return any(tuple([values[at] for at in places]) in one.measured for one, places in self._kernels)
+        values, _ = computed
+        return any(tuple([values[at] for at in places]) in measured for measured, places in known)
 
     def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
         """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
@@ -258,11 +283,12 @@ class Template:
         return found
 
     def _fitted(self, sizes: tuple[int, ...]) -> Fit | None:
-        values = self.formulas(sizes)
-        if values is None:
+        computed = self._computed(sizes)
+        if computed is None:
             return None
+        values, missing = computed
         posed = {}
-        for one in self._missing(values):
+        for one in missing:
             kernel = self._posed(one, values)
             if kernel is None:
                 return None

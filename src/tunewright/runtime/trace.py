@@ -52,7 +52,7 @@ class _Track(NamedTuple):
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Groups, then names; numbers in them as numbers."""
+        """The sort key of a track: its group, then its name, with numbers compared as numbers."""
         parts = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in self.name.split()]
         return self.group, parts, self.thread, self.device
 
@@ -77,7 +77,7 @@ class Trace:
         #: how much later the host's clock is than another, at least
         self._offsets: dict[str, float] = {}
         self._lock = threading.Lock()
-        #: what is told of a step with so many launches, the same in each inference
+        #: the text for a step with this number of launches, the same in each inference
         self._told: dict[tuple[Step, int], dict[str, Any]] = {}
         #: by thread: inferences that it ran since it last ended a request's, and those that it ran for that one
         self._ran: dict[int, tuple[list[_Event], list[_Event]]] = {}

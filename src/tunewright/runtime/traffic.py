@@ -20,7 +20,7 @@ EVERY = 60.0
 
 
 class Recorder:
-    """Of one model. It holds the model weakly, and writes a last time when that is gone or the process ends."""
+    """The recorder of one model. It holds the model weakly, and writes last when the model or the process ends."""
 
     def __init__(self, model: DeviceModel, digest: str, name: str) -> None:
         self._model, self._digest, self._name = weakref.ref(model), digest, name

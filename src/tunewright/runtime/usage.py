@@ -1,4 +1,4 @@
-"""How much memory models hold, by what it is for."""
+"""How much memory models hold, by purpose."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _constants(model: DeviceModel) -> Iterator[Any]:
 
 def _add(found: Usage, executor: Executor) -> None:
     for plan, frame in executor.frames():
-        found["arenas"] += frame.arena_bytes + sum(one.launcher.nbytes for one in frame.together)
+        found["arenas"] += frame.arena_bytes + frame.nbytes
         if not plan.device.shares_memory:
             found["staging"] += sum(plan.results.values()) + sum(memory.nbytes for _, memory in frame.copies)
-            held = {id(v): v.staging.nbytes for v in frame.values if getattr(v, "staging", None) is not None}
+            held = {id(v): v.staging.nbytes for v in frame.memory if getattr(v, "staging", None) is not None}
             found["staging"] += sum(held.values())
     found["scratch"] += executor.queue.scratch_bytes

@@ -18,7 +18,7 @@ import numpy as np
 
 from .space import Code, Codes, Config, Scalar, Space
 
-#: `propose` may name a config that was asked before; after so many in a row the base class takes a fresh one itself.
+#: `propose` may name a config that was asked before; after this number in a row the base class takes a fresh one.
 PATIENCE = 16
 #: Draws for one that is asked, once something failed.
 CHOICES = 4

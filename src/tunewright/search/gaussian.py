@@ -18,7 +18,7 @@ from .space import Floats
 Singles: TypeAlias = npt.NDArray[np.float32]
 Array = TypeVar("Array", Floats, Singles)
 
-#: Learning the lengths takes cubic time; so many points say enough about them.
+#: Learning the lengths takes cubic time; this number of points says enough about them.
 LEARN_FROM = 96
 #: Steps of ascent for each learning; it starts where the last one ended.
 STEPS = 10
@@ -137,7 +137,7 @@ class Process:
 
 
 def _kernel(a: Array, b: Array) -> Array:
-    """Between the columns of a and those of b."""
+    """Covariances between the columns of a and those of b."""
     kernel = np.zeros((a.shape[1], b.shape[1]), dtype=a.dtype)
     height = max(1, (1 << 15) // max(1, b.shape[1]))  # few enough rows at a time that they stay in the cache
     room = np.empty((height, b.shape[1]), dtype=a.dtype)

@@ -7,7 +7,7 @@ from .space import Code
 
 #: Random configs to begin with.
 START = 14
-#: The best so many configs are parents.
+#: This number of the best configs are parents.
 PARENTS = 6
 #: How many parameters of a child mutate on average, and the share of these that jump to any value.
 MUTATIONS, JUMPS = 0.7, 0.3

@@ -20,11 +20,11 @@ START = 10
 RATE, FORGET = 0.7, 0.02
 #: A policy from elsewhere is believed only so far.
 TRUST = 0.7
-#: The best so many configs are the states that the policy edits; each parameter stays as it is with this chance.
+#: This number of the best configs are the states that the policy edits; each parameter stays as it is with this chance.
 STATES, KEEP = 4, 0.6
 #: The same chance where a policy was given: its states are good already.
 KEEP_TAUGHT = 0.75
-#: After so many trials without an improvement a policy that was given has misled: start anew without it.
+#: After this number of trials without an improvement a given policy has misled the search: restart without it.
 DOUBT = 40
 #: Attempts at a valid config that was not asked before; each is a little hotter than the last.
 ATTEMPTS = 40

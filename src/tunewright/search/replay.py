@@ -88,7 +88,7 @@ class Run:
     overhead: float
 
     def at(self, evaluations: int) -> float:
-        """The fraction of the optimum that was reached after so many evaluations."""
+        """The fraction of the optimum that was reached after this number of evaluations."""
         return float(self.curve[min(evaluations, len(self.curve)) - 1]) if len(self.curve) else 0.0
 
     def evaluations_to(self, fraction: float) -> int | None:

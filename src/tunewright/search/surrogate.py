@@ -15,12 +15,12 @@ from .space import Code, Codes, Floats, Scalar, Space
 
 #: Random configs before the model is asked for the first time. Seeds take their place: with seeds there are none.
 START = 8
-#: For each seed the model assumes so many configs that are slower than all that were tried.
+#: For each seed the model assumes this number of configs that are slower than all that were tried.
 WORSE = 0.5
 #: Candidates that are predicted at a time. A larger space is looked at through changing samples of this size.
 POOL = 1 << 15
-#: So many of them are followed trial by trial. When the model has learnt its lengths again, it screens the pool for a
-#: new shortlist: all of it as long as candidates times trials are no more than this, then a part that changes.
+#: This number of them is followed trial by trial. When the model has learnt its lengths again, it screens the pool for
+#: a new shortlist: all of it as long as candidates times trials are no more than this, then a part that changes.
 SHORTLIST, SCREEN = 1 << 11, 1 << 19
 #: The model learns its lengths again when the trials have grown by this factor.
 RELEARN = 1.3

@@ -6,23 +6,21 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import discovery
-from ..devices.base import Device, Queue, Target
+from ..devices.base import Device, Target
+from ..devices.executable import Kernel as Kernel
+from ..devices.executable import Packing as Packing
 from ..ir.graph import Fused, Node, Value
-from ..ir.symbolic import SymArray, SymInt, Whole, at_hand, hint
+from ..ir.symbolic import SymArray, SymInt, at_hand, hint
 from ..ir.text import format_attrs
 from ..ir.types import DType, Layout, TensorType, Type
 from ..search.space import Space
-
-if TYPE_CHECKING:
-    from .rows import Block, Counter
 
 Config = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
@@ -223,136 +221,6 @@ class Missing(str):
     """A refusal for want of a type or an operand's value (axes, starts, pads, ...): once it is there, ask again."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How a constant is rearranged before a kernel sees it. Equal keys mean the same arrangement."""
-
-    key: str
-    pack: Callable[[Array], Array]
-
-
-class Kernel(ABC):
-    """A compiled solution of one problem. Stateless: several requests may run it at the same time."""
-
-    name: str
-    #: a type with as few digits as it rounds factors to before it multiplies them; None: those of the problem's types
-    like: DType | None = None
-    #: constant inputs that it wants rearranged; who runs it does so once
-    packings: Mapping[int, Packing] = MappingProxyType({})
-
-    def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Compile what is not compiled yet: making a kernel need not, running it does."""
-
-    def is_like(self, other: Kernel) -> bool:
-        """It can take another one's place among linked kernels."""
-        return False
-
-    @property
-    def linker(self) -> Linker | None:
-        """Makes one launch of this kernel and its neighbours; None where kernels are launched alone."""
-        return None
-
-    @abstractmethod
-    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        """Compute. Where ``outputs[i]`` is an array the result is written there; where it is None a new one is made.
-
-        Returns the outputs. A device kernel may return before it has finished; `Queue.finish` waits for it.
-        """
-
-    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
-        """`run` for arguments that stay the same: a request asks once and then calls the result at each inference."""
-        return partial(self.run, queue, inputs, outputs)
-
-    def launcher(self, queue: Queue) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
-        """`run` on a queue that stays the same: a request asks once, for steps whose arguments change."""
-        return partial(self.run, queue)
-
-
-class Linker(ABC):
-    """Makes one launch of several kernels: of any whose linkers are equal, in any order and number."""
-
-    @property
-    @abstractmethod
-    def timed(self) -> bool:
-        """Its launchers know how long each kernel took."""
-
-    @abstractmethod
-    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
-        """One launch that does what the kernels do, one after the other, for a request."""
-
-
-class Launcher(ABC):
-    """Kernels with their arguments: ``set`` them, then call it."""
-
-    @abstractmethod
-    def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
-        """Input or output ``index`` of kernel number ``kernel``."""
-
-    def setter(self, uses: Sequence[tuple[int, bool, int]]) -> Callable[[Any], None]:
-        """What sets these arguments, each as `set` takes them, to one array."""
-
-        def set(array: Any) -> None:
-            for kernel, output, index in uses:
-                self.set(kernel, output, index, array)
-
-        return set
-
-    def places(self, uses: Sequence[tuple[int, bool, int]]) -> tuple[Any, list[int]] | None:
-        """Where the address of an array for these arguments is written: a buffer of integers, and the places in it.
-
-        Nothing that was enqueued may be reading it then. None where arrays are not set so.
-        """
-        return None
-
-    def words(self, kernel: int, names: Sequence[str]) -> tuple[Any, list[int]]:
-        """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
-        raise NotImplementedError
-
-    def fit(self, values: Sequence[int], place: Callable[[Whole], int], posed: Mapping[Kernel, Kernel]) -> None:
-        """Set what depends on sizes: ``place`` says which of the values an expression is; ``posed`` are kernels for
-        these sizes alone, by those that they stand in for."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def __call__(self) -> None:
-        """Enqueue it. The arrays must live until it is over."""
-
-    @property
-    def loops(self) -> bool:
-        """Blocks of control flow are part of it: say how long its loops may be before each call."""
-        return False
-
-    def bound(self, iterations: int) -> None:
-        """All loops together may take so many iterations in the next call."""
-        return
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that its blocks of control flow have."""
-        return 0
-
-    def iterated(self) -> tuple[int, Any, int | None]:
-        """Iterations in the last call; the tag of the loop that would have needed more than there were, if any; and
-        how many that would have been, if that is known."""
-        return 0, None, None
-
-    def counted(self, counter: Counter) -> int:
-        """Iterations of a loop in a block, in the last call."""
-        raise NotImplementedError
-
-    def clock(self) -> None:
-        """`seconds` and `inside` will be asked for after each call."""
-        return
-
-    def inside(self) -> Sequence[tuple[Any, float, int]]:
-        """Of each launch in a block that has a tag: the tag, seconds in the last call, and how often it ran."""
-        return ()
-
-    def seconds(self) -> Sequence[float]:
-        """Of each kernel in the last call, once that is over. For launchers of a linker that is `timed`."""
-        raise NotImplementedError
 
 
 class Solver(ABC):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet
 
@@ -16,11 +14,11 @@ import numpy as np
 from ..devices import kernel_cache
 from ..devices.base import Device, Queue, Target
 from ..devices.cuda import HELD, CudaArray, CudaDevice, CudaQueue, torch_dtype
-from ..errors import ExecutionError, ModelError
+from ..devices.executable import Kernel, Packing
+from ..errors import ModelError
 from ..ir.types import PLAIN, DType, TensorType
 from ..ops.infer import MISTAKES
-from .base import Config, Kernel, Launcher, Linker, Missing, Packing, Problem, Solver, why_not_type
-from .rows import Block
+from .base import Config, Missing, Problem, Solver, why_not_type
 from .triton.compile import Pair, capability, obtain, recording
 from .triton.compile_many import build_all
 
@@ -78,6 +76,8 @@ class CudaSolver(Solver):
 class CudaKernel(Kernel):
     """A call with what it is for."""
 
+    is_linkable = True
+
     def __init__(
         self, name: str, problem: Problem, device: CudaDevice, call: Call, packings: Mapping[int, Packing]
     ) -> None:
@@ -86,10 +86,6 @@ class CudaKernel(Kernel):
         self.cache = kernel_cache.current()
         with _LOCK:
             _UNPREPARED.add(self)
-
-    @property
-    def linker(self) -> Linker | None:
-        return Captured(self.device) if self.device.is_gpu else None
 
     def prepare(self) -> None:
         if self in _UNPREPARED:
@@ -171,66 +167,3 @@ def _prepare(device: CudaDevice) -> None:
                     obtain([pair for of, pair in wanted if of is cache], cache, build_all)
         finally:  # what cannot be compiled says so again when it is launched
             _UNPREPARED.difference_update(kernels)
-
-
-@dataclass(frozen=True)
-class Captured(Linker):
-    """Captures any kernels of a device into one CUDA graph for each request."""
-
-    device: CudaDevice
-    timed = True
-
-    def link(self, kernels: Sequence[Kernel | Block], queue: Queue) -> Launcher:
-        assert isinstance(queue, CudaQueue)
-        return Graph([k for k in kernels if isinstance(k, CudaKernel)], queue)
-
-
-class Graph(Launcher):
-    """Kernels with their arguments as one launch: recorded when it is first called, recorded anew when they change."""
-
-    def __init__(self, kernels: Sequence[CudaKernel], queue: CudaQueue) -> None:
-        self.kernels, self.queue = kernels, queue
-        self._inputs: list[dict[int, Any]] = [{} for _ in kernels]
-        self._outputs: list[dict[int, Any]] = [{} for _ in kernels]
-        self._graph: Callable[[], object] | None = None
-        #: events between the kernels of the graph, when each is to be timed
-        self._timed, self._marks = False, list[Any]()
-
-    def clock(self) -> None:
-        self._timed, self._graph = True, None
-
-    def set(self, kernel: int, output: bool, index: int, array: Any) -> None:
-        given = (self._outputs if output else self._inputs)[kernel]
-        if given.get(index) is not array:
-            given[index] = array
-            self._graph = None
-
-    def __call__(self) -> None:
-        if self._graph is None:
-            self._graph = self._record()
-        self._graph()
-        self.queue.launches += 1
-
-    def seconds(self) -> list[float]:
-        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._marks)]
-
-    def _record(self) -> Callable[[], object]:
-        calls = []
-        for kernel, inputs, outputs in zip(self.kernels, self._inputs, self._outputs, strict=True):
-            kernel.prepare()
-            ins = kernel.tensors([inputs.get(i) for i in range(len(kernel.problem.inputs))])
-            calls.append((kernel.call, ins, [outputs[i].tensor for i in range(len(kernel.problem.outputs))]))
-
-        def work() -> None:
-            with self.queue.current():
-                self._marks = [self.queue.mark()] if self._timed else []
-                for call, ins, outs in calls:
-                    call(self.queue, ins, outs)
-                    if self._timed:
-                        self._marks.append(self.queue.mark())
-
-        try:
-            work()  # whatever is compiled or allocated at the first run
-            return self.queue.capture(work)
-        except RuntimeError as error:
-            raise ExecutionError(f"the graph of {len(calls)} kernels cannot be recorded: {error}") from error

@@ -1,7 +1,7 @@
 """Kernels of a user's own, in OpenCL C: CONFIG_FILE names XML files that say how they are launched.
 
 The files are those of OpenVINO's custom layers for GPUs; docs/custom-kernels.md says what is understood. A layer's
-kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: whoever wrote it knows best.
+kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: its author knows best.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices import building
-from ..devices.base import Device, Queue, Target
-from ..devices.c_device import CDevice, CLaunch, CQueue
+from ..devices.base import Device, Target
+from ..devices.c_device import CDevice
+from ..devices.c_kernel import CKernel, In, Out, Text
 from ..devices.native import opencl_c
 from ..errors import ExecutionError, SettingsError
 from ..ir.types import DType, TensorType
@@ -215,7 +216,7 @@ class CustomSolver(Solver):
         return self._sizes(self.layer.worksizes, problem)
 
     def local(self, problem: Problem) -> tuple[int, ...]:
-        """Of a group; none: the runtime may choose."""
+        """Sizes of a group; none: the runtime may choose."""
         return self._sizes(self.layer.local, problem)
 
     def _sizes(self, formulas: Sequence[str], problem: Problem) -> tuple[int, ...]:
@@ -236,56 +237,26 @@ class CustomSolver(Solver):
         return CustomKernel(self, problem, device, text)
 
 
-class CustomKernel(Kernel):
+class CustomKernel(CKernel):
     """The kernel of one layer for tensors of certain types."""
 
     def __init__(self, solver: CustomSolver, problem: Problem, device: CDevice, text: str) -> None:
-        self.name, self.solver, self.problem, self.device = solver.id, solver, problem, device
-        self.grid, self.local = solver.grid(problem), solver.local(problem)
-        self.entry, self.text = solver.layer.entry, text
+        grid, local, layer, entry = solver.grid(problem), solver.local(problem), solver.layer, solver.layer.entry
         if device.dialect == "c":
-            tensors = len(solver.layer.tensors)
-            self.text = opencl_c.complete(text, self.entry, tensors, self.grid, self.local)
-            self.entry = opencl_c.ENTRY
+            text = opencl_c.complete(text, entry, len(layer.tensors), grid, local)
+            entry = opencl_c.ENTRY
+        args = tuple(Out(number) if output else In(number) for _, output, number in sorted(layer.tensors))
+        calls = [Text(entry, grid, args, "", (), text, local=local)] if all(grid) else []
+        super().__init__(solver.id, problem, device, calls, {})
 
     @cached_property
-    def program(self) -> Any:
+    def programs(self) -> list[Any]:
         try:
             with building.waiting():
-                return self.device.build(self.text)
+                return [self.device.build(text) for text in self.texts]
         except ExecutionError as error:
             hint = error.hint or (opencl_c.REMEDY if self.device.dialect == "c" else "")
             raise SettingsError(opencl_c.readable(error.what), where="CONFIG_FILE", hint=hint) from None
-
-    def prepare(self) -> None:
-        _ = self.program
-
-    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        outs = [self._new(i) if out is None else out for i, out in enumerate(outputs)]
-        if all(self.grid):
-            assert isinstance(queue, CQueue)
-            launch = self._launch(queue, inputs, outs)
-            launch()
-            queue.keep((launch, inputs, outs))
-        return outs
-
-    def bind(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], object]:
-        if not all(self.grid) or any(out is None for out in outputs):
-            return super().bind(queue, inputs, outputs)
-        return self._launch(queue, inputs, outputs)
-
-    def _launch(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> CLaunch:
-        made = self.device.launch(queue, self.program, self.entry, self.grid, self.local)
-        for at, output, number in self.solver.layer.tensors:
-            value = outputs[number] if output else inputs[number]
-            if isinstance(value, np.ndarray) and not self.device.shares_memory:
-                value = self.device.constant(value)
-            made.set(at, value)
-        return made
-
-    def _new(self, i: int) -> Any:
-        type = tensor(self.problem.outputs[i])
-        return self.device.view(self.device.alloc(type.nbytes), 0, type)
 
 
 def _type(problem: Problem, output: bool, number: int) -> TensorType:

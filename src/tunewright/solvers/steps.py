@@ -33,7 +33,7 @@ def main_type(problem: Problem) -> TensorType:
 
 def step_dtypes(problem: Problem) -> list[DType] | str:
     """Element type of the main result and of each step of the epilogue; or which step has none."""
-    # They do not depend on shapes, and plans for new shapes are made while somebody waits.
+    # They do not depend on shapes, and plans for new shapes are made while a caller waits.
     dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in problem.inputs)
     chosen = tuple(problem.attrs.get(name) for name in ("to", "dtype", "output_dtype"))
     key = (problem.op, dtypes, problem.epilogue, problem.outputs[0] is None, chosen)

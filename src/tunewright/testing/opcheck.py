@@ -4,7 +4,7 @@
 
     def test_my_op():
         assert_op(my_spec)                      # the spec's own samples
-        assert_op(my_spec, oracle=my_oracle)    # and the outputs compared with somebody else's
+        assert_op(my_spec, oracle=my_oracle)    # and the outputs compared with another engine's
 
 An op promises that its inference agrees with its reference on types and shapes, whatever part of the operands' types is
 not known yet; that the reference leaves its inputs alone; that ``elementwise``, ``view`` and ``value_from_types`` hold.

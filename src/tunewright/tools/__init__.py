@@ -76,7 +76,7 @@ def execute(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, EOFError):
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        # The parser's own errors (click's, which typer may carry inside itself) are known by what they offer.
+        # The parser's own errors (click's, which typer may carry inside itself) are recognised by their methods.
         if error.__class__.__name__ == "Abort":
             return _fail("interrupted", INTERRUPTED)
         if not hasattr(error, "format_message"):
@@ -113,7 +113,7 @@ def _app() -> Any:
     @app.callback()
     def tunewright(
         version: bool = typer.Option(
-            False, "--version", help="Print the version and leave.", callback=_version, is_eager=True
+            False, "--version", help="Print the version and exit.", callback=_version, is_eager=True
         ),
     ) -> None:
         """An inference engine for ONNX models that tunes its own kernels."""

@@ -52,9 +52,9 @@ class Precision(enum.StrEnum):
 #: inferences of a sequence, where nobody says how many
 SEQUENCE = 128
 #: panels of the help
-DATA = "Data: what is run on"
-LOAD = "Load: how it is driven"
-OUTPUT = "Output: what is told"
+DATA = "Data: inputs of the model"
+LOAD = "Load: requests and streams"
+OUTPUT = "Output: reports"
 SWEEP = "Sweep: streams x requests x batch"
 
 
@@ -89,7 +89,7 @@ def benchmark(
     streams: Annotated[
         str | None,
         typer.Option("--streams", metavar="N|auto", show_default=False, rich_help_panel=LOAD,
-                     help="Inferences that run side by side: NUM_STREAMS."),
+                     help="Inferences that run at the same time: NUM_STREAMS."),
     ] = None,
     requests: Annotated[
         str | None,
@@ -99,22 +99,22 @@ def benchmark(
     api: Annotated[
         Api | None,
         typer.Option("--api", show_default="async where there are several requests", rich_help_panel=LOAD,
-                     help="async: started, and called back (AsyncInferQueue); sync: a thread waits for each."),
+                     help="async: AsyncInferQueue with callbacks; sync: a thread waits for each request."),
     ] = None,
     precision: Annotated[
         Precision | None,
         typer.Option("--precision", show_default=False, rich_help_panel=LOAD,
-                     help="What it is computed in: INFERENCE_PRECISION_HINT."),
+                     help="The precision of the computation: INFERENCE_PRECISION_HINT."),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option("--time", "-t", min=0.0, metavar="SECONDS", show_default="10; 3 for a point of a sweep",
-                     rich_help_panel=LOAD, help="Measure for so long."),
+                     rich_help_panel=LOAD, help="Measure for this time."),
     ] = None,
     count: Annotated[
         int | None,
         typer.Option("--count", "-n", min=1, metavar="N", show_default=False, rich_help_panel=LOAD,
-                     help="Measure so many inferences instead."),
+                     help="Measure this number of inferences instead."),
     ] = None,
     warm_up: Annotated[
         int, typer.Option("--warm-up", "-w", min=0, metavar="N", rich_help_panel=LOAD,
@@ -122,7 +122,7 @@ def benchmark(
     ] = 3,
     percentiles: Annotated[
         str, typer.Option("--percentiles", "--percentile", metavar="LIST", rich_help_panel=OUTPUT,
-                          help="Of latencies; the first is what charts and --latency-bound go by.")
+                          help="Percentiles of latencies; charts and --latency-bound use the first.")
     ] = "50,90,95,99",
     counters: Annotated[
         bool, typer.Option("--pc", rich_help_panel=OUTPUT, help="Time per node: performance counters.")
@@ -145,7 +145,7 @@ def benchmark(
     fail_if_slower: Annotated[
         float | None,
         typer.Option("--fail-if-slower", min=0.0, metavar="PCT", show_default=False, rich_help_panel=OUTPUT,
-                     help="Exit with 1 when it is certainly slower than --baseline by more than so many percent."),
+                     help="Exit with 1 if it is certainly slower than --baseline by more than this many percent."),
     ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", rich_help_panel=SWEEP,
@@ -154,7 +154,7 @@ def benchmark(
     latency_bound: Annotated[
         str | None,
         typer.Option("--latency-bound", metavar="TIME", show_default=False, rich_help_panel=SWEEP,
-                     help="The sweet spot has the most throughput within it, as in 20ms."),
+                     help="The sweet spot has the most throughput within this latency, as in 20ms."),
     ] = None,
     chart: Annotated[
         Path | None,
@@ -163,18 +163,18 @@ def benchmark(
     ] = None,
     repetitions: Annotated[
         int, typer.Option("--repetitions", min=1, max=100, metavar="N", rich_help_panel=SWEEP,
-                          help="Turns that the time of a point is split into.")
+                          help="Number of turns into which the time of a point is split.")
     ] = 3,
     frozen: Frozen = False,
     busy: Annotated[
         float | None,
         typer.Option("--busy", min=0.1, max=100.0, metavar="PCT", rich_help_panel=LOAD,
                      show_default="100; 30 with --tune-in-background",
-                     help="Part of the time in which a request runs; it rests in between, as servers do.")
+                     help="Percentage of the time in which a request runs; it rests in between, as in a server.")
     ] = None,
     tune_in_background: Annotated[
         bool, typer.Option("--tune-in-background", rich_help_panel=LOAD,
-                           help="Tune meanwhile, in a helper process of low priority: TUNING_MODE=TUNING_BACKGROUND.")
+                           help="Also tune, in a helper process of low priority: TUNING_MODE=TUNING_BACKGROUND.")
     ] = False,
     config: Configs = None,
 ) -> None:  # fmt: skip

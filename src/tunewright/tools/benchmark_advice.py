@@ -116,7 +116,7 @@ def _streams(facts: Facts) -> Iterator[Advice]:
         text += f"try --requests {enough}{fewer}" if few else f"try --streams {busy}"
         yield Advice("idle-streams", text)
     waiting = 1 - facts.run / facts.latency if facts.latency else 0.0
-    # Who waits for others in a batch waits for a reason.
+    # A request that waits for others of a batch waits for a reason.
     if waiting >= WAITING and facts.requests > facts.streams and facts.batch == 1:
         yield Advice(
             "waiting-requests",

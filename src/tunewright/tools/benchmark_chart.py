@@ -25,7 +25,7 @@ MARKS = "osD^vP*X"
 
 
 def nice(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between, at most so many."""
+    """Round numbers in between, at most ``most``."""
     span = high - low
     if span <= 0 or most < 2:
         return [low]

@@ -103,7 +103,7 @@ def batch_inputs(model: Model) -> tuple[Dim, list[str]]:
 
 
 def _is_one_example(value: Value) -> bool:
-    """Whoever reads it puts an axis in front first (a picture as ``--preprocess x=u8,hwc`` has it)."""
+    """A reader puts an axis in front first (a picture as ``--preprocess x=u8,hwc`` has it)."""
     users = [node for node, _ in value.uses]
     axes = [node.inputs[1] for node in users if node.op == "Unsqueeze"]
     fronts = (axis is not None and axis.const is not None and 0 in axis.const for axis in axes)
@@ -111,7 +111,7 @@ def _is_one_example(value: Value) -> bool:
 
 
 def with_batch(model: Model, batch: int) -> Model:
-    """The model for so many examples at a time."""
+    """The model for this number of examples at a time."""
     dim, names = batch_inputs(model)
     if isinstance(dim, str):
         return _fixed(model, {dim: batch})

@@ -35,7 +35,7 @@ class Load:
     seconds: float | None
     count: int | None
     warm_up: int
-    #: of a model with states: a request begins a new sequence after so many inferences
+    #: of a model with states: a request begins a new sequence after this number of inferences
     sequence: int = 0
     #: part of the time in which a request runs; it rests in between, as servers do
     busy: float = 1.0
@@ -267,7 +267,7 @@ class _Async(_Driver):
     def end(self) -> None:
         # Not the queue's own way: Ctrl-C may have come while it had a request in its hands.
         for request in self.queue:
-            # It was not started, or failed, or Ctrl-C came while this thread ran it: who waits takes part.
+            # It was not started, or failed, or Ctrl-C came while this thread ran it: waiting threads take part.
             with contextlib.suppress(TunewrightError, KeyboardInterrupt):
                 request.wait(PATIENCE)
 

@@ -69,7 +69,7 @@ def figures(result: Result, load: Load, batch: int | None, percentiles: Sequence
 
 
 def _kernel_seconds(result: Result) -> float:
-    """Of one inference on the device, by the counters."""
+    """Seconds of an inference's kernels on the device, by the counters."""
     return sum(row.device_seconds for row in result.rows if _is_leaf(row)) / max(1, result.counted)
 
 

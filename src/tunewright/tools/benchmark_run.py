@@ -61,7 +61,7 @@ class Wish:
 
     @property
     def quiet(self) -> bool:
-        """Stdout is for the report alone."""
+        """Whether stdout is only for the report."""
         return self.report == "-"
 
 
@@ -248,7 +248,7 @@ def run_once(
     baseline: str,
     allowed: float | None,
 ) -> int:
-    """Measure, tell, and the exit code."""
+    """Measure, print the results, and return the exit code."""
     from ..runtime.trace import Trace
     from .benchmark_report import show, show_advice, show_comparison, show_counters
     from .benchmark_statistics import compare
@@ -276,7 +276,7 @@ def run_once(
 
 def _again(bench: Bench, run: Model, compiled: CompiledModel) -> Again:
     """What makes the inputs of a model as it was read those that it ran with, and the device the same: a stream of
-    several has a part of its threads, and kernels are tuned for so many."""
+    several has a part of its threads, and kernels are tuned for that number."""
     from ..runtime.request import DeviceModel
     from .benchmark_advice import Again
 

@@ -15,7 +15,7 @@ from typing import Any
 
 #: slices of a run, and inferences that each has at least
 SLICES, LEAST = 40, 3
-#: of latencies so many are kept in a report, evenly over the run
+#: a report keeps this number of latencies, evenly over the run
 KEPT = 1000
 #: chance that a difference is seen where there is none
 ALPHA = 0.01
@@ -42,7 +42,7 @@ def statistics(latencies: Sequence[float], percentiles: Sequence[float] = (90, 9
 
 
 def percentile(latencies: Sequence[float], percent: float) -> float:
-    """The time that so many percent of the inferences take at most."""
+    """The most time that this percentage of the inferences takes."""
     import numpy as np
 
     return float(np.percentile(np.asarray(latencies, np.float64), percent))
@@ -63,7 +63,7 @@ class Slices:
 
     @staticmethod
     def of(latencies: Sequence[float], ends: Sequence[float], begin: float) -> Slices:
-        """Of latencies in the order of their ends, which are times of a clock, as is ``begin``."""
+        """Slices of latencies in the order of their ends, which are times of a clock, as is ``begin``."""
         import numpy as np
 
         count = len(latencies)

@@ -96,7 +96,7 @@ class Axes:
         return found
 
 
-#: a model compiled for so many streams and such a batch, and its inputs
+#: a model compiled for a number of streams and a batch, and its inputs
 Made = tuple["CompiledModel", list[dict[str, Any]]]
 
 

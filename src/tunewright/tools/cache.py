@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: changes with the meaning of a key of the JSON
 SCHEMA = "tunewright.cache/1"
 
-app = typer.Typer(name="cache", help="Compiled kernels that are kept on disk: where, how many, and away with them.")
+app = typer.Typer(name="cache", help="The cache of compiled kernels on disk: show its folder, count it, clear it.")
 
 
 @app.command()

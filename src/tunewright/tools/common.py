@@ -80,7 +80,7 @@ Preprocessing = Annotated[
         "--preprocess",
         metavar="NAME=HOW",
         show_default=False,
-        help="How an input comes, as in x=u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4 or x=u8,hwc,resize; it "
+        help="The format of an input, as in x=u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=57.4 or x=u8,hwc,resize; it "
         "becomes part of the model. Repeatable.",
     ),
 ]
@@ -100,7 +100,7 @@ Frozen = Annotated[
         "--frozen", help="Run exactly the kernels of the lockfile (MODEL.lock.json, or LOCK_FILE), or fail: FROZEN=YES."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
 
 
 def parse_config(pairs: Sequence[str] | None, frozen: bool = False) -> dict[str, str]:

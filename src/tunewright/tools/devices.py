@@ -23,7 +23,7 @@ def devices(
         bool, typer.Option("--properties", "-p", help="Every property of each device that is not a setting.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option("--device", "-d", metavar="NAME", help="This one alone.", show_default=False)
+        str | None, typer.Option("--device", "-d", metavar="NAME", help="Only this device.", show_default=False)
     ] = None,
     model: Annotated[
         Path | None,

@@ -30,12 +30,12 @@ FAULTY = 1
 #: seconds after which progress is shown
 PATIENCE = 2.0
 
-Tune = Annotated[bool, typer.Option("--tune", help="Tune it first; what is found goes to the user's knowledge base.")]
+Tune = Annotated[bool, typer.Option("--tune", help="Tune it first; the result goes into the user's knowledge base.")]
 Seconds = Annotated[
     float | None,
-    typer.Option("--seconds", min=0, metavar="S", help="Time to tune; else TUNE_SECONDS.", show_default=False),
+    typer.Option("--seconds", min=0, metavar="S", help="Time to tune (default: TUNE_SECONDS).", show_default=False),
 ]
-Warm = Annotated[bool, typer.Option("--warm", help="All data may stay in the cache; else as TUNE_REGIME says.")]
+Warm = Annotated[bool, typer.Option("--warm", help="Let all data stay in the cache (default: as TUNE_REGIME says).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 app = typer.Typer(name="driver", invoke_without_command=True)

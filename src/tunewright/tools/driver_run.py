@@ -60,7 +60,7 @@ class Entrant:
 
     @property
     def is_faulty(self) -> bool:
-        """It computes something wrong, crashes or hangs. That the host takes too long is no fault."""
+        """Whether it computes something wrong, crashes or hangs. That the host takes too long is no fault."""
         from ..tuning.record import FAULTS
 
         return self.status in FAULTS and not self.host

@@ -48,7 +48,7 @@ def explain(
             "--layer",
             "-l",
             metavar="NAME",
-            help="Everything about the layers of this name, or those that a pattern such as 'conv_*' fits; also the "
+            help="Everything about the layers with this name, or that match a pattern such as 'conv_*'; also the "
             "name of a node that was fused into one. Repeatable.",
             show_default=False,
         ),
@@ -57,16 +57,16 @@ def explain(
     shape: Shapes = None,
     preprocess: Preprocessing = None,
     seconds: Annotated[
-        float, typer.Option("--time", "-t", min=0.0, metavar="SECONDS", help="Time the layers for so long.")
+        float, typer.Option("--time", "-t", min=0.0, metavar="SECONDS", help="Time the layers for this time.")
     ] = 1.0,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", min=1, metavar="N", help="Or over so many inferences.", show_default=False),
+        typer.Option("--count", "-n", min=1, metavar="N", help="Or over N inferences.", show_default=False),
     ] = None,
-    no_time: Annotated[bool, typer.Option("--no-time", help="Do not time the layers: one inference is run.")] = False,
+    no_time: Annotated[bool, typer.Option("--no-time", help="Do not time the layers: run one inference.")] = False,
     json_file: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Write it all as JSON; - is stdout.", show_default=False),
+        typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.", show_default=False),
     ] = None,
     device: DeviceName = "CPU",
     frozen: Frozen = False,

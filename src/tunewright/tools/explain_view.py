@@ -64,11 +64,11 @@ class Next:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all layers of a model."""
+    """The summary of all layers of a model."""
 
     #: layers by origin; provisional ones apart
     origins: Mapping[str, int]
-    #: seconds of all layers in one inference, over so many inferences; those of layers that have a roofline, and floor
+    #: seconds of all layers in one inference, the number of inferences; those of layers that have a roofline, and floor
     seconds: float
     inferences: int
     roofed: float
@@ -221,7 +221,7 @@ def gain_cell(each: Explanation) -> str:
 
 
 def _stays(each: Explanation) -> bool:
-    """It was measured, and nothing was found faster than the default."""
+    """Whether it was measured, and nothing was found faster than the default."""
     if each.found is None:
         return each.measured > 0 and each.origin != "heuristic"
     if each.match is not None and each.match.differs:
@@ -312,7 +312,7 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
 
 
 def candidates_text(candidates: int, measured: int) -> str:
-    """Of a search; a knowledge base keeps the measurements of its leaders alone."""
+    """The candidates of a search in words; a knowledge base keeps only the measurements of its leaders."""
     kept = f"measurements of {measured} kept" if measured else "none measured"
     return f"up to {plural(candidates, 'candidate')}, {kept}"
 

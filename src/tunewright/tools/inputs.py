@@ -382,5 +382,5 @@ def random_tensor(rng: np.random.Generator, type: TensorType, top: int = SMALL) 
 
 
 def _foreign(type: TensorType) -> bool:
-    """A type that numpy itself, and so the .npy format, does not know."""
+    """Whether it is a type that numpy itself, and so the .npy format, does not know."""
     return type.dtype.numpy.isbuiltin != 1 and type.dtype.numpy.kind != "O"

@@ -50,7 +50,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def ending() -> contextlib.AbstractContextManager[None]:
-    """Of a block that loses nothing when the process ends: Ctrl-C ends it within two seconds, whatever runs."""
+    """Guard a block that may end with the process: Ctrl-C ends it within two seconds, whatever runs."""
     if not ours or threading.current_thread() is not threading.main_thread():
         return contextlib.nullcontext()
     return end_after(PATIENCE + GRACE, (signal.SIGINT,), "interrupted")
@@ -58,7 +58,7 @@ def ending() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def end_after(seconds: float, stops: Sequence[int], said: str) -> Iterator[None]:
-    """End the process when the block lasts so much longer after Ctrl-C. A signal's handler cannot do that: it waits
+    """End the process if the block lasts this much longer after Ctrl-C. A signal's handler cannot do that: it waits
     for the step that runs.
     """
     listening, writing = os.pipe()

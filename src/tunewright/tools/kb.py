@@ -116,7 +116,7 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
 
 
 def _sizes(folder: Path) -> list[int]:
-    """Of the files in a folder; others may take some away meanwhile."""
+    """Sizes of the files in a folder; other processes may remove some at the same time."""
     sizes = []
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -131,8 +131,8 @@ def list_(
     processor: Processor = "",
     solver: SolverName = "",
     layer: LayerName = Layers.ALL,
-    faults: Annotated[bool, typer.Option("--faults", help="The quarantine: what crashed, hung or was wrong.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="At most so many rows.")] = 30,
+    faults: Annotated[bool, typer.Option("--faults", help="Show the quarantine: faulty candidates.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print at most N rows.")] = 30,
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -288,7 +288,7 @@ def _figure(value: Any) -> str:
 
 
 def log(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="The last so many lines.")] = 20,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Print the last N lines.")] = 20,
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:

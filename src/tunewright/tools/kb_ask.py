@@ -71,11 +71,11 @@ class Asked:
         return self._tuner.ask(problem, self.device)[0]
 
     def is_here(self, where: Where) -> bool:
-        """Something was measured on this device, be it with other versions."""
+        """Whether something was measured on this device, be it with other versions."""
         return self.is_like(where) and where.processor == self.where.processor
 
     def is_like(self, where: Where) -> bool:
-        """What was measured there may be of use here."""
+        """Whether measurements of that place may be of use here."""
         mine = self.where
         return (where.device, where.arch, where.runtime) == (mine.device, mine.arch, mine.runtime)
 

@@ -39,11 +39,11 @@ def embed(
     model: ModelFile,
     out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Another file; else the model itself.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not the model.", show_default=False),
     ] = None,
     shape: Shapes = None,
     preprocess: Preprocessing = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take out what is embedded.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the embedded records.")] = False,
     layer: LayerName = Layers.USER,
     device: OneDevice = "CPU",
     config: Configs = None,
@@ -95,7 +95,7 @@ def extract(
     model: ModelFile,
     out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Into a new .jsonl instead.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to a new .jsonl instead.", show_default=False),
     ] = None,
     any_processor: AnyProcessor = False,
     dry_run: DryRun = False,

@@ -35,15 +35,15 @@ DeviceKind = Annotated[
     str, typer.Option("--device", metavar="KIND", help="Only of this kind of device: cpu, gpu.", show_default=False)
 ]
 Processor = Annotated[
-    str, typer.Option("--processor", metavar="TEXT", help="Only where its name holds this.", show_default=False)
+    str, typer.Option("--processor", metavar="TEXT", help="Only processors with this in the name.", show_default=False)
 ]
 SolverName = Annotated[
-    str, typer.Option("--solver", metavar="TEXT", help="Only of solvers whose name holds this.", show_default=False)
+    str, typer.Option("--solver", metavar="TEXT", help="Only solvers whose name contains this.", show_default=False)
 ]
 LayerName = Annotated[Layers, typer.Option("--layer", "-l", help="Whose records.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AnyProcessor = Annotated[bool, typer.Option("--any-processor", help="Also records of processors that are not here.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+AnyProcessor = Annotated[bool, typer.Option("--any-processor", help="Also records of other processors.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
 def settings_of(config: Sequence[str] | None) -> Settings:

@@ -29,7 +29,7 @@ def prune(
     older_than: Annotated[
         int | None,
         typer.Option(
-            "--older-than", min=0, metavar="DAYS", help="Only older ones; alone: every record.", show_default=False
+            "--older-than", min=0, metavar="DAYS", help="Only older records; alone: all older ones.", show_default=False
         ),
     ] = None,
     dry_run: DryRun = False,

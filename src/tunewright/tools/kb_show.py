@@ -47,7 +47,7 @@ def show(
     device: Annotated[
         str, typer.Option(
             "--device", "-d", metavar="NAME", show_default=False,
-            help="Asked for answers; else what loads use here, and where something was measured.",
+            help="Devices to ask for answers (default: those that loads use here, and those with measurements).",
         )
     ] = "",
     layer: LayerName = Layers.ALL,

@@ -24,7 +24,7 @@ def streams(
         str | None,
         typer.Option(
             "--forget", metavar="WHICH", show_default=False,
-            help="Drop what was measured of a model: its name, or the beginning of a key; all: of every model.",
+            help="Drop the measurements of a model: its name, or the beginning of a key; all: of every model.",
         ),
     ] = None,
     config: Configs = None,

@@ -27,7 +27,7 @@ LEAST = 5.0
 
 def traffic(
     which: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", show_default=False, help="Of this model alone: its name or key.")
+        str | None, typer.Argument(metavar="[MODEL]", show_default=False, help="Only this model: its name or key.")
     ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", show_default=False, help="Write it to a file (.json).")
@@ -35,10 +35,10 @@ def traffic(
     import_: Annotated[
         list[Path] | None,
         typer.Option("--import", metavar="FILE", show_default=False,
-                     help="Merge what was exported elsewhere; nothing counts twice. Repeatable."),
+                     help="Merge an exported file; nothing counts twice. Repeatable."),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Drop what was recorded of MODEL; all: of every model.")
+        bool, typer.Option("--forget", help="Drop the records of MODEL; all: of every model.")
     ] = False,
     config: Configs = None,
     as_json: AsJson = False,

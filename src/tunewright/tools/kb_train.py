@@ -34,28 +34,28 @@ def train(
         list[Path] | None,
         typer.Argument(
             metavar="RESULTS", show_default=False,
-            help="Files tune_result_*.json: they say which problems are of which network, and what time they take.",
+            help="Files tune_result_*.json: they say which problems belong to which network, and their times.",
         ),
     ] = None,
     bases: Annotated[
         list[str] | None,
         typer.Option(
             "--from", "-f", metavar="KB", show_default=False,
-            help="A knowledge base to learn from: user, system, a folder, a file. Repeatable; else user and system.",
+            help="A knowledge base to learn from: user, system, folder or file. Repeatable (default: user, system).",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write it here; else where it is used.", show_default=False),
+        typer.Option("--out", "-o", metavar="FILE", help="Write it here (default: for loads).", show_default=False),
     ] = None,
     measure: Annotated[
         float,
         typer.Option(
             "--measure", min=0, metavar="SECONDS",
-            help="Measure picks that nobody has measured for so long each, and keep what is found. 0: do not.",
+            help="Measure each unmeasured pick for this time, and store the results. 0: do not.",
         ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is random in training.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the training.")] = 0,
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -167,7 +167,7 @@ def _write(path: Path, text: str) -> None:
         raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint="--out names a file") from None
 
 
-# ---- measuring what nobody knows ------------------------------------------------------------------------------------
+# ---- measuring what is not known ------------------------------------------------------------------------------------
 
 
 def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) -> list[Measurement | Fault]:
@@ -204,7 +204,7 @@ def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) 
 
 
 def _is_here(one: Target, other: Target) -> bool:
-    """It is the same device, be it with other versions of its software."""
+    """Whether it is the same device, be it with other versions of its software."""
     from ..tuning.key import Where
 
     return replace(Where.of(one), software="") == replace(Where.of(other), software="")

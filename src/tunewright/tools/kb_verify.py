@@ -41,12 +41,12 @@ class Case:
 
 
 def verify(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Measure so many, oldest first.")] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="Measure N, oldest first.")] = 5,
     everything: Annotated[bool, typer.Option("--all", help="Measure every answer.")] = False,
     op: Op = "",
     solver: SolverName = "",
     device: Annotated[
-        str, typer.Option("--device", "-d", metavar="NAME", help="On this device; else on all.", show_default=False)
+        str, typer.Option("--device", "-d", metavar="NAME", help="Only this device (default: all).", show_default=False)
     ] = "",
     config: Configs = None,
     as_json: AsJson = False,

@@ -23,7 +23,7 @@ DIGEST, LEAST = 10, 4
 LONGEST = 160
 #: candidates of a survey that are shown
 SIGHTINGS = 5
-#: marks of a sparkline; samples are gathered to so many
+#: marks of a sparkline; samples are gathered to this number
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
 
@@ -96,7 +96,7 @@ class Known:
 
     @property
     def is_default(self) -> bool:
-        """The answer is the default itself: a session found nothing that is faster."""
+        """Whether the answer is the default itself: a session found nothing that is faster."""
         answer = self.answer
         return answer is not None and (answer.record.key.solver, answer.record.config) == answer.record.evidence.default
 

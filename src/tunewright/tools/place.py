@@ -40,7 +40,7 @@ def place(
         float | None,
         typer.Option(
             "--measure", "-m", min=0.0, metavar="SECONDS", show_default=False,
-            help="Compare placements for so long, and keep the fastest for later loads.",
+            help="Compare placements for this time, and keep the fastest for later loads.",
         ),
     ] = None,
     save: Annotated[

@@ -18,7 +18,7 @@ def query(
     device: DeviceName = "CPU",
     preprocess: Preprocessing = None,
     config: Configs = None,
-    reasons: Annotated[bool, typer.Option("--why", help="Also what the other solvers said.")] = False,
+    reasons: Annotated[bool, typer.Option("--why", help="Also print the answers of the other solvers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Per node of a model: the solver that would run it on a device, or why there is none.

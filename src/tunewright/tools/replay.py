@@ -25,12 +25,12 @@ def replay(
         list[Path],
         typer.Argument(metavar="TABLE...", help="kernel_tuner cache files or our own tables, also gzipped."),
     ],
-    strategy: Annotated[str, typer.Option(help="Names, with commas between; `all` for every one.")] = "auto,random",
+    strategy: Annotated[str, typer.Option(help="Names, separated by commas; `all` for all of them.")] = "auto,random",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each strategy.")] = 100,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations of each run.")] = 200,
-    batch: Annotated[int, typer.Option(min=1, help="Configs asked at a time.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Configs per request.")] = 1,
     plot: Annotated[
-        Path, typer.Option(help="Where the picture of the best-so-far curves goes; needs matplotlib.", dir_okay=False)
+        Path, typer.Option(help="Draw the best-so-far curves to this file; needs matplotlib.", dir_okay=False)
     ] = Path("replay.png"),
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Print only.")] = False,
 ) -> None:

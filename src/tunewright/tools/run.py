@@ -39,11 +39,11 @@ def run(
     steps: Annotated[
         int | None,
         typer.Option("--steps", min=1, metavar="N", show_default="1",
-                     help="Inferences one after the other, each with the states of the one before."),
+                     help="Run this number of inferences, each with the states of the one before."),
     ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "-o", metavar="DIR", help="Where outputs go.", show_default="MODEL.outputs"),
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Folder for the outputs.", show_default="MODEL.outputs"),
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the outputs as .npy files.")] = True,
     device: DeviceName = "CPU",

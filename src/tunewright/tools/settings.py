@@ -13,7 +13,7 @@ from .common import cell, console, size
 
 def settings(
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="Tell more about these alone.", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY", help="Show more about only these.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

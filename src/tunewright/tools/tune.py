@@ -66,7 +66,7 @@ class Wish:
     as_json: bool
 
     def is_plain(self, models: Sequence[Path]) -> bool:
-        """One model for one set of shapes until the time is over."""
+        """Whether it is one model for one set of shapes until the time is over."""
         return len(models) == 1 and self.cases == [Case()] and self.objective == "latency" and self.until is None
 
 
@@ -86,14 +86,14 @@ def tune(
         str | None,
         typer.Option(
             "--until", metavar="GOAL", show_default=False,
-            help="End before that: 1.2x once so much is gained, stalls once searching stops paying.",
+            help="End earlier: 1.2x when that is gained, stalls when searching stops paying.",
         ),
     ] = None,
     objective: Annotated[
         Goals,
         typer.Option(
             "--objective", metavar="WHAT",
-            help="What is to become better: latency, throughput (of all streams that serve) or energy.",
+            help="What to improve: latency, throughput (of all streams that serve) or energy.",
         ),
     ] = Goals.LATENCY,
     case: Annotated[
@@ -129,11 +129,11 @@ def tune(
             "--strategy", metavar="NAME", help="How to search; the values of AUTO_TUNE_MODE.", show_default="auto"
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Search also where the answer is known already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also search problems with a known answer.")] = False,
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--result", metavar="FOLDER", help="For the file of results; else TUNE_RESULT_PATH.", show_default="."
+            "--result", metavar="FOLDER", help="Folder of the result file; else TUNE_RESULT_PATH.", show_default="."
         ),
     ] = None,
     report: Annotated[
@@ -148,7 +148,7 @@ def tune(
     device: DeviceName = "CPU",
     config: Configs = None,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     from_traffic: Annotated[
         bool,
         typer.Option("--from-traffic", help="Tune for the shapes that the model met most (RECORD_TRAFFIC), by weight."),
@@ -328,7 +328,7 @@ def _lock(core: Core, model: Path, fed: Fed, device: str, path: Path) -> None:
 
 
 def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
-    """Those that tuning can do something for, the dearest subgraphs first; the others are noted."""
+    """Those that tuning can improve, the most expensive subgraphs first; the others are noted."""
     from ..plugins.tune import TAIL
 
     total = sum(one.section.seconds for one in devices if one.section is not None)
@@ -344,7 +344,7 @@ def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
 
 
 def is_moved(core: Core, device: str, model: Model, tuned: Sequence[Apart]) -> bool:
-    """HETERO would place nodes otherwise than in the subgraphs that were tuned: costs are known now."""
+    """Whether HETERO would now place nodes differently than in the tuned subgraphs, because costs are known."""
     from ..plugins.apart import placement
 
     parts = [(one.device, one.section.model.graph.nodes) for one in tuned if one.section is not None]

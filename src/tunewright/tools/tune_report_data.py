@@ -1,4 +1,4 @@
-"""What a report tells, from the JSON of a result file (docs/tune.md): checked, and with what follows from it.
+"""What a report tells, from the JSON of a result file (docs/tune-files.md): checked, and with what follows from it.
 
 A file is data from anywhere: members of another type than they should have count as absent.
 """
@@ -83,7 +83,7 @@ class Row:
         return least if self.floor is None else max(self.after - self.floor, least)
 
     def share(self, seconds: float) -> float | None:
-        """Of the roofline that some time reaches."""
+        """The share of the roofline that a time reaches."""
         return self.floor / seconds if self.floor is not None and seconds else None
 
     @property
@@ -92,13 +92,13 @@ class Row:
 
     @property
     def is_undecided(self) -> bool:
-        """Something seems faster in the network, and noise hides whether it is."""
+        """Whether something seems faster in the network, and noise hides whether it is."""
         best = self.best_in_network
         return best is not None and not self.chosen and not self.undone and best[1][1] < 1 < best[1][0]
 
     @property
     def is_open(self) -> bool:
-        """A longer search may help: it had none, or too short a one, or noise hid the answer."""
+        """Whether a longer search may help: it had none, or too short a one, or noise hid the answer."""
         if self.skipped:
             return self.skipped in ("no time was left for it", "stopped")
         few = bool(self.trials) and len(self.trials) < LEAST_TRIED and not self.chosen

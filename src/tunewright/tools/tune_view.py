@@ -51,7 +51,7 @@ def progress() -> Iterator[Callable[[State], None]]:
 
 
 def _is_other(record: logging.LogRecord) -> bool:
-    """Not the log's own line about a problem that is tuned."""
+    """Whether it is not the log's own line about a tuned problem."""
     return record.levelno > logging.INFO or not str(record.msg).startswith("tuned ")
 
 
@@ -123,7 +123,7 @@ def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
 
 
 def visible(state: State, most: int) -> Sequence[Layer]:
-    """The dearest layers, and the one that is searched."""
+    """The most expensive layers, and the one that is searched."""
     shown = list(state.layers[: max(1, min(SHOWN, most))])
     if state.at is not None and state.at not in shown:
         shown[-1] = state.at

@@ -66,7 +66,7 @@ def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def is_dump(path: Path) -> bool:
-    """Lines of JSON; ONNX files never begin like that."""
+    """Whether it has lines of JSON; ONNX files never begin like that."""
     if path.suffix == ".jsonl":
         return True
     with path.open("rb") as file:

@@ -104,7 +104,7 @@ class Gate:
 
     @property
     def is_serving(self) -> bool:
-        """Some request runs."""
+        """Whether some request runs."""
         return bool((self._requests() & np.uint64(1)).any())
 
     # ---- of samples -----------------------------------------------------------------------------------------------

@@ -24,12 +24,12 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: most processes (strategies are asked for so many candidates at once), also beside a device with cores of its own, and
+#: most processes (strategies are asked for as many candidates at once), also beside a device with cores of its own, and
 #: the memory that each should find free
 MOST, MOST_BESIDE, EACH_BYTES = 8, 14, 768 << 20
 #: candidates without a program, in a row and for each process, after which there is no point in going on
 FRUITLESS = 3
-#: a process is replaced after so many candidates: compilers leak
+#: a process is replaced after this number of candidates, because compilers leak
 OLD = 200
 #: seconds that a process has to start in
 START_SECONDS = 60.0
@@ -101,7 +101,7 @@ class Ahead:
         self._next, self._later, self._foreseen = None, deque(), {}
 
     def foresee(self, problem: wire.Message, candidates: Iterable[Candidate]) -> None:
-        """A problem that will be posed: whoever is idle begins with its candidates."""
+        """A problem that will be posed: idle processes begin with its candidates."""
         if self.is_started:
             self._next, self._later, self._foreseen = problem, deque(candidates), {}
             self._hand_out()
@@ -116,9 +116,9 @@ class Ahead:
         self._hand_out()
 
     def wait(self, candidate: Candidate | None, seconds: float = math.inf) -> bool:
-        """Until nothing is under way, or at least not a certain candidate. False when it takes longer than so many
-        seconds: then nothing more begins. What is under way ends as well, unless others are timed beside it: processes
-        that take seconds to start are worth more than a core.
+        """Wait until nothing is under way, or at least not a certain candidate. False if that takes longer than
+        ``seconds``: then nothing more begins. What is under way ends as well, unless others are timed beside it:
+        processes that take seconds to start are worth more than a core.
         """
         until = time.monotonic() + seconds
         while self._concerns(candidate):
@@ -160,7 +160,7 @@ class Ahead:
         return candidate in self._waiting or candidate in running
 
     def _hand_out(self) -> None:
-        """Work for whoever is idle; new processes where there are too few."""
+        """Give work to idle processes; start new ones if there are too few."""
         idle = [side for side in self.sides if not side.is_busy]
         self._drop([side for side in idle if side.asked >= OLD or not side.process.is_running])
         wanted = len(self._waiting) + len(self._later) + sum(side.is_busy for side in self.sides)

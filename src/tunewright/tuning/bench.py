@@ -20,6 +20,7 @@ import numpy as np
 
 from ..devices import building
 from ..devices.base import Device, Target
+from ..devices.executable import Call, Part
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
@@ -35,7 +36,7 @@ from .ring import KINDS, Copies, Ring, views
 TURN = 0.5e-3
 #: turns of an attempt, and how long they may take together
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
-#: inputs up to so many bytes are compared after every turn, larger ones at the end
+#: inputs up to this number of bytes are compared after every turn, larger ones at the end
 CHEAP = 4 << 20
 #: The roofline that no kernel is above: cycles per second, and bytes that a core or a GPU's unit works on in one. A
 #: kernel may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
@@ -53,15 +54,16 @@ class Faulty(Exception):
 
 
 class Broke(Exception):
-    """A candidate left the device in a state in which this process can use it no more."""
+    """A candidate broke the device: this process cannot use it any more."""
 
 
 @dataclass
 class Binding:
-    """A kernel's launches, one for each slot."""
+    """A kernel with its inputs and outputs, those of each slot."""
 
+    kernel: Kernel
     copies: list[Copies | None]
-    calls: list[Callable[[], object]]
+    slots: Sequence[tuple[Sequence[Any], Sequence[Any]]]
     #: see `Kernel`
     like: DType | None = None
     #: results that were compared with the reference: equal ones need no further comparison
@@ -143,7 +145,7 @@ class Local(Measurer):
 
     @property
     def judge(self) -> Judge:
-        """Of the posed problem."""
+        """The judge of the posed problem."""
         if self._judge is None:
             raise RuntimeError("no problem was posed")
         return self._judge
@@ -284,8 +286,8 @@ class Local(Measurer):
             self._make_room(ring)
             copies = ring.inputs(entry.kernel, number)
             outs = [[out.view for out in slot] for slot in ring.outputs]
-            calls = [entry.kernel.bind(self._queue, views(copies, s), outs[s]) for s in range(ring.slots)]
-            found = entry.bindings[number] = Binding(copies, calls, entry.kernel.like)
+            there = [(views(copies, s), outs[s]) for s in range(ring.slots)]
+            found = entry.bindings[number] = Binding(entry.kernel, copies, there, entry.kernel.like)
             ring.sweep()  # what was just written is warm
         return found
 
@@ -302,9 +304,9 @@ class Local(Measurer):
 
     def _turn(self, binding: Binding, count: int) -> float:
         """Seconds per execution. Faulty when that is impossible, or results are not what they were."""
-        ring, queue = self._made(), self._queue
+        ring = self._made()
         slots = ring.take(count)
-        run = queue.together([binding.calls[slot] for slot in slots])
+        run = self._linked(binding, slots)
         taken = self._timed(run)
         while taken is None:
             ring.poison(slots)
@@ -317,6 +319,21 @@ class Local(Measurer):
             self._look(binding, slot)
         ring.poison(slots)
         return seconds
+
+    def _linked(self, binding: Binding, slots: Sequence[int]) -> Callable[[], object]:
+        """An execution on each of these slots: one launch, where the device links kernels."""
+        parts, memory = list[Part](), list[Any]()
+        for slot in slots:
+            inputs, outputs = binding.slots[slot]
+            numbers = range(len(memory), len(memory) + len(inputs) + len(outputs))
+            parts.append(Part(binding.kernel, tuple(numbers[: len(inputs)]), tuple(numbers[len(inputs) :])))
+            memory += [*inputs, *outputs]
+        if not binding.kernel.is_linkable:
+            bounds = [Call(part).bind(self._queue, memory) for part in parts]
+            return lambda: [bound.invoke({}) for bound in bounds]
+        bound = self.device.link(parts).bind(self._queue, memory)
+        bound.prepare()
+        return lambda: bound.invoke({})
 
     def _timed(self, run: Callable[[], object]) -> float | None:
         """Seconds that something takes; None when a request began meanwhile: then they say nothing."""
@@ -372,7 +389,7 @@ class Local(Measurer):
         return self._queue.compares and out.type.nbytes > CHEAP and fits
 
     def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
-        """Faulty when an input of up to so many bytes is not as it was."""
+        """Faulty if an input of up to this number of bytes has changed."""
         held = [c for c in binding.copies if c is not None and c.array.nbytes <= most]
         if self._queue.compares:
             intact = all(c.is_intact(self._queue, slot) for c in held)

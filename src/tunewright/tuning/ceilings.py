@@ -19,13 +19,15 @@ import numpy as np
 
 from ..devices.base import Device
 from ..devices.c_device import CDevice
+from ..devices.c_kernel import CKernel
+from ..devices.executable import Part
 from ..errors import DeviceError, ExecutionError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
 from ..ops.base import Work
 from ..ops.infer import MISTAKES
 from ..solvers.base import Problem
-from ..solvers.opencl.emit import Call, In, Out, Source
+from ..solvers.opencl.emit import In, Out, Source
 
 #: seconds that measuring one ceiling may take once its kernel runs, and how often it is repeated at least
 ENOUGH, LEAST = 0.12, 4
@@ -47,7 +49,7 @@ PICKS = frozenset({
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at most; or, in ``why``, why nobody knows."""
+    """The most that a device can do; or, in ``why``, why it is unknown."""
 
     #: fp32 operations per second, a multiply-add being two
     flops: float = 0.0
@@ -124,7 +126,7 @@ def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
 
 
 def arithmetic(lanes: int) -> Source:
-    """Multiply-adds of vectors of so many floats, in registers."""
+    """Multiply-adds of vectors of ``lanes`` floats, in registers."""
     source = Source("arithmetic")
     source.buffer("out", DType.FLOAT32, Out(0))
     source.dims(COUNT=ROUNDS)
@@ -190,12 +192,12 @@ class _Probe:
 
     def launch(self, source: Source, out: Any, data: Any = None) -> Callable[[], object]:
         """A kernel with its tensors, in groups of many work-items on a GPU."""
-        call: Call = replace(source.call((self.items,)), group=self.group)
-        program = self.device.build(call.program(self.device.dialect))
-        launch = self.device.launch(self.queue, program, call.name, call.grid, (self.group,))
-        for at, arg in enumerate(call.args):
-            launch.set(at, out if isinstance(arg, Out) else data if isinstance(arg, In) else arg)
-        return launch
+        call = replace(source.call((self.items,)), group=self.group, local=(self.group,))
+        inputs = () if data is None else (None,)
+        kernel = CKernel("ceiling", Problem("ceiling", inputs, (None,), {}, constant=(False,)), self.device, [call], {})
+        memory = [out] if data is None else [data, out]
+        bound = self.device.link([Part.alone(kernel, len(inputs), 1)]).bind(self.queue, memory)
+        return lambda: bound.invoke({})
 
 
 def _beyond(device: Device) -> int:

@@ -36,7 +36,7 @@ class Choice:
     solver: Solver
     config: Config
     origin: Origin
-    #: asks everybody; see `rejected`
+    #: asks every solver; see `rejected`
     ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
     #: how the stored answer fits, and the answer itself; a default has none
     match: Match | None = None
@@ -56,5 +56,5 @@ class Choice:
 
     @cached_property
     def rejected(self) -> Mapping[str, str]:
-        """What every solver said that refused. Found out when it is wanted: plans are made while somebody waits."""
+        """The reason of every solver that refused. Computed on demand, because a caller waits while plans are made."""
         return self.ask()

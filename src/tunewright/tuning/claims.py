@@ -1,6 +1,6 @@
 """Who tunes what at the moment: claims beside a knowledge base, so that no two processes tune one layer at one time.
 
-A claim is a small file, which its owner renews and which expires by itself: whoever was killed blocks nobody for long.
+A claim is a small file, which its owner renews and which expires by itself: a killed process blocks no other for long.
 Claims are advice. Where two processes take one at the same instant, or the folder cannot be written to, a layer is
 tuned twice, and nothing is wrong with that. No locks are needed, so a folder on a network will do.
 """
@@ -36,7 +36,7 @@ class Claims:
         self._mine: dict[str, float] = {}
 
     def take(self, what: str) -> bool:
-        """Claim something; False where somebody else has."""
+        """Claim something; False if another process has."""
         path = self._path(what)
         try:
             make_folder(self._folder)
@@ -103,7 +103,7 @@ class Claims:
             found = json.loads(data)
             owner, until = str(found["owner"]), float(found["until"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            owner, until = "somebody", written + EXPIRY
+            owner, until = "another process", written + EXPIRY
         # a date far ahead is another machine's clock, or nonsense: nobody may block others for ever
         return owner if now < until <= now + 2 * EXPIRY else None
 

@@ -69,7 +69,7 @@ def to_line(problem: Problem) -> str:
 
 
 def _is(problem: Problem, words: Sequence[str]) -> bool:
-    """The words pose this problem, and no other."""
+    """Whether the words pose this problem, and no other."""
     try:
         return from_arguments(words[2], words[3:]) == problem
     except InputError:

@@ -135,7 +135,7 @@ class Form:
     kinds: Mapping[str, int]
 
 
-@lru_cache(maxsize=1 << 10)  # bounded: a name is whatever somebody types
+@lru_cache(maxsize=1 << 10)  # bounded: a name is whatever a user types
 def form(op: str) -> Form:
     """From ONNX's newest schema; an operation of other domains has inputs in order, and --attr."""
     import onnx.defs

@@ -60,7 +60,7 @@ class Contest:
 
     @property
     def upset(self) -> bool:
-        """The baseline itself fell: nothing can be compared with it any more."""
+        """Whether the baseline itself failed: nothing can be compared with it any more."""
         return 0 in self.fallen or 1 in self.fallen
 
     def gain(self, row: int, alpha: float) -> Ratio:
@@ -71,7 +71,7 @@ class Contest:
         self.running = [i for i in self.running if i not in rows]
 
     def run(self, measurer: Measurer, rounds: int) -> None:
-        """More rounds of everybody who still runs."""
+        """More rounds of all that still run."""
         race = measurer.race([self.entrants[i] for i in self.running], rounds)
         for row, times in zip(self.running, race.samples, strict=True):
             self.samples[row] += times

@@ -1,7 +1,7 @@
 """What layouts cost on a device, for the pass that assigns them: kernels in a layout, and Reorders.
 
 What was measured for exactly a problem on this processor, plain and in another layout, counts. All else is an estimate:
-seconds that a device of this kind needs at least (nothing is measured while somebody waits for a plan, so its peaks are
+seconds that a device of this kind needs at least (nothing is measured while a caller waits for a plan, so its peaks are
 taken to be those of a usual core), times how far default kernels were found to be from that.
 """
 
@@ -156,13 +156,13 @@ def _filling(problem: Problem) -> float:
 
 
 def _follows(node: Node) -> bool:
-    """Its data comes from a node of the same operation."""
+    """Whether its data comes from a node of the same operation."""
     x = node.inputs[0]
     return x is not None and x.producer is not None and x.producer.op == node.op
 
 
 def _pixels(problem: Problem) -> bool:
-    """A convolution of 1 x 1."""
+    """Whether it is a convolution of 1 x 1."""
     w = problem.input(1)
     return isinstance(w, TensorType) and math.prod(w.dims[2:]) == 1
 

@@ -167,12 +167,12 @@ def warn_of_damage(path: str, what: str, remedy: str) -> None:
 
 
 def told_of_damage(path: str) -> None:
-    """Somebody tells everything that is damaged there: a warning would say it twice."""
+    """Suppress warnings, because the caller reports everything that is damaged there."""
     _told.add(path)
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Of each candidate in each place the measurement that counts."""
+    """For each candidate in each place the measurement that counts."""
     found: dict[object, Measurement] = {}
     for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
         found[m.key, m.config, m.evidence.regime == "warm"] = m

@@ -38,7 +38,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Whoever reads the path sees the old content or all of the new one, whenever the machine stops."""
+    """Write so that readers see the old content or all of the new one, whenever the machine stops."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -117,7 +117,7 @@ def embed(path: Path, to: Path, measurements: Iterable[Measurement]) -> int:
 
 
 def within(measurements: Iterable[Measurement], most: int = MOST_BYTES) -> list[Measurement]:
-    """The first of them that fit into so many bytes."""
+    """The first of them that fit into this number of bytes."""
     found, left = [], most
     for m in measurements:
         left -= len(to_line(m)) + 1

@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 def load() -> str:
-    """How many processes wanted the processor in the last minute."""
+    """The machine's load: the mean number of runnable processes in the last minute."""
     try:
         return f"{os.getloadavg()[0]:.2f}"
     except (OSError, AttributeError):  # AttributeError: a platform without it

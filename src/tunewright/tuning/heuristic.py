@@ -34,10 +34,10 @@ from .measure import Candidate
 #: What a pick must be predicted to gain over the default: predictions are off by more than a few per cent. And, where
 #: it is made for this shape alone and so costs a compilation, over what is not.
 MARGIN, SPECIAL = 1.08, 1.05
-#: a number of a problem may lie outside of what the training saw by so many doublings
+#: a number of a problem may lie outside the training's range by this number of doublings
 BEYOND = 1.5
-#: Some problem of the training is within so many doublings in every number, but those that others multiply to. A radius
-#: is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
+#: Some problem of the training is within this many doublings in every number, but those that others multiply to. A
+#: radius is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
 WITHIN = 2.5
 #: most problems whose ratings are kept
 KEPT = 1024
@@ -147,7 +147,7 @@ class Section:
 
     @cached_property
     def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Of every leaf the answers that it needs, about the problem and about the candidate, and its value.
+        """For every leaf the answers that it needs, about the problem and about the candidate, and its value.
 
         An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
         """
@@ -216,7 +216,7 @@ class Heuristic:
     about: Mapping[str, object]
     #: where it was read
     path: str = ""
-    #: more sections, which are read when they are asked; None: it is damaged, and whoever reads it has said so
+    #: more sections, which are read when they are asked; None: it is damaged, and its reader has said so
     unread: Mapping[tuple[str, Place], Callable[[], Section | None]] = field(default_factory=dict, repr=False)
     _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
         default_factory=dict, repr=False

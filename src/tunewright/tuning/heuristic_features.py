@@ -86,7 +86,7 @@ def features(problem: Problem, target: Target) -> dict[str, float]:
 
 
 def _caches(target: Target) -> dict[str, float]:
-    """Of a processor: KiB of each cache, where its name says so (see `devices.native.processor`)."""
+    """The KiB of each cache of a processor, if its name says so (see `devices.native.processor`)."""
     return {f"L{level}": _log(int(size)) for level, size in _CACHE.findall(target.name) if target.device == "cpu"}
 
 

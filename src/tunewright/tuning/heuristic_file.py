@@ -76,7 +76,7 @@ def parse(text: str, path: str = "") -> Heuristic:
 
 
 def parse_late(text: str, path: str = "") -> Heuristic:
-    """As `parse`, but a section is read when it is asked: until then nobody knows whether it is damaged. What has not
+    """As `parse`, but a section is read when it is asked: until then it is unknown whether it is damaged. What has not
     the lines of `dump` is read as a whole."""
     head, *lines = text.removesuffix("\n").split("\n")
     if len(text) > MOST_BYTES or not head.endswith(BEGIN) or not lines or lines.pop() != END:
@@ -169,7 +169,7 @@ def _section_json(s: Section) -> dict[str, Json]:
 
 
 def _tree_json(tree: Tree) -> list[Json]:
-    """Of a split: feature, threshold, left and right child; of a leaf: its value."""
+    """A tree as JSON. A split is feature, threshold, left and right child; a leaf is its value."""
     rows = zip(tree.feature, tree.threshold, tree.left, tree.right, tree.value, strict=True)
     return [
         [_short(value)] if f < 0 else [int(f), _short(split), int(left), int(right)]
@@ -278,7 +278,7 @@ def _listed(data: Json) -> Listed:
 def _trees(data: Json, width: int) -> tuple[Tree, ...]:
     """Every node but the root is the child of one node before it, so that paths end and meet nowhere.
 
-    A section has thousands of nodes and is read while somebody waits: all of them are looked at together.
+    A section has thousands of nodes and is read while a caller waits: all of them are looked at together.
     """
     trees = _list(data, "trees", MOST_TREES, 1)
     sizes = np.array([len(_list(tree, "a tree", MOST_NODES, 1)) for tree in trees])

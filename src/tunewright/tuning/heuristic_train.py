@@ -39,7 +39,7 @@ MOST_POINTS = 400
 WORST = 1.0
 #: of the trees
 TREES, DEPTH, RATE, LEAST_LEAF, SUBSAMPLE = 150, 4, 0.1, 4, 0.7
-#: answers are given up to so many times the distance that nearly all problems of the training are within
+#: answers are given up to this many times the distance that nearly all problems of the training are within
 QUANTILE, FACTOR, LEAST_RADIUS, LEAST_SCALE = 0.95, 1.5, 1.0, 0.5
 #: a gain that was measured in turns, and whose interval is wider than this factor, tells nothing
 WIDEST = 2.0
@@ -74,7 +74,7 @@ class Example:
         return max(1.0, *self.gains.values())
 
     def gain(self, solver: str, config: Config) -> float | None:
-        """Of a candidate; None where nobody knows."""
+        """The gain of a candidate; None if unknown."""
         return next((g for one, g in self.gains.items() if (one.solver, one.config) == (solver, config)), None)
 
 
@@ -278,7 +278,7 @@ def _radius(points: Floats) -> float:
 
 
 def _spread(points: Floats, most: int) -> list[int]:
-    """The numbers of up to so many points that lie as far apart as can be."""
+    """The indices of at most ``most`` points that lie as far apart as possible."""
     chosen, away = [0], ((points - points[0]) ** 2).sum(axis=1)
     while len(chosen) < most and away.max() > 0:
         chosen.append(int(away.argmax()))

@@ -1,7 +1,7 @@
 """The search of a tuning session: which candidates are attempted, in which order, and how their times are compared.
 
-The default comes first, then the defaults of the other solvers, then what is known of kindred problems, then what the
-solvers' strategies ask. Attempts lie seconds apart, and the machine changes meanwhile: so whoever is worth it takes a
+The default comes first, then the defaults of the other solvers, then records of similar problems, then the requests of
+the solvers' strategies. Attempts lie seconds apart, and the machine changes meanwhile. So a promising candidate takes a
 few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
 
 Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
@@ -32,7 +32,7 @@ from .statistics import estimate, rough
 
 #: an attempt that is slower than the best by this factor is only probed
 LIMIT = 1.5
-#: compiled at the same time, so many take hardly longer than one: the first ones are compiled with the default
+#: this number, compiled at the same time, takes hardly longer than one: the first ones go with the default
 MANY = 4
 #: solvers within this factor of the best get turns, the others one where those get SELDOM
 PROMISING, SELDOM = 2.0, 8
@@ -44,9 +44,9 @@ TURNS, MORE = 5, 20
 PROBES, CONTENDED = 3, 1.25
 #: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
 KNOWN = 3
-#: what an attempt will take is judged by so many of the last ones: this share of them took no longer
+#: an attempt's time is estimated from this number of the last attempts: this share of them took no longer
 RECENT, MOSTLY = 12, 0.75
-#: who takes part in the race: within this factor of the best, and so many
+#: candidates in the race: within this factor of the best, and at most this number
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds
 HEAT_NEAR, HEAT_MOST, HEAT_ROUNDS = 1.35, 12, 10
@@ -125,7 +125,7 @@ class Hunt:
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
         """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
 
-        Whoever was only probed is far behind.
+        A candidate that was only probed is far behind.
         """
         ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
         bound = NEAR * min(f.seconds for f in [baseline, *ranked])
@@ -229,7 +229,7 @@ class Hunt:
         return again
 
     def _fits(self, lane: _Lane, m: Measurement) -> bool:
-        """What was measured before is true of this session's anchor."""
+        """Whether earlier measurements are valid for this session's anchor."""
         same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
         return same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
 
@@ -354,7 +354,7 @@ class Hunt:
         cost = attempt.compile_seconds + attempt.check_seconds
         self.compile_seconds += attempt.compile_seconds
         self.check_seconds += attempt.check_seconds
-        # Slow, or somebody else had the processor just then? Compiling cost far more than a few more probes.
+        # Slow, or did another program have the processor just then? Compiling cost far more than a few more probes.
         probes: list[float] = []
         while attempt.probed and len(probes) < PROBES and sum(probes) < cost:
             probes += attempt.samples
@@ -408,7 +408,7 @@ class Hunt:
         return contest
 
     def _affordable(self, seconds: float, rounds: int) -> bool:
-        """Whether there is time for rounds of the anchor and of others that take so many seconds together."""
+        """Whether there is time for rounds of the anchor and of others that take ``seconds`` together."""
         return self.anchor is not None and (self.anchor.seconds + seconds) * rounds <= SHARE * self.watch.budget
 
 

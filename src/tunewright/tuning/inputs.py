@@ -273,12 +273,12 @@ def lengths(size: Callable[[Draw], int]) -> Role:
 
 
 def steps(draw: Draw) -> int:
-    """Of a recurrent layer."""
+    """The number of steps of a recurrent layer."""
     return draw.input_dims(0)[1 if draw.attr("layout", 0) else 0]
 
 
 def zero_point(draw: Draw) -> Array:
-    """Of quantised data: anywhere in an unsigned type, near zero in a signed one; wide ones have none."""
+    """A zero point: anywhere in an unsigned type, near zero in a signed one; wide types have none."""
     low, high = _ends(draw.type.dtype) if draw.type.dtype.is_integer else (0, 0)
     if high > 1 << 16 or not draw.type.dtype.is_integer:
         return draw.cast(np.zeros(draw.dims))
@@ -376,7 +376,7 @@ def unpooled(draw: Draw) -> Array:
 
 
 def mask(draw: Draw) -> Array:
-    """Of attention: three of four are seen, the first one always; or what is added to scores."""
+    """A mask of attention: three of four keys are seen, the first one always; or summands of scores."""
     if draw.type.dtype is not DType.BOOL:
         return data(draw)
     seen = draw.rng.random(draw.dims) < 0.75

@@ -48,13 +48,13 @@ MOST_GROWTH = 1 << 30
 #: Least memory that a process is allowed; by default a worker gets a half of what Tunewright may use, and those that
 #: compile share as much. Beside a device with cores of its own torch and a driver have to be loaded.
 LEAST_MEMORY, LEAST_BESIDE = 1 << 30, 4 << 30
-#: TUNE_TIMEOUT is for each step of an attempt (compiling and checking, every turn); so many of them for the whole
+#: TUNE_TIMEOUT is for each step of an attempt (compiling and checking, every turn); this many of them for the whole
 STEPS = 3
 #: what takes less says nothing about a candidate, only about the machine
 LEAST_TIMEOUT = 1.0
 #: seconds of a search for which processes that compile ahead are started
 WORTHWHILE = 3.0
-#: a race may take so many times what its turns should, and TUNE_TIMEOUT on top
+#: a race may take this many times what its turns should, and TUNE_TIMEOUT on top
 PATIENCE_IN_RACES = 20
 #: seconds of a turn at least, with what is done before and after
 LEAST_TURN = 0.010
@@ -208,7 +208,7 @@ class Isolated(Measurer):
                 self._ahead.submit(new)
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
-        with self._lock, contextlib.suppress(InputError):  # whoever poses it is told
+        with self._lock, contextlib.suppress(InputError):  # the caller that poses it gets the error
             if self.beside:
                 self._ahead.foresee({"problem": serial.to_json(problem)}, map(_plain, candidates[: self.ahead]))
 
@@ -236,7 +236,7 @@ class Isolated(Measurer):
                 return self._race(candidates, rounds)
             except _Spoilt:
                 pass
-            # Nobody knows whose doing it was. So everyone runs alone, and those who can then run together.
+            # The culprit is unknown. So each candidate runs alone first, and those that pass run together.
             alone = {who: self._alone(who, rounds) for who in dict.fromkeys(map(_plain, candidates))}
             fallen = {i: bad for i, who in enumerate(candidates) if (bad := alone[_plain(who)]) is not None}
             staying = [i for i in range(len(candidates)) if i not in fallen]

@@ -96,7 +96,7 @@ class JsonFile:
             raise self.error(f"would have more than {MOST_FILE_BYTES:,} bytes", f"name another {self.setting}")
         path = Path(os.path.realpath(self.path))  # a link stays one
         temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)  # of somebody who was killed
+        temporary.unlink(missing_ok=True)  # of a process that was killed
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
                 file.write(text)

@@ -59,7 +59,7 @@ class Guarded:
     """A tensor in a device's memory with guard bands around it."""
 
     def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
-        #: ``stagger`` moves it by so many cache lines, so that tensors of one size do not all lie alike
+        #: ``stagger`` moves it by this many cache lines, so that tensors of one size do not all lie alike
         self.device, self.type, self.start = device, type, GUARD + 64 * stagger
         self.buffer = device.alloc(self.start + type.nbytes + GUARD)
         self.view = device.view(self.buffer, self.start, type)
@@ -88,7 +88,7 @@ class Guarded:
         return np.ndarray(self.type.physical, self.type.dtype.numpy, fetched, self.start)
 
     def is_intact(self, fetched: Array, byte: int) -> bool:
-        """Nobody wrote to the bands."""
+        """Whether nobody wrote to the bands."""
         end = self.start + self.type.nbytes
         return not ((fetched[: self.start] != byte).any() or (fetched[end:] != byte).any())
 
@@ -106,7 +106,7 @@ class Right:
         return all(same(mine, other) for mine, other in zip(self.results, results, strict=True))
 
     def is_in(self, queue: Queue, outs: Sequence[Guarded], run: int) -> bool:
-        """The same lies there, and nothing was written around it."""
+        """Whether the same bytes are there, and nothing was written around them."""
         return all(queue.equal(out.buffer, mine) for out, mine in zip(outs, self.buffers[run], strict=True))
 
 
@@ -390,7 +390,7 @@ def _tensor(type: object) -> TensorType:
 
 
 def same(a: Array, b: Array) -> bool:
-    """Bit by bit."""
+    """Whether two results are equal, bit by bit."""
     return a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from ..devices.base import Target
 from ..solvers.base import Config, Problem, Solver
 
-#: a neighbouring shape: no size differs by more than this factor, and all together by no more than so many doublings
+#: a neighbouring shape: no size differs by more than this factor, and all together by no more than this many doublings
 NEAR_EACH, NEAR_ALL = 2.0, 4.0
 
 
@@ -67,7 +67,7 @@ class Key:
 
 
 def source_digest(problem: Problem, target: Target, solver: Solver, config: Config) -> str:
-    """Of the text that would be compiled; a problem with open shapes has none."""
+    """The digest of the text that would be compiled; a problem with open shapes has none."""
     text = solver.source(problem, config, target) if problem.is_static else ""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

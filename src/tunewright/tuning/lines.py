@@ -45,7 +45,7 @@ def read(line: bytes) -> AnyRecord:
 
 
 def fits(line: bytes) -> bool:
-    """The line's content is what its digest says."""
+    """Whether the line's content is what its digest says."""
     parts = split(line)
     return parts is not None and hashlib.sha256(parts[1]).hexdigest() == parts[0]
 

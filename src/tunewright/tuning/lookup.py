@@ -20,7 +20,7 @@ from .database import Database, better, newest
 from .key import Key, Kind, Match, Where, compare, distance
 from .record import Fault, Measurement
 
-#: of so many other problems, the nearest ones, answers are looked at
+#: the number of other problems, the nearest ones, whose answers are looked at
 NEIGHBOURS = 8
 
 

@@ -73,7 +73,7 @@ class Measurer(ABC):
         """
 
     def expect(self, seconds: float) -> None:  # noqa: B027 (there may be nothing to do)
-        """A search of so many seconds begins: start what `prepare` will need, if that pays."""
+        """A search of this many seconds begins: start what `prepare` will need, if that pays."""
 
     @property
     def ahead(self) -> int:
@@ -92,7 +92,7 @@ class Measurer(ABC):
         """This problem is posed next, and these will be attempted first: compile them when nothing else is to be."""
 
     def ready(self, candidate: Candidate, seconds: float) -> bool:
-        """Wait for what `prepare` began with a candidate; False when that is not done within so many seconds."""
+        """Wait for what `prepare` began with a candidate; False if that is not done in time."""
         return True
 
     @abstractmethod

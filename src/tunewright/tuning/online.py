@@ -4,7 +4,7 @@ A model has TUNE_SECONDS for each problem that it meets, and TUNE_BUDGET in all.
 was given (a step that could not be interrupted, a worker that starts) is taken from the following ones, so that the
 whole is bounded; what it did not come to is named, and left to the next load.
 
-Progress goes to whoever listens (`progress.listening`), which the command line does; else to the logger, and where
+Progress goes to listeners (`progress.listening`), which the command line does; else to the logger, and where
 stderr is a terminal, to a line there.
 """
 

@@ -62,7 +62,7 @@ class Pace:
             self._idle += self._gate.waited - waited
 
     def forgive(self, seconds: float) -> None:
-        """So many seconds were no work: somebody waited for news."""
+        """These seconds were no work: a caller waited for news."""
         self._idle += seconds
 
     def rest(self) -> None:

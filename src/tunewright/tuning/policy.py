@@ -168,7 +168,7 @@ def op_class(op: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the settings mean. Whoever uses it logs each warning once."""
+    """What the settings mean. A caller logs each warning once."""
 
     search: Search
     known: Known
@@ -202,7 +202,7 @@ class Policy:
 
 
 def decide(settings: Settings) -> Policy:
-    """The policy that settings ask for; SettingsError for an AUTO_TUNE_MODE that nobody knows."""
+    """The policy that settings ask for; SettingsError for an unknown AUTO_TUNE_MODE."""
     mode, enforce, find = settings.tuning_mode, settings.find_enforce, settings.find_mode
     how = _how(settings.auto_tune_mode)
     rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))

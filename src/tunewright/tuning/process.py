@@ -78,12 +78,12 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        """It is there, and it is ours: not that of a process which this one was forked from."""
+        """Whether it is there, and it is ours: not that of a process which this one was forked from."""
         return self._open and self._owner == os.getpid() and not self._has_died()
 
     @property
     def has_sent(self) -> bool:
-        """Nothing of the last request waits to be read by it."""
+        """Whether nothing of the last request waits to be read by it."""
         return not self._outgoing
 
     def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
@@ -104,7 +104,7 @@ class Process:
         self._step, self._whole, self._late = step, whole, False
 
     def answer(self, seconds: float) -> wire.Message | None:
-        """What it answers to the request that was begun; None when nothing has come within so many seconds."""
+        """What it answers to the request that was begun; None if nothing came within ``seconds``."""
         try:
             return self._answer(time.monotonic() + seconds)
         except wire.Broken as error:
@@ -186,7 +186,7 @@ class Process:
     # ---- its end --------------------------------------------------------------------------------------------------
 
     def _has_died(self) -> bool:
-        """It is not reaped by that: until then nobody else can have its number."""
+        """Whether it is not reaped by that: until then nobody else can have its number."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:

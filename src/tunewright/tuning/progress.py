@@ -1,4 +1,4 @@
-"""The time of a tuning session: its budget, where it went, whether somebody wants it to stop, and who is told."""
+"""The time of a tuning session: its budget, where it went, whether it should stop, and who listens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTENERS: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """Tell somebody, for a while, how far the tuning of loads is: a line at each step, an empty one at the end."""
+    """Report the progress of tuning during loads to a listener: a line at each step, an empty one at the end."""
     _LISTENERS.append(listener)
     try:
         yield
@@ -47,7 +47,7 @@ class Progress:
 
 
 class Watch:
-    """Time since the start against a budget. ``stop`` is somebody's wish to end at once."""
+    """Time since the start against a budget. ``stop`` asks whether to end at once."""
 
     def __init__(
         self, budget: float, stop: Callable[[], bool] | None = None, clock: Callable[[], float] = time.monotonic
@@ -71,6 +71,6 @@ class Watch:
         self._phase, self._since = phase, now
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until a share of the budget is used; none once somebody wants to stop."""
+        """Seconds until a share of the budget is used; none after a stop."""
         self.stopped = self.stopped or (self._stop is not None and self._stop())
         return 0.0 if self.stopped else max(0.0, share * self.budget - self.elapsed)

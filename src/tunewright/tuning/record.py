@@ -46,7 +46,7 @@ class Ratio:
 
     @staticmethod
     def one() -> Ratio:
-        """Of something to itself."""
+        """The ratio of something to itself."""
         return Ratio(1.0, 1.0, 1.0, 0)
 
 

@@ -1,8 +1,8 @@
-"""The file that tells what a tuning did: `tune_result_{timestamp}_pid{pid}.json`, there from the start of tuning.
+"""The result file of a tuning: `tune_result_{timestamp}_pid{pid}.json`, which exists from the start of tuning.
 
-One JSON object, written anew (atomically) whenever there is news, so that it can be watched and survives any end.
-docs/tune.md has its members. Here is what all kinds of tuning share; `online` writes down what a process tunes as it
-loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
+One JSON object, replaced atomically whenever there is news, so it can be watched and stays valid however tuning ends.
+docs/tune-files.md has its members. This module holds what all kinds of tuning share. `online` writes what a process
+tunes as it loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResultFile:
 
     @property
     def is_written(self) -> bool:
-        """The file is there: it has a name, and nothing was in the way."""
+        """Whether the file exists: it has a name, and no error prevented it."""
         return self.path is not None and not self._told
 
     def write(self, **members: Any) -> None:
@@ -102,7 +102,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def ratio_json(ratio: Ratio | None) -> Sequence[float] | None:
-    """[median, low, high, pairs]; None too for a ratio that nobody knows."""
+    """[median, low, high, pairs]; None too for an unknown ratio."""
     known = ratio is not None and all(map(math.isfinite, (ratio.median, ratio.low, ratio.high)))
     return [ratio.median, ratio.low, ratio.high, ratio.pairs] if ratio is not None and known else None
 

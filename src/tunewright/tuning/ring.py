@@ -100,7 +100,7 @@ class Ring:
         return 0 if self.queue.compares else int(self._rng.integers(STAGGER))
 
     def reserve(self, nbytes: int) -> None:
-        """MemoryError where so much would take memory that others need."""
+        """MemoryError if this would take memory that other processes need."""
         most = _memory(self.device) * ALL_MEMORY
         if nbytes > most:
             raise MemoryError(f"copies for timing need {nbytes:,} bytes more, of {int(most):,} that may be taken")

@@ -12,7 +12,7 @@ from .database import Event
 
 #: what SQLite raises over a broken file; Python cannot even decode some of its messages
 ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
-#: After so many rows in a row that cannot be reached there are none left: a page holds far fewer.
+#: After this number of unreachable rows in a row there are none left: a page holds far fewer.
 MOST_FAILURES = 5000
 #: stands before the family's digest of a survey
 APART = "survey-"

@@ -28,9 +28,9 @@ from .statistics import UNKNOWN, unknown
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
 #: the same where others decide: a little is left for comparing the fastest once more
 ONLY_SEARCH_SHARE = 0.92
-#: a search that ran out of time before it tried so many candidates says nothing about the default
+#: a search that ran out of time before it tried this number of candidates does not judge the default
 LEAST_TRIED = 4
-#: so many sessions may leave it open whether something is faster than the default; then it stays
+#: this number of sessions may leave it open whether something is faster than the default; then the default stays
 MOST_TRIES = 3
 
 
@@ -229,7 +229,7 @@ class _Session:
     # ---- from leaders to an outcome ---------------------------------------------------------------------------
 
     def settle(self) -> Outcome:
-        """Race, confirm, decide. Whoever falls on the way is out, and the rest starts over."""
+        """Race, confirm, decide. A candidate that fails on the way is out, and the rest starts over."""
         hunt = self.hunt
         while True:
             baseline = hunt.found.get(self.default) or hunt.best

@@ -9,7 +9,7 @@ is ``{"digest":D,"record":...}`` for a record, or ``{"digest":D,"note":...}`` wi
 * ``{"event":[date, action, what, nanoseconds]}``: a line of the log.
 
 A record is there if its line is, and its last turn is not a removal: it begins in turn 1, a removal names the turn that
-it saw, and adding it again begins the next turn. So removing beats whoever added the same record at the same time
+it saw, and adding it again begins the next turn. So removing beats a writer that added the same record at the same time
 without knowing of it, an explicit `add` afterwards brings it back, and the order in which files are read, or merged by
 `compact`, means nothing.
 
@@ -43,7 +43,7 @@ ENDING = ".jsonl"
 #: A writer goes on with its file for so long after its last line, and `compact` leaves files alone for so long: far
 #: apart, so that clocks may differ, and no file is taken away from one who writes.
 IDLE_SECONDS, STALE_SECONDS = 3600.0, 86400.0
-#: with so many files a new writer tidies up first
+#: with this number of files a new writer tidies up first
 MANY_FILES = 64
 MOST_EVENTS = 10_000
 #: how often the folder is read while others change it
@@ -282,7 +282,7 @@ class SharedDatabase(Database, Forkable):
                 write_all(writer.descriptor, "".join(f"{line}\n" for line in lines).encode("ascii"))
                 os.fsync(writer.descriptor)
             except OSError:
-                self._close()  # what is in the file now nobody knows: half a line must stay its last
+                self._close()  # the file's contents are unknown now: half a line must stay its last
                 raise
             writer.last = time.time()
         except OSError as error:

@@ -1,7 +1,7 @@
 """The user's knowledge base in a SQLite file, for a folder on a disk of this machine.
 
 A rollback journal and full syncs: what `add` has returned from is on disk. A question holds a lock for as long as it
-takes. Whoever writes holds the folder's lock too, so that a file is never replaced under another writer's hands.
+takes. A writer holds the folder's lock too, so that a file is never replaced under another writer's hands.
 
 Nothing in the file is trusted. Its tables must be exactly ours, every content is checked against its digest when it is
 read, and a row that does not fit is a miss. A file that cannot be used at all is a miss as a whole; the next write puts
@@ -214,7 +214,7 @@ class SqliteDatabase(Database, Forkable):
                 return nothing
             with _transaction(connection, "BEGIN"):
                 (version,) = connection.execute("PRAGMA data_version").fetchone()
-                if version != self._version:  # somebody has written since
+                if version != self._version:  # another process has written since
                     _check(connection)
                     self._version = version
                 answer = question(connection)
@@ -419,7 +419,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _connect(file: Path, mode: str, seconds: float) -> sqlite3.Connection:
-    """Open a file. In mode ``rw`` nothing is made; a journal that somebody who was killed has left is played back."""
+    """Open a file. In mode ``rw`` nothing is made; a journal left by a killed process is played back."""
     connection = sqlite3.connect(
         f"{file.absolute().as_uri()}?mode={mode}", seconds, isolation_level=None, check_same_thread=False, uri=True
     )

@@ -29,11 +29,11 @@ UNKNOWN = 1e6
 #: rounds at which a sequential test looks for the first time; then at twice as many, and so on
 FIRST_LOOK = 8
 #: A round is quiet when both times together are within this factor of the lowest tenth. Jitter of 10 % stays inside, a
-#: competitor for the core does not. A tenth of the rounds counts in any case, and so many of them.
+#: competitor for the core does not. A tenth of the rounds counts in any case, and at least this number.
 QUIET, LEAST_QUIET = 1.35, 16
 #: spread (between quartiles) of log-ratios that jitter does not make
 ROUGH = 0.2
-#: up to so many rounds the distribution is computed, beyond it is close enough to normal (a test compares them)
+#: up to this number of rounds the distribution is computed; beyond, it is close to normal (a test compares them)
 _EXACT = 100
 
 
@@ -75,7 +75,7 @@ def ratio(slower: Sequence[float], faster: Sequence[float], alpha: float) -> Rat
 
 
 def unknown(found: Ratio) -> bool:
-    """There were too few rounds to say anything."""
+    """Whether there were too few rounds to say anything."""
     return found.high >= UNKNOWN
 
 
@@ -88,7 +88,7 @@ def relative(slower: Sequence[float], faster: Sequence[float]) -> float:
 
 
 def rough(slower: Sequence[float], faster: Sequence[float]) -> bool:
-    """The ratios of a few rounds differ so much that others must have had the processor in some of them."""
+    """Whether the ratios of a few rounds differ so much that other programs must have used the processor."""
     logs = np.log(slower) - np.log(faster)
     return bool(np.quantile(logs, 0.75) - np.quantile(logs, 0.25) > ROUGH)
 
@@ -149,7 +149,7 @@ class Spending:
     spent: float = 0.0
 
     def at(self, rounds: int, planned: int, last: bool = False) -> float:
-        """The risk to take after so many of the planned rounds. The last look takes what is left.
+        """The risk to take after this number of the planned rounds. The last look takes what is left.
 
         The plan may change with the time that rounds take, never with what they found.
         """
@@ -160,7 +160,7 @@ class Spending:
 
 
 def leader(samples: Sequence[Sequence[float]], entrants: Sequence[int]) -> int:
-    """Of some entrants the one with the shortest time, by pairs with the first row of the samples."""
+    """The entrant with the shortest time, by pairs with the first row of the samples."""
     return max(entrants, key=lambda i: (relative(samples[0], samples[i]), -i))
 
 

@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def is_provisional(self) -> bool:
-        """It is used, and the next load that may measures again."""
+        """Whether it is used, and the next load that may measures again."""
         return bool(self.doubt) and self.tries < MOST_TRIES
 
     @staticmethod
@@ -101,7 +101,7 @@ def told(rates: Mapping[str, float]) -> str:
 
 
 def batch_of(name: str) -> int:
-    """Of a point that was compared: 8 in "2x32x8", 1 in "2x4"."""
+    """The batch of a compared point: 8 in "2x32x8", 1 in "2x4"."""
     third = name.split("x")[2:3]
     return int(third[0]) if third and third[0].isdecimal() else 1
 
@@ -117,7 +117,7 @@ def key(graph: Graph, target: Target, settings: Settings, batches: bool = False)
 
 
 def digest(graph: Graph) -> str:
-    """Of a model's structure, whatever it runs on."""
+    """The digest of a model's structure, whatever it runs on."""
     return _hash(graph).hexdigest()[:16]
 
 

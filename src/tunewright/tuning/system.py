@@ -119,7 +119,7 @@ class SystemDatabase(Database, Forkable):
             found = os.stat(self._file)
         except FileNotFoundError:
             return b""
-        if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for whoever writes to it
+        if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for its writer
             raise OSError("it is not a file")
         if found.st_size > MOST_FILE_BYTES:
             raise OSError(f"it is larger than {MOST_FILE_BYTES >> 20} MiB")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what only searches need is imported when one begins: most p
     from .session import Outcome
 
 LOG = logging.getLogger("tunewright")
-#: what the heuristic would pick is attempted before a search guesses: so many
+#: the number of the heuristic's picks that are attempted before a search guesses
 GUESSES = 3
 #: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
 _SEARCHING = threading.RLock()
@@ -340,12 +340,12 @@ class Tuner:
         return False
 
     def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
-        """It is to be searched, and this tuner has not done so."""
+        """Whether it is to be searched, and this tuner has not done so."""
         is_done = (problem.key(), Where.of(device.target)) in self._done
         return not is_done and self._wants(problem, device, default, answer)
 
     def expect(self, device: Device, seconds: float) -> None:
-        """A search of so many seconds will begin: what takes long to start may start, beside whatever comes first."""
+        """A search of this many seconds will begin: slow starters may start beside the first steps."""
         if device.target.device != "cpu":
             self._measurer(device, self.settings).expect(seconds)
 
@@ -507,7 +507,7 @@ class Tuner:
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """None when fusing loses nothing: somebody runs the fused problem, the device if it ran the plain one."""
+        """None if fusing loses nothing: a solver runs the fused problem, the device's if it ran the plain one."""
         own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
         if own:
             return f"CONFIG_FILE has a kernel for {own[0]}"
@@ -540,7 +540,7 @@ class Tuner:
         return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
-        """Some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
+        """Whether some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
         asked = self._defaults(problem.op, device.target.language)
         taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
         return any(not by_default or self._may_default(s, problem, device) for s in taking)

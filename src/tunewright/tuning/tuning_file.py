@@ -12,7 +12,7 @@ two levels leave open stands under ``keys``: the whole measurement with its dige
 An entry counts only if all of it agrees; any other is ignored with the reason, as is one without a key, which is what
 files of OpenVINO have. Whether an answer can be used here, by the solvers as they are now, is for `lookup` to say.
 
-Entries are only ever added. Whatever else is in the file stays: other sections, members that nobody knows here.
+Entries are only ever added. Whatever else is in the file stays: other sections, members that are unknown here.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _entries(records: Iterable[AnyRecord], skipped: list[str]) -> Iterator[tuple
 
 
 def _space(m: Measurement) -> Space:
-    """The space that a measurement's config is of."""
+    """The space to which a measurement's config belongs."""
     solver = next((s for s in solvers() if s.id == m.key.solver), None)
     if solver is None:
         raise InputError(f"there is no solver {m.key.solver} here that could tell the index of its config")

@@ -23,9 +23,9 @@ Programs: TypeAlias = Mapping[str, Mapping[str, bytes]]
 
 #: longest frame, most samples of one candidate, longest text
 MOST_BYTES, MOST_SAMPLES, LONGEST = 64 << 20, 1 << 16, 1 << 16
-#: seconds that a request may seem longer than it is, and a timed stretch: somebody was woken late
+#: seconds that a request may seem longer than it is, and a timed stretch: a process was woken late
 BUSY, LATE = 0.25, 50e-6
-#: clocks may be read differently by so much
+#: readings of clocks may differ by this much
 MORE, MORE_SECONDS = 1.01, 1e-4
 _LENGTH = struct.Struct("!I")
 

@@ -128,9 +128,9 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
         gathered = Gathered(wire.programs(request["programs"]), closed=True)
         with kernel_cache.using(gathered):
             attempt = _attempt(local, candidates[0], request["limit"])
-        gathered.groups.clear()  # whoever keeps a program keeps where it came from
+        gathered.groups.clear()  # a program keeps alive where it came from
         return wire.attempt_json(attempt)
-    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race nobody knows who broke the device
+    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race the culprit is unknown
 
 
 def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
@@ -155,7 +155,7 @@ def open_device(name: str) -> Device:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Whatever hangs here, and whoever holds the interpreter: when the parent is gone, the system kills this group.
+    """Have the system kill this group when the parent is gone, even if something hangs or holds the GIL.
 
     The parent alone holds the other end of the pipe and never writes to it, so its end is the only news. A signal at
     the parent's death (PR_SET_PDEATHSIG) would not do: it comes when the *thread* ends that started this process.

@@ -111,7 +111,7 @@ def beyond(x: Array, y: Array) -> None:
 
 def later(x: Array, y: Array) -> None:
     """Not done when it says so."""
-    threading.Timer(0.05, right, (x, y)).start()
+    threading.Timer(1.0, right, (x, y)).start()
 
 
 def slow_clock(x: Array, y: Array) -> None:

@@ -37,7 +37,7 @@ def quota(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> float | None:
 
 
 def _share(folder: Path) -> float | None:
-    """Of one group, in the files of cgroup v2 or of v1."""
+    """The share of processor time of one group, from the files of cgroup v2 or v1."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):
             most, period = " ".join((folder / name).read_text("ascii") for name in names).split()[:2]

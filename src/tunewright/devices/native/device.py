@@ -9,28 +9,29 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
-from typing import Any
-
-import numpy as np
 
 from ...errors import DeviceError, SettingsError
 from ...settings import Settings
-from ..base import Device, Queue, Target, address
-from ..c_device import NOTHING, CDevice, CLaunch, CQueue
+from ..base import Device, Target
+from ..c_device import CDevice, CQueue
+from ..executable import Part
 from ..host import cache_bytes, cpu_flags, free_bytes, memory_bytes
-from . import isa, steps
+from . import isa
 from .compiler import FLAGS
 from .isa import Level
-from .pool import Pool, Runner
+from .pool import Pool
 from .processor import begin, find_compiler, processor, thread_pool, why_not
 from .programs import Program, Programs
+from .table import Table
 
 #: flags of a processor whose clock never changes its pace, and seconds over which that is measured
 EVEN, CALIBRATION = frozenset({"constant_tsc", "nonstop_tsc"}), 0.02
 
 
 class NativeQueue(CQueue):
-    """Kernels run inside the call that launches them."""
+    """Kernels run inside the call that launches them, which raises what they report."""
+
+    watching = False
 
     def __init__(self, device: NativeDevice) -> None:
         super().__init__()
@@ -45,37 +46,6 @@ class NativeQueue(CQueue):
             self.waits += 1
             self.kept.clear()
 
-    def run(self, runner: Runner) -> None:
-        """Run a table of steps."""
-        begin = time.perf_counter()
-        self.launches += 1
-        self.pending = True
-        runner()
-        self.waited += time.perf_counter() - begin
-
-
-class NativeLaunch(CLaunch):
-    """One kernel: a table of one step."""
-
-    def __init__(self, device: NativeDevice, queue: NativeQueue, program: Program, name: str, grid: Sequence[int]):
-        self._queue, self._program, self._kept = queue, program, dict[int, Any]()
-        self._table, (self._begin,) = steps.table([(program.entry(name), grid, MOST_ARGUMENTS)], device.target.units)
-        self._runner = device.pool.runner(self._table)
-
-    def set(self, at: int, value: Any) -> None:
-        if isinstance(value, np.generic):
-            self._table[self._begin + at] = steps.number(value)
-        else:
-            self._kept[at] = value
-            self._table[self._begin + at] = address(value if value.size else NOTHING)
-
-    def __call__(self) -> None:
-        self._queue.run(self._runner)
-
-
-#: of a kernel that is launched by itself
-MOST_ARGUMENTS = 256
-
 
 class NativeDevice(CDevice):
     """The processor. Its memory is the host's: kernels work on numpy's own bytes."""
@@ -86,6 +56,7 @@ class NativeDevice(CDevice):
     title = "CPU.NATIVE"
     dialect = "c"
     serves_classes = True
+    runs_control = True
 
     @classmethod
     def available(cls) -> list[str] | str:
@@ -117,7 +88,7 @@ class NativeDevice(CDevice):
             os.register_at_fork(after_in_child=self._in_child)
 
     def _in_child(self) -> None:
-        """Whoever held the lock in the parent is not here."""
+        """Replace the lock after a fork: the thread that held it is in the parent."""
         lock = threading.Lock()
         for made in list(self._variants.values()):
             made._lock = lock
@@ -162,18 +133,15 @@ class NativeDevice(CDevice):
     def queue(self) -> NativeQueue:
         return NativeQueue(self)
 
+    def link(self, parts: Sequence[Part]) -> Table:
+        return Table(self, parts)
+
     def build(self, source: str) -> Program:
         return self._programs.build(source)
 
     def begin_build(self, sources: Sequence[str]) -> None:
         for source in sources:
             self._programs.begin(source)
-
-    def launch(
-        self, queue: Queue, program: Any, name: str, grid: Sequence[int], local: Sequence[int] = ()
-    ) -> NativeLaunch:  # fmt: skip
-        assert isinstance(queue, NativeQueue)
-        return NativeLaunch(self, queue, program, name, grid)
 
     @cached_property
     def tick(self) -> float:

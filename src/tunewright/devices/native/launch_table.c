@@ -17,6 +17,11 @@ kernel runs meanwhile. "step" is the number of a step, any other operand the num
                                              loop will need, the run ends, and table[left + 1] is 1 + the loop's step.
                                              `times` is written when a loop ends: how long it was
     AGAIN   step, counter                    ends a body: adds one to table[counter] and jumps to its LOOP
+    COMPUTE left, count, (function, to, a, b)...
+                                             carries out so many functions of words, as signed numbers, which are written to
+                                             words: sizes, offsets and arguments that change from one iteration to the next.
+                                             IS_ZERO and IS_NEGATIVE compare the answer with `to`: where it is another one,
+                                             the run ends, and table[left + 1] is 1 + the step
 A table's own words are the variables of its loops: a counter's address can be an argument of kernels. Steps that are
 not part of a loop initialise them, so that a run that is given up can begin anew.
 */
@@ -28,10 +33,12 @@ typedef unsigned int u32;
 extern void* memcpy(void*, const void*, unsigned long);
 
 enum { HEAD = 2, ENTRY = 0, GRID_X, GRID_Y, ITEMS, COST, ARGUMENTS };
-enum { MOVE = 1, COPY, JUMP, UNLESS, LOOP, AGAIN, FIRST_ENTRY = 64 };
+enum { MOVE = 1, COPY, JUMP, UNLESS, LOOP, AGAIN, COMPUTE, FIRST_ENTRY = 64 };
+/* functions of COMPUTE */
+enum { ADD, MULTIPLY, DIVIDE, REST, LEAST, MOST, IS_ZERO, IS_NEGATIVE };
 /* operands */
 enum { TARGET = 1, COUNTER, LIMIT, CONDITION, LEFT, WHOLE, TIMES, SOURCE = 1, SUM, COUNT, WORDS, TO = 1, FROM, BYTES,
-       UNLESS_BYTE = 2 };
+       UNLESS_BYTE = 2, OF_LEFT = 1, FUNCTIONS, FIRST_FUNCTION };
 
 /* control rows between two looks at the clock; a copy of so many bytes is worth one */
 #define TURNS 64
@@ -55,6 +62,34 @@ static u64 loop(u64* t, u64* row, u64 step) {
   return step + 1;
 }
 
+/* The floor of a quotient; 0 where nothing is divided. */
+static inline i64 divided(i64 a, i64 b) {
+  if (b <= 0) return 0;
+  return a / b - (a % b < 0);
+}
+
+/* The next step behind a COMPUTE: the one behind it, or the end of the run. */
+static u64 compute(u64* t, const u64* row, u64 step) {
+  const u64* f = row + FIRST_FUNCTION;
+  for (u64 k = 0; k < row[FUNCTIONS]; k++, f += 4) {
+    i64 a = (i64)t[f[2]], b = (i64)t[f[3]], made = 0;
+    switch (f[0]) {
+      case ADD: made = (i64)((u64)a + (u64)b); break;
+      case MULTIPLY: made = (i64)((u64)a * (u64)b); break;
+      case DIVIDE: made = divided(a, b); break;
+      case REST: made = b > 0 ? a - divided(a, b) * b : 0; break;
+      case LEAST: made = a < b ? a : b; break;
+      case MOST: made = a > b ? a : b; break;
+      default:
+        if ((f[0] == IS_ZERO ? a == 0 : a < 0) == (int)f[1]) continue;
+        t[row[OF_LEFT] + 1] = step + 1;
+        return t[0];
+    }
+    t[f[1]] = (u64)made;
+  }
+  return step + 1;
+}
+
 /* Carry out a control row. Answers the next step. */
 static u64 control(u64* t, u64* row, u64 step) {
   switch (row[ENTRY]) {
@@ -68,6 +103,7 @@ static u64 control(u64* t, u64* row, u64 step) {
     case UNLESS: return *(const unsigned char*)t[row[UNLESS_BYTE]] ? step + 1 : row[TARGET];
     case LOOP: return loop(t, row, step);
     case AGAIN: t[row[COUNTER]]++; return row[TARGET];
+    case COMPUTE: return compute(t, row, step);
     default: return t[0];
   }
 }
@@ -93,7 +129,7 @@ static int is_worth_waking(const u64* t, u64 us) {
     while (depth && step >= end[depth - 1]) times = before[--depth];
     const u64* row = t + t[HEAD + step];
     if (is_control(row)) {
-      if (row[ENTRY] != MOVE && row[ENTRY] != COPY) certain = 0;
+      if (row[ENTRY] != MOVE && row[ENTRY] != COPY && row[ENTRY] != COMPUTE) certain = 0;
       if (row[ENTRY] != LOOP || depth == DEPTH) continue;
       end[depth] = row[TARGET];
       before[depth++] = times;

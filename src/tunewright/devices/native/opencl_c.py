@@ -40,7 +40,7 @@ MOST_ERRORS = 3
 
 
 def complete(text: str, entry: str, arguments: int, grid: Sequence[int], local: Sequence[int] = ()) -> str:
-    """All that is compiled for a kernel whose arguments are so many pointers, over a grid in groups of ``local``."""
+    """All that is compiled for a kernel with ``arguments`` pointers, over a grid in groups of ``local``."""
     sizes, groups = [*grid, 1, 1][:3], [*local, 1, 1, 1][:3]
     if any(group < 1 or size % group for size, group in zip(sizes, groups, strict=True)):
         raise SettingsError(f"{entry}: groups of {list(local)} do not divide the work-items {list(grid)}",

@@ -19,6 +19,7 @@ extern int pthread_sigmask(int, const u64*, u64*);
 extern int sigfillset(u64*);
 extern int sched_getcpu(void);
 extern int sched_yield(void);
+extern u64 pthread_self(void);
 extern int sched_setaffinity(int, u64, const void*);
 extern int prctl(int, ...);
 extern long syscall(long, ...);
@@ -102,8 +103,10 @@ struct pool {
   int to_wake;
   LINE int busy;     /* callers and workers that run steps */
   LINE int used;     /* slots that were ever claimed */
+  LINE u64 turn;     /* the thread that came back to Python last; 0: it runs steps again */
+  u64 since;         /* when it did */
   int cores, workers, pinned;
-  u64 spin;          /* ticks that an idle worker looks for work before it sleeps */
+  u64 spin;          /* ticks that an idle worker looks for work before it sleeps, and a caller waits for its turn */
   u64 us;            /* ticks in a microsecond */
   u64 generation;    /* forks between the process that made it and this one */
   struct slot slots[SLOTS];
@@ -406,6 +409,7 @@ EXPORT void pool_forked(struct pool* p) {
   }
   for (int k = 0; k < p->workers; k++) p->worker[k].thread = 0;
   p->workers = p->sleepers = p->to_wake = p->busy = p->pinned = 0;
+  p->turn = 0;
   p->generation++;
 }
 
@@ -514,9 +518,28 @@ static int run_alone(const struct pool* p, struct run* r, u64 deadline) {
   return 1;
 }
 
-/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`; 2: the process was
-   forked since the last call, so that there may be no workers: call again. */
-EXPORT int pool_run(struct pool* p, struct run* r) {
+/* ---- one behind the other ---------------------------------------------------------------------------------------- */
+
+/* Callers need Python's lock again when they are through. Who finds it taken is put to sleep, which takes longer than a
+   small network. So who comes back waits here, awake, until the one before is back in the pool, or somewhere else for
+   long: then the lock is free, or not to be had soon. */
+static void await_turn(struct pool* p, u64 me) {
+  u64 begin = ticks(), now = begin, spin = PEEK(&p->spin);
+  for (;;) {
+    u64 before = LOAD(&p->turn);
+    if (before && now - begin < spin && (i64)(now - PEEK(&p->since)) < (i64)spin) RELAX();
+    else if (__atomic_compare_exchange_n(&p->turn, &before, me, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) break;
+    now = ticks();
+  }
+  POKE(&p->since, now);
+}
+
+static void end_turn(struct pool* p, u64 me) {
+  __atomic_compare_exchange_n(&p->turn, &me, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* What `pool_run` answers. */
+static int run_slice(struct pool* p, struct run* r) {
   if (is_parents(p, r)) return 2;
   float_mode old = enter_mode();
   struct slot* s = r->slot;
@@ -569,6 +592,16 @@ leave:
   ADD(&p->busy, -1);
   leave_mode(old);
   return !over;
+}
+
+/* Run a table, or go on with it. 0: it is over; 1: the slice is over, call again or `pool_cancel`; 2: the process was
+   forked since the last call, so that there may be no workers: call again. */
+EXPORT int pool_run(struct pool* p, struct run* r) {
+  u64 me = pthread_self();
+  end_turn(p, me);
+  int state = run_slice(p, r);
+  await_turn(p, me);
+  return state;
 }
 
 /* Give up a run that is not over: what is left of it is not begun. */

@@ -16,8 +16,8 @@ from ..base import address
 from . import cores
 from .objects import Loaded
 
-#: microseconds that idle workers look for work before they sleep: what it costs to wake them. Under a quota of the
-#: container's time looking is work, too.
+#: microseconds that idle workers look for work before they sleep, and that callers wait for their turn at Python: what
+#: it costs to wake them. Under a quota of the container's time looking is work, too.
 SPIN, SPIN_IN_QUOTA = 50, 2
 #: microseconds after which a run comes back to Python in between, so that Ctrl-C is noticed
 SLICE = 50_000
@@ -39,14 +39,17 @@ class _Run(ctypes.Structure):
 class _Made:
     """The compiled text with its memory."""
 
-    def __init__(self, loaded: Loaded, cores: int) -> None:
+    def __init__(self, loaded: Loaded, count: int) -> None:
         self._loaded, self.library = loaded, loaded.library
         library = self.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
         # Never freed: workers may look at it for as long as the process lives. A forked child has a copy.
         self._memory = mmap.mmap(-1, library.pool_bytes(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._memory)))
-        library.pool_make(self.at, cores)
+        library.pool_make(self.at, count)
+        if count > 1:
+            spin = SPIN if cores.quota() is None else SPIN_IN_QUOTA
+            library.pool_spin(self.at, ctypes.c_uint64(spin))
 
 
 class Pool:
@@ -93,9 +96,6 @@ class Pool:
         with self._lock:
             if self._started:
                 return
-            share = cores.quota()
-            spin = SPIN if share is None else SPIN_IN_QUOTA
-            made.library.pool_spin(made.at, ctypes.c_uint64(spin))
             # One for each core: where they are bound, the one on the caller's core stays out of its runs.
             for core, usable in cores.places(self._mode, self.cores):
                 made.library.pool_add(made.at, _mask(usable), ctypes.c_int(core))
@@ -140,7 +140,7 @@ class Runner:
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (made.at, ctypes.byref(self._run))
-        #: both leave Python's lock to others
+        #: both release the GIL
         self._again: Callable[[], int] = partial(made.library.pool_run, *arguments)
         self._cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
 

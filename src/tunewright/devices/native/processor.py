@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import DeviceError, ExecutionError, SettingsError
+from ...errors import DeviceError, ExecutionError, SettingsError, TunewrightError
 from ...settings import Settings
 from .. import kernel_cache
 from ..host import cache_sizes, cpu_flags, cpu_name
@@ -102,8 +102,7 @@ def processor() -> Processor:
     """This one. DeviceError where nothing can be compiled for it or run on it."""
     architecture = isa.machine()
     if sys.platform != "linux":
-        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}",
-                          hint="CPU.INTEL (pip install tunewright[intel]) or CPU.HOST runs here")  # fmt: skip
+        raise DeviceError(f"the thread pool needs Linux, this is {sys.platform}", hint="CPU.HOST runs here")
     if architecture not in isa.LEVELS:
         raise DeviceError(f"there are no kernels for {architecture}", hint="CPU.HOST runs here")
     begin()
@@ -127,11 +126,12 @@ def begin() -> None:
     """Have compiled what `processor`, `why_not` and `thread_pool` need, beside what comes before they are asked."""
     settings = Settings.from_environment()
     named, wanted = settings.cpu_compiler, settings.cpu_isa
-    with contextlib.suppress(DeviceError, ExecutionError, SettingsError):  # who asks for it is told
+    # Whoever needs it asks again, and is told. RuntimeError: no further thread can be started.
+    with contextlib.suppress(TunewrightError, OSError, RuntimeError):
         if sys.platform != "linux" or isa.machine() not in isa.LEVELS or find_compiler(named) is None:
             return
         with _kept():
-            if not _runtime().begin(_text(FEATURES)):  # then nobody knows either whether kernels run here
+            if not _runtime().begin(_text(FEATURES)):  # then it is not known either whether kernels run here
                 likely = isa.executable(isa.named(cpu_flags()), isa.machine())
                 for level in [level for level in likely if wanted in ("AUTO", level.name.upper())][-1:]:
                     _prober(level, named).begin(probe(level))
@@ -141,7 +141,7 @@ def begin() -> None:
 
 
 def _finish() -> None:
-    with contextlib.suppress(DeviceError):  # who needs it is told
+    with contextlib.suppress(TunewrightError, OSError):  # whoever needs the pool asks again, and is told
         thread_pool()
 
 

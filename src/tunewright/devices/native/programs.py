@@ -59,7 +59,7 @@ class Programs:
     def _renew(self) -> None:
         """A fork has no threads that would finish what they compile, nor release a lock."""
         self._lock = threading.Lock()
-        #: what is being compiled, and what could not be until somebody was told
+        #: what is being compiled, and what could not be, until it was reported
         self._begun: dict[str, Future[Program]] = {}
         #: compilers that run, and the lengths of texts that wait for one
         self._running, self._waiting, self._turns = 0, list[int](), threading.Condition()
@@ -150,7 +150,7 @@ class Programs:
             if missing:
                 raise ExecutionError(f"{name_of(source)} uses {', '.join(missing)}, which is defined nowhere")
             program = Program(binary, name_of(source))
-        except BaseException as error:  # it is raised where somebody waits for the program
+        except BaseException as error:  # it is raised in the thread that waits for the program
             future.set_exception(error)
             return
         with self._lock:

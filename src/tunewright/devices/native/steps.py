@@ -32,6 +32,20 @@ class Op(enum.IntEnum):
     UNLESS = 4
     LOOP = 5
     AGAIN = 6
+    COMPUTE = 7
+
+
+class Function(enum.IntEnum):
+    """What a function of a COMPUTE row makes of two words, or how it compares one."""
+
+    ADD = 0
+    MULTIPLY = 1
+    DIVIDE = 2
+    REST = 3
+    LEAST = 4
+    MOST = 5
+    IS_ZERO = 6
+    IS_NEGATIVE = 7
 
 
 @dataclass(eq=False)
@@ -143,17 +157,6 @@ class Linked:
         return operand
 
 
-def table(
-    steps: Sequence[tuple[int, Sequence[int], int]], participants: int
-) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """A table of kernel steps (entry point, grid, number of arguments), and where each one's arguments begin."""
-    listing = Listing()
-    for entry, grid, arguments in steps:
-        listing.kernel(entry, grid, arguments)
-    linked = listing.link(participants)
-    return linked.table, [begin + ROW for begin in linked.begins]
-
-
 def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
     """How long a LOOP would be that nothing but its limit ends."""
     _, _, _, limit, _, _, whole = table[int(table[HEAD + step]) :][:7]
@@ -161,7 +164,7 @@ def trips(table: np.ndarray[Any, Any], step: int) -> int | None:
 
 
 def times(steps: int) -> np.ndarray[Any, Any]:
-    """Memory for a runner's notes about so many steps: ticks and executions of each begin at its second word."""
+    """Memory for a runner's notes on its steps: ticks and executions of each begin at its second word."""
     return np.zeros(1 + 2 * steps, np.uint64)
 
 

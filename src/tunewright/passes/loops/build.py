@@ -243,7 +243,7 @@ def _input_weights(gate: Linear, sources: Sequence[int], gates: Sequence[Linear]
 
 
 def _bias(gates: Sequence[Linear], layer: Layer) -> Array:
-    """Of the input's part and of the state's part, where only a GRU that resets behind the product has something."""
+    """Biases of the input's and the state's part. The latter is zero except in a GRU that resets after the product."""
     mine = np.concatenate([gate.bias for gate in gates])
     state = np.zeros_like(mine)
     if layer.inner is not None and layer.linear:

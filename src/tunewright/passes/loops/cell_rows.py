@@ -73,7 +73,7 @@ class CellRows:
         return self.rows[value]
 
     def like(self, value: Value | None, other: Rows) -> Rows:
-        """An operand beside ``other``: rows, or a constant that every row has in common."""
+        """An operand that is combined with ``other``: rows, or a constant for all rows."""
         if value is None:
             raise NotRowsError("an operand is absent")
         if value.const is None:

@@ -25,7 +25,7 @@ _SAME = frozenset({"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"})
 
 @dataclass(frozen=True)
 class Count:
-    """``number`` and each symbol so many times."""
+    """``number``, and each symbol with its factor."""
 
     number: int = 0
     terms: frozenset[tuple[Symbol, int]] = frozenset()
@@ -49,7 +49,7 @@ class Count:
         return None if self.terms else self.number
 
     def surely_reaches(self, other: Count) -> bool:
-        """Not less than ``other``, whatever the symbols are."""
+        """Whether it is not less than ``other``, whatever the symbols are."""
         more = self.plus(other, -1).constant
         return more >= 0 if more is not None else (self.constant or 0) >= ENDLESS
 
@@ -201,7 +201,7 @@ _VECTORS: Mapping[str, Callable[[Sizes, Node, int], list[Count] | None]] = {
 
 
 def _keeps_axis(node: Node, axis: int, rank: int) -> bool:
-    """A Slice that leaves an axis alone, or turns it round."""
+    """Whether it is a Slice that leaves an axis alone, or turns it round."""
     starts, ends, axes, steps = (facts.int_list(node.input(i)) for i in (1, 2, 3, 4))
     if starts is None or ends is None or axes is None or steps is None or not len(starts) == len(axes) == len(steps):
         return False

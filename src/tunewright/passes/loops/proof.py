@@ -2,7 +2,7 @@
 
 It has three parts. `reading` shows that the loop takes one slice after another of a tensor, all of them and nothing
 else, whatever its condition and counters look like. `cell_rows` brings the body's values into a normal form, and
-`cell_match` finds the next states among known cells. What is left here: every result that somebody reads is a state of
+`cell_match` finds the next states among known cells. What is left here: every result with a reader is a state of
 such a cell, and every initial state has the batch of the input.
 """
 
@@ -72,7 +72,7 @@ class Proof:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of inputs, weights and states."""
+        """The element type of inputs, weights and states."""
         dtype: np.dtype[Any] = self.layers[0].gates[0].bias.dtype
         return dtype
 
@@ -123,7 +123,7 @@ class _Prover:
         return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
     def _is_sequence(self, slices: Slices) -> bool:
-        """[time, batch, features] or [batch, time, features] of known features."""
+        """Whether it is [time, batch, features] or [batch, time, features] of known features."""
         tensor = slices.tensor
         return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
 
@@ -266,7 +266,7 @@ class _Prover:
                 raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
 
     def _changes(self, source: int) -> bool:
-        """The source is another one in each step."""
+        """Whether the source is another one in each step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:

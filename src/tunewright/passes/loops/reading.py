@@ -64,7 +64,7 @@ class Reading:
 
     @property
     def length(self) -> Count:
-        """Of what is scanned, and so the number of iterations."""
+        """The length of the scanned axis, and so the number of iterations."""
         return self.length_of(next(iter(self.scanned.values()))[0])
 
     def length_of(self, slices: Slices) -> Count:

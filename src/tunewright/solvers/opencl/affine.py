@@ -29,7 +29,7 @@ class Access:
         return replace(self, dims=tuple(self.dims[k] for k in order), strides=tuple(self.strides[k] for k in order))
 
     def cut(self, axis: int, start: int, count: int, step: int = 1) -> Access:
-        """So many indices of an axis from one on."""
+        """Indices of an axis, from one index on."""
         start = start if count else 0
         return self._with(axis, [count], [self.strides[axis] * step], start * self.strides[axis])
 

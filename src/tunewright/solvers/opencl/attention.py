@@ -37,7 +37,7 @@ SLICE = 16384
 
 
 def vectors(f: Form, dtype: DType, target: Target) -> int:
-    """Of the default tile. Wide ones load less, but keys and values should fill them."""
+    """Vectors of the default tile. Wide tiles load less, but keys and values should fill them."""
     if target.registers <= 16:
         return 2
     lanes = target.vector_bytes // dtype.itemsize

@@ -33,7 +33,7 @@ LOG2_E = math.log2(math.e)
 #: A guess is near enough where a row's powers sum up to more than 1 / FAR and less than FAR: then none was cut off at
 #: 2^126, what was taken for zero is less than a rounding error, and values of up to 10^28 stay finite.
 FAR = 2.0**32
-#: after so many wrong guesses there are no more for a head
+#: after this number of wrong guesses there are no more for a head
 MOST_MISSES = 4
 
 

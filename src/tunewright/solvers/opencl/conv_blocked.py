@@ -36,7 +36,7 @@ from .window import Window
 OPS = frozenset({"Conv"})
 #: what tuning may choose: blocks and pixels of a tile, tiles and slabs of a work-item
 BLOCKS, PIXELS, RUNS, SLABS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12), (1, 4, 16, 64), (1, 4, 16)
-#: Tiles (blocks, pixels) for at least so many registers, with the time of a multiply-add in them relative to the best:
+#: Tiles (blocks, pixels) by least number of registers, with the time of a multiply-add relative to the best:
 #: a smaller one hides the latency less well, one of few blocks loads more.
 TILES = {
     32: {(4, 6): 1.0, (4, 5): 1.04, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.3},
@@ -48,7 +48,7 @@ PANEL, HELD = 128 << 10, 512 << 10
 ITEMS = 4
 #: bytes of a plain input with its padding, where the padding is most of it
 MOST_COPIED = 16 << 20
-#: weights of so many bytes come from memory whatever else is done
+#: weights of this number of bytes come from memory in any case
 COLD = 1 << 20
 
 
@@ -203,7 +203,7 @@ class _Size:
         self.most = next((n for n in PIXELS if n >= hint(self.pixels)), PIXELS[-1])
 
     def slabs(self, nb: int) -> int:
-        """Of NB blocks, in all groups."""
+        """Slabs of NB blocks, in all groups."""
         return self.groups * -(-self.blocks // nb)
 
     def fits(self, nb: int, ur: int) -> bool:
@@ -227,7 +227,7 @@ class _Size:
         return min(range(most, most // 2, -1), key=last)
 
     def tile(self, known: Mapping[tuple[int, int], float]) -> tuple[int, int]:
-        """The tile that does least in vain."""
+        """The tile that wastes the least work."""
         fitting = {tile: cost for tile, cost in known.items() if self.fits(*tile)}
         few = {(nb, self.most): 2 - nb / 8 for nb in BLOCKS if self.fits(nb, self.most)}
         done = {t: self.slabs(t[0]) * t[0] * -(-self.pixels // t[1]) * t[1] * c for t, c in (few | fitting).items()}
@@ -271,7 +271,7 @@ def widened(window: Window) -> Window:
 
 
 def _gathers(problem: Problem, window: Window) -> bool:
-    """The pixels that it reads are copied first."""
+    """Whether the pixels that it reads are copied first."""
     strided = window.taps == 1 and window.stride != (1, 1, 1) and not any((*window.head, *window.tail))
     return strided and tensor(problem.inputs[0]).layout != PLAIN and tensor(problem.inputs[1]).nbytes >= COLD
 

@@ -161,7 +161,7 @@ class ConvDepthwise(CSolver):
 
 
 def row_taps(win: Window, tile: int, load: Callable[[str], str]) -> str:
-    """Statements for the taps of one row; ``load`` reads the pixel so many places from the tile's first one."""
+    """Statements for the taps of one row; ``load`` reads the pixel at a distance from the tile's first one."""
     taps, step, dilation = win.kernel[2], win.stride[2], win.dilation[2]
     if taps > _UNROLLED_TAPS:
         sums = "\n".join(f"a{u} = f * {load(f'{u} * SW + k * DW')} + a{u};" for u in range(tile))

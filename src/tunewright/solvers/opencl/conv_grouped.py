@@ -2,7 +2,7 @@
 
 A tile is NB blocks of output channels x UR pixels, whatever groups these channels belong to. It reads the input
 channels of all of them, a range, and weights are zero where a lane's group has no part in an input: where groups end
-inside a block some products are in vain, and nothing has to leave the layout.
+inside a block some products are wasted, and nothing has to leave the layout.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ConvGrouped(CSolver):
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
     layouts = frozenset({"plain", "blocked"})
-    rank = 47  # where groups are whole blocks, the direct convolution has nothing in vain
+    rank = 47  # where groups are whole blocks, the direct convolution wastes nothing
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         layout = _layout(target)
@@ -168,7 +168,7 @@ class ConvGrouped(CSolver):
             return None
         slabs = _slabs(problem, layout.block)
         if slabs.depth > 3 * slabs.inputs * slabs.count:
-            return None  # of tiny groups too much would be in vain
+            return None  # tiny groups would waste too much
         whole = tensor(out).shape
         along = [i for i, t in enumerate(problem.inputs) if i > 2 and isinstance(t, TensorType) and t.shape == whole]
         return (layout, layout) if self.why_not(problem.in_layout(layout, [0, *along]), target) is None else None

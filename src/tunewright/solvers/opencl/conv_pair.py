@@ -71,7 +71,7 @@ class ConvPair(CSolver):
         return Space(params, allow, version="1")
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """The tile that does least in vain; strips so long that few rows are made twice."""
+        """The tile that wastes the least work; strips long enough that few rows are computed twice."""
         if not problem.is_static:
             return {"nb": 1, "ur": 8, "tile": 8, "rows": 16, "slabs": 1}
         form = _Form(problem, target)
@@ -209,7 +209,7 @@ class _Form:
 
     @cached_property
     def window(self) -> Window:
-        """Of the depthwise convolution."""
+        """The window of the depthwise convolution."""
         inputs = (self.inner.outputs[0], self.problem.inputs[3])
         return Window.of(Problem("Conv", inputs, self.problem.outputs, apart(self.problem.attrs)[1]))
 
@@ -221,7 +221,7 @@ class _Form:
         return -(-self.blocks // nb)
 
     def pitch(self, panels: int) -> int:
-        """Columns of the middle under the widest of so many panels."""
+        """Columns of the middle tensor under the widest group of this number of panels."""
         return (-(-self.window.output[2] // panels) - 1) * self.window.stride[2] + self.window.kernel[2]
 
     def panels(self, nb: int, tile: int) -> int:

@@ -151,7 +151,7 @@ def _banded(made: Plan, rows: int, columns: int) -> Plan:
     else:
         depth = Axis.conv(window, 0, 1, per_tap=True)
         height = min((Axis.conv(window, 1, rows, t) for t in (False, True)), key=lambda a: a.slots * a.phases)
-        # What lies between the rows of a band is computed in vain; a copy for each tap leaves nothing between them.
+        # Work between the rows of a band is wasted; a copy for each tap leaves nothing between them.
         vain = 2 * made.outputs * window.kernel[2] // made.positions if rows > 1 else 0
         both = (Axis.conv(window, 2, columns, per_tap) for per_tap in (False, True))
         width = min(both, key=lambda a: a.slots * (a.phases + vain))
@@ -214,7 +214,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def _cycles(vectors: int, scalars: int, depth: int, store: int) -> float:
-    """Of one tile: two multiply-adds or two loads a cycle (half of the vectors cross a line), four to wait for one."""
+    """Cycles of a tile: two multiply-adds or loads a cycle (half of the vectors cross a line), four to wait for one."""
     step = greater(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
     return depth * step + vectors * scalars * store
 

@@ -218,7 +218,7 @@ class Plan:
 
     @property
     def vectors(self) -> int:
-        """Vectors of results of a part."""
+        """The number of vectors of results in a part."""
         return -(-self.channels * len(self.parts[0].phases) // self.width)
 
     @property
@@ -226,11 +226,11 @@ class Plan:
         return max(len(part.offsets) for part in self.parts)
 
     def slabs(self, nb: int) -> int:
-        """Of NB vectors, in a part."""
+        """Slabs of NB vectors, in a part."""
         return -(-self.vectors // nb)
 
     def tiles(self, ur: int) -> int:
-        """Of UR results of a row."""
+        """Tiles of UR results of a row."""
         depth, height, width = self.results
         return depth * height * -(-width // ur)
 

@@ -24,7 +24,7 @@ from .emit import Call, In, Out, Source
 from .window import Window
 from .window import why_not as why_not_window
 
-#: multiply-adds of vectors that are worth a work-item of their own: a thread wakes up in the time of so many
+#: multiply-adds of vectors that are worth a work-item of their own: waking a thread takes as long as this number
 LEAST_WORK = 1 << 14
 
 _SLABS = """

@@ -36,12 +36,12 @@ MOST_GROUPS = 65_535
 #: floats between positions beside the data: without, those of even sizes would fall on the same lines of a cache
 STAGGER = 16
 FUSED, SPLIT = "fused", "split"
-#: NB and UR for at least so many registers, with the time of a multiply-add relative to the best
+#: NB and UR for at least this number of registers, with the time of a multiply-add relative to the best
 REGISTERS = {
     32: {(4, 6): 1.0, (4, 5): 1.03, (3, 8): 1.05, (2, 10): 1.1, (1, 14): 1.3},
     0: {(2, 6): 1.0, (2, 5): 1.03, (3, 4): 1.05, (2, 4): 1.1, (1, 8): 1.2},
 }
-#: a weight from memory takes as long as its products with so many tiles
+#: a weight from memory takes as long as its products with this number of tiles
 COLD = 8
 #: bytes of transformed inputs that stay in a core's own cache beside weights and sums
 HELD = 768 << 10
@@ -100,7 +100,7 @@ class Sizes:
 
     @property
     def side(self) -> int:
-        """Of the inputs of a tile."""
+        """The side of a tile's inputs."""
         return self.tile + 2
 
 
@@ -188,7 +188,7 @@ class ConvWinograd(CSolver):
         def tiles(tile: int) -> int:
             return out[0] * -(-out[2] // tile) * -(-out[3] // tile)
 
-        def work(choice: tuple[int, int]) -> float:  # multiplications that are done, the ones in vain too
+        def work(choice: tuple[int, int]) -> float:  # multiplications that are done, wasted ones included
             nb, ur = choice
             return -(-out[1] // (nb * block)) * nb * -(-tiles(tile) // ur) * ur * choices[choice]
 

@@ -22,7 +22,7 @@ from ...devices.base import Target
 from ...ir.symbolic import hint, lesser
 from .emit import Source
 
-#: for vectors of so many bytes: the feature that brings `dot4`, and what defines it
+#: by bytes of a vector: the feature that brings `dot4`, and what defines it
 INSTRUCTIONS: Mapping[int, tuple[str, Mapping[str, int | str]]] = {
     64: ("avx512vnni", {"VNNI": '"vpdpbusd"'}),
     32: ("avxvnni", {"VNNI": '"%{vex%} vpdpbusd"'}),  # without AVX-512 it has an encoding of its own
@@ -103,7 +103,7 @@ PREFETCH = """
 
 #: what tuning may choose: blocks of columns (output channels) and rows (pixels) of a register tile
 BLOCKS, ROWS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
-#: tiles for at least so many registers, with the time of a product in them relative to the best
+#: tiles for at least this number of registers, with the time of a product in them relative to the best
 TILES = {
     32: {(4, 6): 1.0, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.4},
     0: {(2, 6): 1.0, (2, 5): 1.02, (2, 4): 1.05, (3, 4): 1.2, (1, 10): 1.5},
@@ -112,7 +112,7 @@ TILES = {
 
 @dataclass(frozen=True)
 class Tiling:
-    """So many blocks of columns and rows, in register tiles."""
+    """Blocks of columns and rows, in register tiles."""
 
     blocks: int
     rows: int
@@ -130,7 +130,7 @@ class Tiling:
         return ur == self._most or (ur < self._most and nb * ur >= self.registers // 2)
 
     def best(self) -> tuple[int, int]:
-        """The tile that does least in vain."""
+        """The tile that wastes the least work."""
         known = next(tiles for registers, tiles in TILES.items() if self.registers >= registers)
         few = {(nb, self._most): 2 - nb / 8 for nb in BLOCKS if self.fits(nb, self._most)}
         fitting = few | {tile: cost for tile, cost in known.items() if self.fits(*tile)}
@@ -158,5 +158,5 @@ def add(source: Source, target: Target) -> None:
 
 
 def has_dot4(target: Target) -> bool:
-    """The processor has an instruction for `dot4` on vectors of the target's width."""
+    """Whether the processor has an instruction for `dot4` on vectors of the target's width."""
     return target.vector_bytes in INSTRUCTIONS and target.has(INSTRUCTIONS[target.vector_bytes][0])

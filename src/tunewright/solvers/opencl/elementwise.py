@@ -144,7 +144,7 @@ def _padded(type: TensorType, rank: int) -> tuple[int | str | None, ...]:
 
 
 def _incomplete(problem: Problem, i: int) -> bool:
-    """A plain operand per channel beside a blocked result, whose last block is not full."""
+    """Whether it is a plain operand per channel beside a blocked result, whose last block is not full."""
     type, out = tensor(problem.inputs[i]), tensor(problem.outputs[0])
     if type.layout == out.layout or type.size == 1:
         return False
@@ -201,7 +201,7 @@ class Walk:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Of contiguous memory, 0 for dimensions of one."""
+    """Strides of contiguous memory, 0 for dimensions of one."""
     return [0 if n == 1 else math.prod(shape[k + 1 :]) for k, n in enumerate(shape)]
 
 

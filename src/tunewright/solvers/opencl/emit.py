@@ -6,105 +6,29 @@ one it is an argument, so that every shape shares one text and a new shape compi
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...ir.symbolic import SymInt, Whole, hint
+from ...devices import c_kernel
+from ...devices.c_kernel import Arg as Arg
+from ...devices.c_kernel import In as In
+from ...devices.c_kernel import Out as Out
+from ...devices.c_kernel import Report as Report
+from ...devices.c_kernel import Scratch as Scratch
+from ...devices.c_kernel import Table as Table
+from ...ir.symbolic import SymInt
 from ...ir.types import DType
 from .prelude import PRELUDES
 
 
-@dataclass(frozen=True)
-class In:
-    """Input number ``index`` of the problem."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Out:
-    """Output number ``index`` of the problem."""
-
-    index: int = 0
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """Memory for the launches of one execution of a kernel; equal ``name`` in several launches is the same.
-
-    The kernels of a request share it: what it holds at the beginning is anything.
-    """
-
-    name: str
-    nbytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A constant that the kernel brings along. Where it consists of sizes, ``make`` computes it from these."""
-
-    array: np.ndarray[Any, Any]
-    sizes: tuple[Whole, ...] = ()
-    make: Callable[..., np.ndarray[Any, Any]] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """It depends on symbolic sizes; ``array`` is that of the sizes at hand."""
-        return any(isinstance(size, SymInt) for size in self.sizes)
-
-    @staticmethod
-    def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
-        """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
-        return Table(make(*map(hint, sizes)), tuple(sizes), make)
-
-
-@dataclass(frozen=True)
-class Report:
-    """Where a kernel writes what is wrong with its inputs (`devices.reports`): all launches of a kernel share it."""
-
-
-Arg: TypeAlias = In | Out | Scratch | Table | Report | np.generic | SymInt
-
-
-@dataclass(frozen=True)
-class Call:
-    """One launch: a kernel, over a grid of work-items, with its arguments in order."""
-
-    name: str
-    grid: tuple[int, ...]
-    args: tuple[Arg, ...]
-    #: what stands before the kernel, its parameters, its body: without the words of a dialect
-    head: str
-    params: tuple[str, ...]
-    body: str
-    #: work-items that OpenCL runs together; the grid is a multiple of it
-    group: int = 1
-
-    @cached_property
-    def text(self) -> str:
-        """What tells a kernel from others, whatever its dialect."""
-        return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
-
-    @property
-    def at_hand(self) -> Call:
-        """The launch for the shapes at hand, where it is one of a class of shapes."""
-        return dataclasses.replace(self, grid=tuple(hint(g) for g in self.grid), args=tuple(map(_arg, self.args)))
+class Call(c_kernel.Call):
+    """A launch whose text is written without the words of a dialect."""
 
     def program(self, dialect: str) -> str:
-        """The complete text in a dialect."""
         return _PROGRAMS[dialect](self)
-
-
-def _arg(arg: Arg) -> Arg:
-    if isinstance(arg, SymInt):
-        return np.int32(arg.hint)
-    return Scratch(arg.name, hint(arg.nbytes)) if isinstance(arg, Scratch) else arg
 
 
 def _opencl(call: Call) -> str:
@@ -188,7 +112,7 @@ class Source:
         self._numbers.update({k: np.float32(v) for k, v in values.items()})
 
     def function(self, text: str) -> None:
-        """A helper in front of the kernel."""
+        """Add a helper function in front of the kernel."""
         if text not in self._functions:
             self._functions.append(text)
 

@@ -414,7 +414,7 @@ EXACT = frozenset({"Abs", "Ceil", "Clip", "Floor", "Max", "Min", "Neg", "Relu", 
 
 
 def used(op: str, args: Sequence[A]) -> Sequence[A]:
-    """Of an operation's arguments those whose value matters: of CastLike's second one only the type does."""
+    """The arguments of an operation whose value matters: of CastLike's second one only the type does."""
     return args[:1] if op == "CastLike" else args
 
 

@@ -12,7 +12,7 @@ from .emit import COMPUTE, Source
 
 #: elements of one work-item, at least: about 5 us of work
 GRAIN = 16384
-#: work-items of a launch for each unit, at most: so many that a late one does not hold up the rest
+#: most work-items of a launch per core, enough that a late core does not hold up the rest
 ITEMS_PER_UNIT = 4
 
 _BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}

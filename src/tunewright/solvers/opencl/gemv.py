@@ -1,6 +1,6 @@
 """Products of few rows with a matrix whose columns are contiguous: each result is a dot product of two runs of memory.
 
-This is a fully connected layer in one go over its weights where they are not constant, the product of a matrix with a
+This is a fully connected layer in one pass over its weights where they are not constant, the product of a matrix with a
 vector, and any product with few results but a long sum, which is then split among work-items.
 """
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
-
-import numpy as np
 
 from ...devices.base import Target
 from ...ir.symbolic import greater, hint, lesser
@@ -31,7 +28,7 @@ INLINE i64 legal(i64 i, int size, int* wrong_ones) {
 }
 INLINE int is_outside(i64 i, int size) { return i < -(i64)size || i >= size; }
 """
-#: Row ``i + more`` of so many, counted from 0: the nearest one, where that is reported.
+#: Row ``i + more``, counted from 0 and limited to the rows there are: the nearest one, where that is reported.
 ROW = """
 INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
   if (i >= 0 && i < rows - more) return (int)i + more;
@@ -48,7 +45,7 @@ PER_UNIT = 8
 
 @dataclass(frozen=True)
 class Shares:
-    """Work of ``rows`` times ``columns`` elements, divided: so many rows and columns for each work-item."""
+    """Rows and columns of each work-item, for work of ``rows`` times ``columns`` elements."""
 
     rows: int
     columns: int
@@ -66,7 +63,7 @@ class Shares:
 
 
 def strides(dims: Sequence[int]) -> list[int]:
-    """Of a contiguous array, in elements."""
+    """Strides of a contiguous array, in elements."""
     return [*accumulate(reversed(dims[1:]), lambda a, b: a * b, initial=1)][::-1] if dims else []
 
 
@@ -123,8 +120,4 @@ def no_indices(type: Type | None) -> str | None:
 
 def table(rows: Sequence[Sequence[int]]) -> Table:
     """Numbers of a loop whose length is no part of the text; never empty."""
-    return Table.of(_numbers, [number for row in rows for number in row] or [0])
-
-
-def _numbers(*numbers: int) -> np.ndarray[Any, Any]:
-    return np.array(numbers, np.int32)
+    return Table.list([number for row in rows for number in row] or [0])

@@ -153,7 +153,7 @@ class Factor:
 
     @property
     def run(self) -> int:
-        """Within so many elements the index is constant or counts up."""
+        """Whether the index is constant or counts up within this number of elements."""
         return self.modulus if self.per_element else self.divisor if self.modulus > 1 else 0
 
 

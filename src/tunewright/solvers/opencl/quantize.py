@@ -76,7 +76,7 @@ class Spread:
 
 
 def spread_of(x: TensorType, parameters: TensorType, axis: int, block: int) -> Spread:
-    """Of static types; a parameter is one number, one per index of an axis, or one per block along it."""
+    """How parameters spread over static types: one number, one per index of an axis, or one per block along it."""
     dims = x.dims
     if parameters.size == 1:
         return Spread(greater(x.size, 1))

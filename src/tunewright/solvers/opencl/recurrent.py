@@ -31,7 +31,7 @@ WORTH = 1 << 17
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a static problem under a config."""
+    """Sizes of a static problem under a config."""
 
     steps: int
     batch: int
@@ -66,12 +66,12 @@ class Sizes:
 
     @property
     def tiles(self) -> int:
-        """Of sequences in a direction."""
+        """Tiles of sequences in a direction."""
         return -(-self.batch // self.rows)
 
     @property
     def fused(self) -> bool:
-        """The input's product is made by the recurrence itself."""
+        """Whether the input's product is made by the recurrence itself."""
         return self.steps == 1
 
     @staticmethod
@@ -354,7 +354,7 @@ for (int panel = first; panel < last; panel++) {
         return source.call([sizes.directions * sizes.tiles, parts])
 
     def _strides(self, source: Source) -> None:
-        """Of input rows, of the output and of states, by time, direction and sequence."""
+        """Strides of input rows, of the output and of states, by time, direction and sequence."""
         s = self.sizes
         if s.layout:
             source.dims(X_T=1, X_B=s.steps, Y_T=s.directions * s.hidden, Y_D=s.hidden)

@@ -54,7 +54,7 @@ DIRECTIONS = {"forward": (1, 0), "reverse": (1, 1), "bidirectional": (2, 2)}
 
 
 def directions(problem: Problem) -> tuple[int, int]:
-    """Of a problem that `why_not` has accepted."""
+    """Directions of a problem that `why_not` has accepted."""
     return DIRECTIONS[problem.attrs.get("direction", "forward")]
 
 

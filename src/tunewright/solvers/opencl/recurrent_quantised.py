@@ -97,7 +97,7 @@ class Writer:
 
     @property
     def kind(self) -> DType:
-        """Of numbers on a grid."""
+        """The type of numbers on a grid."""
         return DType.INT16
 
     def pitch(self, size: int) -> int:
@@ -143,7 +143,7 @@ class Writer:
         return tile_of(self.steps * self.batch, 4 * self.hidden, self.target)
 
     def _tiles(self, i: int) -> int:
-        """Of columns in a direction."""
+        """Tiles of columns in a direction."""
         return -(-4 * self.hidden // (self.tile(i)[1] * (self.target.vector_bytes // 4)))
 
     def _weights(self, i: int) -> In | Scratch:

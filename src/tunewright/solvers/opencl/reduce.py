@@ -33,7 +33,7 @@ class Pattern:
 
     kept: tuple[tuple[int, int], ...]
     reduced: tuple[tuple[int, int], ...]
-    #: elements folded in one go, and their distance
+    #: elements folded in one pass, and their distance
     inner: tuple[int, int]
     #: contiguous results; 0: the elements of ``inner`` are contiguous, and there is one result
     columns: int
@@ -277,7 +277,7 @@ int outer = tile;
 
 
 def _columns(source: Source, how: Fold, relative: bool, whole: bool, kept: str, reduced: str) -> str:
-    """Contiguous results, folded side by side, four elements of each in one go."""
+    """Contiguous results, folded side by side, four elements of each in one pass."""
     top = "tops[out + l]" if relative else "0"
 
     def element(number: int) -> str:

@@ -25,7 +25,7 @@ def _ints(problem: Problem, i: int) -> list[int] | None:
 
 
 def _taken(problem: Problem) -> list[tuple[int, int, int]]:
-    """Of each axis the first index that a Slice takes, how many, and the step between them."""
+    """For each axis the first index that a Slice takes, the number of indices, and the step."""
     dims = tensor(problem.inputs[0]).dims
     starts, ends = _ints(problem, 1) or [], _ints(problem, 2) or []
     axes, steps = _ints(problem, 3), _ints(problem, 4) or [1] * len(starts)

@@ -40,7 +40,7 @@ class Window:
 
     @staticmethod
     def of(problem: Problem) -> Window:
-        """Of a static Conv, ConvTranspose or pooling for which `why_not` has nothing to say."""
+        """The window of a static Conv, ConvTranspose or pooling that `why_not` accepts."""
         source, result = spatial(problem.input(0)), spatial(problem.outputs[0])
         attrs, rank = problem.attrs, len(source)
         if problem.op == "ConvTranspose":

@@ -251,7 +251,7 @@ def _bounds(f: Form, bm: int, bn: int, split: int) -> list[str]:
 
 
 def _moving(f: Form) -> bool:
-    """Which keys may be seen depends on the query, or on what is in memory."""
+    """Whether the visible keys depend on the query, or on values in memory."""
     return f.valid is not None or min(f.left, f.right) < UNBOUNDED
 
 
@@ -335,7 +335,7 @@ def _exp(problem: Problem, f: Form) -> str:
 
 
 def _by_row(f: Form) -> bool:
-    """A mask that differs between queries or between heads that share keys."""
+    """Whether it is a mask that differs between queries or between heads that share keys."""
     assert f.mask is not None
     return bool(f.mask.row) or (f.heads > f.groups and bool(f.mask.head))
 

@@ -312,7 +312,7 @@ _lock = threading.RLock()
 
 
 def is_recording() -> bool:
-    """Nothing is to be computed now: see `recording`."""
+    """Whether nothing is to be computed now: see `recording`."""
     return _recording.get() is not None
 
 
@@ -338,7 +338,7 @@ def obtain(
 ) -> None:
     """Have kernels compiled and stored: those that neither memory nor the cache has are built.
 
-    What was built until ``builder`` raises, or somebody interrupts it, is not lost.
+    What was built until ``builder`` raises, or Ctrl-C interrupts it, is not lost.
     """
     with _lock:
         missing: dict[Wanted, Compiled] = {}

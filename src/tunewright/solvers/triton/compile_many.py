@@ -1,6 +1,6 @@
 """Compiling many kernels at once, in processes that Triton alone is loaded into: one for each core, while it takes.
 
-Triton holds Python's lock while it compiles, so threads would not do. A process (``python -m
+Triton holds the GIL while it compiles, so threads would not help. A process (``python -m
 tunewright.solvers.triton.compile_many``) reads a kernel per line from its input and writes a line for each: JSON, the
 cubin in base 64. It ends when its input does, so it cannot outlive its parent by more than one kernel.
 """

@@ -54,7 +54,7 @@ class Axis:
 
     @property
     def taps(self) -> int:
-        """Of a phase, at most."""
+        """The most taps of a phase."""
         return cdiv(self.kernel, self.stride)
 
 

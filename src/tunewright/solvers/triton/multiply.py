@@ -36,7 +36,7 @@ def option(dtype: DType, config: Mapping[str, Any]) -> str:
 
 
 def is_safe(config: Mapping[str, Any], rows: int, warps: int) -> bool:
-    """Whether what Triton (3.6) makes of a config for tiles of so many rows is free of races.
+    """Whether Triton (3.6) compiles a config for tiles of this number of rows without races.
 
     For tf32x3 it splits factors in registers and writes them to shared memory. The fence behind which tensor cores see
     them then stands behind the barrier, not in front of it: of two groups of four warps one may read what the other

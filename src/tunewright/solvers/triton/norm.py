@@ -192,7 +192,7 @@ class Writer:
         return "d = tl.where(live, v - mean[:, None], 0.0)" if self.form.centred else "d = v"
 
     def _statistics(self, count: str) -> list[str]:
-        """``mean`` and ``power`` of a row or part of so many elements; where it is read once, ``v`` and ``d`` stay."""
+        """``mean`` and ``power`` of a row or a part of it; where it is read once, ``v`` and ``d`` stay."""
         tile, power = self.tile, _POWER.get(self.form.kind, _SQUARE)
         if tile.whole:
             mean = [f"mean = tl.sum(v, 1) / {count}"] if self.form.centred else []

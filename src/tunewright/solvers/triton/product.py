@@ -29,11 +29,11 @@ from .product_text import Addend, text
 from .text import load, why_not_chain
 
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
-#: a space leaves out configs that take so many times as long as the best one, by estimate
+#: a space leaves out configs that take this many times as long as the best one, by estimate
 FAR = 1.75
 #: programs on each multiprocessor, where each takes several tiles: of 8 warps, and of fewer
 RESIDENT, RESIDENT_SMALL = 1, 2
-#: the memory engine takes matrices that begin at a multiple of so many bytes
+#: the memory engine takes matrices that begin at a multiple of this number of bytes
 ENGINE = 16
 
 

@@ -53,7 +53,7 @@ MANY = 2
 #: Columns of a tile. 192, which are multiplied as 128 and 64, only where they come out even: of 768 they are a fourth,
 #: so that 4,096 rows make 128 tiles and not 96.
 WIDTHS, UNEVEN = (16, 32, 64, 128, 192, 256), 192
-#: so many summands are a deep sum
+#: a sum of this number of terms is deep
 DEEP = 768
 
 
@@ -87,7 +87,7 @@ def estimate(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
     ahead = stages - (1.5 if large else 1.0)  # one of the steps that are there is being multiplied, or even two
 
     def wave(together: int) -> float:
-        """Of so many programs on each multiprocessor at the same time."""
+        """The time of a wave: this number of programs on each multiprocessor at the same time."""
         work = max(2 * bm * bn * bk * together / rate, sent * together / LINK)
         step = max(work, LATENCY / ahead) if ahead > 0 else work + LATENCY / together
         return LATENCY + AROUND + number * (step + STEP) + together * (PROGRAM + bm * bn * size / LINK)
@@ -102,7 +102,7 @@ def estimate(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
 
 
 def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) -> bool:
-    """It can be compiled in reasonable time, and leaves out nothing better that does the same."""
+    """Whether it can be compiled in reasonable time, and leaves out nothing better that does the same."""
     bm, bn, bk, split, warps = (int(config[k]) for k in ("bm", "bn", "bk", "split", "warps"))
     if not max(256, warps * 32 * LEAST_SUMS) <= bm * bn <= min(128 * 256, warps * 32 * MOST_SUMS):
         return False
@@ -137,7 +137,7 @@ def possible(shape: Shape, config: Mapping[str, Any], gpu: Gpu, dtype: DType) ->
 
 
 def described(shape: Shape, config: Mapping[str, Any], dtype: DType) -> bool:
-    """The memory engine can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
+    """Whether TMA can copy tiles: matrices whose rows are multiples of 16 bytes, steps that end with a tap."""
     if shape.products > 1 or "fold" in config or dtype is DType.FLOAT32:
         return False
     lines = [shape.columns, *([shape.depth] if shape.dense else [])]

@@ -67,12 +67,12 @@ class Shape:
 
     @property
     def dense(self) -> bool:
-        """Row m of the result needs row m of the input alone."""
+        """Whether row m of the result needs only row m of the input."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and not self.padded
 
     @property
     def folds(self) -> bool:
-        """Taps along a row lie one behind the other in memory, and have too few channels to be summed alone."""
+        """Whether taps along a row are contiguous in memory, and have too few channels to be summed alone."""
         few = self.depth < FEW_CHANNELS and self.kernel[1] > 1
         return few and self.groups == 1 and self.dilation[1] == 1
 
@@ -107,7 +107,7 @@ class Fold:
 
     @property
     def exact(self) -> bool:
-        """What is loaded belongs to the window."""
+        """Whether all loaded elements belong to the window."""
         return self.shift == 0 and self.end == self.width
 
 

@@ -31,7 +31,7 @@ MOST_POWER = 8
 
 
 def fold_of(op: str, dtype: DType, count: int) -> Fold:
-    """How a Reduce operation folds rows of so many elements."""
+    """How a Reduce operation folds rows of this number of elements."""
     if op in _EXTREMA:
         return fold.extremum(dtype, op == "ReduceMax")
     if op == "ReduceProd":

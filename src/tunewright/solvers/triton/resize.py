@@ -68,7 +68,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Axes of the result in memory's order: those in front, and so many elements behind the last that is resized."""
+    """Axes of the result in memory's order: those in front, and the number of elements behind the last resized one."""
 
     axes: tuple[_Axis, ...]
     inner: int

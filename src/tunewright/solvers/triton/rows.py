@@ -61,7 +61,7 @@ def tensor(type: object) -> TensorType:
 
 @dataclass(frozen=True)
 class View:
-    """A static tensor, and the logical axes that are folded. With ``groups`` channels fall into so many, which stay."""
+    """A static tensor, and the logical axes that are folded. ``groups`` divides the channels; the groups stay."""
 
     x: TensorType
     folded: frozenset[int]
@@ -284,7 +284,7 @@ def default(view: View, target: Target) -> Config:
 
 
 def scratch(queue: CudaQueue, count: int, real: str) -> Any:
-    """So many numbers of the queue's scratch memory; ``real``: "tl.float32", ..."""
+    """Numbers in the queue's scratch memory; ``real``: "tl.float32", ..."""
     import torch
 
     dtype = getattr(torch, real.removeprefix("tl."))

@@ -60,7 +60,7 @@ class VendorSolver(CudaSolver):
         return multiply.marked(super().compile(problem, config, device), config)
 
     def _is_single(self, problem: Problem) -> bool:
-        """It multiplies numbers of single precision."""
+        """Whether it multiplies numbers of single precision."""
         first = problem.inputs[0]
         return self.multiplies and isinstance(first, TensorType) and first.dtype is DType.FLOAT32
 

@@ -42,7 +42,7 @@ def _arg(name: str) -> Function:
 
 
 def _top(torch: Any, ins: Sequence[Any], problem: Problem) -> Any:
-    """Of equal elements the first ones count: a stable sort keeps their order."""
+    """TopK. Among equal elements the first ones win, because a stable sort keeps their order."""
     axis, out = _axis(problem, -1), problem.outputs[0]
     assert isinstance(out, TensorType)
     values, indices = torch.sort(ins[0], dim=axis, descending=bool(problem.attrs.get("largest", 1)), stable=True)

@@ -1,4 +1,4 @@
-"""Fast paths around the steps of small plans: a plan that is one launch, and an If that decides by single numbers."""
+"""Small plans: results in one piece of memory, plans that are one launch, an If that decides by single numbers."""
 
 import threading
 
@@ -44,11 +44,15 @@ def frame(request):
     return found
 
 
+def segments(request):
+    return len(frame(request).segments)
+
+
 @native
 def test_results_are_the_callers():
     request = compiled(NETWORK).create_infer_request()
     kept = [request.infer(feed(number)) for number in range(6)]
-    assert frame(request).single is not None and request.get_totals().launches == 1
+    assert segments(request) == 1 and request.get_totals().launches == 1
     for number, results in enumerate(kept):
         check(results, number)
         for array in results.values():
@@ -64,7 +68,7 @@ g (float[4, 4] x) => (float[4, 4] y) { y = Relu(x) }""").create_infer_request()
     for number in (-3, 3):
         x = np.full((4, 4), number, np.float32)
         np.testing.assert_array_equal(request.infer({"x": x})["y"], np.maximum(x, 0))
-    assert frame(request).single is not None
+    assert segments(request) == 1
 
 
 @native
@@ -74,7 +78,7 @@ g (float[4, 4] x) => (float[4, 4] y) { y = Relu(x) }""").create_infer_request()
      "g (float[4, 4] x) => (float[4, 4] y, float[4, 4] z) { y = Relu(x) z = Identity(x) }",  # an input comes back
      "g (float[4, 4] x) => (float[4, 4] y) { a = MatMul(x, x) d = Det(a) y = Mul(a, d) }"],  # the host has a step
 )  # fmt: skip
-def test_others_go_through_their_steps(text):
+def test_results_that_share_no_piece_of_memory(text):
     request = compiled('<ir_version: 8, opset_import: ["" : 17]> ' + text).create_infer_request()
     want = compiled('<ir_version: 8, opset_import: ["" : 17]> ' + text, "CPU.HOST").create_infer_request()
     (shape,) = [type.dims for type in request.model.inputs.values()]
@@ -82,30 +86,30 @@ def test_others_go_through_their_steps(text):
         x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
         for name, value in want.infer({"x": x}).items():
             np.testing.assert_allclose(request.infer({"x": x})[name], value, rtol=1e-4, atol=1e-5)
-    assert frame(request).single is None
+    assert segments(request) == (3 if "Det" in text else 1)
 
 
 @native
-def test_counted_plans_go_through_their_steps():
+def test_counted_plans_are_one_launch_too():
     request = compiled(NETWORK, PERF_COUNT="YES").create_infer_request()
     check(request.infer(feed(2)), 2)
     rows = [row for row in request.get_profiling_info() if row.calls]
-    assert frame(request).single is None and rows and all(row.device_seconds > 0 for row in rows)
+    assert segments(request) == 1 and rows and all(row.device_seconds > 0 for row in rows)
 
 
 @native
 def test_a_request_that_failed_runs_again(monkeypatch):
     request = compiled(NETWORK).create_infer_request()
     check(request.infer(feed(1)), 1)
-    single, fails = frame(request).single, [KeyboardInterrupt, MemoryError]
-    launch = single.launcher
+    (segment,), fails = frame(request).segments, [KeyboardInterrupt, MemoryError]
+    run = segment.bound._run
 
     def failing():
         if fails:
             raise fails.pop()
-        launch()
+        run()
 
-    monkeypatch.setattr(single, "launcher", failing)
+    monkeypatch.setattr(segment.bound, "_run", failing)
     with pytest.raises(ExecutionError, match="not enough memory"):
         request.infer(feed(2))
     with pytest.raises(KeyboardInterrupt):
@@ -177,15 +181,15 @@ def test_what_was_decided_before_is_known(text, first, axis):
 
 
 def test_more_values_than_are_remembered(monkeypatch):
-    from tunewright.runtime import brief
+    from tunewright.runtime import decision
 
-    monkeypatch.setattr(brief, "MOST", 3)
+    monkeypatch.setattr(decision, "MOST", 3)
     request, x = compiled(OPEN).create_infer_request(), np.ones((4, 8), np.float32)
     for rate in [*range(15997, 16003)] * 2:
         y = request.infer({"x": x, "rate": np.array(rate), "loud": np.array(True)})["y"]
         np.testing.assert_allclose(y, np.exp(x) if rate == 16000 else -x, rtol=1e-5)
-    (switch,) = [frame.switch for _, frame in request.executor.frames() if frame.switch is not None]
-    assert 0 < len(switch.known) <= 3
+    (found,) = [frame.decision for _, frame in request.executor.frames() if frame.decision is not None]
+    assert 0 < len(found.known) <= 3
 
 
 BOUNDS = """

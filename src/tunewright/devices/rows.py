@@ -1,6 +1,6 @@
 """Control flow as data: kernels, loops and branches that a device may link into one launch with their neighbours.
 
-The runtime writes a `Block` for a control-flow node (`runtime/control_rows.py`); a `Linker` that takes blocks makes it
+The runtime writes a `Block` for a control-flow node (`runtime/control_rows.py`); a device that links blocks makes it
 part of a launch. Every tensor is a `Ref`: an address that is fixed, or that the launch itself changes as it goes.
 """
 
@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..devices.base import Device
+from ..ir.late import Code, is_late, newest
 from ..ir.symbolic import SymInt, Whole
 from ..ir.types import TensorType
-from .base import Kernel, Linker
+from .executable import Kernel
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,26 @@ class Copy:
     nbytes: Whole
 
 
+@dataclass(eq=False)
+class Late:
+    """Numbers that change with a late symbol (`ir/late.py`), which is how many iterations of a loop are over.
+
+    Where a check of ``code`` fails, the rows are not right for what comes: the launch ends, and the request runs the
+    node by itself.
+    """
+
+    atom: int
+    counter: Counter
+    code: Code = field(default_factory=Code)
+
+
 @dataclass(frozen=True, eq=False)
 class Loop:
     """Repeat ``body`` while the bool at ``condition`` is true, and as often as the int64 at ``limit`` says.
 
     ``whole``: nothing but the limit ends it. ``tag``: the node, for whoever tells that it took too many iterations.
+    ``first``: bodies of the first iterations, where these differ. ``late``: what each further iteration computes
+    at first, where its rows depend on which one it is. ``behind``: rows behind the loop, with ``at_end`` before them.
     """
 
     counter: Counter
@@ -114,6 +129,10 @@ class Loop:
     body: Sequence[Row]
     whole: bool = False
     tag: object = None
+    first: Sequence[Sequence[Row]] = ()
+    late: Late | None = None
+    behind: Sequence[Row] = ()
+    at_end: Late | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,37 +149,35 @@ Row: TypeAlias = Launch | Set | Copy | Loop | Branch
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """An output of which a loop makes rows of ``type``, as many as it has iterations.
+    """An output that is as long as a loop: of which each iteration makes a row, or that each iteration makes longer.
 
-    ``most``: as many as there may be; None: what the node's first input says, which is there before the launch.
+    ``type``: of a row; of a state, without any iteration. ``steps``: how much each iteration adds to each size of the
+    state. ``most``: iterations that there may be; None: what the node's first input says, which is there before the
+    launch.
     """
 
     output: int
     type: TensorType
     counter: Counter
     most: Whole | None
+    steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A control-flow node for a linker, with so many bytes of memory of its own."""
+    """A control-flow node as part of a launch, with memory of its own."""
 
     rows: Sequence[Row]
     nbytes: Whole
-    linker: Linker
     #: outputs that are memory of each inference, for as many rows as there may be
     ragged: Sequence[Ragged] = ()
     #: of the node, where its rows' times and failures are told
     tag: object = field(default=None, repr=False)
 
-
-def linker_of(device: Device) -> Linker | None:
-    """Who links blocks on a device; None where nobody does."""
-    if device.family != "native":
-        return None
-    from .opencl.linked import Linked  # which needs this module
-
-    return Linked(device)  # type: ignore[arg-type]
+    @property
+    def escapes(self) -> bool:
+        """It may turn out in a launch that its rows are not right for what comes."""
+        return any(late.code.checks for late in lates(self.rows))
 
 
 def walk(rows: Sequence[Row]) -> Iterator[Row]:
@@ -168,7 +185,8 @@ def walk(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
         yield row
         if isinstance(row, Loop):
-            yield from walk(row.body)
+            for rows in (*row.first, row.body, row.behind):
+                yield from walk(rows)
         elif isinstance(row, Branch):
             yield from walk(row.then)
             yield from walk(row.otherwise)
@@ -188,16 +206,51 @@ def refs(row: Row) -> Iterator[Ref]:
 
 
 def sizes(block: Block) -> Iterator[Whole]:
-    """Every number that says where a tensor of a block is or how large it is."""
+    """Every number that says where a tensor of a block is or how large it is, and is known in front of a launch."""
     yield block.nbytes
     for one in block.ragged:
         yield from one.type.dims
         if one.most is not None:
             yield one.most
-    for row in walk(block.rows):
+    yield from (number for number in numbers(block.rows) if not is_late(number))
+    for late in lates(block.rows):
+        yield from late.code.leaves()
+
+
+def numbers(rows: Sequence[Row]) -> Iterator[Whole]:
+    """Every number that rows consist of; those in kernels as well that are in no other list."""
+    for row in walk(rows):
         for ref in [*refs(row), *([row.to] if isinstance(row, Set) else [])]:
             yield ref.offset
             if isinstance(ref.base, Sizes):
                 yield from ref.base.array.reshape(-1).tolist()
         if isinstance(row, Copy):
             yield row.nbytes
+        elif isinstance(row, Launch):
+            of_kernel = getattr(row.kernel, "open", None)
+            yield from () if of_kernel is None else of_kernel.sizes
+
+
+def lates(rows: Sequence[Row]) -> Iterator[Late]:
+    """Every program of late numbers."""
+    for row in walk(rows):
+        if isinstance(row, Loop):
+            yield from (late for late in (row.late, row.at_end) if late is not None)
+
+
+def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
+    """Have the programs of late numbers compute every number of rows that is one."""
+    for row in rows:
+        if isinstance(row, Loop):
+            for body in row.first:
+                settle(body, inside)
+            settle(row.body, inside if row.late is None else (*inside, row.late))
+            settle(row.behind, inside if row.at_end is None else (*inside, row.at_end))
+        elif isinstance(row, Branch):
+            settle(row.then, inside)
+            settle(row.otherwise, inside)
+        else:
+            for number in filter(is_late, numbers([row])):
+                for late in inside:  # none has it where the rows are written again as part of others
+                    if late.atom == newest(number):
+                        late.code.value(number)

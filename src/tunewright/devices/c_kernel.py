@@ -1,0 +1,280 @@
+"""Kernels in C as devices see them: launches with their arguments, some of which depend on shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from ..errors import ModelError
+from ..ir.late import is_late
+from ..ir.symbolic import SymInt, Whole, hint
+from ..ir.types import TensorType, Type
+from . import building
+from .base import Queue
+from .c_device import CDevice, CQueue
+from .executable import Kernel, Packing, Part
+from .native import steps
+
+
+@dataclass(frozen=True)
+class In:
+    """Input number ``index`` of the problem."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Out:
+    """Output number ``index`` of the problem."""
+
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory for the launches of one execution of a kernel; equal ``name`` in several launches is the same.
+
+    The kernels of a request share it: what it holds at the beginning is anything.
+    """
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A constant that the kernel brings along. Where it consists of sizes, ``make`` computes it from these."""
+
+    array: np.ndarray[Any, Any]
+    sizes: tuple[Whole, ...] = ()
+    make: Callable[..., np.ndarray[Any, Any]] | None = None
+    #: its elements are the sizes themselves, as int32
+    listed: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        """It depends on numbers that a launch finds out by itself."""
+        return any(map(is_late, self.sizes))
+
+    @property
+    def words(self) -> list[Whole]:
+        """The sizes as words of 64 bits, of two elements each; they are not negative."""
+        assert self.listed
+        sizes = [*self.sizes, 0]
+        return [low + high * 2**32 for low, high in zip(sizes[::2], sizes[1::2], strict=False)]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it depends on symbolic sizes; ``array`` is that of the sizes at hand."""
+        return any(isinstance(size, SymInt) for size in self.sizes)
+
+    @staticmethod
+    def of(make: Callable[..., np.ndarray[Any, Any]], sizes: Sequence[Whole]) -> Table:
+        """What a function makes of sizes. It gets them as plain numbers, and must not depend on anything else."""
+        return Table(make(*map(hint, sizes)), tuple(sizes), make)
+
+    @staticmethod
+    def list(sizes: Sequence[Whole]) -> Table:
+        """The sizes themselves."""
+        return dataclasses.replace(Table.of(_int32, sizes), listed=True)
+
+
+def _int32(*numbers: int) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.int32)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a kernel writes what is wrong with its inputs (`devices.reports`): all launches of a kernel share it."""
+
+
+Arg: TypeAlias = In | Out | Scratch | Table | Report | np.generic | SymInt
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: an entry point, over a grid of work-items, with its arguments in order."""
+
+    name: str
+    grid: tuple[int, ...]
+    args: tuple[Arg, ...]
+    #: what stands before the kernel, its parameters, its body: without the words of a dialect
+    head: str
+    params: tuple[str, ...]
+    body: str
+    #: work-items that OpenCL runs together; the grid is a multiple of it
+    group: int = 1
+    #: the same along each axis, where a user says so; none: the device decides
+    local: tuple[int, ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        """What tells a kernel from others, whatever its dialect."""
+        return f"{self.head}\nKERNEL {self.name}({', '.join(self.params)}) {{\n{self.body}\n}}\n"
+
+    @property
+    def at_hand(self) -> Call:
+        """The launch for the shapes at hand, where it is one of a class of shapes."""
+        return dataclasses.replace(self, grid=tuple(hint(g) for g in self.grid), args=tuple(map(_arg, self.args)))
+
+    def program(self, dialect: str) -> str:
+        """The complete text in a dialect."""
+        raise NotImplementedError
+
+
+class Text(Call):
+    """A launch whose ``body`` is a complete text already."""
+
+    def program(self, dialect: str) -> str:
+        return self.body
+
+
+def _arg(arg: Arg) -> Arg:
+    if isinstance(arg, SymInt):
+        return np.int32(arg.hint)
+    return Scratch(arg.name, hint(arg.nbytes)) if isinstance(arg, Scratch) else arg
+
+
+class Tensors(Protocol):
+    """What a kernel is for, as far as its device asks."""
+
+    @property
+    def inputs(self) -> Sequence[Type | None]: ...
+
+    @property
+    def outputs(self) -> Sequence[Type | None]: ...
+
+    @property
+    def constant(self) -> Sequence[bool]:
+        """Which inputs never change."""
+
+
+class CKernel(Kernel):
+    """Launches of compiled programs. Immutable."""
+
+    is_linkable = True
+
+    def __init__(
+        self, name: str, problem: Tensors, device: CDevice, calls: Sequence[Call], packings: Mapping[int, Packing]
+    ) -> None:
+        self.name, self.problem, self.device = name, problem, device
+        self.calls = [call.at_hand for call in calls]
+        #: what of its launches depends on shapes, where it is made for a class of them
+        self.open = OpenCalls.of(calls)
+        self.packings = packings
+        self.costs = Costs(len(calls))
+
+    def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+        assert self.open is not None
+        self.most_scratch = dict(scratch)
+        moving = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
+        self.open = dataclasses.replace(self.open, scratch=moving)
+
+    @property
+    def texts(self) -> list[str]:
+        """The complete text of each launch."""
+        return [call.program(self.device.dialect) for call in self.calls]
+
+    @cached_property
+    def programs(self) -> list[Any]:
+        """Compiled, at the latest when they are needed."""
+        with building.waiting():
+            return [self.device.build(text) for text in self.texts]
+
+    def prepare(self) -> None:
+        _ = self.programs
+
+    def is_like(self, other: Kernel) -> bool:
+        return isinstance(other, CKernel) and [[*map(_kind, c.args)] for c in self.calls] == [
+            [*map(_kind, c.args)] for c in other.calls
+        ]
+
+    def run(self, queue: Queue, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        assert isinstance(queue, CQueue)
+        made = [self.new(i) if out is None else out for i, out in enumerate(outputs)]
+        given = [*inputs, *made]
+        part = Part.alone(self, len(inputs), len(made), queue.running)
+        bound = self.device.link([part]).bind(queue, [None] * len(given))
+        queue.keep((bound, given))
+        bound.invoke({number: value for number, value in enumerate(given) if value is not None})
+        return made
+
+    def new(self, i: int) -> Any:
+        """Memory for output i."""
+        type = self.problem.outputs[i]
+        assert isinstance(type, TensorType)
+        return self.device.view(self.device.alloc(type.nbytes), 0, type)
+
+
+@dataclass(frozen=True)
+class OpenCalls:
+    """The parts of a kernel's launches that depend on shapes: words of its rows in a table, and scratch memory."""
+
+    #: (launch, word of its row, value)
+    words: tuple[tuple[int, int, SymInt], ...]
+    scratch: Mapping[str, SymInt]
+    #: constants: launch, argument, what it is
+    tables: tuple[tuple[int, int, Table], ...] = ()
+
+    @property
+    def sizes(self) -> list[Whole]:
+        """Every size in these launches."""
+        found: list[Whole] = [value for _, _, value in self.words]
+        tables = (table.words if table.is_late else table.sizes for _, _, table in self.tables)
+        return [*found, *self.scratch.values(), *(size for sizes in tables for size in sizes)]
+
+    @staticmethod
+    def of(calls: Sequence[Call]) -> OpenCalls | None:
+        """None where nothing does."""
+        words: list[tuple[int, int, Any]] = []
+        scratch: dict[str, Any] = {}
+        tables: list[tuple[int, int, Table]] = []
+        for launch, call in enumerate(calls):
+            x, y, _ = (*call.grid, 1, 1)[:3]
+            items = math.prod(call.grid)
+            if items > steps.MOST_ITEMS:
+                raise ModelError(f"a kernel over {items:,} work-items")
+            words += [(launch, at, value) for at, value in ((1, x), (2, y), (3, items))]
+            words += [(launch, steps.ROW + at, arg) for at, arg in enumerate(call.args)]
+            tables += [(launch, at, arg) for at, arg in enumerate(call.args) if isinstance(arg, Table) and arg.is_open]
+            scratch.update({arg.name: arg.nbytes for arg in call.args if isinstance(arg, Scratch)})
+        found = tuple(each for each in words if isinstance(each[2], SymInt))
+        sizes = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
+        return OpenCalls(found, sizes, tuple(tables)) if found or sizes or tables else None
+
+
+def _kind(arg: Any) -> Any:
+    """What an argument of a launch is, but for its value."""
+    if isinstance(arg, In | Out | Report):
+        return arg
+    return arg.name if isinstance(arg, Scratch) else isinstance(arg, Table)
+
+
+class Costs:
+    """What the thread pool learned of a kernel's launches, for tables that are made later: it need not learn it again.
+
+    A table of steps has the least ticks that it saw for 1024 items of each (`launch_table.c`); 0: it saw none.
+    """
+
+    def __init__(self, launches: int) -> None:
+        self._known = np.zeros(launches, np.uint64)
+        #: the table that was made last, and in each row where the launches' costs stand
+        self._last: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    def pass_on(self, table: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> None:
+        """Write what is known into a new table, and learn from it from now on."""
+        if self._last is not None:
+            last, where = self._last
+            seen = np.concatenate([last[where], [self._known]])
+            unknown = np.iinfo(np.uint64).max
+            least = np.where(seen == 0, unknown, seen).min(0)
+            self._known = np.where(least == unknown, 0, least).astype(np.uint64)
+        table[places] = self._known
+        self._last = table, places

@@ -1,0 +1,77 @@
+"""Words of a launch table that the launch itself computes: numbers that depend on a late symbol (`ir/late.py`)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...ir.late import Result, Source, Symbol
+from ...ir.symbolic import Whole, hint
+from ..rows import Late
+from .steps import Cell, Function, Listing, Op, Operand
+
+_FUNCTIONS: Mapping[Callable[[int, int], int], Function] = {
+    operator.add: Function.ADD, operator.mul: Function.MULTIPLY, operator.floordiv: Function.DIVIDE,
+    operator.mod: Function.REST, min: Function.LEAST, max: Function.MOST,
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class LateWords:
+    """A COMPUTE row while its table is written."""
+
+    late: Late
+    #: the row, which is written at the end
+    step: int
+    #: where late symbols stand
+    symbols: Mapping[int, Operand]
+    listing: Listing
+    #: iterations that are left, and behind it the step that ended the run
+    left: Cell
+    #: a word that is a number
+    constant: Callable[[int], Cell]
+    #: says what a word is that is known in front of the launch
+    word_is: Callable[[Operand, Whole], None]
+    _functions: list[tuple[Function, Operand, Operand, Operand]] = field(default_factory=list)
+    _results: list[Cell] = field(default_factory=list)
+    #: words that are a number, or another word with a number added
+    _wanted: list[tuple[Operand, Whole]] = field(default_factory=list)
+    _sums: list[tuple[Operand, Whole, Sequence[Operand]]] = field(default_factory=list)
+
+    def set(self, at: Operand, number: Whole) -> None:
+        """A word is this number from the row on."""
+        self._wanted.append((at, number))
+
+    def add(self, base: Operand, number: Whole, words: Sequence[Operand]) -> None:
+        """Words are this number more than the word at ``base``; there may be more words until the row is written."""
+        self._sums.append((base, number, words))
+
+    def write(self) -> None:
+        """Write the row."""
+        code, nothing = self.late.code, self.constant(0)
+        for function, a, b in code.steps:
+            self._results.append(self.listing.cell())
+            self._functions.append((_FUNCTIONS[function], self._results[-1], self._word(a), self._word(b)))
+        for is_zero, source, answer in code.checks:
+            how = Function.IS_ZERO if is_zero else Function.IS_NEGATIVE
+            self._functions.append((how, int(answer), self._word(source), nothing))
+        for at, number in self._wanted:
+            self._functions.append((Function.ADD, at, self._word(code.value(number)), nothing))
+        for base, number, words in self._sums:
+            more = self._word(code.value(number))
+            self._functions += [(Function.ADD, word, base, more) for word in words]
+        flat = [operand for function in self._functions for operand in function]
+        self.listing.rows[self.step] = (int(Op.COMPUTE), self.left, len(self._functions), *flat)
+
+    def _word(self, source: Source) -> Operand:
+        """The word that holds a value."""
+        if isinstance(source, Result):
+            return self._results[source.step]
+        if isinstance(source, Symbol):
+            return self.symbols[source.atom]
+        if isinstance(source, int):
+            return self.constant(source)
+        cell = self.listing.cell(int(hint(source)))
+        self.word_is(cell, source)
+        return cell

@@ -1,0 +1,416 @@
+"""Writes tables of steps: kernels with their arguments, and blocks of control flow (`devices/rows.py`) as control rows.
+
+An address that a loop changes stands in a variable of the table, and in every argument that is that tensor: `Set`
+becomes a MOVE that writes all of them. What is each request's own (where its tensors lie, scratch memory, memory of
+blocks) is not in the table that is written here: it says where that belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...ir.late import is_late, newest
+from ...ir.symbolic import Whole, hint
+from ..base import address
+from ..c_device import NOTHING
+from ..c_kernel import CKernel, In, Out, Report, Scratch, Table
+from ..executable import Part
+from ..rows import (
+    Block,
+    Branch,
+    Copy,
+    Counter,
+    Fixed,
+    Late,
+    Launch,
+    Loop,
+    Outer,
+    Own,
+    Ref,
+    Row,
+    Set,
+    Sizes,
+    Variable,
+    refs,
+    walk,
+)  # fmt: skip
+from . import steps
+from .late_table import LateWords
+from .steps import Argument, Cell, Label, Linked, Op, Operand
+from .table_sizes import OpenTable, Placed, Region, is_open, word_of
+
+#: where the cost stands, from a row's first argument on
+_COST = -1
+
+
+@dataclass(eq=False)
+class _Places:
+    """The words that hold a variable's address, and for each offset the words that hold the address plus it."""
+
+    cell: Cell
+    words: dict[Whole, list[Operand]] = field(default_factory=dict)
+    #: where an offset's words are read by control rows
+    read: dict[Whole, Cell] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class TableWriter:
+    """Writes the table of one executable."""
+
+    #: threads at most
+    participants: int
+    listing: steps.Listing = field(default_factory=steps.Listing)
+    #: what must live as long as the table
+    kept: list[Any] = field(default_factory=list)
+    #: of each step: which kernel or block it belongs to, and the tag of a launch in a block
+    owners: list[int] = field(default_factory=list)
+    tags: list[object] = field(default_factory=list)
+    #: where the address of each tensor stands
+    places: dict[int, list[Operand]] = field(default_factory=dict)
+    #: for each kernel where the costs of its launches stand, each time that it is in the table
+    costs: dict[CKernel, list[list[Operand]]] = field(default_factory=dict)
+    #: iterations that the loops of a run may take, what is left of them, and behind that which loop found none
+    bound: Cell | None = None
+    left: Cell | None = None
+    #: where iterations are counted
+    counters: dict[Counter, Cell] = field(default_factory=dict)
+    #: the step that says where a run begins, where the request may run a block instead of the table
+    entrance: int | None = None
+    #: what of it is each request's own, or depends on sizes
+    open: OpenTable = field(default_factory=OpenTable)
+    #: of each kernel that is no block's: where it is
+    placed: dict[int, Placed] = field(default_factory=dict)
+    #: tags of kernels that say what is wrong with their inputs, and where the addresses of their records stand
+    reports: list[tuple[Any, list[Operand]]] = field(default_factory=list)
+    _numbers: list[tuple[Operand, int]] = field(default_factory=list)
+    _variables: dict[Variable, _Places] = field(default_factory=dict)
+    _moves: list[tuple[int, _Places, Whole, Operand, Whole]] = field(default_factory=list)
+    #: words that hold the address of a cell
+    pointers: list[tuple[Operand, Cell]] = field(default_factory=list)
+    _constants: dict[int, Cell] = field(default_factory=dict)
+    _sizes: dict[Sizes, Region] = field(default_factory=dict)
+    _late: list[LateWords] = field(default_factory=list)
+
+    def begin(self, blocks: Sequence[Block]) -> None:
+        """``blocks``: those of what follows. Each run begins with all the iterations that it may take."""
+        if blocks:
+            self.bound, self.left = self.listing.cell(), self.listing.cell(0, 2)
+            self.listing.move(self.bound, [self.left])
+            if any(block.escapes for block in blocks):
+                self.entrance = self.listing.control(Op.JUMP, len(self.listing.rows) + 1)
+            self._own(0)
+
+    def part(self, number: int, part: Part) -> None:
+        """A kernel whose tensors are the plan's own, or a block of control flow."""
+        if isinstance(part.kernel, Block):
+            region = Region(part.kernel.nbytes)
+            self.open.regions.append(region)
+            writer = _BlockWriter(self, part, region)
+            writer.meet(part.kernel.rows)
+            writer.rows(part.kernel.rows)
+            writer.end()
+        else:
+            assert isinstance(part.kernel, CKernel)
+
+            def bind(arg: In | Out, at: Operand) -> None:
+                self.tensor(part, isinstance(arg, Out), arg.index, at)
+
+            self.placed[number] = self.launches(part.kernel, bind, part.tag)
+        self._own(number)
+
+    def tensor(self, part: Part, output: bool, index: int, at: Operand) -> None:
+        """The word is the address of a part's tensor."""
+        slot = (part.outs if output else part.ins)[index]
+        if slot >= 0:
+            self.places.setdefault(slot, []).append(at)
+
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_open(number):
+            self.open.words.append((at, number))
+
+    def words(self, numbers: Sequence[Whole], word_is: Callable[[Operand, Whole], None]) -> Cell:
+        """The first of the words that are these numbers, one behind the other."""
+        cells = [self.listing.cell(int(hint(number))) for number in numbers]
+        for cell, number in zip(cells, numbers, strict=True):
+            word_is(cell, number)
+        return cells[0]
+
+    def link(self) -> Linked:
+        """The table, with everything that is known now."""
+        for late in self._late:
+            late.write()
+        for step, places, offset, source, add in self._moves:
+            words = places.words.get(offset, [])
+            self.listing.rows[step] = (int(Op.MOVE), source, int(hint(add)) & 0xFFFFFFFFFFFFFFFF, len(words), *words)
+        linked = self.listing.link(self.participants)
+        for at, number in self._numbers:
+            linked.table[linked.number(at)] = number
+        return linked
+
+    def _own(self, number: int) -> None:
+        """The steps written since the last call are this kernel's or block's."""
+        count = len(self.listing.rows)
+        self.owners += [number] * (count - len(self.owners))
+        self.tags += [None] * (count - len(self.tags))
+
+    def launches(
+        self, kernel: CKernel, bind: Callable[[In | Out, Operand], None], tag: object, counted: bool = False,
+        word_is: Callable[[Operand, Whole], None] | None = None,
+    ) -> Placed:  # fmt: skip
+        """The rows of a kernel. ``tag``: whose its failures are, and, where it is ``counted``, its times. ``word_is``:
+        says what a word will be that depends on sizes."""
+        costs: list[Operand] = []
+        record: list[Operand] = []
+        placed = Placed(kernel)
+        for call, program in zip(kernel.calls, kernel.programs, strict=True):
+            step = self.listing.kernel(program.entry(call.name), call.grid, len(call.args))
+            self.tags += [None] * (step - len(self.tags)) + [tag if counted else None]
+            self.kept.append(program)
+            costs.append(Argument(step, _COST))
+            placed.steps.append(step)
+            for index, arg in enumerate(call.args):
+                at = Argument(step, index)
+                if isinstance(arg, In | Out):
+                    bind(arg, at)
+                elif isinstance(arg, Scratch):
+                    placed.scratch.setdefault(arg.name, []).append(at)
+                elif isinstance(arg, Table) and arg.is_late:
+                    self.pointers.append((at, self.words(arg.words, word_is or self.word_is)))
+                elif isinstance(arg, Table):
+                    self.kept.append(arg.array)
+                    self._numbers.append((at, address(arg.array if arg.array.size else NOTHING)))
+                elif isinstance(arg, Report):
+                    record.append(at)
+                else:
+                    self._numbers.append((at, steps.number(arg)))  # type: ignore[arg-type]
+        self.open.kernel(placed, word_is or self.word_is)
+        if record:
+            self.reports.append((tag, record))
+        self.costs.setdefault(kernel, []).append(costs)
+        return placed
+
+    def region_of(self, sizes: Sizes) -> Region:
+        """Where a constant of sizes is."""
+        if sizes not in self._sizes:
+            elements = sizes.array.reshape(-1).tolist()
+            region = self._sizes[sizes] = Region(len(elements) * sizes.dtype.itemsize, elements, sizes.dtype)
+            self.open.regions.append(region)
+        return self._sizes[sizes]
+
+    def _constant(self, number: int) -> Cell:
+        if number not in self._constants:
+            self._constants[number] = self.listing.cell(number)
+        return self._constants[number]
+
+
+@dataclass(eq=False)
+class _BlockWriter:
+    """Writes the rows of one block."""
+
+    table: TableWriter
+    part: Part
+    #: the block's own memory
+    region: Region
+    #: what is computed in the launch, by the late symbol that it waits for
+    late: dict[int, LateWords] = field(default_factory=dict)
+    #: variables of this block
+    variables: dict[Variable, _Places] = field(default_factory=dict)
+    #: where the memory of the block begins
+    base: Cell | None = None
+
+    def meet(self, rows: Sequence[Row]) -> None:
+        """Know at which offsets variables are read: whatever sets them writes all of these addresses."""
+        for row in walk(rows):
+            for ref in refs(row):
+                if isinstance(ref.base, Variable):
+                    self._places(ref.base).words.setdefault(ref.offset, [])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            _WRITERS[type(row)](self, row)
+
+    def launch(self, row: Launch) -> None:
+        assert isinstance(row.kernel, CKernel)
+
+        def bind(arg: In | Out, at: Operand) -> None:
+            ref = (row.outs if isinstance(arg, Out) else row.ins)[arg.index]
+            if ref is not None:
+                self._argument(ref, at)
+
+        self.table.launches(row.kernel, bind, row.tag, counted=True, word_is=self.word_is)
+
+    def set(self, row: Set) -> None:
+        places = self._places(row.variable)
+        self._move(places, 0, *self._source(row.to))
+        for offset in places.words:
+            if is_open(offset) or offset:
+                self._move(places, offset, places.cell, offset)
+
+    def copy(self, row: Copy) -> None:
+        nbytes, words = row.nbytes, (self._word(row.to), self._word(row.source))
+        if is_open(nbytes) or nbytes:
+            step = self.table.listing.control(Op.COPY, *words, int(hint(nbytes)))
+            self.word_is(word_of(step, 3), nbytes)
+
+    def loop(self, row: Loop) -> None:
+        listing, out, counter = self.table.listing, Label(), self._counter(row.counter)
+        listing.move(self.table._constant(0), [counter])
+        for body in row.first:
+            self.head(row, out)
+            self.rows(body)
+            following = Label()
+            listing.control(Op.AGAIN, following, counter)
+            listing.place(following)
+        head = self.head(row, out)
+        self.computed(row.late)
+        self.rows(row.body)
+        listing.control(Op.AGAIN, head, counter)
+        listing.place(out)
+        if row.at_end is not None:
+            before = self.late.get(row.at_end.atom)
+            self.computed(row.at_end)
+            self.rows(row.behind)
+            if before is not None:
+                self.late[row.at_end.atom] = before
+
+    def head(self, row: Loop, out: Label) -> int:
+        """Where an iteration begins, or the loop ends."""
+        table, limit = self.table, 0 if row.limit is None else self._word(row.limit)
+        assert table.left is not None
+        counter, condition = self._counter(row.counter), self._word(row.condition)
+        head = table.listing.control(Op.LOOP, out, counter, limit, condition, table.left, int(row.whole), 0)
+        table.tags += [None] * (head - len(table.tags)) + [row.tag]
+        return head
+
+    def computed(self, late: Late | None) -> None:
+        """A row that computes numbers: from here on they are those."""
+        if late is None:
+            return
+        table = self.table
+        step = table.listing.control(Op.COMPUTE, 0, 0)
+        table.tags += [None] * (step - len(table.tags)) + [late]
+        symbols: dict[int, Operand] = {late.atom: self._counter(late.counter)}
+        symbols |= {atom: words.symbols[atom] for atom, words in self.late.items() if atom != late.atom}
+        assert table.left is not None
+        self.late[late.atom] = LateWords(late, step, symbols, table.listing, table.left, table._constant, table.word_is)
+        table._late.append(self.late[late.atom])
+
+    def word_is(self, at: Operand, number: Whole) -> None:
+        """A word will be this number."""
+        if is_late(number):
+            self.late[newest(number)].set(at, number)
+        else:
+            self.table.word_is(at, number)
+
+    def end(self) -> None:
+        """Have addresses that variables were given before a late number was known be those with it added."""
+        for places in self.variables.values():
+            for offset, words in places.words.items():
+                if is_late(offset):
+                    self.late[newest(offset)].add(places.cell, offset, words)
+
+    def branch(self, row: Branch) -> None:
+        listing, otherwise, end = self.table.listing, Label(), Label()
+        listing.control(Op.UNLESS, otherwise, self._word(row.condition))
+        self.rows(row.then)
+        if row.otherwise:
+            listing.control(Op.JUMP, end)
+        listing.place(otherwise)
+        self.rows(row.otherwise)
+        listing.place(end)
+
+    def _argument(self, ref: Ref, at: Operand) -> None:
+        """The argument is this tensor's address."""
+        table, base = self.table, ref.base
+        if isinstance(base, Outer):
+            assert ref.is_all_of(base)
+            table.tensor(self.part, base.output, base.index, at)
+        elif isinstance(base, Variable):
+            self._places(base).words.setdefault(ref.offset, []).append(at)
+        elif isinstance(base, Sizes) and any(map(is_late, base.array.flat)):
+            table.pointers.append((at, self._elements(base)))
+        elif isinstance(base, Counter):
+            table.pointers.append((at, self._counter(base)))
+        elif isinstance(base, Fixed) and not is_open(ref.offset):
+            table._numbers.append((at, self._begin(base) + hint(ref.offset)))
+        else:
+            begin = self.region if isinstance(base, Own) else (
+                table.region_of(base) if isinstance(base, Sizes) else self._begin(base)
+            )  # fmt: skip
+            if is_late(ref.offset):
+                self.late[newest(ref.offset)].add(self._begins(begin), ref.offset, [at])
+            else:
+                table.open.addresses.append((at, begin, ref.offset))
+
+    def _elements(self, sizes: Sizes) -> Cell:
+        """The first of the words that are the elements of a constant."""
+        assert sizes.dtype == np.int64
+        return self.table.words(sizes.array.reshape(-1).tolist(), self.word_is)
+
+    def _begins(self, begin: Region | int) -> Cell:
+        """A word that says where memory of the block or a constant begins."""
+        if isinstance(begin, int):
+            return self.table._constant(begin)
+        assert begin is self.region
+        if self.base is None:
+            self.base = self.table.listing.cell()
+            self.table.open.addresses.append((self.base, begin, 0))
+        return self.base
+
+    def _word(self, ref: Ref) -> Cell:
+        """A word that holds this address, for control rows."""
+        base = ref.base
+        if isinstance(base, Variable):
+            places = self._places(base)
+            if ref.is_all_of(base):
+                return places.cell
+            if ref.offset not in places.read:
+                places.read[ref.offset] = cell = self.table.listing.cell()
+                places.words.setdefault(ref.offset, []).append(cell)
+            return places.read[ref.offset]
+        if isinstance(base, Fixed) and not is_open(ref.offset):
+            return self.table._constant(self._begin(base) + hint(ref.offset))
+        cell = self.table.listing.cell()
+        self._argument(ref, cell)
+        return cell
+
+    def _source(self, ref: Ref) -> tuple[Operand, Whole]:
+        """A word and what to add to it."""
+        if isinstance(ref.base, Variable | Outer):
+            return self._word(Ref(ref.base)), ref.offset
+        return self._word(ref), 0
+
+    def _move(self, places: _Places, offset: Whole, source: Operand, add: Whole) -> None:
+        """Written when all the words of the variable are known."""
+        step = self.table.listing.control(Op.MOVE, 0, 0, 0)
+        self.table._moves.append((step, places, offset, source, add))
+        if not is_late(add) or newest(add) in self.late:  # else it is not known yet: see `end`
+            self.word_is(word_of(step, 2), add)
+
+    def _begin(self, base: Fixed) -> int:
+        """Where a constant begins."""
+        self.table.kept.append(base.array)
+        return address(base.array if base.array.size else NOTHING)
+
+    def _places(self, variable: Variable) -> _Places:
+        if variable not in self.table._variables:
+            cell = self.table.listing.cell()
+            self.table._variables[variable] = _Places(cell, {0: [cell]})
+        self.variables[variable] = self.table._variables[variable]
+        return self.table._variables[variable]
+
+    def _counter(self, counter: Counter) -> Cell:
+        if counter not in self.table.counters:
+            self.table.counters[counter] = self.table.listing.cell()
+        return self.table.counters[counter]
+
+
+_WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {
+    Launch: _BlockWriter.launch, Set: _BlockWriter.set, Copy: _BlockWriter.copy, Loop: _BlockWriter.loop,
+    Branch: _BlockWriter.branch,
+}  # fmt: skip

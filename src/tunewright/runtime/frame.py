@@ -1,0 +1,259 @@
+"""A request's memory for one plan, and the plan's executables bound to it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Queue, address
+from ..devices.executable import Bound, Sizes
+from ..devices.rows import Ragged
+from ..ir.graph import Node
+from ..ir.symbolic import LEAST
+from ..ir.types import TensorType
+from ..passes.grow_states import MOST_NEW
+from .decision import Decision
+from .plan import Place, Plan, Segment, static_tensor
+from .results import Result, Results
+from .states import Buffer, Filled, State, continued, grown, keep
+from .template import SPARE, Fit, Template
+
+
+@dataclass(eq=False)
+class BoundSegment:
+    """A segment of a plan with a request's memory."""
+
+    segment: Segment
+    #: None: the request runs it
+    bound: Bound | None
+    #: `Bound.invoke`, where nothing else is to be done
+    invoke: Callable[[MutableMapping[int, Any]], None] | None
+    #: values that nobody reads behind it
+    release: tuple[int, ...]
+    #: iterations that all loops of an inference may take
+    most: int
+    #: outputs that become as long as a loop: slot, what it is, the slot that says how long at most, and the node
+    ragged: list[tuple[int, Ragged, int, Node]]
+
+
+class Frame:
+    """A request's memory for one plan: the arena, every slot that does not change, and what runs."""
+
+    def __init__(self, plan: Plan, queue: Queue, counted: bool = False) -> None:
+        self.plan, self.queue, device = plan, queue, plan.device
+        template = plan.template
+        self.arena = device.alloc(plan.arena_bytes) if plan.arena_bytes and template is None else None
+        #: the sizes that everything here is for, where the plan is for a class of shapes
+        self.sizes: tuple[int, ...] | None = None
+        #: what lies in the same place in each inference, by slot
+        self.memory: list[Any] = [None] * len(plan.slots)
+        #: outputs that share their bytes with an input, a weight or another one: the caller gets copies
+        self.copied = plan.shared_outputs()
+        #: inputs that are copied to the device at each inference, and where to
+        self.copies: list[tuple[int, Any]] = []
+        found = self._place()
+        arena = {i for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA and template is not None}
+        self.segments = [one for segment in plan.segments for one in self._bind(segment, arena, counted)]
+        seen = {i for one in self.segments if not _takes_addresses(one) for i in one.segment.slots}
+        # control flow that a launch may leave to the request
+        escaping = [s for one in self.segments for s in one.segment.steps if s.block is not None and s.block.escapes]
+        seen |= {i for step in escaping for i in (*step.ins, *step.outs) if i >= 0}
+        #: slots in the arena that are arrays for somebody, where those change with sizes
+        self._viewed = arena & seen
+        #: slots of results that are arrays for somebody while it runs
+        self._arrays = {one.slot for one in found} & seen
+        #: how many rows of which shape ragged outputs may have, by the sizes at hand
+        self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
+        #: inputs that results continue, with the memory of those
+        self.states: list[tuple[State, Buffer]] = []
+        #: of steps that append: where their table says how, and what: is the past copied, how far its rows are apart
+        self._appends: dict[int, tuple[Any, list[int]]] = {}
+        self._appended: dict[int, tuple[int, int]] = {}
+        for state in () if template is None else template.states:
+            self._appends[state.step] = self._words(state.step, "COPY", "PAST_STEP")
+        #: inputs with room that this inference writes into, and of steps that may do so where their table says it
+        self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
+        self.fills: list[tuple[Filled, Any, int]] = []
+        for filled in plan.filled:
+            table, (copy,) = self._words(filled.step, "COPY")
+            self.fills.append((filled, table, copy))
+        #: where it only decides which branch of an If is run
+        self.decision = None if counted else Decision.of(plan)
+        #: what is made anew; where results are copied to the host, their memory is the frame's
+        self.results = self._results_in(found, plan.results if device.shares_memory else {})
+        #: the same for sizes that there were
+        self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
+
+    def _results_in(self, found: Sequence[Result], nbytes: Mapping[int, int]) -> Results:
+        states = self.plan.template is not None and self.plan.template.states
+        return Results(self.plan, found, nbytes, self._arrays, not states)
+
+    def _place(self) -> list[Result]:
+        """Memory for every slot that stays where it is; the others, of results."""
+        found = []
+        plan, device, template = self.plan, self.plan.device, self.plan.template
+        shared = device.shares_memory
+        buffers = {} if shared else {storage: device.alloc(nbytes) for storage, nbytes in plan.results.items()}
+        on_device = {i for step in plan.steps if not step.on_host for i in step.ins}
+        for i, slot in enumerate(plan.slots):
+            type = static_tensor(slot.type)
+            if slot.place is Place.CONST:
+                own = template is not None and i in template.constants and slot.const is not None
+                self.memory[i] = slot.const.copy() if own and slot.const is not None else slot.const
+            elif slot.place is Place.ARENA and template is None:  # else see `fit`
+                assert self.arena is not None and type is not None
+                self.memory[i] = device.view(self.arena, plan.arena_offsets[slot.storage] + slot.offset, type)
+            elif slot.place is Place.RESULT and shared:
+                assert type is not None
+                found.append(Result(i, slot.storage, slot.offset, type.physical, type.dtype.numpy))
+            elif slot.place is Place.RESULT:
+                assert type is not None
+                self.memory[i] = device.view(buffers[slot.storage], slot.offset, type)
+            elif slot.place is Place.INPUT and not shared and i in on_device and type is not None:
+                self.memory[i] = device.view(device.alloc(type.nbytes), 0, type)
+                self.copies.append((i, self.memory[i]))
+        return found
+
+    def _bind(self, segment: Segment, arena: set[int], counted: bool) -> list[BoundSegment]:
+        """A segment; each step by itself where they are counted and their executable does not tell their times."""
+        executable, steps = segment.executable, segment.steps
+        untold = counted and executable is not None and not executable.timed
+        if untold and (len(steps) > 1 or steps[0].block is not None):
+            link = self.plan.device.link
+            apart = [Segment([s], partial(link, [s.part]) if s.block is None else None) for s in steps]
+            return [made for one in apart for made in self._bind(one, arena, counted)]
+        bound = None if executable is None else executable.bind(self.queue, self.memory, arena, counted)
+        most = max((step.control.max_iterations for step in segment.steps if step.control is not None), default=0)
+        release = tuple(i for step in segment.steps for i in step.release)
+        ragged = [
+            (step.outs[one.output], one, step.ins[0] if one.most is None else -1, step.node)
+            for step in segment.steps if step.block is not None for one in step.block.ragged
+        ]  # fmt: skip
+        invoke = None if bound is None or bound.loops is not None else bound.invoke
+        return [BoundSegment(segment, bound, invoke, release, most, ragged)]
+
+    def _words(self, step: int, *names: str) -> tuple[Any, list[int]]:
+        """Where the numbers stand that a linked step is given."""
+        for one in self.segments:
+            if self.plan.steps[step] in one.segment.steps and one.bound is not None:
+                return one.bound.words(one.segment.steps.index(self.plan.steps[step]), names)
+        raise AssertionError("the step is in no segment")
+
+    @property
+    def arena_bytes(self) -> int:
+        return 0 if self.arena is None else int(self.arena.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what runs."""
+        return sum(one.bound.nbytes for one in self.segments if one.bound is not None)
+
+    def touch(self) -> None:
+        """Have the system give pages to its memory now, and not while somebody waits. Nobody uses it yet."""
+        if isinstance(self.arena, np.ndarray):
+            self.arena.fill(0)
+
+    def fit(self, inputs: Sequence[Any]) -> None:
+        """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
+        plan, template = self.plan, self.plan.template
+        assert template is not None
+        sizes = template.pattern.sizes(inputs)
+        assert sizes is not None
+        spare = self._continued(template.states, inputs) if template.states else SPARE
+        if self.sizes == (*sizes, spare):
+            return
+        fit = template.fit(sizes, spare)
+        assert fit is not None, "the plan is of another class of shapes"
+        if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
+            self.arena = None  # before there is another one
+            self.arena = plan.device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
+        self._fit_segments(fit, template)
+        for i in self._viewed:
+            slot = plan.slots[i]
+            assert isinstance(slot.type, TensorType) and self.arena is not None
+            begin = fit.offsets[slot.storage] + self._offset(i, fit, template)
+            self.memory[i] = np.ndarray(self._shape(i, fit, template), slot.type.dtype.numpy, self.arena, begin)
+        for i in template.constants:
+            template.fill(fit, i, self.memory[i])
+        known = self._known.get(fit)
+        if known is None:
+            found = [
+                replace(one, offset=self._offset(one.slot, fit, template), shape=self._shape(one.slot, fit, template))
+                for one in self.results.found
+            ]
+            known = self._known[fit] = self._results_in(found, fit.results)
+        self.results = known
+        self.sizes = (*sizes, spare)
+
+    def _shape(self, i: int, fit: Fit, template: Template) -> tuple[int, ...]:
+        places, type = template.shapes.get(i), self.plan.slots[i].type
+        assert isinstance(type, TensorType)
+        return type.physical if places is None else tuple([fit.values[at] for at in places])
+
+    def _offset(self, i: int, fit: Fit, template: Template) -> int:
+        at = template.offsets.get(i)
+        return self.plan.slots[i].offset if at is None else fit.values[at]
+
+    def _fit_segments(self, fit: Fit, template: Template) -> None:
+        """What depends on sizes in tables, and where slots in the arena are."""
+        place, base = template.formulas.place, 0 if self.arena is None else address(self.arena)
+        addresses = {
+            i: base + fit.offsets[slot.storage] + self._offset(i, fit, template)
+            for i, slot in enumerate(self.plan.slots) if slot.place is Place.ARENA
+        }  # fmt: skip
+        sizes = Sizes(fit.values, place, fit.posed)
+        for each in self.segments:
+            if _takes_addresses(each) and each.bound is not None:
+                each.bound.fit(sizes, addresses)
+        for one in self.rooms:
+            dims = tuple([fit.values[place(d)] for d in one.type.dims])
+            self.rooms[one] = None if one.most is None else fit.values[place(one.most)], dims
+
+    def _continued(self, states: Sequence[State], inputs: Sequence[Any]) -> int:
+        """Decide for each input that a result continues whether that is done in place; rows to spare."""
+        self.states = []
+        found = [continued(inputs[state.input], state.rows, LEAST + MOST_NEW) for state in states]
+        rows = max(inputs[state.input].shape[state.axis] + state.rows for state in states)
+        spares = [
+            buffer.capacity - inputs[state.input].shape[state.axis] - MOST_NEW
+            for state, buffer in zip(states, found, strict=True)
+            if buffer is not None
+        ]
+        spare = spares[0] if spares else grown(rows) - rows
+        for state, buffer in zip(states, found, strict=True):
+            past = inputs[state.input]
+            used = past.shape[state.axis]
+            in_place = buffer is not None and buffer.capacity == used + spare + MOST_NEW
+            if not in_place:
+                shape = (*past.shape[: state.axis], used + spare + MOST_NEW, *past.shape[state.axis + 1 :])
+                buffer = Buffer(shape, past.dtype, state.axis, used + state.rows)
+            assert buffer is not None
+            self.states.append((state, buffer))
+            apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
+            self._appended[state.step] = (int(not in_place), apart)
+        return int(spare)
+
+    def append(self) -> None:
+        """Say how the past comes into the memory of each result that continues it."""
+        for number, (copies, apart) in self._appended.items():
+            table, (copy, step) = self._appends[number]
+            table[copy], table[step] = copies, apart
+
+    def fill(self, inputs: Sequence[Any], may: bool) -> None:
+        """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""
+        self.filling = []
+        for filled, table, copy in self.fills:
+            array = inputs[filled.input]
+            own = keep(array) and may and not address(array) % 64
+            table[copy] = int(not own)
+            if own:
+                self.filling.append((filled, array))
+
+
+def _takes_addresses(one: BoundSegment) -> bool:
+    return one.segment.executable is not None and one.segment.executable.takes_addresses

@@ -3,9 +3,9 @@
 python bench/shapes.py                    text recogniser, text detector, MiniLM; against other engines
 python bench/shapes.py recogniser --sizes 200 --json figures.json
 
-Engines have a process each and take turns: at each size all of them infer three times. ``extra`` is what the first
-inference took more than later ones; ``plans`` is how many ours made in all; ``memory`` is what the process held after
-the first size and after the last one.
+Engines have a process each and take turns: at each size all of them infer five times. ``extra`` is what the first
+inference took more than the median of later ones (the least of them would count noise as extra time); ``plans`` is how
+many ours made in all; ``memory`` is what the process held after the first size and after the last one.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def sizes(name: str, count: int) -> dict[str, Any]:
                 first, *later = worker.ask("next")["times"]
                 memory[engine].append(worker.memory().get("resident_mb", 0.0))
                 if number >= FIRST:
-                    extra[engine].append(first - min(later))
-                    steady[engine].append(min(later))
+                    usual = statistics.median(later)
+                    extra[engine].append(first - usual)
+                    steady[engine].append(usual)
         plans = workers["tunewright"].ask("plans")["plans"]
     finally:
         for worker in workers.values():
@@ -100,9 +101,9 @@ def sizes(name: str, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for engine in workers:
         low, middle, high = statistics.quantiles(extra[engine], n=4)
-        worst, usual, held = max(extra[engine]), statistics.median(steady[engine]), memory[engine]
+        worst, typical, held = max(extra[engine]), statistics.median(steady[engine]), memory[engine]
         found[engine] = {"extra": extra[engine], "steady": steady[engine], "memory": held}
-        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {worst:8.2f} {usual:8.2f} "
+        print(f"{engine:12} {middle:14.2f} {low:6.2f}..{high:6.2f} {worst:8.2f} {typical:8.2f} "
               f"{held[0]:6.0f}..{held[-1]:6.0f}")  # fmt: skip
     return {"plans": plans, **found}
 
@@ -127,7 +128,7 @@ def started(script: str, *arguments: str) -> turns.Worker:
 
 
 def work(engine: str, name: str) -> int:
-    """In a worker's process: three inferences at the next size for each line."""
+    """In a worker's process: five inferences at the next size for each line."""
     load, draw = NETWORKS[name]
     run, compiled = loaded(engine, load())
     rng, seen = np.random.default_rng(0), set[tuple[Any, ...]]()
@@ -143,7 +144,7 @@ def work(engine: str, name: str) -> int:
                 break
         seen.add(shape)
         times = []
-        for _ in range(3):
+        for _ in range(5):
             begin = time.perf_counter()
             run(feeds)
             times.append((time.perf_counter() - begin) * 1e3)

@@ -95,10 +95,9 @@ class Executor:
         try:
             self.invoke(frame, values)
             if names is not None:
-                queue.finish()
+                made = list(queue.fetch([record[name] for name in names]))
                 if queue.watching:
                     self._check_reports()
-                made = [record[name] for name in names]
             else:
                 made = self._results(frame, values, inputs, stay, record)
         except BaseException:

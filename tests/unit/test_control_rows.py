@@ -172,9 +172,9 @@ def test_an_endless_loop_comes_back_and_can_be_given_up(limit: int, body: str) -
     for _ in range(3):
         for _ in range(4):
             begin = time.perf_counter()
-            assert runner._again() == 1
+            assert runner.again() == 1
             assert time.perf_counter() - begin < 30  # endless otherwise
-        runner._cancel()
+        runner.cancel()
     before = [array.copy() for array in p.kept]
     time.sleep(0.01)
     assert all((a == b).all() for a, b in zip(before, p.kept, strict=True))
@@ -233,7 +233,7 @@ def test_a_forked_child_begins_a_loop_anew() -> None:
     linked, runner = p.link(1)
     linked.table[linked.number(Argument(0, 1))] = 1000
     runner._run.slice = 0
-    assert runner._again() == 1
+    assert runner.again() == 1
     child = os.fork()
     if not child:
         right = False

@@ -120,7 +120,7 @@ def test_runs_in_slices(slice: int, limit: int) -> None:
     runner._run.slice = slice
     calls = 0
     for times in (1, 2):
-        while runner._again():
+        while runner.again():
             calls += 1
         assert table.each_ran(times)
     assert calls > 4 or slice > 1 or limit > 1  # the others may do it all before the caller has a core
@@ -133,7 +133,7 @@ def test_short_steps_come_back_in_between() -> None:
     runner()
     assert 0 < table.costs.min() / 1024 < 100 * crowded().ticks_per_us
     runner._run.slice, calls = 50, 0
-    while runner._again():
+    while runner.again():
         calls += 1
     assert table.each_ran(2) and calls >= 3
 
@@ -153,10 +153,10 @@ def test_more_runs_than_slots() -> None:
                 runner = crowded().runner(table.words)
                 runner._run.slice = rng.choice((0, 1, 100, 50_000))
                 patience = rng.choice((10**9, 10**9, 3))
-                while runner._again():
+                while runner.again():
                     patience -= 1
                     if not patience:
-                        runner._cancel()
+                        runner.cancel()
                         break
                 if patience > 0 and not table.each_ran(1):
                     wrong.append((seed, [w.tolist() for w in table.written]))
@@ -249,7 +249,7 @@ def test_denormals_are_zero_inside_alone(mode: ctypes.CDLL, limit: int) -> None:
         for inside in MODES[:2]:
             to[:] = 1
             mode.set_mode(inside)
-            while runner._again():
+            while runner.again():
                 slices += 1
                 assert mode.get_mode() == inside
             after = mode.get_mode()
@@ -277,8 +277,8 @@ def test_the_mode_is_back_behind_a_run_that_is_cancelled(mode: ctypes.CDLL) -> N
     runner = crowded().runner(table.words)
     mode.set_mode(0x5F80)
     runner._run.slice = 10
-    assert runner._again() == 1 and mode.get_mode() == 0x5F80
-    runner._cancel()
+    assert runner.again() == 1 and mode.get_mode() == 0x5F80
+    runner.cancel()
     assert mode.get_mode() == 0x5F80 and not table.each_ran(1)
 
 
@@ -293,13 +293,13 @@ def test_an_exception_ends_a_run(mode: ctypes.CDLL, limit: int) -> None:
     runner = crowded().runner(table.words)
     mode.set_mode(0x5F80)
     runner._run.slice = 10
-    again, calls = runner._again, []
+    again, calls = runner.again, []
 
     def interrupted() -> int:
         calls.append(again())
         raise Stop
 
-    runner._again = interrupted
+    runner.again = interrupted
     with pytest.raises(Stop):
         runner()
     ran = [array.copy() for array in table.written]
@@ -309,7 +309,7 @@ def test_an_exception_ends_a_run(mode: ctypes.CDLL, limit: int) -> None:
     assert all((a == b).all() for a, b in zip(ran, table.written, strict=True))
     for array in table.written:
         array[:] = 0
-    runner._again = again
+    runner.again = again
     runner()
     assert table.each_ran(1) and mode.get_mode() == 0x5F80
 

@@ -263,15 +263,23 @@ def test_how_exact_it_is(channels: int) -> None:
     assert error(problem, given, ID, four) <= 3 * least and "F(4,3)" in str(solver().inexact(problem, four))
 
 
-# ---- F(2, 3) untuned ------------------------------------------------------------------------------------------------
+# ---- untuned --------------------------------------------------------------------------------------------------------
 
-TWO = "opencl.conv_winograd_two"
+TWO, FOUR = "opencl.conv_winograd_two", "opencl.conv_winograd_four"
 #: input and output channels, size, with how many times as fast as the direct kernel it was measured (processor time)
 MEASURED = {
     (16, 16, 112): 1.56, (24, 24, 104): 1.63, (12, 24, 208): 1.28, (48, 48, 52): 1.88, (64, 64, 112): 1.93,
     (96, 96, 13): 1.45, (192, 192, 13): 1.57, (16, 64, 55): 1.79, (64, 256, 13): 1.40, (64, 8, 56): 1.44,
     (64, 16, 28): 1.40, (128, 128, 7): 1.42, (32, 32, 28): 1.62, (512, 512, 14): 1.67, (243, 61, 10): 1.54,
     (64, 64, 56): 1.92, (128, 128, 28): 2.00, (256, 256, 14): 2.05, (512, 512, 7): 1.19, (96, 96, 26): 1.80,
+}  # fmt: skip
+
+
+#: channels and size, with how many times as fast as F(2,3) F(4,3) was measured
+FOUR_OVER_TWO = {
+    (32, 112): 1.55, (64, 56): 1.52, (128, 28): 1.40, (128, 56): 1.59, (256, 14): 1.02, (256, 28): 1.40,
+    (256, 56): 1.61, (512, 14): 1.08, (512, 28): 1.47, (96, 28): 1.47, (192, 13): 1.02, (48, 60): 1.61, (64, 24): 1.62,
+    (128, 14): 1.08, (32, 40): 1.54, (64, 14): 1.05,
 }  # fmt: skip
 
 
@@ -293,7 +301,15 @@ def test_what_is_expected_was_measured(shape: tuple[int, int, int], gain: float)
     assert speedup(problem, two.default(problem, target), target) < 1.1 * gain
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(("shape", "gain"), FOUR_OVER_TWO.items())
+def test_larger_tiles_are_the_default_where_they_were_measured_to_win(shape: tuple[int, int], gain: float) -> None:
+    """On two cores with AVX2, six different layers behind each other."""
+    target = replace(TARGET, units=2, vector_bytes=32, registers=16)
+    problem = layer(shape[0], *shape).in_layout(blocked(8), [0])
+    assert (solver(FOUR).why_not(problem, target) is None) == (gain > 1.3)
+
+
+UNTUNED = pytest.mark.parametrize(
     "case",
     [
         conv((1, 64, 41, 37), 72, epilogue=(Fused("Relu", (~0,)),)),
@@ -303,6 +319,21 @@ def test_what_is_expected_was_measured(shape: tuple[int, int, int], gain: float)
     ],
     ids=["relu", "three blocks", "deep", "ragged"],
 )
+
+
+@UNTUNED
+def test_larger_tiles_are_right_and_barred_for_accuracy(case: Case) -> None:
+    problem, four = case.problem(), solver(FOUR)
+    assert four.rank < solver(TWO).rank and not four.tuned_only
+    assert "F(4,3)" in str(four.inexact(problem, four.default(problem, TARGET)))
+    assert four.default(problem, TARGET) in solver().space(problem, TARGET)
+    if four.why_not(problem, TARGET) is None:
+        assert not check(case, FOUR, configs=1)
+    else:
+        assert "not surely faster than F(2,3)" in str(four.why_not(problem, TARGET))
+
+
+@UNTUNED
 def test_it_is_the_default_where_it_surely_pays(case: Case) -> None:
     problem = case.problem()
     two, direct = solver(TWO), solver("opencl.conv_blocked")

@@ -48,9 +48,11 @@ HELD = 768 << 10
 #: The untuned kernel: how many times as fast as direct summation it must be expected to be, and multiply-adds of
 #: direct summation below which there is nothing to gain.
 SURELY, LEAST_WORK = 1.3, 1 << 22
-#: Times of a simple model, in those of a vector's multiply-add. A vector of a tile through its transform; a product
-#: here; and, in the direct kernel, what comes with the products of a tap, in input channels.
-MOVE, PRODUCT, TAP = 130, 1.1, 4
+#: How many times as fast as F(2,3) the model must expect F(4,3) to be.
+AHEAD = 1.3
+#: Times of a simple model, in those of a vector's multiply-add. A vector of one of a tile's inputs through its
+#: transform; a product here; and, in the direct kernel, what comes with the products of a tap, in input channels.
+MOVE, PRODUCT, TAP = 130 / 16, 1.1, 4
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ class ConvWinogradTwo(ConvWinograd):
 
     family = "conv_winograd_two"
     rank = 44  # before the direct kernel
+    tile = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +283,13 @@ class ConvWinogradTwo(ConvWinograd):
         if 9 * tensor(problem.inputs[0]).dims[1] * tensor(problem.outputs[0]).size < LEAST_WORK:
             return "too little to multiply for a kernel of its own"
         gain = speedup(problem, self.default(problem, target), target)
-        return None if gain >= SURELY else f"not surely faster than direct summation (expected: {gain:.2f} times)"
+        if gain < SURELY:
+            return f"not surely faster than direct summation (expected: {gain:.2f} times)"
+        return self.why_not_tile(problem, target, gain)
+
+    def why_not_tile(self, problem: Problem, target: Target, gain: float) -> str | None:
+        """What speaks for another size of tiles."""
+        return None
 
     def space(self, problem: Problem, target: Target) -> Space:
         return Space({name: [value] for name, value in self.default(problem, target).items()}, version="1")
@@ -291,19 +300,37 @@ class ConvWinogradTwo(ConvWinograd):
         blocks = -(-tensor(problem.outputs[0]).dims[1] // lanes(target)) if problem.is_static else max(usual)
         fitting = [tile for tile in usual.values() if tile[0] <= blocks]
         nb, ur = min(fitting, key=lambda tile: -(-blocks // tile[0]) * tile[0] * known[tile])
-        config = {"tile": 2, "form": FUSED, "nb": nb, "ur": ur, "band": 8, "items": 4}
+        config = {"tile": self.tile, "form": FUSED, "nb": nb, "ur": ur, "band": 8, "items": 4}
         return config if not problem.is_static or _fits(problem, config, target) else config | {"band": 2, "items": 1}
 
 
+class ConvWinogradFour(ConvWinogradTwo):
+    """F(4,3), in the same form, where it is surely faster than F(2,3), too: the default where it is not barred.
+
+    EXECUTION_MODE_HINT = ACCURACY bars it (see `inexact`); F(2,3) is the default then.
+    """
+
+    family = "conv_winograd_four"
+    rank = 43  # before F(2,3)
+    tile = 4
+
+    def why_not_tile(self, problem: Problem, target: Target, gain: float) -> str | None:
+        two = speedup(problem, _TWO.default(problem, target), target)
+        return None if gain >= AHEAD * two else f"not surely faster than F(2,3) (expected: {gain / two:.2f} times)"
+
+
+_TWO = ConvWinogradTwo()
+
+
 def speedup(problem: Problem, config: Config, target: Target) -> float:
-    """How many times as fast as direct summation F(2,3) should be, rather less than more."""
+    """How many times as fast as direct summation a fused form should be, rather less than more."""
     sizes, out = Sizes.of(problem, config, target), tensor(problem.outputs[0]).dims
     depth, pixels = tensor(problem.inputs[0]).dims[1], out[0] * out[2] * out[3]
     blocks = -(-out[1] // lanes(target))
     products = sizes.side**2 * depth * sizes.slabs * sizes.nb * sizes.groups * sizes.ur
     moves, units = sizes.tiles * (sizes.blocks + blocks), greater(target.units, 1)
     waiting = -(-sizes.groups // units) * units / sizes.groups  # for the unit that has most to do
-    return 9 * (depth + TAP) * blocks * pixels / ((PRODUCT * products + MOVE * moves) * waiting)
+    return 9 * (depth + TAP) * blocks * pixels / ((PRODUCT * products + MOVE * sizes.side**2 * moves) * waiting)
 
 
 def _filled(text: str, **parts: str) -> str:
@@ -499,4 +526,4 @@ def pack(w: Array, tile: int, nb: int, block: int) -> Array:
     return packed
 
 
-SOLVERS = (ConvWinograd(), ConvWinogradTwo())
+SOLVERS = (ConvWinograd(), ConvWinogradTwo(), ConvWinogradFour())

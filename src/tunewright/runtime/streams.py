@@ -1,7 +1,7 @@
 """A model's streams: a pool of threads that run what was started, each one inference at a time.
 
-A model has as many as NUM_STREAMS says. Whoever waits takes part: it runs what no thread has begun yet. Never do more
-run at a time than there are streams.
+NUM_STREAMS says how many threads there are. A caller that waits takes part: it runs a task that no thread has begun.
+At no time do more tasks run than there are streams.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Task = Callable[[], object]
 
 #: seconds that the end of the process waits for what was started
 LAST_SECONDS = 10.0
-#: Seconds of a task: to wake a thread for a shorter one takes about as long. So nobody is woken while those who wait
-#: take part, and a thread looks for work by itself after so many seconds.
+#: BRIEF: waking a thread takes about as long as a task of less than these seconds. No thread is woken for such tasks
+#: while waiting callers run them; instead a thread looks for work by itself every DOZE seconds.
 BRIEF, DOZE = 2e-4, 1e-3
 
 
 class Streams:
-    """So many threads for the tasks of a model. They start when they are needed and end with the model."""
+    """``count`` threads for the tasks of a model. They start when they are needed and end with the model."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -35,7 +35,7 @@ class Streams:
         _STREAMS.add(self)
 
     def start_anew(self) -> None:
-        """As streams that were not used yet. A fork has no threads, and nobody who would release a lock."""
+        """Return to the state before the first task. A forked child has no threads that would release a lock."""
         if self._end is not None:
             self._end.detach()
         self._work = Work(self.count)
@@ -54,12 +54,12 @@ class Streams:
         return self._work.help(wanted) if wanted is not None or self._work.is_brief else None
 
     def resize(self, count: int) -> None:
-        """So many from now on. Threads that are too many end when they find nothing to do."""
+        """Change the number of threads. Surplus threads end when they find nothing to do."""
         self.count = count
         self._work.resize(count)
 
     def end(self, deadline: float) -> None:
-        """Finish what was submitted, until ``deadline`` (`time.monotonic`); then there are no threads."""
+        """Finish the submitted tasks and end the threads. Wait for them until ``deadline`` (`time.monotonic`)."""
         threads = list(self._work.threads)
         self._work.end()
         for thread in threads:
@@ -72,17 +72,18 @@ class Work:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Of all that follows. Whoever holds it may collect garbage, and so come to `end`.
+        # Guards all attributes below. Reentrant: a garbage collection while it is held may call `end`.
         self.lock = threading.RLock()
         self.tasks: deque[Task] = deque()
         self.threads: list[threading.Thread] = []
-        #: tasks that run now, in whatever thread
+        #: tasks that run now, in streams and in waiting callers
         self.running = 0
-        #: the last task was
+        #: the last task took less than BRIEF
         self.is_brief = False
-        #: somebody who waited has run one since a thread last looked
+        #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: threads sleep until there is something in it; how many things are, and threads that look by themselves soon
+        #: Threads sleep until it has an entry. ``called``: entries in it; ``dozing``: threads that look by
+        #: themselves soon; ``asleep``: threads that wait for an entry, dozing ones included.
         self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.called = self.dozing = self.asleep = 0
         self.ended = False
@@ -112,7 +113,7 @@ class Work:
         return task
 
     def serve(self) -> None:
-        """What a thread does, until nothing is left to do."""
+        """Run tasks until the streams end. The body of each thread."""
         dozes, ran = False, 0
         while True:
             if not ran:
@@ -125,7 +126,7 @@ class Work:
                     self._call()
                 else:
                     dozes, self.helped = self.helped and self.is_brief, False
-                    self.asleep += 1  # first: to collect garbage here may be to come to `end`
+                    self.asleep += 1  # first, because a garbage collection here may call `end`
                     self.dozing += dozes
                     if self.ended or len(self.threads) > self.count:
                         self.threads.remove(threading.current_thread())
@@ -133,7 +134,7 @@ class Work:
                         return
             if task is not None:
                 self._run(task)
-                del task  # it would keep its request, and so the model, until the next one comes
+                del task  # it would keep its request and the model alive until the next task
 
     def resize(self, count: int) -> None:
         with self.lock:
@@ -142,13 +143,13 @@ class Work:
             self._call_all()
 
     def end(self) -> None:
-        """Threads end when nothing is left to do."""
+        """Have the threads end when no task is left."""
         with self.lock:
             self.ended = True
             self._call_all()
 
     def _take(self, wanted: Task | None) -> Task | None:
-        """A task that is running from now on, if one more may run."""
+        """Take a task out of the queue and count it as running. None: no more tasks may run, or there is none."""
         if not self.tasks or self.running >= self.count:
             return None
         if wanted is None:
@@ -166,8 +167,8 @@ class Work:
         self.is_brief = time.perf_counter() - begin <= BRIEF
 
     def _call(self) -> None:
-        """Have a thread look for a task, if one more would find one."""
-        # One that dozes means that somebody takes part, and that one looks soon if nobody does.
+        """Wake or start a thread if one more thread would find a task."""
+        # Threads doze only while callers take part, and look soon in case callers stop to do so.
         if min(len(self.tasks), self.count - self.running) <= min(self.called + self.dozing, self.asleep):
             return
         if self.asleep > self.called or (len(self.threads) < self.count and self._start()):
@@ -180,7 +181,7 @@ class Work:
             self.calls.put(None)
 
     def _sleep(self, dozes: bool) -> None:
-        """Until it is called, or for a while."""
+        """Sleep until called; a thread that ``dozes`` wakes after DOZE seconds at the latest."""
         called = True
         try:
             self.calls.get(timeout=DOZE if dozes else None)
@@ -190,12 +191,12 @@ class Work:
             self.asleep, self.dozing, self.called = self.asleep - 1, self.dozing - dozes, self.called - called
 
     def _start(self) -> bool:
-        """A thread more, which is asleep as yet. False: the system has no more of them, and those that are there do."""
+        """Start one more thread. False: the system refuses, and the existing threads do the work."""
         if not self.threads:
-            # Behind everything that was imported before: what kernels need is still there when it waits for them.
+            # Handlers run in reverse order: this one waits for kernels before anything imported earlier is taken down.
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
-        # Daemons, because the interpreter waits for others before it asks anybody to end.
+        # Daemons, because the interpreter would wait for other threads before it calls `_at_exit`.
         thread = threading.Thread(target=self.serve, name=f"tunewright-stream-{len(self.threads)}", daemon=True)
         try:
             thread.start()
@@ -212,7 +213,7 @@ _STREAMS: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Threads that are in a kernel while a runtime is taken apart would crash the process."""
+    """End all streams: a thread in a kernel while the interpreter shuts down would crash the process."""
     deadline = time.monotonic() + LAST_SECONDS
     for streams in list(_STREAMS):
         streams.end(deadline)

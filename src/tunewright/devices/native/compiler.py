@@ -238,7 +238,7 @@ def _zig(path: Path) -> Compiler:
 
 
 def _version_of_wheel(package: Path) -> str:
-    """Of the package in a folder."""
+    """The version of the package in a folder."""
     beside = [folder.name for folder in package.parent.glob("ziglang-*.dist-info")]
     if len(beside) == 1:
         return beside[0].removeprefix("ziglang-").removesuffix(".dist-info")

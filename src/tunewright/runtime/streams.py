@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import queue
 import threading
 import time
 import weakref
@@ -82,9 +81,10 @@ class Work:
         self.is_brief = False
         #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: Threads sleep until it has an entry. ``called``: entries in it; ``dozing``: threads that look by
-        #: themselves soon; ``asleep``: threads that wait for an entry, dozing ones included.
-        self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        #: A sleeping thread waits for its bell, a lock that whoever calls it releases. These were not called yet.
+        self.bells: list[threading.Lock] = []
+        #: ``asleep``: threads that have not looked yet since they fell asleep; ``called``: those of them that were
+        #: called; ``dozing``: those of them that look by themselves soon.
         self.called = self.dozing = self.asleep = 0
         self.ended = False
 
@@ -112,12 +112,12 @@ class Work:
                     self._call()
         return task
 
-    def serve(self) -> None:
-        """Run tasks until the streams end. The body of each thread."""
+    def serve(self, bell: threading.Lock) -> None:
+        """Run tasks until the streams end. The body of each thread, which begins asleep."""
         dozes, ran = False, 0
         while True:
             if not ran:
-                self._sleep(dozes)
+                self._sleep(bell, dozes)
             with self.lock:
                 self.running -= ran
                 task = self._take(None)
@@ -126,11 +126,10 @@ class Work:
                     self._call()
                 else:
                     dozes, self.helped = self.helped and self.is_brief, False
-                    self.asleep += 1  # first, because a garbage collection here may call `end`
-                    self.dozing += dozes
+                    bell = self._lie_down(dozes)  # first, because a garbage collection here may call `end`
                     if self.ended or len(self.threads) > self.count:
                         self.threads.remove(threading.current_thread())
-                        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
+                        self._get_up(bell, dozes)
                         return
             if task is not None:
                 self._run(task)
@@ -171,24 +170,40 @@ class Work:
         # Threads doze only while callers take part, and look soon in case callers stop to do so.
         if min(len(self.tasks), self.count - self.running) <= min(self.called + self.dozing, self.asleep):
             return
-        if self.asleep > self.called or (len(self.threads) < self.count and self._start()):
-            self.called += 1
-            self.calls.put(None)
+        if self.bells or (len(self.threads) < self.count and self._start()):
+            self._ring()
 
     def _call_all(self) -> None:
-        for _ in range(self.called, self.asleep):
-            self.called += 1
-            self.calls.put(None)
+        while self.bells:
+            self._ring()
 
-    def _sleep(self, dozes: bool) -> None:
+    def _ring(self) -> None:
+        if self.bells:
+            bell = self.bells.pop()
+            self.called += 1
+            bell.release()
+
+    def _lie_down(self, dozes: bool) -> threading.Lock:
+        """Count a thread as asleep. What it is to wait for."""
+        bell = threading.Lock()
+        bell.acquire()
+        self.asleep, self.dozing = self.asleep + 1, self.dozing + dozes
+        self.bells.append(bell)
+        return bell
+
+    def _sleep(self, bell: threading.Lock, dozes: bool) -> None:
         """Sleep until called; a thread that ``dozes`` wakes after DOZE seconds at the latest."""
-        called = True
-        try:
-            self.calls.get(timeout=DOZE if dozes else None)
-        except queue.Empty:
-            called = False
+        # Not a queue: with a timeout, `queue.SimpleQueue.get` may sleep forever where another thread was faster.
+        bell.acquire(timeout=DOZE if dozes else -1)
         with self.lock:
-            self.asleep, self.dozing, self.called = self.asleep - 1, self.dozing - dozes, self.called - called
+            self._get_up(bell, dozes)
+
+    def _get_up(self, bell: threading.Lock, dozes: bool) -> None:
+        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
+        try:
+            self.bells.remove(bell)
+        except ValueError:  # it was called
+            self.called -= 1
 
     def _start(self) -> bool:
         """Start one more thread. False: the system refuses, and the existing threads do the work."""
@@ -197,15 +212,16 @@ class Work:
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
         # Daemons, because the interpreter would wait for other threads before it calls `_at_exit`.
-        thread = threading.Thread(target=self.serve, name=f"tunewright-stream-{len(self.threads)}", daemon=True)
+        bell, name = self._lie_down(False), f"tunewright-stream-{len(self.threads)}"
+        thread = threading.Thread(target=self.serve, args=(bell,), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:
-            if not self.threads:
+        except BaseException as error:
+            self._get_up(bell, False)
+            if not self.threads or not isinstance(error, RuntimeError):
                 raise
             return False
         self.threads.append(thread)
-        self.asleep += 1
         return True
 
 

@@ -7,8 +7,8 @@ At no time do more tasks run than there are streams.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import queue
 import threading
 import time
 import weakref
@@ -82,10 +82,11 @@ class Work:
         self.is_brief = False
         #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: Threads sleep until it has an entry. ``called``: entries in it; ``dozing``: threads that look by
-        #: themselves soon; ``asleep``: threads that wait for an entry, dozing ones included.
-        self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.called = self.dozing = self.asleep = 0
+        #: The bells of sleeping threads: locks, rung by releasing them. Each thread has its own. They are not one queue,
+        #: because `SimpleQueue.get` with a timeout may wait for ever if another thread takes the entry.
+        self.bells: list[threading.Lock] = []
+        #: threads whose bell was rung and that are not awake yet; threads that soon wake by themselves
+        self.called = self.dozing = 0
         self.ended = False
 
     def put(self, task: Task) -> None:
@@ -112,13 +113,20 @@ class Work:
                     self._call()
         return task
 
-    def serve(self) -> None:
+    @property
+    def asleep(self) -> int:
+        """Threads that sleep, dozing and called ones included."""
+        return len(self.bells) + self.called
+
+    def serve(self, bell: threading.Lock) -> None:
         """Run tasks until the streams end. The body of each thread."""
-        dozes, ran = False, 0
+        dozes, ran, rung = False, 0, False
         while True:
             if not ran:
-                self._sleep(dozes)
+                rung = bell.acquire(timeout=DOZE if dozes else -1)
             with self.lock:
+                if not ran:
+                    self._awake(bell, rung, dozes)
                 self.running -= ran
                 task = self._take(None)
                 ran = int(task is not None)
@@ -126,11 +134,11 @@ class Work:
                     self._call()
                 else:
                     dozes, self.helped = self.helped and self.is_brief, False
-                    self.asleep += 1  # first, because a garbage collection here may call `end`
                     self.dozing += dozes
+                    self.bells.append(bell)  # first, because a garbage collection here may call `end`
                     if self.ended or len(self.threads) > self.count:
+                        self._awake(bell, False, dozes)
                         self.threads.remove(threading.current_thread())
-                        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
                         return
             if task is not None:
                 self._run(task)
@@ -171,24 +179,27 @@ class Work:
         # Threads doze only while callers take part, and look soon in case callers stop to do so.
         if min(len(self.tasks), self.count - self.running) <= min(self.called + self.dozing, self.asleep):
             return
-        if self.asleep > self.called or (len(self.threads) < self.count and self._start()):
-            self.called += 1
-            self.calls.put(None)
+        if self.bells or (len(self.threads) < self.count and self._start()):
+            self._ring()
 
     def _call_all(self) -> None:
-        for _ in range(self.called, self.asleep):
-            self.called += 1
-            self.calls.put(None)
+        while self.bells:
+            self._ring()
 
-    def _sleep(self, dozes: bool) -> None:
-        """Sleep until called; a thread that ``dozes`` wakes after DOZE seconds at the latest."""
-        called = True
-        try:
-            self.calls.get(timeout=DOZE if dozes else None)
-        except queue.Empty:
-            called = False
-        with self.lock:
-            self.asleep, self.dozing, self.called = self.asleep - 1, self.dozing - dozes, self.called - called
+    def _ring(self) -> None:
+        with contextlib.suppress(IndexError):  # a garbage collection has just called `end`, which rings all bells
+            self.bells.pop().release()
+            self.called += 1
+
+    def _awake(self, bell: threading.Lock, rung: bool, dozed: bool) -> None:
+        """Count a thread as awake: its bell was ``rung``, or it has ``dozed`` long enough."""
+        self.dozing -= dozed
+        with contextlib.suppress(ValueError):
+            self.bells.remove(bell)
+            return
+        self.called -= 1
+        if not rung:  # it was rung after the thread had woken by itself
+            bell.acquire()
 
     def _start(self) -> bool:
         """Start one more thread. False: the system refuses, and the existing threads do the work."""
@@ -197,7 +208,10 @@ class Work:
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
         # Daemons, because the interpreter would wait for other threads before it calls `_at_exit`.
-        thread = threading.Thread(target=self.serve, name=f"tunewright-stream-{len(self.threads)}", daemon=True)
+        bell = threading.Lock()
+        bell.acquire()
+        name = f"tunewright-stream-{len(self.threads)}"
+        thread = threading.Thread(target=self.serve, args=(bell,), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -205,7 +219,7 @@ class Work:
                 raise
             return False
         self.threads.append(thread)
-        self.asleep += 1
+        self.bells.append(bell)
         return True
 
 

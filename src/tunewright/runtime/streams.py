@@ -82,8 +82,8 @@ class Work:
         self.is_brief = False
         #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: The bells of sleeping threads: locks, rung by releasing them. Each thread has its own. They are not one queue,
-        #: because `SimpleQueue.get` with a timeout may wait for ever if another thread takes the entry.
+        #: The bells of sleeping threads: locks, rung by releasing them. They are not one queue for all threads, because
+        #: `SimpleQueue.get` with a timeout may wait for ever if another thread takes the entry.
         self.bells: list[threading.Lock] = []
         #: threads whose bell was rung and that are not awake yet; threads that soon wake by themselves
         self.called = self.dozing = 0

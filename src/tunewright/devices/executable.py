@@ -129,8 +129,9 @@ class Bound(ABC):
     def prepare(self) -> None:  # noqa: B027 (most do all of it when they are bound)
         """Do now what the first call would otherwise do besides running its kernels, which have run before."""
 
-    def fit(self, sizes: Sizes, addresses: Mapping[int, int]) -> None:
-        """Set all that depends on sizes, and where tensors that are ``fitted`` lie."""
+    def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
+        """Set all that depends on sizes, and where tensors that are ``fitted`` lie: behind the address of the arena, by
+        as much as a value says for each of them, which is the same value each time."""
         raise NotImplementedError
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, InputError, SettingsError
+from ..ir.formulas import Formulas
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -259,6 +260,9 @@ class Device(ABC):
         """
         (part,) = parts
         return Call(part)
+
+    def compute_formulas(self, formulas: Formulas) -> None:  # noqa: B027 (Python does it, too)
+        """Have complete formulas computed by something faster than Python, where there is such."""
 
     def request_queue(self, hints: Hints) -> Queue:
         """A queue for requests, with these hints where the device knows them."""

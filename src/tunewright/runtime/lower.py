@@ -231,7 +231,11 @@ class _Lowering:
             if step.kernel in depending and not self.is_linked(step):
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
-        plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
+        self.open.stored = {
+            i: (slot.storage, self.open.offsets.get(i, slot.offset))
+            for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA
+        }  # fmt: skip
+        plan.template = Template(self.traced, self.open, stack, plan.device, self.env.settings.max_memory_bytes)
         for graph in (self.graph, *self.traced.graphs):
             bring_at_hand(graph)
         plan.types = tuple(v.type for v in self.graph.inputs)

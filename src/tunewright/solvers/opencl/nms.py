@@ -10,7 +10,7 @@ from ...ir.types import DType
 from ...ops.counted import COUNTED
 from ..base import Config, Problem, tensor
 from . import fold
-from .base import CSolver, both
+from .base import CSolver
 from .emit import Call, In, Out, Scratch, Source
 from .nonzero import SUMMED
 
@@ -195,4 +195,4 @@ def _most(problem: Problem) -> int:
     return boxes if limit is None or not limit.size else lesser(boxes, greater(0, limit.reshape(-1).tolist()[0]))
 
 
-SOLVERS = both(NonMaxSuppression)
+SOLVERS = (NonMaxSuppression(),)

@@ -11,7 +11,7 @@ from ...ir.types import DType
 from ...ops.counted import COUNTED
 from ...ops.shapes import axis_of
 from ..base import Config, Problem, tensor
-from .base import CSolver, both
+from .base import CSolver
 from .emit import STORAGE, Call, In, Out, Scratch, Source
 from .indices import PER_UNIT, Shares, table
 from .words import MOVABLE, word, words
@@ -183,4 +183,4 @@ def _length(problem: Problem) -> int:
     return data.size if axis is None else data.dims[axis_of(int(axis), len(data.dims))]
 
 
-SOLVERS = (*both(NonZero), *both(Compress))
+SOLVERS = (NonZero(), Compress())

@@ -14,7 +14,6 @@ import numpy as np
 from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
-
 #: what makes a value of two others; a `Flat` has their numbers
 FUNCTIONS: tuple[Callable[[int, int], int], ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
 

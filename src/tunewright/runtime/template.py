@@ -20,7 +20,7 @@ from ..devices.executable import Sizes
 from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
 from ..ir.formulas import Computed, Formulas
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole, at_hand
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem, attrs_at_hand
@@ -36,6 +36,9 @@ MOST_FITS = 128
 
 class Untraceable(Exception):
     """A plan cannot be made for a class of shapes; it can be for the shapes at hand."""
+
+    #: the node that is to blame, where that is known
+    node: Node | None = None
 
 
 @dataclass(frozen=True)

@@ -438,7 +438,8 @@ class ModelTuning(Tuning):
         if best == default:
             if any(ratio.median > 1 for ratio in others.values()):
                 return
-            self._record(layer, default, seconds, default)
+            if _is_judged(layer):
+                self._record(layer, default, seconds, default)
         layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
@@ -543,6 +544,13 @@ class ModelTuning(Tuning):
         if layer.chosen != default:
             self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, default)
         layer.chosen = None
+
+
+def _is_judged(layer: Layer) -> bool:
+    """Whether a search, of this run or an earlier one, came far enough to say that nothing else is faster."""
+    if layer.outcome is not None:
+        return not layer.outcome.is_open
+    return layer.choice.match is not None and layer.choice.match.kind is Kind.EXACT
 
 
 class _Clock(Counters):

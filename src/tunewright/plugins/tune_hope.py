@@ -18,8 +18,8 @@ from .tune import Layer, Result
 PRIOR = 0.2
 #: what the search of a layer says that another search may add to
 LATER = ("no time was left for it", "stopped")
-#: beginnings of reasons, and words in them, of searches that could not tell
-_OPEN = ("open:", "the time was too short", "stopped before", "broken off")
+#: beginnings of reasons of searches that were ended
+_ENDED = ("stopped before", "broken off")
 
 
 def promised(layer: Layer, at: Progress | None = None) -> float:
@@ -50,7 +50,7 @@ def is_left(layer: Layer) -> bool:
     """A longer run may find more: its search had no time, or could not tell."""
     if layer.outcome is None:
         return layer.skipped in LATER
-    return layer.chosen is None and layer.outcome.reason.startswith(_OPEN)
+    return layer.chosen is None and (layer.outcome.is_open or layer.outcome.reason.startswith(_ENDED))
 
 
 def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:

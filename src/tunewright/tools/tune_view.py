@@ -195,7 +195,9 @@ def outcome(layer: Layer) -> str:
     if layer.network:
         return "not confirmed in the network"
     gain = promised(layer)
-    return f"{gain:.2f}x by itself" if gain > 1 else "nothing is faster"
+    if gain > 1:
+        return f"{gain:.2f}x by itself"
+    return "open: few were compared" if layer.outcome.is_open else "nothing is faster"
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
@@ -253,6 +255,8 @@ def summary(result: Result) -> str:
         text = "nothing was searched"
     elif seeming:
         text = f"nothing was changed; {plural(seeming, 'layer')} may have a faster kernel: more time would tell"
+    elif unclear := sum(layer.outcome is not None and layer.outcome.is_open for layer in result.layers):
+        text = f"nothing faster was found; {plural(unclear, 'layer')} open, because time was short"
     else:
         text = "nothing is faster than what is used already"
     text += f"; {known} tuned before" if known else ""

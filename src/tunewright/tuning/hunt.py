@@ -46,6 +46,8 @@ PROBES, CONTENDED = 3, 1.25
 KNOWN = 3
 #: an attempt's time is estimated from this number of the last attempts: this share of them took no longer
 RECENT, MOSTLY = 12, 0.75
+#: A search that compared this number of candidates, or all that there are, may say that nothing is faster.
+ENOUGH = 24
 #: candidates in the race: within this factor of the best, and at most this number
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds
@@ -103,7 +105,12 @@ class Hunt:
     tried: list[Tried] = field(default_factory=list)
     #: what earlier sessions saw and this one does not attempt again
     seen: set[Candidate] = field(default_factory=set)
+    #: those of `seen` that had a time
+    timed_before: int = 0
     anchor: Found | None = None
+    #: configs that there are to choose from, and whether none was left to attempt
+    choices: int = 0
+    ended: bool = False
     #: seconds of each solver's attempts, apart for those that were compiled before; how long batches waited for that
     took: dict[tuple[str, bool], deque[float]] = field(default_factory=dict)
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -121,6 +128,21 @@ class Hunt:
     @property
     def failed(self) -> int:
         return sum(t.status is not Status.OK for t in self.tried)
+
+    @property
+    def compared(self) -> int:
+        """Candidates that were timed, here or in earlier sessions."""
+        return len(self.found) + self.timed_before
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it may say that nothing is faster."""
+        return not self.watch.stopped and (self.ended or self.compared >= ENOUGH)
+
+    @property
+    def extent(self) -> str:
+        """How far it came, in words."""
+        return f"{self.compared:,} of {self.choices:,} candidates were compared"
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
         """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
@@ -182,6 +204,7 @@ class Hunt:
         for solver in solvers:
             if solver.why_not(self.problem, self.target) is None:
                 lanes[solver.id] = self._lane(solver, strategy(solver.id), seed)
+        self.choices = sum(_size(lane.space) for lane in lanes.values())
         followers = _followers(lanes.values())
         first = [(lanes[s], config) for s, config in self._first(lanes, seeds, self._learn(lanes, known, gains))]
         if self._batches(first, share, end) is None:
@@ -195,6 +218,7 @@ class Hunt:
             new = [(lane, config) for lane, config in following if plain((lane.solver.id, config)) not in self.seen]
             if self._batches(new, share, end) is None:
                 return
+        self.ended = True
 
     def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
         space = solver.space(self.problem, self.target)
@@ -226,6 +250,7 @@ class Hunt:
                     status = Status.OK if gain > 0 and self.barred(*candidate) is None else Status.FAILED
                     self._told(lane, Tried(candidate, status, seconds, "seen before", self.watch.elapsed))
                     self.seen.add(candidate)
+                    self.timed_before += status is Status.OK
         return again
 
     def _fits(self, lane: _Lane, m: Measurement) -> bool:
@@ -425,6 +450,11 @@ def _followers(lanes: Iterable[_Lane]) -> dict[str, list[_Lane]]:
             found.setdefault(leader.solver.id, []).append(lane)
             lane.strategy = None
     return found
+
+
+def _size(space: Space) -> int:
+    """Configs of a space; of a large one the combinations before its constraint."""
+    return space.combinations if space.rows is None else len(space.rows)
 
 
 def _mostly(seconds: Collection[float]) -> float:

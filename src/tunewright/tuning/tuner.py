@@ -25,7 +25,7 @@ from . import places
 from .choice import Choice as Choice
 from .choice import Origin as Origin
 from .database import Database, MemoryDatabase
-from .key import Kind, Where
+from .key import Key, Kind, Where
 from .lookup import Answer, Found, Layer, Lookup
 from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
@@ -288,7 +288,17 @@ class Tuner:
         if self.policy.search is not Search.MISSING:  # whatever the heuristic says
             return self.policy.wanted(None)
         advice = self.advise(problem, device, default)
-        return self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
+        wanted = self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
+        return wanted and not self._is_given_up(problem, device, default)
+
+    def _is_given_up(self, problem: Problem, device: Device, default: Choice) -> bool:
+        """Whether the last sessions left the problem open and came no farther than one another."""
+        from .session import FRUITLESS, reached
+
+        here = Key.of(problem, device.target, default.solver, default.config)
+        known = [m for m in self.measured(problem, device) if m.key == here and m.config == default.config]
+        last = sorted(known, key=lambda m: (m.date, reached(m)))[-FRUITLESS:]
+        return len(last) == FRUITLESS and len({reached(m) for m in last}) == 1
 
     def _forget(self, problem: Problem, device: Device) -> None:
         """Drop what the user's knowledge base has of a problem on this device."""

@@ -56,6 +56,8 @@ LEAST_TIMEOUT = 1.0
 WORTHWHILE = 3.0
 #: a race may take this many times what its turns should, and TUNE_TIMEOUT on top
 PATIENCE_IN_RACES = 20
+#: candidates of a problem whose programs are kept until the next one
+MOST_PROGRAMS = 1000
 #: seconds of a turn at least, with what is done before and after
 LEAST_TURN = 0.010
 
@@ -149,6 +151,7 @@ class Isolated(Measurer):
         self._regime: Regime | None = None
         #: seconds of candidates of the posed problem
         self._seconds: dict[tuple[str, Config], float] = {}
+        self._programs: dict[tuple[str, Config], wire.Programs] = {}
         written = target is not None and target.language is not None
         count = ahead.useful(self._shares_cores, self.settings.compilation_num_threads) if written else 0
         memory = max(least, self.memory_bytes // max(count, 1))
@@ -163,6 +166,7 @@ class Isolated(Measurer):
         with self._lock:
             self._regime = None
             self._seconds.clear()
+            self._programs.clear()
             try:
                 self._problem = {"do": "pose", "problem": serial.to_json(problem), "seed": seed, "regime": regime}
                 wire.pack(self._problem)
@@ -174,6 +178,10 @@ class Isolated(Measurer):
                 return self._posed().refusal
             except Unposed as error:
                 return error.what
+
+    def programs(self, candidate: Candidate) -> wire.Programs:
+        with self._lock:
+            return self._programs.get(_plain(candidate), {})
 
     def regime(self) -> Regime:
         with self._lock:
@@ -219,7 +227,10 @@ class Isolated(Measurer):
     def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
         with self._lock:
             self._calm()
-            programs = wire.programs_json(self._ahead.take(_plain(candidate)))
+            compiled = self._ahead.take(_plain(candidate))
+            if compiled and len(self._programs) < MOST_PROGRAMS:
+                self._programs[_plain(candidate)] = compiled
+            programs = wire.programs_json(compiled)
             found, doubt = self._attempt(candidate, limit, programs)
             if doubt is None:
                 return found

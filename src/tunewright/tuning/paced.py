@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ..solvers.base import Problem
@@ -104,6 +104,9 @@ class Paced(Measurer):
 
     def regime(self) -> Regime:
         return self.inner.regime()
+
+    def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
+        return self.inner.programs(candidate)
 
     def close(self) -> None:
         self.inner.close()

@@ -318,12 +318,13 @@ class _Session:
             return f"{what}: {self.hunt.extent}"
         solver, config = final.entrants[2]
         gain, control = found.gain, found.control
+        begin = f"open: {self.hunt.extent}; " if self._is_open(raced, found) else ""
+        begin += f"{solver} {dict(config)}: {found.verdict.value}"
         if unknown(gain):
-            return f"{solver} {dict(config)}: {found.verdict.value}"
+            return begin
         spread = f"{gain.low:.3f} to {gain.high:.3f} in {gain.pairs} pairs"
         noise = f"the default over itself {control.low:.3f} to {control.high:.3f}"
-        text = f"{solver} {dict(config)}: {found.verdict.value}, {gain.median:.3f} times as fast ({spread}; {noise})"
-        return f"open: {self.hunt.extent}; {text}" if self._is_open(raced, found) else text
+        return f"{begin}, {gain.median:.3f} times as fast ({spread}; {noise})"
 
     def _default_fault(self) -> str | None:
         """What is wrong with the default: the last that was found out about it."""

@@ -411,7 +411,7 @@ class Tuner:
         regime: str | None,
         decide: bool,
     ) -> Outcome | None:
-        from . import session
+        from . import session, winners
 
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
@@ -441,6 +441,7 @@ class Tuner:
             clock=self.clock,
         )
         self._store(problem, outcome)
+        winners.keep_programs(self._measurer(device, self.settings), outcome, device, self.settings)
         return outcome
 
     def _surveys(self, problem: Problem) -> list[Survey]:

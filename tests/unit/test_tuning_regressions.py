@@ -13,10 +13,10 @@ from tunewright.search import Config
 from tunewright.settings import Settings
 from tunewright.tuning import evidence, places
 from tunewright.tuning.database import MemoryDatabase
-from tunewright.tuning.hunt import ENOUGH
+from tunewright.tuning.evidence import ENOUGH, EXTENT
 from tunewright.tuning.measure import Regime
 from tunewright.tuning.record import Measurement, Ratio
-from tunewright.tuning.session import EXTENT, tune
+from tunewright.tuning.session import tune
 from tunewright.tuning.tuner import Tuner
 from tunewright.tuning.tuning_file import TuningFile
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine

@@ -24,6 +24,7 @@ from ..search.space import Config, Space
 from ..solvers.base import Config as AnyConfig
 from ..solvers.base import Problem, Solver
 from .contest import Contest, impossible
+from .evidence import ENOUGH
 from .key import Key
 from .measure import Attempt, Candidate, Measurer
 from .progress import Watch
@@ -46,8 +47,6 @@ PROBES, CONTENDED = 3, 1.25
 KNOWN = 3
 #: an attempt's time is estimated from this number of the last attempts: this share of them took no longer
 RECENT, MOSTLY = 12, 0.75
-#: A search that compared this number of candidates, or all that there are, may say that nothing is faster.
-ENOUGH = 24
 #: candidates in the race: within this factor of the best, and at most this number
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds

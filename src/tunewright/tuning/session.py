@@ -17,7 +17,7 @@ from ..solvers.base import Config, Problem, Solver
 from ..solvers.base import solvers as registered
 from . import evidence
 from .contest import ALPHA, FUTILE, Confirmation, Contest, Verdict, confirm, race
-from .hunt import ENOUGH, Found, Hunt, Tried, plain
+from .hunt import Found, Hunt, Tried, plain
 from .key import Key
 from .measure import Candidate, Measurer, Regime
 from .progress import Progress, Watch
@@ -28,10 +28,6 @@ from .statistics import UNKNOWN, unknown
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
 #: the same where others decide: a little is left for comparing the fastest once more
 ONLY_SEARCH_SHARE = 0.92
-#: in the environment of the default's record: how far the search came that it is from
-EXTENT = "searched"
-#: After this number of sessions that left it open and came no farther, loads do not try again: `tune` does.
-FRUITLESS = 3
 
 
 @dataclass(frozen=True)
@@ -192,12 +188,6 @@ def duel(
     return session.measurement(candidate, samples, found.gain, found.control, confirmed, default)
 
 
-def reached(m: Measurement) -> int:
-    """How many candidates the search compared that a default's record is from, as far as that counts."""
-    number = m.evidence.environment.get(EXTENT, "").partition(" ")[0].replace(",", "")
-    return min(int(number), ENOUGH) if number.isdecimal() else 0
-
-
 def _by_id(solvers: Sequence[Solver]) -> dict[str, Solver]:
     """Those that take part, and all others: the default's solver may not be among those that are searched."""
     return {s.id: s for s in (*registered(), *solvers)}
@@ -344,7 +334,7 @@ class _Session:
     def _of_default(self, who: Candidate, samples: Sequence[float], control: Ratio, is_answer: bool) -> Measurement:
         """The default's own record: an answer, or how far the search for a better one came."""
         made = self.measurement(who, samples, Ratio.one(), control, is_answer, who)
-        about = {**made.evidence.environment, EXTENT: self.hunt.extent}
+        about = {**made.evidence.environment, evidence.EXTENT: self.hunt.extent}
         return replace(made, evidence=replace(made.evidence, environment=about))
 
     # ---- records ----------------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
-from . import places
+from . import evidence, places
 from .choice import Choice as Choice
 from .choice import Origin as Origin
 from .database import Database, MemoryDatabase
-from .key import Key, Kind, Where
+from .key import Kind, Where
+from .kin import Kin
 from .lookup import Answer, Found, Layer, Lookup
 from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
@@ -289,16 +290,7 @@ class Tuner:
             return self.policy.wanted(None)
         advice = self.advise(problem, device, default)
         wanted = self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
-        return wanted and not self._is_given_up(problem, device, default)
-
-    def _is_given_up(self, problem: Problem, device: Device, default: Choice) -> bool:
-        """Whether the last sessions left the problem open and came no farther than one another."""
-        from .session import FRUITLESS, reached
-
-        here = Key.of(problem, device.target, default.solver, default.config)
-        known = [m for m in self.measured(problem, device) if m.key == here and m.config == default.config]
-        last = sorted(known, key=lambda m: (m.date, reached(m)))[-FRUITLESS:]
-        return len(last) == FRUITLESS and len({reached(m) for m in last}) == 1
+        return wanted and not evidence.is_given_up(self.measured(problem, device), (default.solver.id, default.config))
 
     def _forget(self, problem: Problem, device: Device) -> None:
         """Drop what the user's knowledge base has of a problem on this device."""
@@ -369,6 +361,11 @@ class Tuner:
             mine, seeds = (default.solver.id, default.config), self._seeds(problem, device, default, answer)
             measurer.foresee(problem, session.opening(problem, device.target, mine, taking_part, seeds))
 
+    @cached_property
+    def kin(self) -> Kin:
+        """What searches of similar problems found."""
+        return Kin(self.user)
+
     def _seeds(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> dict[str, list[Config]]:
         """Configs to try first, by solver: what is known, and what the heuristic would pick."""
         seeds: dict[str, list[Config]] = {}
@@ -377,6 +374,8 @@ class Tuner:
         advice = self.advise(problem, device, default, most=GUESSES)
         for solver, config in advice.picks if advice is not None else ():
             seeds.setdefault(solver.id, []).append(config)
+        for id, config in self.kin.suggestions(problem, Where.of(device.target)):
+            seeds.setdefault(id, []).append(config)
         return seeds
 
     def tune(
@@ -441,6 +440,8 @@ class Tuner:
             clock=self.clock,
         )
         self._store(problem, outcome)
+        if outcome.survey is not None:
+            self.kin.learn(outcome.survey)
         winners.keep_programs(self._measurer(device, self.settings), outcome, device, self.settings)
         return outcome
 

@@ -179,6 +179,12 @@ class Isolated(Measurer):
             except Unposed as error:
                 return error.what
 
+    def alike(self, candidate: Candidate, other: Candidate) -> None:
+        with self._lock:
+            programs = self._programs.get(_plain(other))
+            if programs:
+                self._programs[_plain(candidate)] = programs
+
     def programs(self, candidate: Candidate) -> wire.Programs:
         with self._lock:
             return self._programs.get(_plain(candidate), {})
@@ -418,8 +424,7 @@ class _Spoilt(Exception):
 
 
 def _start(command: Sequence[str], settings: Settings, activity: int | None = None) -> Process:
-    # No kernel cache: most of what is compiled there loses.
-    return Process(command, child_environment(replace(settings, cache_dir="")), activity)
+    return Process(command, child_environment(settings), activity)
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:

@@ -105,6 +105,9 @@ class Paced(Measurer):
     def regime(self) -> Regime:
         return self.inner.regime()
 
+    def alike(self, candidate: Candidate, other: Candidate) -> None:
+        self.inner.alike(candidate, other)
+
     def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
         return self.inner.programs(candidate)
 

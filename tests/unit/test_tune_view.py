@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
-from tunewright.plugins.tune import Layer, Result, State
 from tunewright.plugins.tune_hope import PRIOR, expected
+from tunewright.plugins.tune_search import Layer, Result, State
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem

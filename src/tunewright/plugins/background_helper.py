@@ -40,7 +40,7 @@ from ..tuning.session import Outcome
 from ..tuning.tuner import Tuner
 from ..tuning.worker import Channel, die_with_parent
 from .single import open_device
-from .tune import QUIET
+from .tune_search import QUIET
 
 #: times TUNE_TIMEOUT: who runs only when nobody else wants to takes longer
 PATIENCE = 10.0

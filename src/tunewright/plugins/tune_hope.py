@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from ..tuning.measure import Candidate
 from ..tuning.progress import Progress
-from .tune import Layer, Result
+from .tune_search import NO_TIME, Layer, Result
 
 #: the part of its hope that a layer is expected to save while nothing like it was searched
 PRIOR = 0.2
 #: what the search of a layer says that another search may add to
-LATER = ("no time was left for it", "stopped")
+LATER = (NO_TIME, "stopped")
 #: beginnings of reasons of searches that were ended
 _ENDED = ("stopped before", "broken off")
 

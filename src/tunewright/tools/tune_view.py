@@ -16,7 +16,7 @@ from .kb_view import config_text, plural, problem_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..plugins.tune import Layer, Result, State
+    from ..plugins.tune_search import Layer, Result, State
 
 #: of the JSON; changes with the meaning of a key
 SCHEMA = "tunewright.tuned/1"
@@ -76,7 +76,7 @@ def _lines() -> Callable[[State], None]:
 def _drawn() -> Iterator[Callable[[State], None]]:
     from rich.live import Live
 
-    from ..plugins.tune import State
+    from ..plugins.tune_search import State
 
     out, told = console(stderr=True), [(State("profile", (), None, None, 0.0, 0.0), 0.0)]
 

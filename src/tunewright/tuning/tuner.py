@@ -374,8 +374,8 @@ class Tuner:
         advice = self.advise(problem, device, default, most=GUESSES)
         for solver, config in advice.picks if advice is not None else ():
             seeds.setdefault(solver.id, []).append(config)
-        for id, config in self.kin.suggestions(problem, Where.of(device.target)):
-            seeds.setdefault(id, []).append(config)
+        for id, worked in self.kin.suggestions(problem, Where.of(device.target)):
+            seeds.setdefault(id, []).append(worked)
         return seeds
 
     def tune(

@@ -153,6 +153,30 @@ def test_the_end_says_what_had_no_time():
     assert ended(case) == "nothing was searched; no time was left to search 2 layers"
 
 
+def test_what_was_not_begun_is_named():
+    case = Case()
+    result = Result(case.layers, 1e-2, 8e-3, None, 0.0, [], False, {})
+    assert tune_view.unsearched(result) == ""
+    for one in case.layers:
+        one.skipped = "no time was left for it"
+    names = [tune_view.title(one) for one in sorted(case.layers, key=lambda one: -one.hope)]
+    assert tune_view.unsearched(result) == f"not begun: {', '.join(names[:3])} and 1 more layer"
+    case.layers[0].skipped = ""
+    names.remove(tune_view.title(case.layers[0]))
+    assert tune_view.unsearched(result) == f"not begun: {', '.join(names)}"
+
+
+def test_a_search_that_compared_few_does_not_say_that_nothing_is_faster():
+    case = Case()
+    first = case.layers[0]
+    first.outcome = session.Outcome(first.present, False, "open: 1 of 9 candidates were compared", is_open=True)
+    assert tune_view.outcome(first) == "open: few were compared"
+    assert ended(case).startswith("nothing faster was found; 1 layer open, because time was short")
+    first.outcome = session.Outcome(first.present, False, "nothing else is near: 9 of 9 candidates were compared")
+    assert tune_view.outcome(first) == "nothing is faster"
+    assert ended(case) == "nothing is faster than what is used already"
+
+
 def test_the_end_of_a_network_that_was_not_compared():
     case = Case()
     first = case.layers[0]

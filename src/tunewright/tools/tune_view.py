@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .common import cell, console, milliseconds, note, table
-from .kb_view import config_text, plural, problem_text
+from .kb_view import config_text, plural, problem_text, safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA = "tunewright.tuned/1"
 #: layers that are shown; the result file has all
 SHOWN = 16
+#: layers that are named of those for which no time was left
+NAMED = 3
 #: lines of a terminal that are not layers
 AROUND = 7
 #: characters of a node's name that are shown
@@ -218,6 +220,18 @@ def show(result: Result) -> None:
         out.print(made)
         out.print()
     out.print(summary(result), markup=False, soft_wrap=not out.is_terminal)
+    if missed := unsearched(result):
+        out.print(missed, markup=False, soft_wrap=not out.is_terminal)
+
+
+def unsearched(result: Result) -> str:
+    """The layers that were not begun, those with most hope first; empty: there are none."""
+    from ..plugins.tune_search import NO_TIME
+
+    missed = sorted((layer for layer in result.layers if layer.skipped == NO_TIME), key=lambda layer: -layer.hope)
+    more = f" and {plural(len(missed) - NAMED, 'more layer')}" if len(missed) > NAMED else ""
+    names = ", ".join(safe(title(layer)) for layer in missed[:NAMED])
+    return f"not begun: {names}{more}" if missed else ""
 
 
 def _kernel(layer: Layer) -> str:

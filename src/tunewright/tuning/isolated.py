@@ -120,6 +120,7 @@ class Isolated(Measurer):
     ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
     what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
     whose requests the worker waits before it times anything, however long that takes, and its word that says pause.
+    ``apart``: even a single candidate is compiled in a process in which none runs, so that its programs may be kept.
     """
 
     def __init__(
@@ -132,8 +133,9 @@ class Isolated(Measurer):
         memory_bytes: int | None = None,
         target: Target | None = None,
         activity: tuple[int, int] | None = None,
+        apart: bool = False,
     ) -> None:
-        self._activity = activity
+        self._activity, self._apart = activity, apart
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self._shares_cores = target is None or target.device == "cpu"
@@ -156,7 +158,9 @@ class Isolated(Measurer):
         count = ahead.useful(self._shares_cores, self.settings.compilation_num_threads) if written else 0
         memory = max(least, self.memory_bytes // max(count, 1))
         start = partial(_start, self._command("compiler", memory), self.settings)
-        self._ahead = Ahead(start, partial(_objection, target), count if count > 1 else 0, timeout)
+        if apart and written:
+            count = max(count, 1)
+        self._ahead = Ahead(start, partial(_objection, target), count if count > 1 or apart else 0, timeout)
         self._finalizer = weakref.finalize(self, _end, self._workers, self._spare, self._ahead)
         _LIVE.add(self)
 
@@ -218,7 +222,7 @@ class Isolated(Measurer):
         with self._lock:
             known = self._workers[0].known if self._workers else set()
             new = [who for who in map(_plain, candidates) if who not in known]
-            if len(new) > 1:  # one by itself is compiled as fast by the worker
+            if len(new) > 1 or self._apart:  # one by itself is compiled as fast by the worker
                 self._ahead.submit(new)
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:

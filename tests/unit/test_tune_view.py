@@ -126,15 +126,27 @@ def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run(
     case = Case()
     case.layers[2].skipped = "no time was left for it"
     result = Result(case.layers, 1e-2, 8e-3, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    case.layers[1].skipped = "it takes next to no time"
     lines = tune_view.closing([result], "tunewright tune m.onnx -d CPU", 60.0)
     assert lines == [
         "gained: 1.250x; left: 1 layer, 0.5077 ms expected, at most 1.00 ms",
         "next: tunewright tune m.onnx -d CPU --budget 120s",
     ]
-    case.layers[2].skipped = "it was tuned before"
+    for one in case.layers[1:3]:
+        one.skipped = "it was tuned before"
     first, second = tune_view.closing([result, result], "tunewright tune .", 60.0)
     assert first == "gained: 1.250x over 2 models or shapes; left: nothing, every layer that counts was searched"
     assert second == "next: nothing (tunewright tune . --again searches anew)"
+
+
+def test_a_run_that_was_stopped_before_its_search_leaves_everything():
+    """It once said that every layer that counts was searched, and that there was nothing to run next."""
+    case = Case()
+    for one in case.layers:
+        one.outcome, one.skipped = None, ""
+    result = Result(case.layers, 1e-2, 1e-2, None, 0.0, [], True, {})
+    first, second = tune_view.closing([result], "tunewright tune .", 9)
+    assert first.startswith("gained: 1.000x; left: 4 layers, ") and second == "next: tunewright tune . --budget 30s"
 
 
 def ended(case: Case, gain: Ratio | None = None, stopped: bool = False) -> str:

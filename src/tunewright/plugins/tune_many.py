@@ -158,7 +158,8 @@ def _joined(first: Result, then: Result) -> Result:
     if first.gain is not None and then.gain is not None:
         a, b = first.gain, then.gain
         gain = Ratio(a.median * b.median, a.low * b.low, a.high * b.high, min(a.pairs, b.pairs))
-    after = first.before / gain.median if gain is not None else then.after
+    after = then.after if any(layer.chosen is not None for layer in layers) else first.before  # of what is promised
+    after = first.before / gain.median if gain is not None else after
     seconds = {name: first.seconds.get(name, 0.0) + then.seconds.get(name, 0.0) for name in then.seconds}
     return Result(
         layers, first.before, after, gain, max(first.error, then.error), [*first.undone, *then.undone], then.stopped,

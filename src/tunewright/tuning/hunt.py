@@ -220,14 +220,14 @@ class Hunt:
         self.choices = sum(_size(lane.space) for lane in lanes.values())
         followers = _followers(lanes.values())
         first = [(lanes[s], config) for s, config in self._first(lanes, seeds, self._learn(lanes, known, gains))]
-        if self._batches(first, share, end) is None or not self._descend(first, share, end):
+        if self._batches(first, share, end) is None or not self._descend(lanes.values(), share, end):
             return
         while batch := self._asked(lanes):
             seconds = self._batches(batch, share, end)
             if seconds is None:
                 return
             good = [pair for pair, s in zip(batch, seconds, strict=True) if s <= FOLLOWED * pair[0].best]
-            if not self._descend(batch, share, end):
+            if not self._descend([lane for lane, _ in batch], share, end):
                 return
             good += [(lane, lane.leader) for lane, _ in batch if lane.leader is not None]
             following = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
@@ -237,12 +237,12 @@ class Hunt:
                 return
         self.ended = True
 
-    def _descend(self, pairs: Iterable[tuple[_Lane, AnyConfig]], share: float, end: float) -> bool:
+    def _descend(self, lanes: Iterable[_Lane], share: float, end: float) -> bool:
         """Around each new best of a solver: configs with one other parameter that is an argument of the same program.
 
         They need no compiler, so they take a fraction of the time of others. False when the time is over.
         """
-        for lane in {id(lane): lane for lane, _ in pairs}.values():
+        for lane in lanes:
             while (leader := lane.leader) is not None and leader != lane.descended and self._promises(lane):
                 lane.descended = leader
                 near = self._around(lane, leader)

@@ -55,6 +55,8 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     #: nothing was found to be faster, and the search came not far enough to say that nothing is
     is_open: bool = False
+    #: no strategy had anything left to attempt
+    ended: bool = False
 
     @property
     def attempted(self) -> int:
@@ -424,5 +426,5 @@ class _Session:
         seconds = {**self.watch.spent, "compile": hunt.compile_seconds, "check": hunt.check_seconds}
         return Outcome(
             chosen, chosen != self.default, reason, gain, control, default_fault, records, faults,
-            self.survey(), tuple(hunt.tried), seconds,
+            self.survey(), tuple(hunt.tried), seconds, ended=hunt.ended,
         )  # fmt: skip

@@ -56,7 +56,7 @@ def test_arguments_are_tried_before_anything_is_compiled(seed: int):
     tried = [Config(config) for _, config in machine.attempts]
     assert len(tried) == len(set(tried)) == 32
     # around the default, and then around the best of that: only run and slabs change, one at a time
-    first = tried[1:8]
+    first = tried[1:6]
     assert {config["tile"] for config in first} == {1}, first
     assert not set(first) & set(machine.prepared), "they have the program of the default"
     for new, known in machine.same.items():

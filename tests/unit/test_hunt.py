@@ -61,7 +61,7 @@ def test_arguments_are_tried_before_anything_is_compiled(seed: int):
     assert not set(first) & set(machine.prepared), "they have the program of the default"
     for new, known in machine.same.items():
         assert sum(new[name] != known[name] for name in SPACE) == 1 and new["tile"] == known["tile"]
-    assert len(machine.prepared) < 20, "most of 32 configs share one of four programs"
+    assert not set(machine.same) & set(machine.prepared) and len(machine.same) >= 5
 
 
 def test_where_every_parameter_changes_the_text_nothing_is_like_another():

@@ -47,7 +47,7 @@ def is_waiting(layer: Layer) -> bool:
 
 
 def is_left(layer: Layer) -> bool:
-    """Of a run that is over: a longer one may find more, because its search had no time, or could not tell."""
+    """Whether a run that is over has left it: its search had no time, or could not tell."""
     if layer.outcome is None:
         return not layer.skipped or layer.skipped in LATER
     return layer.chosen is None and (layer.outcome.is_open or layer.outcome.reason.startswith(_ENDED))

@@ -41,7 +41,7 @@ PROFILE_SHARE = 1 / 3
 MARGIN = 1.25
 #: `Goal.stalls`: layers in a row, and the part of an inference that they and the rest have to be worth
 ROW, WORTH = 4, 0.01
-#: a further round is begun with this part of the time left, and time for making so many networks
+#: a further round is begun with this part of the time left, and time for making this number of networks
 AGAIN, NETWORKS = 0.2, 4.0
 #: why a layer was not searched
 ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped paying"

@@ -22,8 +22,8 @@ from ..tuning.tuner import Choice, Tuner
 #: The part of the time behind the profile that is for deciding in networks, and what that has at least, in times that
 #: making a network takes: several are made for it.
 DECIDE_SHARE, NETWORKS = 0.3, 4.0
-#: Profile and decision together take no more than this part of the budget; however long the profile took, the decision
-#: may have so much.
+#: Profile and decision together take no more than the first part of the budget; however long the profile took, the
+#: decision may have the second.
 MOST_FIXED, LEAST_DECIDE = 1 / 3, 1 / 8
 #: the part of a layer's time that may always be saved, however near to the roofline it is
 LEAST_HOPE = 0.2

@@ -300,6 +300,11 @@ class Device(ABC):
         """The same device as settings want it: with no more threads than CPU_THREADS_NUM, where it has some."""
         return self.with_threads(settings.cpu_threads_num)
 
+    @property
+    def kernel_label(self) -> str:
+        """What listings of the kernel cache say about programs for it."""
+        return f"{self.target.device.upper()} {self.target.arch}"
+
     def broken(self) -> str:
         """Why this process cannot use it any more, whatever the cause; empty: it can."""
         return ""

@@ -150,7 +150,8 @@ class OwnMemory:
         for region in open.regions:
             if region.dtype is not None or is_open(region.nbytes):
                 elements = [values[place(size)] for size in region.elements]
-                self._hold(region, values[place(region.nbytes)], elements)
+                nbytes = values[place(region.nbytes)] if region.dtype is None else 0
+                self._hold(region, nbytes, elements)
         for (at, base, _), offset in zip(self._addresses, offsets, strict=True):
             table[at] = self._begin(base) + values[offset]
         for constant in self._tables:

@@ -144,7 +144,7 @@ def exported(net: Any, exporter: str) -> bytes:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         if exporter == "dynamo":
-            shapes = tuple({axis: torch.export.Dim.DYNAMIC for axis in axes} for axes in open_sizes.values())
+            shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in open_sizes.values())
             program = torch.onnx.export(
                 module, tuple(given.values()), dynamo=True, input_names=names, dynamic_shapes=shapes,
                 opset_version=max(18, net.opset), verbose=False,

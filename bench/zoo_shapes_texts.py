@@ -28,7 +28,7 @@ class Text:
         return model
 
 
-N, BATCH = (*range(0, 20), 33, 64), (0, 1, 2, 3, 5)
+N, BATCH = (*range(20), 33, 64), (0, 1, 2, 3, 5)
 ROWS = {"b": BATCH, "n": N}
 SOME = {"b": (1, 2, 3, 5), "n": (*range(1, 20), 33, 64)}
 

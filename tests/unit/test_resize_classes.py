@@ -156,8 +156,8 @@ def test_lengths_without_a_common_factor_need_one_plan(name: str, way: str) -> N
     compiled = core.compile_model(model, "CPU")
     each = core.compile_model(model, "CPU", {"SHAPE_TEMPLATES": "NO"})
     request, rng = compiled.create_infer_request(), np.random.default_rng(1)
-    for (h, w), (k, l) in zip(SIZES, TARGETS, strict=True):
-        feeds = {"x": rng.standard_normal((1, 3, h, w)).astype(np.float32), "z": np.zeros((1, 1, k, l), np.float32)}
+    for (h, w), (k, m) in zip(SIZES, TARGETS, strict=True):
+        feeds = {"x": rng.standard_normal((1, 3, h, w)).astype(np.float32), "z": np.zeros((1, 1, k, m), np.float32)}
         got = request.infer(feeds)["y"]
         np.testing.assert_allclose(got, peer.run(None, feeds)[0], rtol=2e-4, atol=2e-5)
         np.testing.assert_array_equal(got, each(feeds)["y"])

@@ -15,7 +15,9 @@ from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
 #: what makes a value of two others; a `Flat` has their numbers
-FUNCTIONS: tuple[Callable[[int, int], int], ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
+FUNCTIONS: tuple[Callable[[int, int], int], ...] = (
+    operator.add, operator.mul, operator.floordiv, operator.mod, min, max,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -354,7 +354,9 @@ class _Lowering:
     def slot(self, value: Value, slot: Slot) -> int:
         at = self.index[value] = len(self.slots)
         type = slot.type
-        if isinstance(type, TensorType) and type.is_symbolic:
+        if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the data decides as well
+            slot = replace(slot, type=_opened(type))
+        elif isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
             self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"
             slot = replace(slot, type=type.at_hand)

@@ -12,6 +12,7 @@ network in one process, in turns.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -88,7 +89,7 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
             super().__init__()
             sizes = (3, 32, 64, 128, 256)
             self.down = nn.ModuleList(
-                nn.Sequential(conv(a, b), conv(b, b)) for a, b in zip(sizes, sizes[1:], strict=False)
+                nn.Sequential(conv(a, b), conv(b, b)) for a, b in itertools.pairwise(sizes)
             )
             self.up = nn.ModuleList(nn.ConvTranspose2d(b, b // 2, 2, 2) for b in (256, 128, 64))
             self.join = nn.ModuleList(nn.Sequential(conv(b, b // 2), conv(b // 2, b // 2)) for b in (256, 128, 64))
@@ -110,7 +111,7 @@ def networks() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
             sizes = (3, 32, 64, 128, 256)
             self.down = nn.ModuleList(
                 nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.SiLU(), nn.Conv2d(b, b, 3, 1, 1), nn.SiLU())
-                for a, b in zip(sizes, sizes[1:], strict=False)
+                for a, b in itertools.pairwise(sizes)
             )
             self.merge = nn.ModuleList((nn.Conv2d(384, 128, 1), nn.Conv2d(192, 64, 3, 1, 1)))
             self.heads = nn.ModuleList(nn.Conv2d(c, 85, 1) for c in (64, 128, 256))

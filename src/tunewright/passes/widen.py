@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import DType, TensorType
 from ..ops import lookup
-from ..ops.ms_common import MS
+from ..ops.half_weights import HALVES, PRODUCTS
 from .base import Context
 from .pattern import remove_dead
 from .precision import is_quantised
 
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 WIDE = DType.FLOAT32
+MS = "com.microsoft::"
 #: they only move elements: as good in any type
 _MOVES = frozenset(
-    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat", "Tile", "Expand"}
-    | {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "TensorScatter", "DepthToSpace"}
+    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat"}
+    | {"Tile", "Expand", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "TensorScatter", "DepthToSpace"}
     | {"SpaceToDepth", "Pad", "ReverseSequence", "Compress", "Where"}
 )
 #: they ask for shapes alone, whatever the type
@@ -35,6 +35,8 @@ _MAKERS = frozenset(
     {"BitCast", "CastLike", "ConstantOfShape", "EyeLike", "Range", "Bernoulli", "Multinomial", "RandomNormal"}
     | {"RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
+#: weights of products with this number of elements or more stay half
+LEAST_WEIGHTS = 1 << 14
 _OTHERS = ("org.openvinotoolkit::", "ai.onnx.ml::")
 #: inputs of attentions in which keys and values of the past come
 _CACHES = {
@@ -87,6 +89,7 @@ def _halves(node: Node) -> Iterator[Value]:
 def _kept(graph: Graph) -> set[Node]:
     """Nodes whose halves stay halves."""
     kept: set[Node] = set()
+    leaving = _leaving(graph)
 
     def is_border(value: Value | None) -> bool:
         return value is not None and (value.producer is None or value.producer in kept)
@@ -94,7 +97,7 @@ def _kept(graph: Graph) -> set[Node]:
     for node in graph.nodes:
         given = [v for v in node.inputs if v is not None and v.const is None and _is_half(v)]
         border = [v for v in given if is_border(v)]
-        grows = bool(border) and any(graph.is_output(v) for v in node.outputs)
+        grows = bool(border) and node in leaving
         states = (node.input(i) for i in _CACHES.get(node.op, ()))
         if (
             _says_itself(node)
@@ -108,6 +111,22 @@ def _kept(graph: Graph) -> set[Node]:
         if node.op in _MOVES and len(given) == 1 and all(user in kept for user in readers):
             kept.add(node)
     return kept
+
+
+def _leaving(graph: Graph) -> set[Node]:
+    """Movement behind which only movement comes until a result of the graph: it may add to a cache."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op in _MOVES and any(graph.is_output(v) or found & set(v.users) for v in node.outputs):
+            found.add(node)
+    return found
+
+
+def _is_weights(node: Node, value: Value) -> bool:
+    """Weights that stay half: a product of few rows is bound by reading them, and other kernels unpack them once."""
+    if node.op not in PRODUCTS or value.const is None or value.const.ndim != 2:
+        return False
+    return value.const.size >= LEAST_WEIGHTS and min(value.const.shape) > 1
 
 
 def _says_itself(node: Node) -> bool:
@@ -140,7 +159,7 @@ class _Widening:
             for i, value in enumerate(node.inputs):
                 if value is None or node.op in _ASKING:
                     continue
-                if node in self.wide and _is_half(value):
+                if node in self.wide and _is_half(value) and not (i == 1 and _is_weights(node, value)):
                     self.graph.set_input(node, i, self._as(value, WIDE))
                 elif node not in self.wide and value in self.widened:
                     self.graph.set_input(node, i, self._as(value, self.widened[value]))

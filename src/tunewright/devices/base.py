@@ -215,6 +215,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it computes half floats in single precision, which tensors of half networks have between layers then
+    widens: bool = False
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
     #: loops and branches may be part of its executables (`devices/rows.py`)

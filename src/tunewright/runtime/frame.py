@@ -265,7 +265,7 @@ class Frame:
             self.states.append((state, buffer))
             apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
             self._appended[state.step] = copies, apart
-        return spare - MOST_NEW
+        return int(spare) - MOST_NEW
 
     def _append(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
         """Say how the past comes into the memory of each result that continues it, and where both are."""

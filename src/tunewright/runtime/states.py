@@ -66,7 +66,7 @@ class Buffer:
 
     def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
         """Nobody appended behind these rows, which are one of `view`: all of them begin where the memory does."""
-        return view.shape[self.axis] == self.used
+        return bool(view.shape[self.axis] == self.used)
 
 
 class _View(weakref.ref[np.ndarray[Any, Any]]):

@@ -129,8 +129,12 @@ class Bound(ABC):
     def prepare(self) -> None:  # noqa: B027 (most do all of it when they are bound)
         """Do now all that the first call would do besides running kernels. The kernels themselves have run before."""
 
-    def fit(self, sizes: Sizes, addresses: Mapping[int, int]) -> None:
-        """Set everything that depends on sizes, and the addresses of the ``fitted`` tensors."""
+    def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
+        """Set everything that depends on sizes, and the addresses of the ``fitted`` tensors.
+
+        ``arena`` is the address of their memory. ``offsets``: for each tensor the value that is its offset there, which
+        is the same value at each call.
+        """
         raise NotImplementedError
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:

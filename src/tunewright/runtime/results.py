@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from .memory import side_by_side
 from .plan import Plan
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A slot in this memory: its storage, its offset there, its type and shape."""
 
     slot: int

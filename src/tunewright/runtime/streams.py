@@ -7,6 +7,7 @@ At no time do more tasks run than there are streams.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -81,11 +82,11 @@ class Work:
         self.is_brief = False
         #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: A sleeping thread waits for its bell, a lock that whoever calls it releases. These were not called yet.
+        #: The bells of sleeping threads: locks, rung by releasing them. They are not one queue for all threads, because
+        #: `SimpleQueue.get` with a timeout may wait for ever if another thread takes the entry.
         self.bells: list[threading.Lock] = []
-        #: ``asleep``: threads that have not looked yet since they fell asleep; ``called``: those of them that were
-        #: called; ``dozing``: those of them that look by themselves soon.
-        self.called = self.dozing = self.asleep = 0
+        #: threads whose bell was rung and that are not awake yet; threads that soon wake by themselves
+        self.called = self.dozing = 0
         self.ended = False
 
     def put(self, task: Task) -> None:
@@ -112,13 +113,20 @@ class Work:
                     self._call()
         return task
 
+    @property
+    def asleep(self) -> int:
+        """Threads that sleep, dozing and called ones included."""
+        return len(self.bells) + self.called
+
     def serve(self, bell: threading.Lock) -> None:
-        """Run tasks until the streams end. The body of each thread, which begins asleep."""
-        dozes, ran = False, 0
+        """Run tasks until the streams end. The body of each thread."""
+        dozes, ran, rung = False, 0, False
         while True:
             if not ran:
-                self._sleep(bell, dozes)
+                rung = bell.acquire(timeout=DOZE if dozes else -1)
             with self.lock:
+                if not ran:
+                    self._awake(bell, rung, dozes)
                 self.running -= ran
                 task = self._take(None)
                 ran = int(task is not None)
@@ -126,10 +134,11 @@ class Work:
                     self._call()
                 else:
                     dozes, self.helped = self.helped and self.is_brief, False
-                    bell = self._lie_down(dozes)  # first, because a garbage collection here may call `end`
+                    self.dozing += dozes
+                    self.bells.append(bell)  # first, because a garbage collection here may call `end`
                     if self.ended or len(self.threads) > self.count:
+                        self._awake(bell, False, dozes)
                         self.threads.remove(threading.current_thread())
-                        self._get_up(bell, dozes)
                         return
             if task is not None:
                 self._run(task)
@@ -178,32 +187,19 @@ class Work:
             self._ring()
 
     def _ring(self) -> None:
-        if self.bells:
-            bell = self.bells.pop()
+        with contextlib.suppress(IndexError):  # a garbage collection has just called `end`, which rings all bells
+            self.bells.pop().release()
             self.called += 1
-            bell.release()
 
-    def _lie_down(self, dozes: bool) -> threading.Lock:
-        """Count a thread as asleep. What it is to wait for."""
-        bell = threading.Lock()
-        bell.acquire()
-        self.asleep, self.dozing = self.asleep + 1, self.dozing + dozes
-        self.bells.append(bell)
-        return bell
-
-    def _sleep(self, bell: threading.Lock, dozes: bool) -> None:
-        """Sleep until called; a thread that ``dozes`` wakes after DOZE seconds at the latest."""
-        # Not a queue: with a timeout, `queue.SimpleQueue.get` may sleep forever where another thread was faster.
-        bell.acquire(timeout=DOZE if dozes else -1)
-        with self.lock:
-            self._get_up(bell, dozes)
-
-    def _get_up(self, bell: threading.Lock, dozes: bool) -> None:
-        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
-        try:
+    def _awake(self, bell: threading.Lock, rung: bool, dozed: bool) -> None:
+        """Count a thread as awake: its bell was ``rung``, or it has ``dozed`` long enough."""
+        self.dozing -= dozed
+        with contextlib.suppress(ValueError):
             self.bells.remove(bell)
-        except ValueError:  # it was called
-            self.called -= 1
+            return
+        self.called -= 1
+        if not rung:  # it was rung after the thread had woken by itself
+            bell.acquire()
 
     def _start(self) -> bool:
         """Start one more thread. False: the system refuses, and the existing threads do the work."""
@@ -212,16 +208,18 @@ class Work:
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
         # Daemons, because the interpreter would wait for other threads before it calls `_at_exit`.
-        bell, name = self._lie_down(False), f"tunewright-stream-{len(self.threads)}"
+        bell = threading.Lock()
+        bell.acquire()
+        name = f"tunewright-stream-{len(self.threads)}"
         thread = threading.Thread(target=self.serve, args=(bell,), name=name, daemon=True)
         try:
             thread.start()
-        except BaseException as error:
-            self._get_up(bell, False)
-            if not self.threads or not isinstance(error, RuntimeError):
+        except RuntimeError:
+            if not self.threads:
                 raise
             return False
         self.threads.append(thread)
+        self.bells.append(bell)
         return True
 
 

@@ -40,7 +40,7 @@ class _Made:
     """The compiled text with its memory."""
 
     def __init__(self, loaded: Loaded, count: int) -> None:
-        self._loaded, self.library = loaded, loaded.library
+        self.loaded, self.library = loaded, loaded.library
         library = self.library
         library.pool_bytes.restype = library.pool_ticks.restype = library.pool_us.restype = ctypes.c_uint64
         # Never freed: workers may look at it for as long as the process lives. A forked child has a copy.
@@ -71,6 +71,11 @@ class Pool:
                 if self._made is None:  # another thread may have made it in between
                     self._made = _Made(loaded, self.cores)
         return self._made
+
+    @property
+    def quick(self) -> ctypes.PyDLL:
+        """Functions of its text that keep Python's lock."""
+        return self._ready().loaded.quick
 
     def ticks(self) -> int:
         """The time on the clock of the pool."""

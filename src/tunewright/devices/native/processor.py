@@ -27,8 +27,8 @@ from .objects import Loaded, file_of, places
 from .programs import Programs
 
 _HERE = Path(__file__).parent
-#: texts of the thread pool, and what tells which processor this is
-POOL, FEATURES = ("launch_table.c", "pool.c"), "processor.c"
+#: texts of the thread pool and what serves its tables, and what tells which processor this is
+POOL, FEATURES = ("launch_table.c", "pool.c", "formulas.c"), "processor.c"
 #: words that `processor_features` fills in
 _WORDS = 14
 #: of a remembered verdict: what compiled the probe

@@ -17,8 +17,9 @@ from tunewright.devices import energy
 from tunewright.errors import DeviceError, InputError, ModelError
 from tunewright.plugins import tune_many, tune_objective
 from tunewright.plugins.single import open_device
-from tunewright.plugins.tune import ModelTuning, Result
+from tunewright.plugins.tune import ModelTuning
 from tunewright.plugins.tune_many import Goal, Work
+from tunewright.plugins.tune_search import Result
 from tunewright.search.space import Config
 from tunewright.tools.tune import parse_bytes
 from tunewright.tools.tune_works import Case, cases_of, paths_of, weights_of

@@ -128,8 +128,11 @@ def _crop(graph: Graph, node: Node) -> Value:
     x, like = _x(node), facts.shape(node.input(1))
     window = crop_window(node.attrs, facts.shape(x) or (), like)
     starts = sym_array([start for start, _ in window])
-    ends = sym_array([start + length for start, length in window])
-    return graph.add("Slice", [x, graph.constant(starts, "starts"), graph.constant(ends, "ends")]).output
+    ends = []
+    for start, length in window:
+        assert isinstance(length, WHOLE), "`_sizes` refuses a shape that is not known"
+        ends.append(start + length)
+    return graph.add("Slice", [x, graph.constant(starts, "starts"), graph.constant(sym_array(ends), "ends")]).output
 
 
 def _known(match: Match) -> str | None:

@@ -159,7 +159,8 @@ def _steps(problem: Problem, is_pinned: bool = False) -> list[Step]:
     dims, given = tensor(problem.inputs[0]).dims, [problem.value(i) for i in (1, 2, 3)]
     if is_pinned:
         dims, given = tuple(map(int, dims)), [None if array is None else pinned(array) for array in given]
-    return steps(dims, *given, problem.attrs)
+    roi, scales, sizes = given
+    return steps(dims, roi, scales, sizes, problem.attrs)
 
 
 def _stages(problem: Problem, is_pinned: bool = False) -> list[Stage]:

@@ -19,6 +19,7 @@ from ..ir.symbolic import SymArray, SymInt, sym_array
 from ..ir.types import DType, TensorType
 from . import lookup, shapes
 from .base import Array, Attrs
+from .numeric import limits
 
 #: elements of a result that is still shape arithmetic
 FEW = 64
@@ -89,6 +90,8 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
     type = value.type
     array = result
     if result.dtype == object and any(isinstance(item, SymInt) for item in result.flat):
+        if isinstance(type, TensorType) and type.dtype.is_integer:
+            result = _fitting(result, type.dtype)
         array = sym_array(result.tolist() if result.ndim else result.item())
     else:
         dtype = type.dtype.numpy if isinstance(type, TensorType) and result.dtype == object else None
@@ -96,6 +99,16 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
     made = graph.constant(array, value.name)
     if isinstance(type, TensorType) and isinstance(made.type, TensorType):
         made.type = made.type.with_dtype(type.dtype)
+    return made
+
+
+def _fitting(array: Array, dtype: DType) -> Array:
+    """The elements as this type has them: what is too large for it wraps around, and is a number from now on."""
+    low, high = limits(dtype.numpy)
+    made = array.copy()
+    for at, item in np.ndenumerate(array):
+        if not low <= item <= high:
+            made[at] = (int(item) - low) % (high - low + 1) + low
     return made
 
 

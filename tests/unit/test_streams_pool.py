@@ -26,6 +26,21 @@ def test_a_task_that_comes_after_the_end_is_run(count: int) -> None:
         assert not work.threads and not work.asleep
 
 
+@pytest.mark.parametrize("rung", [False, True])
+def test_a_thread_that_wakes_as_it_is_called_is_counted_once(rung: bool) -> None:
+    """Its doze may be over before its bell is rung, or while nobody rings it."""
+    work, bell = Work(1), threading.Lock()
+    bell.acquire()
+    work.bells.append(bell)
+    work.dozing += 1
+    if rung:
+        work._ring()
+    assert work.asleep == 1
+    work._awake(bell, False, True)
+    assert (work.asleep, work.called, work.dozing) == (0, 0, 0)
+    assert not bell.acquire(blocking=False), "the next ring is waited for"
+
+
 def test_no_task_is_lost_while_the_number_of_streams_changes() -> None:
     streams, stop, done, lock = Streams(2), threading.Event(), [], threading.Lock()
     total, submitters = 400, 3

@@ -8,6 +8,7 @@ numbers to compute with (a width as a float), stays a node and runs with each in
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -128,6 +129,16 @@ def _divided(a: Any, b: Any) -> Any:
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
+def _remainder(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    """With the divisor's sign, or (``fmod``) with the dividend's."""
+    function = (lambda a, b: a - _divided(a, b) * b) if attrs.get("fmod", 0) else operator.mod
+    return _elementwise(function)(arrays, attrs, n)
+
+
+def _sign(a: Any) -> int:
+    return int(a > 0) - int(a < 0)
+
+
 def _truth(function: Callable[[Any, Any], bool]) -> _Fold:
     made = _elementwise(function)
 
@@ -198,6 +209,8 @@ _WAYS: Mapping[str, _Fold] = {
     "Sub": _elementwise(lambda a, b: a - b),
     "Mul": _elementwise(lambda a, b: a * b),
     "Div": _elementwise(_divided),
+    "Mod": _remainder,
+    "Sign": _elementwise(_sign),
     "Neg": _elementwise(lambda a: -a),
     "Abs": _elementwise(abs),
     "Min": _elementwise(min),

@@ -34,7 +34,7 @@ from ..settings import Settings
 from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .phases import Phases, uncollected
-from .plan import Plan
+from .plan import Counts, Plan
 
 if TYPE_CHECKING:
     from .template import Traced
@@ -198,6 +198,8 @@ class Program:
         self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
         #: it is the body of a loop, or inside of one
         self.repeated = repeated
+        #: which steps that make rows are part of launches
+        self.counts = Counts.BEHIND
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -242,6 +244,14 @@ class Program:
         if all(type(v) is np.ndarray and v.dtype != object for v in inputs):
             self._last = [(v.shape, v.dtype) for v in inputs], plan
         return plan
+
+    def serves(self, plan: Plan, sizes: tuple[int, ...]) -> bool:
+        """Whether `plan_for` would answer this plan of a class of shapes for these sizes of its symbols, as it did for
+        others before; False may also mean that this is not known."""
+        classes, template = self._classes, plan.template
+        if template is None or not classes or classes[-1] is not plan or self._preferred:
+            return False
+        return template.distance(sizes) < FAR and template.misses(sizes) == 0 and not template.is_measured(sizes)
 
     def plan(self, types: tuple[Type | None, ...], only: bool = False) -> Plan:
         """The plan for these input types, made on first use; the least recently used one is dropped.
@@ -472,7 +482,7 @@ class Program:
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only, traced, self.repeated, is_body)
+            return lower(graph, env, only, traced, self.repeated, is_body, Counts.NEVER if is_body else self.counts)
 
 
 if hasattr(os, "register_at_fork"):

@@ -25,8 +25,8 @@ MS = "com.microsoft::"
 #: they only move elements: as good in any type
 _MOVES = frozenset(
     {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat"}
-    | {"Tile", "Expand", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "TensorScatter", "DepthToSpace"}
-    | {"SpaceToDepth", "Pad", "ReverseSequence", "Compress", "Where"}
+    | {"Tile", "Expand", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "TensorScatter"}
+    | {"DepthToSpace", "SpaceToDepth", "Pad", "ReverseSequence", "Compress", "Where"}
 )
 #: they ask for shapes alone, whatever the type
 _ASKING = frozenset({"Shape", "Size"})

@@ -298,10 +298,9 @@ def _told(writer: Writer, plan: Plan, node: Node, traced: Traced) -> Iterator[tu
     for k, value in enumerate(node.outputs):
         type = made_type(plan, k)
         assert type is not None
-        value.type = type
-        if not any(map(is_late, type.dims)):
-            continue
-        value.type = opened(type)
+        if static(value) is not None:
+            continue  # whatever the number of rows is
+        value.type = opened(value.type)
         room = with_dims(type, [upper(d, traced.bounds) for d in type.dims])
         if math.prod(map(hint, room.dims)) * type.dtype.itemsize > MOST_ROOM:
             raise NotRows(f"room for {room} would be too much")

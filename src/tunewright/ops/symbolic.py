@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import SymArray, SymInt, sym_array
+from ..ir.late import is_late
+from ..ir.symbolic import SymArray, SymInt, greater, lesser, sym_array
 from ..ir.types import DType, TensorType
 from . import lookup, shapes
 from .base import Array, Attrs
@@ -226,8 +227,8 @@ _WAYS: Mapping[str, _Fold] = {
     "Sign": _elementwise(_sign),
     "Neg": _elementwise(lambda a: -a),
     "Abs": _elementwise(abs),
-    "Min": _elementwise(min),
-    "Max": _elementwise(max),
+    "Min": _elementwise(lambda a, *more: lesser(a, *more) if any(map(is_late, (a, *more))) else min(a, *more)),
+    "Max": _elementwise(lambda a, *more: greater(a, *more) if any(map(is_late, (a, *more))) else max(a, *more)),
     "Where": _elementwise(_where),
     "Equal": _truth(lambda a, b: a == b),
     "Less": _truth(lambda a, b: a < b),

@@ -7,8 +7,8 @@ python bench/zoo_shapes.py pads yolo/legacy --sizes 40 --forms fp32,qdq
 Each model runs at random sizes in random order and comes back to earlier ones: two requests in turns, one that is
 asynchronous on one thread and counts, and one that has a plan for each shape. All are compared with ONNX Runtime
 without optimisations. ``plans`` are those for classes of shapes, ``single`` those for one shape each; ``built`` are
-kernels that were compiled behind the first two sizes; ``extra`` is the most that a first inference took longer than the
-second one at its size; ``bits`` is how often results have the bits of a plan for their shape.
+kernels that were compiled behind the first two sizes; ``extra`` is the most that a first inference at a size took more
+than later ones, where no new plan was made; ``bits`` is how often results have the bits of a plan for their shape.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def main() -> int:
     options.add_argument("--forms", default="fp32", help="of fp32, fp16, qdq, int8 (the last two: onnxruntime's)")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
-    logging.disable(logging.NOTSET)
     failed = 0
     for subject in subjects(given.folder, given.export):
         if given.names and not any(subject.name.startswith(name) for name in given.names):
@@ -91,9 +90,11 @@ def report(subject: Subject, form: str, count: int, seed: int) -> list[str]:
         found = check(formed(subject, form, seed), subject, form, count, seed)
     except Exception as error:
         found = Findings([f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"])
-    print(f"{subject.name + ' ' + form:36} {found.inferences:3} inferences, {found.refused:2} refused, plans {found.plans:2}, "
-          f"single {found.single:2}, built {found.built:2}, extra {found.extra:6.1f} ms, bits {found.bits}/{found.compared}",
-          flush=True)  # fmt: skip
+    print(
+        f"{subject.name + ' ' + form:36} {found.inferences:3} inferences, {found.refused:2} refused, "
+        f"plans {found.plans:2}, single {found.single:2}, built {found.built:2}, extra {found.extra:6.1f} ms, "
+        f"bits {found.bits}/{found.compared}", flush=True,
+    )  # fmt: skip
     for reason in dict.fromkeys(re.sub(r"\d+", "#", reason) for reason in found.reasons):
         print("    because", reason[:300])
     for fault in list(dict.fromkeys(found.faults))[:4]:
@@ -280,15 +281,16 @@ def check(model: bytes, subject: Subject, form: str, count: int, seed: int) -> F
     logging.getLogger("tunewright").setLevel(logging.DEBUG)
     try:
         runs = Runs(model, found)
-        new = list({tuple(s.items()): s for s in (chosen(subject.sizes, rng) for _ in range(4 * count))}.values())[:count]
+        many = [chosen(subject.sizes, rng) for _ in range(4 * count)]
+        new = [*{tuple(sizes.items()): sizes for sizes in many}.values()][:count]
         kept: list[tuple[str, Arrays, Arrays]] = []
         for number, sizes in enumerate(new):
-            feeds, before = drawn(subject.specs, sizes, rng), runs.texts()
-            first = _seconds(lambda: runs.requests[number % 2].infer(feeds))
-            later = min(_seconds(lambda: runs.requests[number % 2].infer(feeds)) for _ in range(2))
+            feeds, texts, plans = drawn(subject.specs, sizes, rng), runs.texts(), len(runs.classes.program.plans)
+            first, *later = (_seconds(runs.requests[number % 2], feeds) for _ in range(3))
             if number >= 2:
-                found.extra = max(found.extra, (first - later) * 1e3)
-                found.built += runs.texts() - before
+                found.built += runs.texts() - texts
+                if len(runs.classes.program.plans) == plans:
+                    found.extra = max(found.extra, (first - min(later)) * 1e3)
             earlier = new[int(rng.integers(number + 1))]
             _step(runs, found, form, number, sizes, feeds, kept)
             _step(runs, found, form, number + 1, earlier, drawn(subject.specs, earlier, rng), kept)
@@ -302,9 +304,9 @@ def check(model: bytes, subject: Subject, form: str, count: int, seed: int) -> F
     return found
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(request: Any, feeds: Arrays) -> float:
     begin = time.perf_counter()
-    _tried(run)
+    _tried(lambda: request.infer(feeds))
     return time.perf_counter() - begin
 
 
@@ -339,7 +341,7 @@ def _differences(got: Arrays, expected: Arrays, tolerance: float) -> Iterator[st
             yield f"{name}: {got[name].dtype}{got[name].shape}, not {wanted.dtype}{wanted.shape}"
         elif wanted.dtype.kind != "f":
             if not np.array_equal(got[name], wanted):
-                yield f"{name}: {np.count_nonzero(got[name] != wanted)} of {wanted.size} integers differ: {got[name].ravel()[:8]} {wanted.ravel()[:8]}"
+                yield f"{name}: {np.count_nonzero(got[name] != wanted)} of {wanted.size} integers differ"
         elif wanted.size:
             finite = np.isfinite(wanted)
             if not np.array_equal(got[name][~finite], wanted[~finite], equal_nan=True):
@@ -361,8 +363,8 @@ class _Heard(logging.Handler):
         text = record.getMessage()
         if "a plan for each shape" in text or "a plan for this shape" in text:
             if record.exc_info and record.exc_info[1] is not None:
-                last = traceback.extract_tb(record.exc_info[2])[-1]
-                text += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]} ({Path(last.filename).name}:{last.lineno})"
+                error, last = record.exc_info[1], traceback.extract_tb(record.exc_info[2])[-1]
+                text += f": {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
             self.found.reasons.append(text)
 
 

@@ -52,8 +52,8 @@ class Streaming(nn.Module):
 class Translation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.enc, self.dec = nn.Embedding(30, 8), nn.GRU(8, 8, batch_first=True), nn.GRU(8, 8, batch_first=True)
-        self.mix, self.head = nn.Linear(16, 8), nn.Linear(8, 30)
+        self.enc, self.dec = (nn.GRU(8, 8, batch_first=True) for _ in range(2))
+        self.words, self.mix, self.head = nn.Embedding(30, 8), nn.Linear(16, 8), nn.Linear(8, 30)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         keys, h = self.enc(self.words(a))
@@ -311,8 +311,8 @@ class Upsampled(nn.Module):
 class Conformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.deep, self.norm = nn.Conv1d(16, 32, 1), nn.Conv1d(16, 16, 5, padding=2, groups=16), nn.BatchNorm1d(16)
-        self.weigh = nn.Linear(16, 1)
+        self.a, self.deep = nn.Conv1d(16, 32, 1), nn.Conv1d(16, 16, 5, padding=2, groups=16)
+        self.norm, self.weigh = nn.BatchNorm1d(16), nn.Linear(16, 1)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         used = (torch.arange(x.size(1))[None] < lengths[:, None]).unsqueeze(1)
@@ -407,7 +407,10 @@ def diagonals(x: Tensor) -> Tensor:
     return x.tril(-1) @ x.triu(x.shape[0] // 2) + torch.eye(x.shape[0]) * x.shape[0]
 
 
-@calls({"x": floats("batch", "n", 3), "y": floats("batch", "m", 3)}, {"batch": BATCH, "n": range(5, 40), "m": range(5, 40)})
+@calls(
+    {"x": floats("batch", "n", 3), "y": floats("batch", "m", 3)},
+    {"batch": BATCH, "n": range(5, 40), "m": range(5, 40)},
+)
 def neighbours(x: Tensor, y: Tensor) -> Tensor:
     """The four nearest points, and what they are like."""
     away = ((x.unsqueeze(2) - y.unsqueeze(1)) ** 2).sum(-1)
@@ -416,7 +419,7 @@ def neighbours(x: Tensor, y: Tensor) -> Tensor:
     return (near - x.unsqueeze(2)).amax(2)
 
 
-@calls({"x": floats("batch", "n", 9)}, ROWS)
+@calls(rows(9), ROWS)
 def beams(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values, at = x.log_softmax(-1).flatten(1).topk(4, 1)
     return values, torch.div(at, 9, rounding_mode="floor"), at % 9
@@ -445,7 +448,10 @@ def whole(x: Tensor) -> Tensor:
     return y.mean(-1) + F.normalize(x, dim=1).norm(dim=(1, 2), keepdim=False).unsqueeze(1) * x.shape[2] ** 0.5
 
 
-@calls({"x": floats("batch", 4, "n"), "w": floats("m", 4, 3)}, {"batch": BATCH, "n": range(4, 40), "m": (1, 2, 3, 8, 16)})
+@calls(
+    {"x": floats("batch", 4, "n"), "w": floats("m", 4, 3)},
+    {"batch": BATCH, "n": range(4, 40), "m": (1, 2, 3, 8, 16)},
+)
 def given_weights(x: Tensor, w: Tensor) -> Tensor:
     return F.relu(F.conv1d(x, w, padding=1))
 

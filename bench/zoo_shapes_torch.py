@@ -364,7 +364,10 @@ class Groups(nn.Module):
         return self.two(F.silu(self.one(self.a(x))))
 
 
-@net({"x": floats("batch", 2, "d", "h", "w")}, {"batch": (1, 2), "d": range(4, 12), "h": range(6, 20), "w": range(6, 20)})
+@net(
+    {"x": floats("batch", 2, "d", "h", "w")},
+    {"batch": (1, 2), "d": range(4, 12), "h": range(6, 20), "w": range(6, 20)},
+)
 class Volume(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -408,6 +411,7 @@ class Detection(nn.Module):
         y, z = mask.cumsum(1, dtype=torch.float32), mask.cumsum(2, dtype=torch.float32)
         y, z = y / (y[:, -1:, :] + 1e-6) * 6.28, z / (z[:, :, -1:] + 1e-6) * 6.28
         scale = 10 ** (torch.arange(4).float() / 4)
-        at = torch.cat([(v[..., None] / scale).sin() for v in (y, z)] + [(v[..., None] / scale).cos() for v in (y, z)], -1)
+        angles = [v[..., None] / scale for v in (y, z)]
+        at = torch.cat([angle.sin() for angle in angles] + [angle.cos() for angle in angles], -1)
         memory = (f.permute(0, 2, 3, 1) + at).flatten(1, 2)
         return self.layer(self.queries.unsqueeze(0).repeat(x.shape[0], 1, 1), memory)

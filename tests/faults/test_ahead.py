@@ -161,12 +161,16 @@ def test_what_a_search_found_fast_is_not_compiled_again(device: Device, tmp_path
     assert ran.stdout.split() == ["loaded", "compiled"], ran.stdout + ran.stderr
 
 
-def test_what_a_worker_compiled_is_not_kept(device: Device) -> None:
+def test_what_a_worker_compiled_is_not_kept(device: Device, tmp_path: Path) -> None:
     """Candidates ran there: one that writes where it must not could have changed it."""
-    with Isolated("CPU", 60.0, target=device.target) as measurer:
+    settings = Settings.make({"CACHE_DIR": str(tmp_path / "cache")}, Settings.from_environment())
+    with Isolated("CPU", 60.0, target=device.target, settings=settings) as measurer:
         assert measurer.pose(SOFTMAX) is None
         first = candidates(device)[0]
         assert measurer.attempt(first).status is Status.OK and not measurer.programs(first)
+    labels = {entry.label for entry in KernelCache.of(settings).entries()}
+    assert f"CPU {device.target.arch}" not in labels
+    assert "thread pool" in labels, "what every process needs is found there by the next one"
 
 
 @pytest.mark.parametrize("what", ["exit 3", "sleep 100", "echo nonsense; kill -9 $$"])

@@ -8,10 +8,12 @@ from tunewright.devices.null import NullDevice
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins import tune_search
 from tunewright.plugins.tune_search import LEAST_DECIDE, NO_TIME, Layer, Tuning, reserve
+from tunewright.search.base import Status
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
 from tunewright.tuning import evidence, session
+from tunewright.tuning.hunt import Tried
 from tunewright.tuning.measure import Regime
 from tunewright.tuning.record import Ratio
 from tunewright.tuning.tuner import Choice, Origin
@@ -44,16 +46,19 @@ def layer(name: str, seconds: float) -> Layer:
     return Layer(problem, NullDevice(), Choice(SOLVER, {"tile": 1}, Origin.DEFAULT, dict), [name], seconds=seconds)
 
 
-def outcome(one: Layer, gain: float) -> session.Outcome:
+def outcome(one: Layer, gain: float, count: int = 100) -> session.Outcome:
     record = evidence.measurement(
         one.problem, one.device.target, SOLVER, Config(tile=2), [1e-3], 0.0, Ratio(gain, 0.1, 10.0, 0), Ratio.one(),
         False, one.present, Regime("layer", 1, 1), {},
     )  # fmt: skip
-    return session.Outcome(one.present, False, "", records=(record,))
+    trials = (Tried(one.present, Status.OK, 1e-3, "", 0.0),) * count
+    return session.Outcome(one.present, False, "", records=(record,), trials=trials)
 
 
-def tuning(monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], budget: float) -> tuple[Tuning, list[str]]:
-    """One whose searches take what they are given, and find what is written here."""
+def tuning(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], budget: float, pace: float = 0.01
+) -> tuple[Tuning, list[str]]:
+    """One whose searches take what they are given, and find what is written here. ``pace``: of each candidate."""
     monkeypatch.setattr(tune_search.time, "monotonic", lambda: Clock.now)
     made = Tuning(Settings.make({"TUNE_RESULT_PATH": ""}, Settings()), budget, False, None, None)
     searched: list[str] = []
@@ -62,7 +67,7 @@ def tuning(monkeypatch: pytest.MonkeyPatch, gains: dict[str, float], budget: flo
         Clock.now += seconds
         found = next(one for one in made.layers if one.problem == problem)
         searched.append(found.nodes[0])
-        return outcome(found, gains[found.nodes[0]])
+        return outcome(found, gains[found.nodes[0]], int(seconds / pace))
 
     monkeypatch.setattr(made.tuner, "tune", search)
     monkeypatch.setattr(made, "_posed", lambda one: (one.problem, one.device, one.choice, None))
@@ -79,6 +84,20 @@ def test_time_for_decisions_is_searched_in_while_there_is_nothing_to_decide(monk
     assert searched == ["a", "bb", "ccc"], "the third one found something, which is decided before anything else"
     assert run.elapsed < 12.0 and run.layers[3].skipped == NO_TIME
     assert not any(one.skipped for one in run.layers[:3])
+
+
+@pytest.mark.parametrize(("pace", "count"), [(0.01, 6), (0.1, 6), (0.5, 3)])
+def test_on_a_slow_machine_fewer_layers_are_searched_properly(
+    monkeypatch: pytest.MonkeyPatch, pace: float, count: int
+) -> None:
+    """Seven of fourteen searched layers once had one candidate."""
+    gains = {"abcdefgh"[:n]: 0.9 for n in range(1, 8)}
+    run, searched = tuning(monkeypatch, gains, 100.0, pace)
+    run.layers = [layer(name, 0.001) for name in gains]
+    run.search_layers([(one, one.hope) for one in run.layers], 13.9, decide=False)
+    assert len(searched) == count
+    after = [one.budget for one in run.layers if one.outcome is not None][1:]
+    assert all(seconds >= 12 * pace - 1e-9 for seconds in after[:-1])
 
 
 def test_what_is_to_be_decided_has_its_time(monkeypatch: pytest.MonkeyPatch):

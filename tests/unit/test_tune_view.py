@@ -132,6 +132,8 @@ def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run(
         "gained: 1.250x; left: 1 layer, 0.5077 ms expected, at most 1.00 ms",
         "next: tunewright tune m.onnx -d CPU --budget 120s",
     ]
+    slight = Result(case.layers, 1.0, 0.8, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    assert tune_view.closing([slight], "tunewright tune .", 60.0)[1].startswith("next: nothing ("), "1 of 1000 ms"
     for one in case.layers[1:3]:
         one.skipped = "it was tuned before"
     first, second = tune_view.closing([result, result], "tunewright tune .", 60.0)

@@ -17,25 +17,21 @@ from ..ir.types import DType, TensorType
 from ..ops import lookup
 from ..ops.half_weights import HALVES, PRODUCTS
 from .base import Context
+from .fuse import names
 from .pattern import remove_dead
 from .precision import is_quantised
 
 WIDE = DType.FLOAT32
 MS = "com.microsoft::"
 #: they only move elements: as good in any type
-_MOVES = frozenset(
-    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat"}
-    | {"Tile", "Expand", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "TensorScatter"}
-    | {"DepthToSpace"}
-    | {"SpaceToDepth", "Pad", "ReverseSequence", "Compress", "Where"}
+_MOVES = names(
+    """Identity Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Concat Tile Expand Gather GatherElements
+    GatherND ScatterElements ScatterND TensorScatter DepthToSpace SpaceToDepth Pad ReverseSequence Compress Where"""
 )
 #: they ask for shapes alone, whatever the type
 _ASKING = frozenset({"Shape", "Size"})
-#: the type of their results is in an attribute or another input, their digits are drawn, or they count in halves
-_MAKERS = frozenset(
-    {"BitCast", "CastLike", "ConstantOfShape", "EyeLike", "Range", "Bernoulli", "Multinomial", "RandomNormal"}
-    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
+#: the type of their results does not follow from their inputs, their digits are drawn, or they count in halves
+_MAKERS = names("BitCast CastLike EyeLike Range Bernoulli Multinomial RandomNormalLike RandomUniformLike")
 #: weights of products with this number of elements or more stay half
 LEAST_WEIGHTS = 1 << 14
 _OTHERS = ("org.openvinotoolkit::", "ai.onnx.ml::")
@@ -135,8 +131,8 @@ def _says_itself(node: Node) -> bool:
         return True
     if any(v is not None and not isinstance(v.type, TensorType) for v in [*node.inputs, *node.outputs]):
         return True
-    if {"dtype", "output_dtype"} & set(node.attrs):
-        return True
+    if node.op != "Cast" and not any(map(_is_half, node.inputs)):  # an attribute says that it makes halves
+        return any(map(_is_half, node.outputs))
     # a Cast there and back rounds, which is all that it is for
     users = node.output.users
     return node.op == "Cast" and _is_half(node.output) and bool(users) and all(user.op == "Cast" for user in users)

@@ -32,6 +32,8 @@ QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
 #: A search shorter than this finds nothing: a candidate takes half a second to compile. On a GPU layers are large: it
 #: takes a second until the reference is there, and another one until the first candidates are compiled and checked.
 LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
+#: candidates for which a search should have time, going by the one before: fewer layers, on a slow or busy machine
+PROPER = 12
 #: why a layer was not searched
 NO_TIME = "no time was left for it"
 
@@ -137,6 +139,8 @@ class Tuning:
         self.start, self.stopped = time.monotonic(), False
         #: a search ends as soon as one layer seems to have a faster kernel
         self.until_found = False
+        #: seconds that a candidate of the last search took
+        self.pace = 0.0
         self.spent: dict[str, float] = {}
 
     @property
@@ -172,7 +176,8 @@ class Tuning:
         weights = [max(hope, 1e-9) for _, hope in todo]
         for n, (layer, _) in enumerate(todo):
             left = self.until(end)
-            least = LEAST_GPU_SECONDS if layer.device.target.device == "gpu" else LEAST_SECONDS
+            shortest = LEAST_GPU_SECONDS if layer.device.target.device == "gpu" else LEAST_SECONDS
+            least = min(max(shortest, PROPER * self.pace), max(left, shortest))
             if left < least:
                 layer.skipped = "stopped" if self.stopped else NO_TIME
                 continue
@@ -180,6 +185,7 @@ class Tuning:
             layer.budget = min(left, max(least, left * weights[n] / sum(weights[n:])))
             if n + 1 < len(todo) and left - layer.budget >= least:
                 self.tuner.foresee(*self._posed(todo[n + 1][0]))
+            began = self.elapsed
             layer.outcome = self.tuner.tune(
                 *self._posed(layer),
                 report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
@@ -188,6 +194,8 @@ class Tuning:
             if layer.outcome is None:
                 layer.skipped = "there is nothing to choose from"
             else:
+                if layer.outcome.attempted:
+                    self.pace = (self.elapsed - began) / layer.outcome.attempted
                 self.found(layer, layer.outcome)
             self.tell("search", layer)
 

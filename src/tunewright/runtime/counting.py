@@ -18,11 +18,12 @@ from ..devices.rows import Block, Compute, Counter, Late, Launch, Outer, Ragged,
 from ..ir.graph import Graph, Node, Value
 from ..ir.late import Unbounded, guards_of, is_late, newest, upper, value_at
 from ..ir.symbolic import MOST, SymArray, SymInt, Trace, Whole, greater, hint, lesser
-from ..ir.types import TensorType
+from ..ir.types import TensorType, Type
 from ..ops.append import STANDS_FOR
 from ..ops.control_types import static, with_dims
 from ..ops.counted import COUNTED, PLAIN_OP, rows_axis
 from ..ops.infer import Budget, propagate
+from ..solvers.base import attrs_at_hand
 from .body_rows import MOST_ROOM, NotRows, made_type
 from .control import Control
 from .plan import Counts, Plan
@@ -94,6 +95,13 @@ def gather(
     return graph, {}
 
 
+def opened(type: Type | None) -> Type | None:
+    """The type without symbolic sizes."""
+    if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
+        return type
+    return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
+
+
 def _known(value: Value) -> bool:
     return value.const is not None or static(value) is not None
 
@@ -111,7 +119,8 @@ def _behind(graph: Graph, makers: Sequence[Node], left_out: Collection[str]) -> 
         given = [v for v in node.inputs if v is not None]
         if not any(v in inside or v in beyond for v in given) and node not in makers:
             continue
-        if node.bodies or node.output.name in left_out or any(v in beyond for v in given):
+        outside = node.bodies or node.output.name in left_out or attrs_at_hand(node.attrs) is not node.attrs
+        if outside or any(v in beyond for v in given):
             beyond.update(node.outputs)
             continue
         inside.update(node.outputs)
@@ -152,8 +161,8 @@ def _gathered(graph: Graph, members: Sequence[Node]) -> tuple[Graph, Node]:
 
 def _part(nodes: Sequence[Node], given: Sequence[Value], leaving: Sequence[Value], counted: bool) -> Graph:
     """Nodes as a graph of their own. ``counted``: those that make rows also say how many, at the end of its outputs."""
-    part = Graph("rows")
-    mapping = {value: part.add_input(value.name, value.type) for value in given}
+    part, of = Graph("rows"), (lambda type: type) if counted else opened  # what is planned later knows no symbols
+    mapping = {value: part.add_input(value.name, of(value.type)) for value in given}
     counts: list[Value] = []
     for node in nodes:
         inputs: list[Value | None] = []
@@ -162,7 +171,7 @@ def _part(nodes: Sequence[Node], given: Sequence[Value], leaving: Sequence[Value
                 assert v.const is not None
                 mapping[v] = part.constant(v.const, v.name)
             inputs.append(None if v is None else mapping[v])
-        types = [v.type for v in node.outputs]
+        types = [of(v.type) for v in node.outputs]
         if not counted or node.op not in COUNTED:
             copy = part.add_copy(node, inputs, types)
         else:
@@ -224,8 +233,8 @@ def _symbols(node: Node, body: Graph, types: Sequence[TensorType], traced: Trace
         propagate(twin, Budget())
         if any(v is not None and static(v) is None and v.const is None for v in one.inputs):
             raise NotRows(f"node {one.name!r} ({PLAIN_OP[one.op]}) takes tensors of unknown shape")
-        most, axis = _most_rows(one), rows_axis(one.op, one.attrs)
-        top = greater(2, most)
+        axis = rows_axis(one.op, one.attrs)
+        top = greater(2, upper(_most_rows(one), traced.bounds))
         name, bound = f"r{len(traced.trace.atoms)}", MOST if isinstance(top, SymInt) else top
         symbol = traced.trace.late(name, min(FORESEEN, int(hint(top))), 0, bound)
         traced.bounds[newest(symbol)] = (top, 0)
@@ -289,10 +298,9 @@ def _told(writer: Writer, plan: Plan, node: Node, traced: Traced) -> Iterator[tu
     for k, value in enumerate(node.outputs):
         type = made_type(plan, k)
         assert type is not None
-        value.type = None
-        if not any(map(is_late, type.dims)):
-            value.type = type
-            continue
+        if static(value) is not None:
+            continue  # whatever the number of rows is
+        value.type = opened(value.type)
         room = with_dims(type, [upper(d, traced.bounds) for d in type.dims])
         if math.prod(map(hint, room.dims)) * type.dtype.itemsize > MOST_ROOM:
             raise NotRows(f"room for {room} would be too much")

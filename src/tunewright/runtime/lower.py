@@ -26,7 +26,7 @@ from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
-from ..ir.types import MAX_RANK, TensorType, Type
+from ..ir.types import MAX_RANK, TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..ops.infer import check_results
@@ -37,7 +37,7 @@ from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import Control, make_control
 from .control_rows import block_of
-from .counting import gather
+from .counting import gather, opened
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
 from .plan import Counts, Place, Plan, Segment, Slot, Step, static_tensor
@@ -108,7 +108,7 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
             if value.const is not None:
                 mapping[value] = part.constant(value.const, value.name)
             else:
-                mapping[value] = part.add_input(value.name, _opened(value.type))
+                mapping[value] = part.add_input(value.name, opened(value.type))
                 boundary.append(value)
         return mapping[value]
 
@@ -117,20 +117,13 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
         if attrs_at_hand(node.attrs) is not node.attrs:
             raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and its shapes depend on data")
         inputs = [None if v is None else of(v) for v in node.inputs]
-        twin = part.add_copy(node, inputs, [_opened(v.type) for v in node.outputs])
+        twin = part.add_copy(node, inputs, [opened(v.type) for v in node.outputs])
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
     for value in dict.fromkeys(graph.outputs):
         if value in made:
             part.add_output(mapping[value], value.name)
     return part, boundary
-
-
-def _opened(type: Type | None) -> Type | None:
-    """The type without symbolic sizes."""
-    if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
-        return type
-    return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
 
 
 def _open_sizes(part: Graph) -> set[tuple[int, int]]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA = "tunewright.tuned/1"
 #: layers that are shown; the result file has all
 SHOWN = 16
+#: the part of an inference that is not worth another run, even if all that can be hoped for were saved
+SLIGHT = 0.01
 #: layers that are named of those for which no time was left
 NAMED = 3
 #: lines of a terminal that are not layers
@@ -293,11 +295,11 @@ def closing(results: Sequence[Result], command: str, budget: float, weights: Seq
     compared = all(result.gain is not None or result.after >= result.before for result in results)
     what = f"{'gained' if compared else 'promised'}: {overall(results, weights):.3f}x"
     what += f" over {len(results)} models or shapes" if len(results) > 1 else ""
-    if not left:
+    hope = sum(layer.hope for layer in left)
+    if hope <= SLIGHT * sum(result.before for result in results):
         again = f"{command} --again"
         lines = ["left: nothing, every layer that counts was searched", f"next: nothing ({again} searches anew)"]
         return [f"{what}; {lines[0]}", lines[1]]
-    hope = sum(layer.hope for layer in left)
     amount = f"{milliseconds(likely)} ms expected, at most {milliseconds(hope)} ms"
     more = max(30, round(2 * budget))
     return [f"{what}; left: {plural(len(left), 'layer')}, {amount}", f"next: {command} --budget {more}s"]

@@ -5,8 +5,9 @@ the solvers' strategies. Attempts lie seconds apart, and the machine changes mea
 few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
 
 Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
-before they are told of any, and those that follow it come after it. Nothing begins that, going by what others took,
-could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted again.
+before they are told of any, and those that follow it are part of the next one. Nothing begins that, going by what
+others took, could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted
+again.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ class Hunt:
         first = [(lanes[s], config) for s, config in self._first(lanes, seeds, self._learn(lanes, known, gains))]
         if self._batches(first, share, end) is None or not self._descend(lanes.values(), share, end):
             return
-        while batch := self._asked(lanes):
+        following: list[tuple[_Lane, AnyConfig]] = []
+        while batch := following + self._asked(lanes, self.measurer.ahead - len(following)):
             seconds = self._batches(batch, share, end)
             if seconds is None:
                 return
@@ -230,11 +232,10 @@ class Hunt:
             if not self._descend([lane for lane, _ in batch], share, end):
                 return
             good += [(lane, lane.leader) for lane, _ in batch if lane.leader is not None]
-            following = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
+            follow = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
             tried = {one.candidate for one in self.tried} | self.seen
-            new = {who: (at, config) for at, config in following if (who := plain((at.solver.id, config))) not in tried}
-            if self._batches([*new.values()], share, end) is None:
-                return
+            new = {who: (at, config) for at, config in follow if (who := plain((at.solver.id, config))) not in tried}
+            following = [*new.values()]
         self.ended = True
 
     def _descend(self, lanes: Iterable[_Lane], share: float, end: float) -> bool:
@@ -321,10 +322,10 @@ class Hunt:
             if candidate not in seen and candidate[1] in lanes[candidate[0]].space:
                 yield candidate
 
-    def _asked(self, lanes: dict[str, _Lane]) -> list[tuple[_Lane, AnyConfig]]:
-        """What strategies ask for next, as many as are compiled at the same time; lanes with nothing left leave."""
+    def _asked(self, lanes: dict[str, _Lane], count: int) -> list[tuple[_Lane, AnyConfig]]:
+        """What strategies ask for next, up to this number; lanes with nothing left leave."""
         batch: list[tuple[_Lane, AnyConfig]] = []
-        while len(batch) < self.measurer.ahead and (lane := self._next(lanes)) is not None:
+        while len(batch) < count and (lane := self._next(lanes)) is not None:
             assert lane.strategy is not None
             asked = lane.strategy.ask(1)
             if asked:

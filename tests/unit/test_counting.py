@@ -119,7 +119,8 @@ def test_rows_of_rows() -> None:
         y = Gather(p, flat)
     }"""
     feeds = [feed | {"w": RNG.random((4, 4)).astype(np.float32)} for feed in masks(30, 4)]
-    assert inside(check(text, feeds)) == [[*["Compress", "MatMul", "ReduceMean", "Greater", "NonZero", "Squeeze", "Gather"]]]
+    together = ["Compress", "MatMul", "ReduceMean", "Greater", "NonZero", "Squeeze", "Gather"]
+    assert inside(check(text, feeds)) == [together]
 
 
 def test_the_best_of_as_many_as_there_are() -> None:
@@ -130,8 +131,8 @@ def test_the_best_of_as_many_as_there_are() -> None:
 
 
 # -- detectors --------------------------------------------------------------------------------------------------------
-DETECTOR = """g (float[1,%s,4] boxes, float[1,%s,%s] scores) => (float[m,4] out, float[m] best, int64[m] label, int64[m,3] found)
-    {
+DETECTOR = """g (float[1,%s,4] boxes, float[1,%s,%s] scores)
+    => (float[m,4] out, float[m] best, int64[m] label, int64[m,3] found) {
         limit = Constant <value_ints = [20]> ()
         overlap = Constant <value_floats = [0.5]> ()
         least = Constant <value_floats = [0.6]> ()
@@ -163,7 +164,7 @@ def detections(count: int, classes: int, scale: float) -> Feeds:
 def detector(boxes: str, classes: str, centre: int) -> str:
     text = DETECTOR % (boxes, classes, boxes, centre)
     lines = text.split("\n")
-    late = [line for line in lines if "image = Slice" in line][0]
+    late = next(line for line in lines if "image = Slice" in line)
     lines.remove(late)
     at = next(i for i, line in enumerate(lines) if "index = Slice" in line)
     lines.insert(at, late)

@@ -348,7 +348,7 @@ class _Lowering:
         at = self.index[value] = len(self.slots)
         type = slot.type
         if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the data decides as well
-            slot = replace(slot, type=_opened(type))
+            slot = replace(slot, type=opened(type))
         elif isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
             self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"

@@ -54,7 +54,7 @@ class Pattern:
 
     @cached_property
     def _checks(self) -> list[tuple[int, Any, tuple[int | None, ...], int | None]]:
-        """Of each tensor: the input, element type and dimensions, and the earlier input that it is just like."""
+        """The checks of each tensor: input, element type, dimensions, and the earlier input with the same ones."""
         number = {(at, axis): k for k, (at, axis) in enumerate(self.symbols)}
         number |= {(at, axis): k for at, axis, k in self.same}
         first: dict[Any, int] = {}
@@ -69,7 +69,7 @@ class Pattern:
 
     @cached_property
     def _apart(self) -> list[tuple[int, int, int]]:
-        """Of `same` those that are not in a tensor just like an earlier one."""
+        """The entries of `same` that are not in a tensor with the type and dimensions of an earlier one."""
         twins = {at for at, _, _, twin in self._checks if twin is not None}
         return [one for one in self.same if one[0] not in twins]
 

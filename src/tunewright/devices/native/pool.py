@@ -74,7 +74,7 @@ class Pool:
 
     @property
     def quick(self) -> ctypes.PyDLL:
-        """Functions of its text that keep Python's lock."""
+        """The functions of its text, called without releasing the GIL."""
         return self._ready().loaded.quick
 
     def ticks(self) -> int:

@@ -10,7 +10,7 @@ from tunewright.devices.host import HostDevice
 from tunewright.ir.formulas import Formulas
 from tunewright.ir.symbolic import Trace, hint
 from tunewright.runtime import memory
-from tunewright.runtime.memory import ALIGNMENT, Lifetime, Stack, pack
+from tunewright.runtime.memory import ALIGNMENT, Lifetime, Stack, aligned, pack
 
 
 @st.composite
@@ -87,12 +87,18 @@ def test_places_as_expressions_are_those_of_each_size(buffers, n, m):
     stack = Stack(lives, dict(enumerate(offsets)))
     places, total = stack.expressions(wanted)
     assert not trace.guards
-    formulas = Formulas(trace, [*places.values(), *wanted.values(), total])
+    sizes = {k: aligned(nbytes) for k, nbytes in wanted.items()}
+    formulas = Formulas(trace, [*places.values(), *sizes.values(), total, 0])
+    bytes_at = {k: formulas.place(nbytes) for k, nbytes in sizes.items()}
+    offsets_at, total_at = stack.offsets(bytes_at, formulas.place(0), formulas.made)
     values = formulas((n, m))
     assert values is not None
-
-    def value(number):
-        return values[formulas.place(number)]
-
-    sizes = {k: max(1, -(-value(nbytes) // ALIGNMENT)) * ALIGNMENT for k, nbytes in wanted.items()}
-    assert ({k: value(at) for k, at in places.items()}, value(total)) == stack.offsets(sizes)
+    assert all(values[formulas.place(places[k])] == values[at] for k, at in offsets_at.items())
+    assert values[formulas.place(total)] == values[total_at]
+    for k, life in enumerate(buffers):  # nothing that is alone in its place meets another one
+        end = values[offsets_at[k]] + values[bytes_at[k]]
+        assert values[offsets_at[k]] >= 0 and end <= values[total_at]
+        for other, its in list(enumerate(buffers))[:k]:
+            if its.first <= life.last and life.first <= its.last:
+                begin, stop = values[offsets_at[other]], values[offsets_at[other]] + values[bytes_at[other]]
+                assert stop <= values[offsets_at[k]] or end <= begin

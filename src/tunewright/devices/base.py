@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError, InputError, SettingsError
+from ..ir.formulas import Formulas
 from ..ir.memory import LARGE, lasting
 from ..ir.types import DType, TensorType
 from ..settings import Settings
@@ -214,6 +215,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it computes half floats in single precision, which tensors of half networks have between layers then
+    widens: bool = False
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
     #: loops and branches may be part of its executables (`devices/rows.py`)
@@ -260,6 +263,9 @@ class Device(ABC):
         (part,) = parts
         return Call(part)
 
+    def compute_formulas(self, formulas: Formulas) -> None:  # noqa: B027 (Python does it, too)
+        """Have complete formulas computed by something faster than Python, where there is such."""
+
     def request_queue(self, hints: Hints) -> Queue:
         """A queue for requests, with these hints where the device knows them."""
         return self.queue()
@@ -295,6 +301,11 @@ class Device(ABC):
     def configured(self, settings: Settings) -> Device:
         """The same device as settings want it: with no more threads than CPU_THREADS_NUM, where it has some."""
         return self.with_threads(settings.cpu_threads_num)
+
+    @property
+    def kernel_label(self) -> str:
+        """What listings of the kernel cache say about programs for it."""
+        return f"{self.target.device.upper()} {self.target.arch}"
 
     def broken(self) -> str:
         """Why this process cannot use it any more, whatever the cause; empty: it can."""

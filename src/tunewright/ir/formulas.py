@@ -1,17 +1,56 @@
-"""Computes what symbolic integers stand for (`symbolic`), for any sizes for which the guards of their trace hold."""
+"""Computes what symbolic integers stand for (`symbolic`), for any sizes for which the guards of their trace hold.
+
+A device may compute them in another language (`Flat`, `Formulas.computed`), many times as fast as Python.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
+
+#: what makes a value of two others; a `Flat` has their numbers
+FUNCTIONS: tuple[Callable[[int, int], int], ...] = (
+    operator.add, operator.mul, operator.floordiv, operator.mod, min, max,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """Values of formulas for some sizes. A memoryview: they are 64-bit words in memory."""
+
+    values: Sequence[int]
+    #: scopes whose guards fail
+    failing: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """Formulas as arrays."""
+
+    #: number of symbols, and the values behind them that are known
+    symbols: int
+    constants: Sequence[int]
+    #: function, left and right operand of each further value; how many of them come before the guards of the trace
+    code: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    guarded: int
+    #: is it zero (1) or negative (0), value, answer, scope; how many of them are the trace's, without a scope
+    checks: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    guards: int
+    scopes: int
 
 
 class Formulas:
     """Computes expressions of a trace, which ends with it, for other sizes. Guards of late symbols are not asked: who
     runs what depends on them checks these."""
+
+    #: computes them in another language; OverflowError where its numbers are too small for some value
+    compiled: Callable[[Sequence[int]], Computed | None] | None = None
 
     def __init__(self, trace: Trace, wanted: Sequence[Whole], scopes: Sequence[Guards] = ()) -> None:
         trace.is_open = False
@@ -37,6 +76,33 @@ class Formulas:
     def _checks(self, guards: Guards) -> list[tuple[bool, int, bool]]:
         known = ((how, left, answer) for (how, left, _), answer in guards.items() if not is_late(left))
         return [(how == "==", self.place(left), answer) for how, left, answer in known]
+
+    def computed(self, symbols: Sequence[int]) -> Computed | None:
+        """Every value, and what fails; None where a guard of the trace does."""
+        if self.compiled is not None:
+            try:
+                return self.compiled(symbols)
+            except OverflowError:
+                pass
+        values = self(symbols)
+        if values is None:
+            return None
+        return Computed(values, [scope for scope in range(len(self._scopes)) if not self.holds(scope, values)])
+
+    def flat(self) -> Flat:
+        """All of it, once it is complete."""
+        numbers = {function: number for number, function in enumerate(FUNCTIONS)}
+        code = [(numbers[function], a, b) for function, a, b in self._code]
+        checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]
+        checks += [(e, at, answer, k) for k, scope in enumerate(self._scopes) for e, at, answer in scope]
+        return Flat(
+            self.trace.symbols, self._constants, np.array(code, np.int32).reshape(-1, 3), self._guarded,
+            np.array(checks, np.int32).reshape(-1, 4), len(self._guards), len(self._scopes),
+        )  # fmt: skip
+
+    def made(self, function: Callable[[int, int], int], a: int, b: int) -> int:
+        """The place of what one of `FUNCTIONS` makes of two values: expressions that need no trace."""
+        return self._emit(function, a, b)
 
     def holds(self, scope: int, values: Sequence[int]) -> bool:
         """Whether the guards of a scope hold."""

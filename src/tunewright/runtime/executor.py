@@ -67,24 +67,25 @@ class Executor:
         return self.queue.launches
 
     def run(
-        self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None
-    ) -> list[Any]:
-        """One pass through a program, by its plan for these inputs if that is known; the results are the caller's.
+        self, program: Program, inputs: Sequence[Any], stay: Stay | None = None, plan: Plan | None = None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """One pass through a program, by its plan for these inputs if that is known, and what its symbols are; the
+        results are the caller's.
 
         With ``stay`` tensors stay in the device's memory, and may still be being computed.
         """
         plan = plan or program.plan_for(inputs)
         if stay is not None and plan.template is not None and plan.template.states:
-            plan = program.plan(tuple(type_of(value) for value in inputs))  # results that grow are views
+            plan, sizes = program.plan(tuple(type_of(value) for value in inputs)), None  # results that grow are views
         frame = self._frames.get(plan) or self.prepare(plan)
-        inputs = frame.take(inputs, stay is None)
+        inputs, values = frame.take(inputs, stay is None, sizes)
         if frame.decision is not None and stay is None and ranges.active is None:
             known = frame.decision(inputs)
             if known is not None:
                 return self._decided(frame.decision, *known)
         if self.counters is not None:
             self.counters.enter(plan)
-        values: dict[int, Any] = dict(zip(plan.inputs, inputs, strict=True))
         if frame.copies:
             self._copy_inputs(frame, values)
         results, queue = frame.results, self.queue

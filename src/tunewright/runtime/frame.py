@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..devices.base import Queue, address, in_order
-from ..devices.executable import Bound, Sizes
+from ..devices.executable import Bound
 from ..devices.rows import Ragged
 from ..ir.graph import Node
 from ..ir.symbolic import LEAST
@@ -20,7 +20,7 @@ from ..passes.grow_states import MOST_NEW
 from .decision import Decision
 from .plan import Place, Plan, Segment, static_tensor
 from .results import Result, Results
-from .states import Buffer, Filled, State, continued, grown, keep
+from .states import Buffer, Filled, State, buffer_of, continued, grown, keep
 from .template import SPARE, Fit, Template
 
 
@@ -67,6 +67,14 @@ class Frame:
         self._viewed = arena & seen
         #: slots of results that are arrays for somebody while it runs
         self._arrays = {one.slot for one in found} & seen
+        states = () if template is None else template.states
+        #: inputs that are to lie in order
+        self._in_order = [i for i in range(len(plan.inputs)) if template is None or i not in template.apart]
+        #: inputs that results continue, and those results: their addresses are enough while it runs
+        self._pasts = [(one.input, plan.inputs[one.input]) for one in states if plan.inputs[one.input] not in seen]
+        grown = {one.storage for one in states}
+        self._grown = [one for one in found if one.storage in grown and one.slot not in seen]
+        found = [one for one in found if one not in self._grown]
         #: how many rows of which shape ragged outputs may have, by the sizes at hand
         self.rooms = {one: (one.most, one.type.dims) for each in self.segments for _, one, _, _ in each.ragged}
         #: inputs that results continue, with the memory of those
@@ -74,7 +82,7 @@ class Frame:
         #: of steps that append: where their table says how, and what: is the past copied, how far its rows are apart
         self._appends: dict[int, tuple[Any, list[int]]] = {}
         self._appended: dict[int, tuple[int, int]] = {}
-        for state in () if template is None else template.states:
+        for state in states:
             self._appends[state.step] = self._words(state.step, "COPY", "PAST_STEP")
         #: inputs with room that this inference writes into, and of steps that may do so where their table says it
         self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
@@ -90,8 +98,12 @@ class Frame:
         self._known: weakref.WeakKeyDictionary[Fit, Results] = weakref.WeakKeyDictionary()
 
     def _results_in(self, found: Sequence[Result], nbytes: Mapping[int, int]) -> Results:
-        states = self.plan.template is not None and self.plan.template.states
-        return Results(self.plan, found, nbytes, self._arrays, not states)
+        template = self.plan.template
+        grown = {one.storage for one in self._grown}
+        made = {storage: size for storage, size in nbytes.items() if storage not in grown}
+        # what grows and is an array for somebody is in memory of its own
+        share = template is None or not any(state.storage in made for state in template.states)
+        return Results(self.plan, found, made, self._arrays, share)
 
     def _place(self) -> list[Result]:
         """Memory for every slot that stays where it is; the others, of results."""
@@ -158,28 +170,34 @@ class Frame:
         if isinstance(self.arena, np.ndarray):
             self.arena.fill(0)
 
-    def take(self, inputs: Sequence[Any], may_fill: bool) -> Sequence[Any]:
-        """Have everything ready for these inputs, and answer them without gaps. ``may_fill``: those that were let go
-        may be written into."""
-        template = self.plan.template
-        for value in inputs:
+    def take(
+        self, inputs: Sequence[Any], may_fill: bool, sizes: tuple[int, ...] | None = None
+    ) -> tuple[Sequence[Any], dict[int, Any]]:
+        """Have everything ready for these inputs; answer them without gaps, and what is in which slot.
+
+        ``may_fill``: those that were let go may be written into. ``sizes``: the values of the plan's symbols, where
+        they are known.
+        """
+        for i in self._in_order:
+            value = inputs[i]
             if type(value) is np.ndarray and not value.flags.c_contiguous:
-                apart = () if template is None else template.apart
-                plain = [isinstance(v, np.ndarray) and i not in apart for i, v in enumerate(inputs)]
-                inputs = [in_order(v) if copied else v for v, copied in zip(inputs, plain, strict=True)]
+                wanted = {at for at in self._in_order if isinstance(inputs[at], np.ndarray)}
+                inputs = [in_order(v) if at in wanted else v for at, v in enumerate(inputs)]
                 break
-        if template is not None:
-            self.fit(inputs)
-            self.append()
+        values = dict(zip(self.plan.inputs, inputs, strict=True))
+        if self.plan.template is not None:
+            self.fit(inputs, sizes)
+            if self.states:
+                self._append(inputs, values)
         if self.fills:
             self.fill(inputs, may_fill)
-        return inputs
+        return inputs, values
 
-    def fit(self, inputs: Sequence[Any]) -> None:
+    def fit(self, inputs: Sequence[Any], sizes: tuple[int, ...] | None = None) -> None:
         """Have everything for the sizes of these inputs, where the plan is for a class of shapes."""
         plan, template = self.plan, self.plan.template
         assert template is not None
-        sizes = template.pattern.sizes(inputs)
+        sizes = sizes or template.pattern.sizes(inputs)
         assert sizes is not None
         spare = self._continued(template.states, inputs) if template.states else SPARE
         if self.sizes == (*sizes, spare):
@@ -189,21 +207,33 @@ class Frame:
         if fit.arena_bytes and (self.arena is None or self.arena.nbytes < fit.arena_bytes):
             self.arena = None  # before there is another one
             self.arena = plan.device.alloc(fit.arena_bytes if self.sizes is None else fit.arena_bytes * 5 // 4)
-        self._fit_segments(fit, template)
+        values, begin = fit.values, 0 if self.arena is None else address(self.arena)
+        for each in self.segments:
+            if each.bound is not None and _takes_addresses(each):
+                each.bound.fit(fit.sizes, begin, template.begins)
         for i in self._viewed:
-            slot = plan.slots[i]
-            assert isinstance(slot.type, TensorType) and self.arena is not None
-            begin = fit.offsets[slot.storage] + self._offset(i, fit, template)
-            self.memory[i] = np.ndarray(self._shape(i, fit, template), slot.type.dtype.numpy, self.arena, begin)
+            type = plan.slots[i].type
+            assert isinstance(type, TensorType) and self.arena is not None
+            shape = self._shape(i, fit, template)
+            self.memory[i] = np.ndarray(shape, type.dtype.numpy, self.arena, values[template.begins[i]])
         for i in template.constants:
             template.fill(fit, i, self.memory[i])
+        for one in self.rooms:
+            place = fit.sizes.place
+            dims = tuple([values[place(d)] for d in one.type.dims])
+            self.rooms[one] = None if one.most is None else values[place(one.most)], dims
         known = self._known.get(fit)
         if known is None:
             found = [
-                replace(one, offset=self._offset(one.slot, fit, template), shape=self._shape(one.slot, fit, template))
+                Result(one.slot, one.storage, self._offset(one.slot, fit, template),
+                       self._shape(one.slot, fit, template), one.dtype)
                 for one in self.results.found
-            ]
-            known = self._known[fit] = self._results_in(found, fit.results)
+            ]  # fmt: skip
+            nbytes = {storage: values[at] for storage, at in template.results.items()}
+            known = self.results
+            if found != known.found or any(known.nbytes[storage] != nbytes[storage] for storage in known.nbytes):
+                known = self._results_in(found, nbytes)
+            self._known[fit] = known
         self.results = known
         self.sizes = (*sizes, spare)
 
@@ -216,50 +246,39 @@ class Frame:
         at = template.offsets.get(i)
         return self.plan.slots[i].offset if at is None else fit.values[at]
 
-    def _fit_segments(self, fit: Fit, template: Template) -> None:
-        """What depends on sizes in tables, and where slots in the arena are."""
-        place, base = template.formulas.place, 0 if self.arena is None else address(self.arena)
-        addresses = {
-            i: base + fit.offsets[slot.storage] + self._offset(i, fit, template)
-            for i, slot in enumerate(self.plan.slots) if slot.place is Place.ARENA
-        }  # fmt: skip
-        sizes = Sizes(fit.values, place, fit.posed)
-        for each in self.segments:
-            if _takes_addresses(each) and each.bound is not None:
-                each.bound.fit(sizes, addresses)
-        for one in self.rooms:
-            dims = tuple([fit.values[place(d)] for d in one.type.dims])
-            self.rooms[one] = None if one.most is None else fit.values[place(one.most)], dims
-
     def _continued(self, states: Sequence[State], inputs: Sequence[Any]) -> int:
         """Decide for each input that a result continues whether that is done in place; rows to spare."""
+        pasts = [inputs[state.input] for state in states]
+        found = continued([(past, state.rows) for past, state in zip(pasts, states, strict=True)], LEAST + MOST_NEW)
+        used = [past.shape[state.axis] for past, state in zip(pasts, states, strict=True)]
+        spare = next((one.capacity - rows for one, rows in zip(found, used, strict=True) if one is not None), None)
+        if spare is None:
+            rows = max(rows + state.rows for rows, state in zip(used, states, strict=True))
+            spare = grown(rows) - rows + MOST_NEW
         self.states = []
-        found = [continued(inputs[state.input], state.rows, LEAST + MOST_NEW) for state in states]
-        rows = max(inputs[state.input].shape[state.axis] + state.rows for state in states)
-        spares = [
-            buffer.capacity - inputs[state.input].shape[state.axis] - MOST_NEW
-            for state, buffer in zip(states, found, strict=True)
-            if buffer is not None
-        ]
-        spare = spares[0] if spares else grown(rows) - rows
-        for state, buffer in zip(states, found, strict=True):
-            past = inputs[state.input]
-            used = past.shape[state.axis]
-            in_place = buffer is not None and buffer.capacity == used + spare + MOST_NEW
-            if not in_place:
-                shape = (*past.shape[: state.axis], used + spare + MOST_NEW, *past.shape[state.axis + 1 :])
-                buffer = Buffer(shape, past.dtype, state.axis, used + state.rows)
+        for state, past, buffer, rows in zip(states, pasts, found, used, strict=True):
+            copies = buffer is None or buffer.capacity != rows + spare
+            if copies:
+                shape = (*past.shape[: state.axis], rows + spare, *past.shape[state.axis + 1 :])
+                buffer = Buffer(shape, past.dtype, state.axis, rows + state.rows)
             assert buffer is not None
             self.states.append((state, buffer))
             apart = past.strides[state.axis - 1] // past.itemsize if state.axis else past.size
-            self._appended[state.step] = (int(not in_place), apart)
-        return int(spare)
+            self._appended[state.step] = copies, apart
+        return int(spare) - MOST_NEW
 
-    def append(self) -> None:
-        """Say how the past comes into the memory of each result that continues it."""
+    def _append(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
+        """Say how the past comes into the memory of each result that continues it, and where both are."""
         for number, (copies, apart) in self._appended.items():
             table, (copy, step) = self._appends[number]
             table[copy], table[step] = copies, apart
+        for at, slot in self._pasts:
+            buffer = buffer_of(inputs[at])
+            if buffer is not None:  # to ask a view that nobody may write to takes longer
+                values[slot] = buffer.begin
+        begins = {state.storage: buffer.begin for state, buffer in self.states}
+        for one in self._grown:
+            values[one.slot] = begins[one.storage] + one.offset
 
     def fill(self, inputs: Sequence[Any], may: bool) -> None:
         """Decide for each input with room whether the result is written into it; ``may``: nobody says where it goes."""

@@ -230,7 +230,11 @@ class _Lowering:
             if step.kernel in depending and not self.is_linked(step):
                 raise Untraceable(f"node {step.node.name!r} ({step.node.op}) is launched by itself")
         self.open.states = self.states(plan)
-        plan.template = Template(self.traced, self.open, stack, self.env.settings.max_memory_bytes)
+        self.open.stored = {
+            i: (slot.storage, self.open.offsets.get(i, slot.offset))
+            for i, slot in enumerate(plan.slots) if slot.place is Place.ARENA
+        }  # fmt: skip
+        plan.template = Template(self.traced, self.open, stack, plan.device, self.env.settings.max_memory_bytes)
         for graph in (self.graph, *self.traced.graphs):
             bring_at_hand(graph)
         plan.types = tuple(v.type for v in self.graph.inputs)
@@ -344,7 +348,9 @@ class _Lowering:
     def slot(self, value: Value, slot: Slot) -> int:
         at = self.index[value] = len(self.slots)
         type = slot.type
-        if isinstance(type, TensorType) and type.is_symbolic:
+        if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the data decides as well
+            slot = replace(slot, type=opened(type))
+        elif isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
             self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"
             slot = replace(slot, type=type.at_hand)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 from ..ir.symbolic import Whole, greater
@@ -62,8 +64,6 @@ class Stack:
     def __init__(self, lifetimes: Mapping[int, Lifetime], offsets: Mapping[int, int]) -> None:
         order = sorted(lifetimes, key=lambda k: (offsets[k], k))
         self._rows: list[tuple[int, tuple[int, ...]]] = []
-        #: sizes as they were last, mostly those of now, and what came of them
-        self._last: tuple[Mapping[int, int], tuple[dict[int, int], int]] | None = None
         under: dict[int, set[int]] = {}
         for at, one in enumerate(order):
             life = lifetimes[one]
@@ -72,20 +72,18 @@ class Stack:
             under[one] = {*below}
             self._rows.append((one, tuple(k for k in below if k not in implied)))
 
-    def offsets(self, nbytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-        """Where each storage begins, and the arena's size."""
-        if self._last is not None and self._last[0] == nbytes:
-            return self._last[1]
+    def offsets(
+        self, nbytes: Mapping[int, int], nothing: int, made: Callable[[Callable[[int, int], int], int, int], int]
+    ) -> tuple[dict[int, int], int]:
+        """Where each storage begins, and the arena's size, as places of values: ``made`` answers the place of what a
+        function makes of two others; ``nbytes`` and ``nothing``, which is 0, are such."""
         found: dict[int, int] = {}
-        total = 0
+        ends: dict[int, int] = {}
+        total = nothing
         for one, below in self._rows:
-            at = 0
-            for k in below:
-                end = found[k] + nbytes[k]
-                at = max(at, end)
-            found[one] = at
-            total = max(total, at + nbytes[one])
-        self._last = nbytes, (found, total)
+            found[one] = reduce(partial(made, max), [ends[k] for k in below], nothing)
+            ends[one] = made(operator.add, found[one], nbytes[one])
+            total = made(max, total, ends[one])
         return found, total
 
     def expressions(self, nbytes: Mapping[int, Whole]) -> tuple[dict[int, Whole], Whole]:

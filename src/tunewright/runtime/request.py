@@ -165,6 +165,8 @@ class DeviceRequest(InferRequest):
         #: the plan that they ran by, as long as there is one, and the `Program.generation` that it is of
         self._plan: Callable[[], Plan | None] = _nothing
         self._generation = 0
+        #: the values of its symbols, where they are known
+        self._sizes: tuple[int, ...] | None = None
         #: what is noted of this request, and for which meter
         self._meter: tuple[Meter, RequestMeter] | None = None
 
@@ -199,13 +201,11 @@ class DeviceRequest(InferRequest):
         values = self._same(inputs)
         if values is None:
             values = self._of_class(inputs)
-            if values is not None:
-                self._remember(values)
         if values is not None and not remote and outputs is None:
             plan = self._plan()
-            results = self._run(values, None, plan)
+            results = self._run(values, None, plan, self._sizes)
             if plan is None:
-                self._plan = weakref.ref(self.model.program.plan_for(values))
+                self._know_plan(values)
             self._spent = before, self._now()
             self.results = dict(zip(self.model.graph.output_names, results, strict=True))
             return self.results
@@ -228,10 +228,12 @@ class DeviceRequest(InferRequest):
         self._spent = before, self._now()
         self.results = found
         if self._like[0]:
-            self._plan = weakref.ref(self.model.program.plan_for(values))
+            self._know_plan(values)
         return found
 
-    def _run(self, values: list[Any], stay: Stay | None, plan: Plan | None = None) -> list[Any]:
+    def _run(
+        self, values: list[Any], stay: Stay | None, plan: Plan | None = None, sizes: tuple[int, ...] | None = None
+    ) -> list[Any]:
         if self.counters is not None:
             self.counters.clear()
         self.executor.iterations = 0
@@ -241,7 +243,7 @@ class DeviceRequest(InferRequest):
                 return self._tried(trial, values, stay, plan)
             if trace.active is not None or ranges.active is not None:
                 return self._watched(values, stay)
-            return self.executor.run(self.model.program, values, stay, plan)
+            return self.executor.run(self.model.program, values, stay, plan, sizes if plan is not None else None)
         except MemoryError as error:  # of the plan as a whole; a node that asks for too much is named where it runs
             raise ExecutionError("not enough memory for the model's plan") from error
 
@@ -259,7 +261,7 @@ class DeviceRequest(InferRequest):
 
     def _renew(self) -> None:
         """Forget plans in whose place others have come, and give up their memory."""
-        self._generation, self._plan = self.model.program.generation, _nothing
+        self._generation, self._plan, self._sizes = self.model.program.generation, _nothing, None
         for one in self.model.program.retired:
             plan = one()
             if plan is not None:
@@ -276,9 +278,15 @@ class DeviceRequest(InferRequest):
 
     def _remember(self, values: Sequence[Any]) -> None:
         """What these inputs are like, when they are plain arrays."""
-        self._like, self._plan = ([], []), _nothing
+        self._like, self._plan, self._sizes = ([], []), _nothing, None
         if all(type(v) is np.ndarray and v.dtype != object for v in values):
             self._like = [v.name for v in self.model.graph.inputs], [(v.shape, v.dtype) for v in values]
+
+    def _know_plan(self, values: Sequence[Any]) -> None:
+        """Which plan runs inputs like these."""
+        plan = self.model.program.plan_for(values)
+        self._plan = weakref.ref(plan)
+        self._sizes = None if plan.template is None else plan.template.pattern.sizes(values)
 
     def _same(self, inputs: Any) -> list[Any] | None:
         """The values in order, when they are arrays just like the last ones."""
@@ -294,7 +302,8 @@ class DeviceRequest(InferRequest):
         return values
 
     def _of_class(self, inputs: Any) -> list[Any] | None:
-        """The values in order, when they are arrays of the class of shapes that the last plan serves."""
+        """The values in order, when they are arrays of the class of shapes that the last plan serves. They are what the
+        next ones are compared with."""
         names, plan = self._like[0], self._plan()
         if not names or plan is None or plan.template is None or self._is_bounded:
             return None
@@ -304,7 +313,13 @@ class DeviceRequest(InferRequest):
         for value in values:
             if type(value) is not np.ndarray or not (value.flags.num & _IN_ORDER == _IN_ORDER or is_view(value)):
                 return None
-        return None if plan.template.pattern.sizes(values) is None else values
+        sizes = plan.template.pattern.sizes(values)
+        if sizes is None:
+            return None
+        self._like, self._sizes = (names, [(value.shape, value.dtype) for value in values]), sizes
+        if not self.model.program.serves(plan, sizes):
+            self._plan, self._sizes = _nothing, None
+        return values
 
     def _now(self) -> _Moment:
         executor = self.executor

@@ -12,12 +12,13 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..devices.base import aligned
+from ..devices.base import address, aligned
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,16 @@ class Buffer:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int, used: int) -> None:
         self.memory = aligned(math.prod(shape) * dtype.itemsize)
-        self.array = np.ndarray(shape, dtype, self.memory)
+        self.begin, self.capacity = address(self.memory), shape[axis]
         self.axis, self.used = axis, used
-
-    @property
-    def capacity(self) -> int:
-        return int(self.array.shape[self.axis])
+        self._array = np.ndarray(shape, dtype, self.memory)
+        self._array.flags.writeable = False
+        self._before = (slice(None),) * axis
 
     def view(self, rows: int) -> np.ndarray[Any, Any]:
-        """The first rows, for the caller."""
-        found = self.array[(*(slice(None),) * self.axis, slice(0, rows))]
-        found.flags.writeable = False
-        _KNOWN[id(found)] = found, self
+        """The first rows, for the caller, who cannot write to them."""
+        found = self._array[(*self._before, slice(rows))]
+        _KNOWN.add(found, self)
         return found
 
     def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
@@ -70,38 +69,51 @@ class Buffer:
         return bool(view.shape[self.axis] == self.used)
 
 
+class _View(weakref.ref[np.ndarray[Any, Any]]):
+    """A view that a caller holds."""
+
+    __slots__ = ("at", "buffer")
+    at: int
+    buffer: Buffer
+
+
 class _Views:
     """Buffers by the views that callers hold, as long as they hold them."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[Any], Buffer]] = {}
+        found = self._found = dict[int, _View]()
         self._lock = threading.Lock()
 
-    def __setitem__(self, at: int, pair: tuple[np.ndarray[Any, Any], Buffer]) -> None:
-        view, buffer = pair
+        def forget(view: Any) -> None:
+            found.pop(view.at, None)
 
-        def forget(_: object) -> None:
-            self._found.pop(at, None)
+        self._forget = forget
 
-        self._found[at] = weakref.ref(view, forget), buffer
+    def add(self, view: np.ndarray[Any, Any], buffer: Buffer) -> None:
+        made = _View(view, self._forget)
+        made.at, made.buffer = id(view), buffer
+        self._found[made.at] = made
 
     def of(self, array: Any) -> Buffer | None:
         found = self._found.get(id(array))
-        return found[1] if found is not None and found[0]() is array else None
+        return found.buffer if found is not None and found() is array else None
 
-    def continued(self, array: Any, rows: int, room: int) -> Buffer | None:
-        """The buffer to append ``rows`` rows to in place; from now on they are in use.
+    def continued(self, pasts: Sequence[tuple[Any, int]], room: int) -> list[Buffer | None]:
+        """For each array the buffer to which its number of rows is appended in place. They are in use from now on.
 
         None: there is none, or it has less room.
         """
-        buffer = self.of(array)
-        if buffer is None:
-            return None
+        buffers = [self.of(array) for array, _ in pasts]
         with self._lock:
-            if not buffer.is_newest(array) or buffer.used + max(rows, room) > buffer.capacity:
-                return None
-            buffer.used += rows
-            return buffer
+            for at, (array, rows) in enumerate(pasts):
+                buffer = buffers[at]
+                if buffer is None:
+                    continue
+                if not buffer.is_newest(array) or buffer.used + max(rows, room) > buffer.capacity:
+                    buffers[at] = None
+                else:
+                    buffer.used += rows
+        return buffers
 
     def in_child(self) -> None:
         """Who held the lock in the parent of a fork is not here."""
@@ -128,14 +140,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_KNOWN.in_child)
 
 
+#: the buffer that an array is a view of; None: it is none
+buffer_of = _KNOWN.of
+#: see `_Views.continued`
+continued = _KNOWN.continued
+
+
 def is_view(array: Any) -> bool:
     """Whether it is a view of rows of a buffer, which lie apart."""
-    return _KNOWN.of(array) is not None
-
-
-def continued(array: Any, rows: int, room: int) -> Buffer | None:
-    """See `_Views.continued`."""
-    return _KNOWN.continued(array, rows, room)
+    return buffer_of(array) is not None
 
 
 def grown(rows: int) -> int:

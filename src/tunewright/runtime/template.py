@@ -6,16 +6,20 @@ plan holds; its formulas give shapes of slots, places in memory and arguments of
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ..devices.base import Device
+from ..devices.executable import Sizes
 from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
-from ..ir.formulas import Formulas
+from ..ir.formulas import Computed, Formulas
 from ..ir.graph import Graph, Node
 from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole, at_hand
 from ..ir.types import TensorType, Type
@@ -48,15 +52,46 @@ class Pattern:
     #: (input, axis, number of the symbol) where it stands again
     same: tuple[tuple[int, int, int], ...] = ()
 
+    @cached_property
+    def _checks(self) -> list[tuple[int, Any, tuple[int | None, ...], int | None]]:
+        """The checks of each tensor: input, element type, dimensions, and the earlier input with the same ones."""
+        number = {(at, axis): k for k, (at, axis) in enumerate(self.symbols)}
+        number |= {(at, axis): k for at, axis, k in self.same}
+        first: dict[Any, int] = {}
+        found = []
+        for at, wanted in enumerate(self.inputs):
+            if wanted is not None:
+                dtype, dims = wanted
+                like = dtype, dims, tuple(number.get((at, axis)) for axis in range(len(dims)))
+                twin = first.setdefault(like, at)
+                found.append((at, dtype, dims, None if twin == at else twin))
+        return found
+
+    @cached_property
+    def _apart(self) -> list[tuple[int, int, int]]:
+        """The entries of `same` that are not in a tensor with the type and dimensions of an earlier one."""
+        twins = {at for at, _, _, twin in self._checks if twin is not None}
+        return [one for one in self.same if one[0] not in twins]
+
+    @cached_property
+    def _absent(self) -> list[int]:
+        return [at for at, wanted in enumerate(self.inputs) if wanted is None]
+
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
         """The symbols' values; None where inputs are of another class."""
-        for value, wanted in zip(inputs, self.inputs, strict=True):
-            if wanted is None:
-                if value is not None:
+        for at in self._absent:
+            if inputs[at] is not None:
+                return None
+        for at, dtype, dims, twin in self._checks:
+            value = inputs[at]
+            shape = getattr(value, "shape", None)
+            if shape is None or (value.dtype is not dtype and value.dtype != dtype):
+                return None
+            if twin is not None:
+                if shape != inputs[twin].shape:
                     return None
                 continue
-            (dtype, dims), shape = wanted, getattr(value, "shape", None)
-            if shape is None or (value.dtype is not dtype and value.dtype != dtype) or len(shape) != len(dims):
+            if len(shape) != len(dims):
                 return None
             if shape == dims:
                 continue
@@ -64,7 +99,7 @@ class Pattern:
                 if got != want if want is not None else not LEAST <= got <= MOST:
                     return None
         sizes = tuple([inputs[at].shape[axis] for at, axis in self.symbols])
-        for at, axis, symbol in self.same:
+        for at, axis, symbol in self._apart:
             if inputs[at].shape[axis] != sizes[symbol]:
                 return None
         return sizes
@@ -158,6 +193,8 @@ class Open:
     texts: dict[int, str] = field(default_factory=dict)
     #: inputs that results continue
     states: list[State] = field(default_factory=list)
+    #: of slots in the arena: the storage, and where they begin there
+    stored: dict[int, tuple[int, Whole]] = field(default_factory=dict)
     #: bytes of storages in the arena and of results
     arena: dict[int, Whole] = field(default_factory=dict)
     results: dict[int, Whole] = field(default_factory=dict)
@@ -179,6 +216,7 @@ class Open:
     def wanted(self) -> list[Whole]:
         """Every number that has to be computed."""
         found: list[Whole] = [*self.offsets.values(), *self.arena.values(), *self.results.values()]
+        found += [offset for _, offset in self.stored.values()]
         for block in self.blocks:
             found += sizes(block)
         for shape in self.shapes.values():
@@ -196,22 +234,20 @@ class Open:
 class Fit:
     """A plan for some sizes."""
 
-    #: every value that formulas make
-    values: list[int]
-    #: offset of each storage in the arena
-    offsets: dict[int, int]
+    #: every value that formulas make, and kernels that were posed anew
+    sizes: Sizes
     arena_bytes: int
-    #: bytes of each storage of results
-    results: dict[int, int]
-    #: kernels that were posed anew, instead of which
-    posed: dict[Any, Any]
+
+    @property
+    def values(self) -> Sequence[int]:
+        return self.sizes.values
 
 
 class Template:
     """The class of shapes that a plan serves. Immutable but for what it remembers; safe to use from several threads."""
 
-    def __init__(self, traced: Traced, found: Open, stack: Stack, most_bytes: int) -> None:
-        trace, pattern, wanted = traced.trace, traced.pattern, found.wanted()
+    def __init__(self, traced: Traced, found: Open, stack: Stack, device: Device, most_bytes: int) -> None:
+        trace, pattern, wanted = traced.trace, traced.pattern, [*found.wanted(), 0, ALIGNMENT, ALIGNMENT - 1]
         self.pattern, self.trace, self._most_bytes = pattern, trace, most_bytes
         self.formulas = Formulas(trace, wanted, [one.guards for one in found.kernels])
         place, self.texts, self.states = self.formulas.place, found.texts, tuple(found.states)
@@ -223,18 +259,37 @@ class Template:
         self.constants = {
             at: (array.shape, [place(v) for v in array.reshape(-1).tolist()]) for at, array in found.constants.items()
         }
-        self._arena = [(storage, place(nbytes)) for storage, nbytes in found.arena.items()]
-        self._results = [(storage, place(nbytes)) for storage, nbytes in found.results.items()]
+        #: bytes of storages of results
+        self.results = {storage: place(nbytes) for storage, nbytes in found.results.items()}
         self._kernels = [(one, [place(s) for s in one.problem.sizes]) for one in found.kernels]
-        self._stack = stack
+        self._measured = [(one.measured, places) for one, places in self._kernels if one.measured]
+        self._hints = [atom.hint for atom in trace.atoms[: trace.symbols - 1]]
+        made = self.formulas.made
+        offsets, self._arena_bytes = stack.offsets(self._on_lines(found.arena), place(0), made)
+        #: where slots begin in the arena
+        self.begins = {
+            at: made(operator.add, offsets[storage], place(offset)) for at, (storage, offset) in found.stored.items()
+        }
+        device.compute_formulas(self.formulas)
         self._fits: OrderedDict[tuple[int, ...], Fit | None] = OrderedDict()
         #: sizes that were asked for last, and what was computed for them: a new size is asked for several times
-        self._asked: tuple[tuple[int, ...], tuple[list[int], list[OpenKernel]] | None] | None = None
+        self._asked: tuple[tuple[int, ...], Computed | None] | None = None
+
+    def _on_lines(self, storages: Mapping[int, Whole]) -> dict[int, int]:
+        """The bytes of storages as whole cache lines, at least one."""
+        place, made = self.formulas.place, self.formulas.made
+        line, more, found = place(ALIGNMENT), place(ALIGNMENT - 1), dict[int, int]()
+        for storage, nbytes in storages.items():
+            lines = made(operator.floordiv, made(operator.add, place(nbytes), more), line)
+            found[storage] = made(max, made(operator.mul, lines, line), line)
+        return found
 
     def distance(self, sizes: tuple[int, ...]) -> float:
         """How many times as large, or as small, the size is that differs most from what the plan was made for."""
-        hints = [atom.hint for atom in self.trace.atoms[: self.trace.symbols - 1]]
-        return max((max(a / b, b / a) for a, b in zip(sizes, hints, strict=True)), default=1.0)
+        found = 1.0
+        for size, hint in zip(sizes, self._hints, strict=True):
+            found = max(found, size / hint, hint / size)
+        return found
 
     def misses(self, sizes: tuple[int, ...]) -> int | None:
         """How many kernels would have to be posed anew for these sizes; None where the plan does not hold for them."""
@@ -243,32 +298,26 @@ class Template:
         except KeyError:
             pass
         else:
-            return None if known is None else len(known.posed)
+            return None if known is None else len(known.sizes.posed)
         computed = self._computed((*sizes, SPARE))
-        return None if computed is None else len(computed[1])
+        return None if computed is None else len(computed.failing)
 
-    def _computed(self, sizes: tuple[int, ...]) -> tuple[list[int], list[OpenKernel]] | None:
+    def _computed(self, sizes: tuple[int, ...]) -> Computed | None:
         """Every value, and the kernels that do not serve these sizes; None where the plan does not hold for them."""
         asked = self._asked
         if asked is None or asked[0] != sizes:
-            values = self.formulas(sizes)
-            asked = self._asked = sizes, None if values is None else (values, self._missing(values))
+            asked = self._asked = sizes, self.formulas.computed(sizes)
         return asked[1]
-
-    def _missing(self, values: Sequence[int]) -> list[OpenKernel]:
-        """Kernels that do not serve these sizes."""
-        return [one for scope, (one, _) in enumerate(self._kernels) if not self.formulas.holds(scope, values)]
 
     def is_measured(self, sizes: tuple[int, ...]) -> bool:
         """Something was measured for exactly these sizes, and the plan was made for other ones."""
-        known = [(one.measured, places) for one, places in self._kernels if one.measured]
-        if self.states or self.distance(sizes) == 1.0 or not known:
+        known = self._measured
+        if self.states or not known or self.distance(sizes) == 1.0:
             return False
         computed = self._computed((*sizes, SPARE))
         if computed is None:
             return False
-        values, _ = computed
-        return any(tuple([values[at] for at in places]) in measured for measured, places in known)
+        return any(tuple([computed.values[at] for at in places]) in measured for measured, places in known)
 
     def fit(self, sizes: tuple[int, ...], spare: int = SPARE) -> Fit | None:
         """The plan for these sizes of the inputs' symbols; None where it does not hold for them."""
@@ -289,18 +338,16 @@ class Template:
         computed = self._computed(sizes)
         if computed is None:
             return None
-        values, missing = computed
-        posed = {}
-        for one in missing:
+        values, posed = computed.values, {}
+        for scope in computed.failing:
+            one, _ = self._kernels[scope]
             kernel = self._posed(one, values)
             if kernel is None:
                 return None
             posed[one.kernel] = kernel
-        nbytes = {storage: -(-values[at] // ALIGNMENT) * ALIGNMENT or ALIGNMENT for storage, at in self._arena}
-        offsets, total = self._stack.offsets(nbytes)
-        if total > self._most_bytes:
+        if values[self._arena_bytes] > self._most_bytes:
             return None  # making a plan says so
-        return Fit(values, offsets, total, {storage: values[at] for storage, at in self._results}, posed)
+        return Fit(Sizes(values, self.formulas.place, posed), values[self._arena_bytes])
 
     def _posed(self, one: OpenKernel, values: Sequence[int]) -> Any:
         """The kernel for these sizes; None where it wants something else than the plan has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
 
 from ...errors import DeviceError, SettingsError
+from ...ir.formulas import Formulas
 from ...settings import Settings
 from ..base import Device, Target
 from ..c_device import CDevice, CQueue
@@ -18,6 +20,7 @@ from ..executable import Part
 from ..host import cache_bytes, cpu_flags, free_bytes, memory_bytes
 from . import isa
 from .compiler import FLAGS
+from .formulas import Evaluator
 from .isa import Level
 from .pool import Pool
 from .processor import begin, find_compiler, processor, thread_pool, why_not
@@ -55,6 +58,7 @@ class NativeDevice(CDevice):
     dialect = "c"
     serves_classes = True
     runs_control = True
+    widens = True
 
     @classmethod
     def available(cls) -> list[str] | str:
@@ -133,6 +137,10 @@ class NativeDevice(CDevice):
 
     def link(self, parts: Sequence[Part]) -> Table:
         return Table(self, parts)
+
+    def compute_formulas(self, formulas: Formulas) -> None:
+        with contextlib.suppress(OverflowError):  # of a constant
+            formulas.compiled = Evaluator(formulas.flat(), lambda: self.pool.quick)
 
     def build(self, source: str) -> Program:
         return self._programs.build(source)

@@ -34,6 +34,11 @@ class Loaded:
         """What calls its functions."""
         return ctypes.CDLL("", handle=self._handle)
 
+    @cached_property
+    def quick(self) -> ctypes.PyDLL:
+        """The same for functions that take some microseconds: calls of them keep the GIL."""
+        return ctypes.PyDLL("", handle=self._handle)
+
     def address(self, name: str) -> int:
         """Where a function begins."""
         try:

@@ -85,7 +85,9 @@ class BoundTable(Bound):
         for number, words in places.items():
             if memory[number] is not None:
                 table[words] = address(memory[number] if memory[number].size else NOTHING)
-        self._fitted = [(number, places[number]) for number in fitted if number in places]
+        #: words that hold addresses in the arena, where those change with sizes
+        self._fitted = [(at, number) for number in fitted for at in places.get(number, ())]
+        self._in_arena: list[tuple[int, int]] | None = None
         #: tensors that come with each inference
         self._given = [(n, words) for n, words in places.items() if memory[n] is None and n not in fitted]
         self.loops = TableLoops(executable, table) if executable.writer.left is not None else None
@@ -121,11 +123,10 @@ class BoundTable(Bound):
         if self._reports is not None:
             self._reports.check()
 
-    def fit(self, sizes: Sizes, addresses: Mapping[int, int]) -> None:
-        self._own_memory.fit(sizes)
-        for number, words in self._fitted:
-            for at in words:
-                self._words[at] = addresses[number]
+    def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
+        if self._in_arena is None:
+            self._in_arena = [(at, offsets[number]) for at, number in self._fitted]
+        self._own_memory.fit(sizes, arena, self._in_arena)
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
         executable = self._executable

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...ir.symbolic import SymInt, Whole, hint
 from ..base import address
-from ..c_device import NOTHING, CDevice, CQueue
+from ..c_device import NOTHING, CQueue
 from ..c_kernel import CKernel, In, Out, Report, Scratch, Table
 from ..executable import Kernel, Sizes
 from . import steps
+from .formulas import Words
 from .steps import Argument, Linked, Operand
 
-_WORD = 0xFFFFFFFFFFFFFFFF
+if TYPE_CHECKING:
+    from .device import NativeDevice
 
 
 @dataclass(eq=False)
@@ -92,18 +94,30 @@ class _Constant:
         table[self._at] = address(self._array if self._array.size else NOTHING)
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Which of a plan's values everything is that depends on sizes."""
+
+    words: Words
+    #: regions that change, each with the value that is its size, those of its elements, and the base that it is
+    regions: list[tuple[Region, int, list[int], int]]
+    #: scratch memory: its number, and the value that is its size
+    scratch: list[tuple[int, int]]
+
+
+#: bases of words: nothing is added, and where the arena begins; others are those of regions
+_NOTHING, _ARENA = 0, 1
+
+
 class OwnMemory:
     """A request's memory behind its table (regions, scratch memory), and all that depends on sizes in it."""
 
     def __init__(
-        self, open: OpenTable, linked: Linked, table: np.ndarray[Any, Any], device: CDevice, queue: CQueue
+        self, open: OpenTable, linked: Linked, table: np.ndarray[Any, Any], device: NativeDevice, queue: CQueue
     ) -> None:  # fmt: skip
         self._table, self._device, self._queue, self._open = table, device, queue, open
-        self._words = np.array([linked.number(at) for at, _ in open.words], np.intp)
-        addresses = [(linked.number(at), base, offset) for at, base, offset in open.addresses]
-        self._addresses = [
-            one for one in addresses if is_open(one[2]) or (isinstance(one[1], Region) and one[1].moves)
-        ]  # fmt: skip
+        self._words = [(linked.number(at), number) for at, number in open.words]
+        self._addresses = [(linked.number(at), base, offset) for at, base, offset in open.addresses]
         self._tables = [_Constant(linked.number(at), table) for at, table in open.tables]
         #: where the arguments of each launch of a kernel begin
         self._begins = {one: [linked.number(Argument(step, 0)) for step in one.steps] for one in open.placed}
@@ -113,15 +127,17 @@ class OwnMemory:
             for one in open.placed for number, (name, places) in enumerate(one.scratch.items())
         }  # fmt: skip
         self._regions: dict[Region, np.ndarray[Any, Any]] = {}
-        #: what was borrowed, by its number
+        #: what was borrowed
         self._borrowed: dict[tuple[Placed, str], Any] = {}
+        #: the same for each number, as it was when sizes changed last
+        self._lent: dict[int, Any] = {}
         #: kernels in whose rows others are for the sizes at hand
         self._posed: Mapping[Kernel, Kernel] = {}
-        #: which of a plan's values each number is, once somebody asks
-        self._places: tuple[list[int], list[int]] | None = None
+        #: what depends on sizes, once somebody asks
+        self._found: _Found | None = None
         for region in open.regions:
             self._hold(region, int(hint(region.nbytes)), [int(hint(size)) for size in region.elements])
-        for at, base, offset in addresses:
+        for at, base, offset in self._addresses:
             table[at] = self._begin(base) + hint(offset)
         for one in open.placed:
             self._borrow_all(one, one.kernel)
@@ -136,34 +152,57 @@ class OwnMemory:
         """Where the arguments of each launch of a kernel begin."""
         return self._begins[placed]
 
-    def fit(self, sizes: Sizes) -> None:
-        """Write everything for other sizes."""
-        open, table, values, place = self._open, self._table, sizes.values, sizes.place
-        if self._places is None:
-            offsets = [place(offset) for _, _, offset in self._addresses]
-            self._places = [place(value) for _, value in open.words], offsets
-        words, offsets = self._places
-        for one in open.placed:
+    def fit(self, sizes: Sizes, arena: int, words: Sequence[tuple[int, int]]) -> None:
+        """Write everything for other sizes. ``words`` hold addresses in the arena: each with the value that is its
+        offset, the same ones each time."""
+        values = sizes.values
+        if self._found is None:
+            self._found = self._find(sizes, words)
+        found = self._found
+        for one in self._open.placed if self._posed else ():
             if one.kernel in self._posed and one.kernel not in sizes.posed:
                 self._write(one, one.kernel)
-        table[self._words] = [values[at] & _WORD for at in words]
-        for region in open.regions:
-            if region.dtype is not None or is_open(region.nbytes):
-                elements = [values[place(size)] for size in region.elements]
-                self._hold(region, values[place(region.nbytes)], elements)
-        for (at, base, _), offset in zip(self._addresses, offsets, strict=True):
-            table[at] = self._begin(base) + values[offset]
+        found.words.bases[_ARENA] = arena
+        for region, nbytes, elements, base in found.regions:
+            self._hold(region, values[nbytes], [values[at] for at in elements])
+            found.words.bases[base] = self._begin(region)
+        found.words.write(values)
         for constant in self._tables:
-            constant.fit(table, sizes)
-        for one in open.placed:
+            constant.fit(self._table, sizes)
+        for one in self._open.placed if sizes.posed else ():
             instead = sizes.posed.get(one.kernel)
             if instead is not None:
                 assert isinstance(instead, CKernel)
                 self._write(one, instead)
-            elif one.kernel.open is not None:
-                for name, nbytes in one.kernel.open.scratch.items():
-                    self._borrow(one, name, values[place(nbytes)])
         self._posed = sizes.posed
+        self._borrow_more(found.scratch, values)
+
+    def _find(self, sizes: Sizes, words: Sequence[tuple[int, int]]) -> _Found:
+        place = sizes.place
+        changing = [r for r in self._open.regions if r.dtype is not None or is_open(r.nbytes)]
+        bases = {region: number for number, region in enumerate(changing, _ARENA + 1)}
+        found = [(at, place(number), _NOTHING) for at, number in self._words]
+        found += [(at, value, _ARENA) for at, value in words]
+        fixed: dict[int, int] = {}
+        for at, base, offset in self._addresses:
+            if isinstance(base, Region) and base in bases:
+                found.append((at, place(offset), bases[base]))
+            elif is_open(offset):  # behind something that stays where it is
+                number = fixed.setdefault(self._begin(base), _ARENA + 1 + len(changing) + len(fixed))
+                found.append((at, place(offset), number))
+        made = Words(self._device.pool.quick, self._table, found, _ARENA + 1 + len(changing) + len(fixed))
+        for begin, number in fixed.items():
+            made.bases[number] = begin
+        regions = [
+            (r, place(r.nbytes if r.dtype is None else 0), [place(size) for size in r.elements], bases[r])
+            for r in changing
+        ]  # fmt: skip
+        scratch = {
+            (self._scratch[one, name][0], place(nbytes))
+            for one in self._open.placed if one.kernel.open is not None
+            for name, nbytes in one.kernel.open.scratch.items()
+        }  # fmt: skip
+        return _Found(made, regions, sorted(scratch))
 
     def _hold(self, region: Region, nbytes: int, elements: Sequence[int]) -> None:
         """Have room for a region, with what belongs into it."""
@@ -207,6 +246,17 @@ class OwnMemory:
         if memory is not self._borrowed.get((placed, name)):
             self._borrowed[placed, name] = memory
             self._table[places] = address(memory)
+
+    def _borrow_more(self, wanted: Sequence[tuple[int, int]], values: Sequence[int]) -> None:
+        """Have scratch memory for other sizes: so many bytes as a value says, for each number."""
+        for number, at in wanted:
+            memory = self._queue.borrow(self._device, number, values[at])
+            if memory is self._lent.get(number):
+                continue
+            self._lent[number] = memory
+            for (placed, name), (own, _) in self._scratch.items():
+                if own == number:
+                    self._borrow(placed, name, 0)
 
 
 def is_open(number: Whole) -> bool:

@@ -20,6 +20,7 @@ from .. import attention_form
 from ..attention_form import Form, Heads, form
 from ..base import Config, Problem, tensor
 from . import matmul_pack
+from .attention_dots import dots
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .matmul_pack import Operand
@@ -41,6 +42,8 @@ def vectors(f: Form, dtype: DType, target: Target) -> int:
     if target.registers <= 16:
         return 2
     lanes = target.vector_bytes // dtype.itemsize
+    if f.queries <= FEW_QUERIES:  # one panel of values as they lie: packing them would take longer
+        return max(n for n in (1, 2, 3, 4) if n == 1 or (n * lanes <= f.width))
     return min((4, 3, 2), key=lambda n: sum(-(-size // (n * lanes)) * n for size in (f.total, f.width)))
 
 
@@ -124,7 +127,7 @@ class Attention(CSolver):
         grid = split(source, f, config["rows"], width, own, config["split"] * target.units, target.units, dtype)
         source.function(VECTORS)
         source.function(tile(config["rows"]))
-        source.add(_body(source, problem, f, own))
+        source.add(_body(source, problem, f, own, target))
         return [*calls, source.call(grid)]
 
     def _joined(
@@ -197,7 +200,10 @@ def split(
     elements beside scores, results and what it packs."""
     # how many share the work is decided for the sizes at hand; any shares are right
     matrices, tiles = hint(f.batch * f.heads), -(-hint(f.queries) // rows)
-    items = greater(1, lesser(items, int(hint(f.flops) / LEAST_FLOPS), matrices * tiles))
+    if f.queries > FEW_QUERIES:
+        items = greater(1, lesser(items, int(hint(f.flops) / LEAST_FLOPS), matrices * tiles))
+    else:  # keys become more from token to token, and who runs items knows how long they take
+        items = greater(1, matrices * tiles)
     heads = greater(1, matrices // items)
     # few heads: their rows are shared out, to twice as many items as there are units, which come out about even
     parts = lesser(tiles, 1 if matrices >= units else -(-lesser(items, 2 * units) // greater(matrices, 1)))
@@ -211,7 +217,7 @@ def split(
     return x, y
 
 
-def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
+def _body(source: Source, problem: Problem, f: Form, own: bool, target: Target) -> str:
     """The loop over tiles of rows, with what this attention does to scores."""
     kind = COMPUTE[SUM[tensor(problem.inputs[0]).dtype]]
     source.fixed(EXP="falling_exp" if kind == "f32" else f"{kind}_exp")
@@ -245,7 +251,7 @@ def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
         check="" if f.valid is None else SEEN,
         query=source.load("q", "Q_START + q_at + i"),
         pack=PACK.format(key=source.load("k", "k_at + i"), value=source.load("v", "v_at + i")) if own else THERE,
-        products=DOTS.format(key=source.load("k", "k_at + i")) if f.queries <= FEW_QUERIES else PANELS,
+        products=_products(source, f, SUM[tensor(problem.inputs[0]).dtype], target),
         valid=valid,
         offset="PAST" if f.valid is None else f"{valid} - QUERIES",
         before=_loops(steps),
@@ -255,6 +261,16 @@ def _body(source: Source, problem: Problem, f: Form, own: bool) -> str:
         weights="" if keep else _loops(weights) + "\n    part = 1;",
         store=source.store("y", "y_at + i", "out[r * OUT_SPAN + i] * parts[r]"),
     )
+
+
+def _products(source: Source, f: Form, dtype: DType, target: Target) -> str:
+    """Scores of some rows of queries."""
+    if f.queries > FEW_QUERIES:
+        return PANELS
+    if source.dtype("k") is not dtype:
+        return DOTS.format(key=source.load("k", "k_at + i"))
+    source.function(dots(target.vector_bytes // dtype.itemsize))
+    return NEAR_DOTS
 
 
 def _loops(steps: list[tuple[str, bool]]) -> str:
@@ -314,7 +330,12 @@ PACK = """
       }}
   }}"""
 
-#: for few queries: packing the keys would take longer than multiplying with them
+#: for few queries packing the keys would take longer than multiplying with them where they lie
+NEAR_DOTS = """
+  for (int r = 0; r < rows; r++)
+    dots(query + r * SIZE, keys, score + r * SPAN, KEYS, SIZE, K_ROW);"""
+
+#: the same for keys of another type
 DOTS = """
   for (int r = 0; r < rows; r++)
     for (int t = 0; t < KEYS; t++) {{

@@ -173,6 +173,8 @@ EXTRA: dict[str, list[Problem]] = {
 def problems(op: str) -> Iterator[Problem]:
     """Problems of an operation that a kernel of the device takes, as constants and as data where it has both."""
     yield from EXTRA.get(op, [])
+    if op == "tunewright::NonZero":
+        return  # a sample leaves room for its own rows, and other inputs have more
     spec = lookup(op)
     assert spec is not None
     for sample in spec.samples(np.random.default_rng(0)) if spec.samples is not None else ():

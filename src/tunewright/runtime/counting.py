@@ -54,6 +54,10 @@ class Counted(Control):
     def otherwise(self) -> Program:
         return self.bodies["otherwise"]
 
+    def prepare(self) -> None:
+        """Choose the kernels for what the request runs by itself."""
+        self.otherwise.plan(tuple(None if v is None else v.type for v in self.node.inputs))
+
     def run(self, executor: Executor, inputs: Sequence[Any]) -> Sequence[Any]:
         return executor.run(self.otherwise, list(inputs))
 
@@ -67,8 +71,9 @@ def gather(
     makers = [node for node in graph.nodes if node.op in COUNTED and all(v is None or _known(v) for v in node.inputs)]
     if counts is Counts.NEVER or not makers or not env.device.runs_control:
         return graph, {}
-    if not env.serves_classes or not env.settings.join_launches:
-        counts = Counts.ALONE  # sizes in the middle of a launch need plans for classes of shapes
+    settings = env.settings
+    if not (settings.shape_templates and settings.join_launches and env.device.serves_classes and env.device.compiles):
+        counts = Counts.ALONE  # sizes in the middle of a launch need kernels for classes of shapes
     left_out: set[str] = set()
     for _ in range(ATTEMPTS):
         members = _behind(graph, makers, left_out) if counts is Counts.BEHIND else _makers(makers, left_out)

@@ -8,6 +8,7 @@ from ..solvers.base import Problem
 from ..tuning.key import Where
 from ..tuning.lockfile import Entry, LockFile, Written
 from ..tuning.tuner import Choice, Origin
+from .counting import Counted
 from .explain import steps
 from .late import LateKernel
 from .request import DeviceModel
@@ -18,6 +19,10 @@ def lock(compiled: DeviceModel, path: str | os.PathLike[str]) -> Written:
 
     What was posed: the plans of all shapes that it ran with, bodies and later segments among them.
     """
+    for plan in compiled.program.plans:
+        for _, step, _ in steps(plan):
+            if isinstance(step.control, Counted):  # a frozen model may have to go around its launch
+                step.control.prepare()
     names = _nodes(compiled)
     where = Where.of(compiled.env.device.target)
     entries = {}

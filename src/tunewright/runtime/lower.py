@@ -29,6 +29,7 @@ from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
 from ..ir.types import MAX_RANK, TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
+from ..ops.counted import PLAIN_OP
 from ..ops.infer import check_results
 from ..solvers.base import Kernel, Problem, attrs_at_hand
 from ..solvers.classes import numbers
@@ -397,7 +398,8 @@ class _Lowering:
             return nullcontext()
         from ..tuning.online import coming
 
-        plain = [node for node in self.nodes if node not in self.controls and node not in sharing.free]
+        apart = {*self.controls, *sharing.free, *(node for node in self.nodes if node.op in PLAIN_OP)}
+        plain = [node for node in self.nodes if node not in apart]
         return coming(self.env.tuner, (Problem.of_class(node).at_hand for node in plain), self.env.device)
 
     def _steps(self, sharing: alias.Sharing) -> list[Step]:
@@ -436,7 +438,8 @@ class _Lowering:
         if self.env.tuner.is_late(problem, self.env.device):
             return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
-            choice = self.choose(problem)
+            known = node.op in PLAIN_OP  # as many rows as its inputs say: nothing that can be measured
+            choice = self.env.tuner.default(problem, self.env.device) if known else self.choose(problem)
         if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
             choice = self.env.tuner.default(problem, self.env.device)
         if choice.solver.host and attrs_at_hand(node.attrs) is not node.attrs:

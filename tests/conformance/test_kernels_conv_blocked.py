@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance.short_form import needs_results
 from tunewright.devices.base import Target
 from tunewright.ir.graph import Fused
 from tunewright.ir.types import PLAIN, DType, TensorType, blocked
@@ -152,6 +153,7 @@ def test_the_default_is_in_the_space(target: Target) -> None:
             assert nb * ur + min(nb, ur) < target.registers
 
 
+@needs_results
 @pytest.mark.parametrize("wrong", [0.99, 1.01])
 def test_a_kernel_wrong_by_one_per_cent_fails(wrong: float) -> None:
     case = CASES["3x3"]

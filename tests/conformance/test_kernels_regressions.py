@@ -16,6 +16,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import tunewright
+from conformance.short_form import needs_results
 from tunewright.devices.kernel_cache import KernelCache
 from tunewright.ops.tolerance import compare
 from tunewright.plugins.single import open_device
@@ -202,6 +203,7 @@ def test_a_fork_works_and_does_not_hang():
     assert np.array_equal(compiled({"x": -np.ones(3, np.float32)})["y"], np.zeros(3)), "and the parent goes on"
 
 
+@needs_results
 def test_many_threads_with_many_shapes(residual):
     mine, host = residual
     cases = [normal(n, 16, h, w) for n, h, w in ((1, 8, 8), (2, 5, 7), (3, 3, 11))]

@@ -15,6 +15,7 @@ from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
 from tunewright.search.space import Space
 from tunewright.solvers.base import Problem
+from tunewright.tuning.contest import LEAST_GAIN
 from tunewright.tuning.isolated import Isolated
 from tunewright.tuning.record import FAULTS
 from tunewright.tuning.session import Outcome, tune
@@ -52,6 +53,12 @@ def check(outcome: Outcome, drawn: list[str]) -> None:
     recorded = {(f.config["how"], f.config["pace"]): f.status for f in outcome.faults}
     assert recorded == {who: trial.status for who, trial in tried.items() if trial.status in FAULTS}
     assert {m.config["how"] for m in outcome.records} == {"good"}
+    assert outcome.ended
+    assert not outcome.changed or (outcome.gain is not None and outcome.gain.low >= LEAST_GAIN)
+    for record in outcome.records:  # nothing is confirmed without evidence
+        is_default = (record.key.solver, record.config) == record.evidence.default
+        assert not record.evidence.confirmed or is_default or record.evidence.gain.low >= LEAST_GAIN, record
+        assert not (is_default and record.evidence.confirmed and outcome.is_open)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=[] if s < 2 else pytest.mark.soak) for s in range(200)])

@@ -8,19 +8,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
+#: what makes a value of two others
+Function: TypeAlias = Callable[[int, int], int]
+#: all of them; a `Flat` has their numbers
+FUNCTIONS: tuple[Function, ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
 
-#: what makes a value of two others; a `Flat` has their numbers
-FUNCTIONS: tuple[Callable[[int, int], int], ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
 
-
-@dataclass(frozen=True, eq=False)
-class Computed:
+class Computed(NamedTuple):
     """Values of formulas for some sizes. A memoryview: they are 64-bit words in memory."""
 
     values: Sequence[int]
@@ -35,10 +36,10 @@ class Flat:
     #: number of symbols, and the values behind them that are known
     symbols: int
     constants: Sequence[int]
-    #: function, left and right operand of each further value; so many come before the guards of the trace are asked
+    #: function, left and right operand of each further value; the first ``guarded`` come before guards are asked
     code: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guarded: int
-    #: is it zero (1) or negative (0), value, answer, scope; so many are of the trace, and have none
+    #: is it zero (1) or negative (0), value, answer, scope; the first ``guards`` are of the trace, without one
     checks: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guards: int
     scopes: int
@@ -55,8 +56,8 @@ class Formulas:
         trace.is_open = False
         self.trace = trace
         #: (function, place of left operand, place of right operand): each makes the next value
-        self._code: list[tuple[Callable[[int, int], int], int, int]] = []
-        self._emitted: dict[tuple[Callable[[int, int], int], int, int], int] = {}
+        self._code: list[tuple[Function, int, int]] = []
+        self._emitted: dict[tuple[Function, int, int], int] = {}
         #: values before the code runs: the symbols, then every coefficient and divisor
         coefficients = {c for terms in trace._known for _, c in terms if isinstance(c, int)}
         divisors = {side for _, *sides in trace._made for side in sides if not isinstance(side, SymInt)}
@@ -99,7 +100,7 @@ class Formulas:
             np.array(checks, np.int32).reshape(-1, 4), len(self._guards), len(self._scopes),
         )  # fmt: skip
 
-    def made(self, function: Callable[[int, int], int], a: int, b: int) -> int:
+    def made(self, function: Function, a: int, b: int) -> int:
         """The place of what one of `FUNCTIONS` makes of two values: expressions that need no trace."""
         return self._emit(function, a, b)
 
@@ -151,7 +152,7 @@ class Formulas:
             found = self._atoms[k] = self._emit(function, self.place(left), self.place(right))
         return found
 
-    def _emit(self, function: Callable[[int, int], int], a: int, b: int) -> int:
+    def _emit(self, function: Function, a: int, b: int) -> int:
         key = (function, a, b)
         found = self._emitted.get(key)
         if found is None:

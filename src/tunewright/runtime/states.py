@@ -66,7 +66,7 @@ class Buffer:
 
     def is_newest(self, view: np.ndarray[Any, Any]) -> bool:
         """Nobody appended behind these rows, which are one of `view`: all of them begin where the memory does."""
-        return view.shape[self.axis] == self.used
+        return bool(view.shape[self.axis] == self.used)
 
 
 class _View(weakref.ref[np.ndarray[Any, Any]]):
@@ -99,7 +99,7 @@ class _Views:
         return found.buffer if found is not None and found() is array else None
 
     def continued(self, pasts: Sequence[tuple[Any, int]], room: int) -> list[Buffer | None]:
-        """For each array the buffer to append so many rows to in place, which are in use from now on.
+        """The buffer of each array, to append its number of rows to in place; these are in use from now on.
 
         None: there is none, or it has less room.
         """

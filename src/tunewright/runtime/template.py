@@ -51,7 +51,7 @@ class Pattern:
 
     @cached_property
     def _checks(self) -> list[tuple[int, Any, tuple[int | None, ...], int | None]]:
-        """Of each tensor: the input, element type and dimensions, and the earlier input that it is just like."""
+        """What each tensor must be: its input, element type, dimensions, and an earlier input that it is just like."""
         number = {(at, axis): k for k, (at, axis) in enumerate(self.symbols)}
         number |= {(at, axis): k for at, axis, k in self.same}
         first: dict[Any, int] = {}
@@ -66,7 +66,7 @@ class Pattern:
 
     @cached_property
     def _apart(self) -> list[tuple[int, int, int]]:
-        """Of `same` those that are not in a tensor just like an earlier one."""
+        """Those of `same` that are not in a tensor just like an earlier one."""
         twins = {at for at, _, _, twin in self._checks if twin is not None}
         return [one for one in self.same if one[0] not in twins]
 
@@ -358,7 +358,10 @@ class Template:
             return None
         return kernel if kernel.is_like(one.kernel) else None
 
-    def fill(self, fit: Fit, slot: int, array: np.ndarray[Any, Any]) -> None:
-        """A constant that consists of sizes."""
-        shape, places = self.constants[slot]
-        array[...] = np.array([fit.values[at] for at in places], array.dtype).reshape(shape)
+    def fill(self, fit: Fit, memory: Sequence[Any], known: dict[int, list[int]]) -> None:
+        """Constants that consist of sizes, by slot. ``known``: what is there already."""
+        for slot, (shape, places) in self.constants.items():
+            numbers = [fit.values[at] for at in places]
+            if known.get(slot) != numbers:
+                memory[slot][...] = np.array(numbers, memory[slot].dtype).reshape(shape)
+                known[slot] = numbers

@@ -74,7 +74,7 @@ class Pool:
 
     @property
     def quick(self) -> ctypes.PyDLL:
-        """Functions of its text that keep Python's lock."""
+        """Functions of its text, which keep the GIL."""
         return self._ready().loaded.quick
 
     def ticks(self) -> int:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,31 @@ def tuned(folder: Path, name: str, seconds: float, seed: int, cache: str = "") -
     return {
         "wall": wall, "phases": result["phases"], "searched": len(layers),
         "candidates": sum(len(layer["trials"]) for layer in layers), "result": result["result"],
+        "curve": curve(result),
         "chosen": {layer["problem"]: layer["chosen"] for layer in result["layers"]},
         "shares": {layer["problem"]: layer["seconds"] for layer in result["layers"]},
     }  # fmt: skip
+
+
+def curve(result: Mapping[str, Any], step: float = 5.0) -> list[list[float]]:
+    """How many times as fast the network is by what searches promised until then, every few seconds of the search."""
+    layers = sorted((layer for layer in result["layers"] if layer["trials"]), key=lambda layer: -layer["hope"])
+    total, began = sum(layer["seconds"] for layer in result["layers"]), 0.0
+    gains: list[tuple[float, int, float]] = []
+    for number, layer in enumerate(layers):
+        best = first = layer["trials"][0]["seconds"]
+        for trial in layer["trials"]:
+            if first and trial["seconds"] is not None and trial["seconds"] < best:
+                best = trial["seconds"]
+                gains.append((began + trial["at"], number, layer["seconds"] * (1 - best / first)))
+        began += sum(layer["spent"].get(phase, 0.0) for phase in ("search", "race", "confirm"))
+    saved, points = [0.0] * len(layers), list[list[float]]()
+    for n in range(int(began / step) + 1):
+        for at, number, seconds in gains:
+            if at <= n * step:
+                saved[number] = max(saved[number], seconds)
+        points.append([n * step, total / max(total - sum(saved), 1e-12)])
+    return points
 
 
 def tune(place: str, name: str, cache: str, seconds: str, seed: str) -> None:

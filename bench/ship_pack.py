@@ -152,9 +152,12 @@ def pack_heuristic(file: Path, out: Path, keep: bool) -> list[str]:
     if keep:
         old = heuristic_file.parse(out.read_text(encoding="utf-8"))
         places = {section.place for section in made.sections}
-        processors = ", ".join(sorted({name for section in made.sections for name in section.processors}))
+        # one processor may be trained for several instruction sets, each with figures of its own
+        named = {name for section in made.sections for name in section.processors}
+        sets = {section.place.arch.partition(";")[0] for section in made.sections}
+        where = ", ".join([*sorted(named), *sorted(sets)])
         sections = (*(section for section in old.sections if section.place not in places), *made.sections)
-        about = {**old.about, "beside": {**old.about.get("beside", {}), processors: dict(made.about)}}
+        about = {**old.about, "beside": {**old.about.get("beside", {}), where: dict(made.about)}}
         made = replace(made, sections=sections, about=about)
     out.write_text(heuristic_file.dump(made), encoding="utf-8")
     return []

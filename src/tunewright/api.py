@@ -18,7 +18,7 @@ from .frontend.pictures import Preprocess
 if TYPE_CHECKING:
     import onnx
 
-    from .plugins.tune import Result, State
+    from .plugins.tune_search import Result, State
     from .runtime.explain import Explanation
 
 

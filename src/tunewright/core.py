@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from .plugins.apart import Apart, Piece
     from .plugins.hetero_measure import Measured
-    from .plugins.tune import Result, State
     from .plugins.tune_many import Maker, Work
+    from .plugins.tune_search import Result, State
     from .tuning.lockfile import Written
     from .tuning.record import Measurement
     from .tuning.traffic import Weighted

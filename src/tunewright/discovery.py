@@ -56,14 +56,14 @@ def _installed() -> Any:
 
 
 def _may_be_ours() -> bool:
-    """Some distribution offers extensions, or it cannot be told at a glance."""
+    """Whether some distribution offers extensions, or that is not known without asking all of them."""
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return True
     return any(_offers(folder or os.curdir) for folder in sys.path)
 
 
 def _offers(folder: str) -> bool:
-    """Of what is installed in a folder of the path."""
+    """Whether a distribution in a folder of the path offers extensions."""
     if not os.path.isdir(folder):
         return os.path.exists(folder)  # an archive
     try:

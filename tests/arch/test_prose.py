@@ -35,25 +35,12 @@ UNCHECKED_PAGES = {
 BEING_REWRITTEN = "being rewritten"
 UNCHECKED_SOURCES = {
     "src/tunewright/runtime/executor.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/brief.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/streams.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/asynchronous.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/inference.py": BEING_REWRITTEN,
     "src/tunewright/runtime/control_rows.py": BEING_REWRITTEN,
-    "src/tunewright/solvers/opencl/linked.py": BEING_REWRITTEN,
     "src/tunewright/solvers/base.py": BEING_REWRITTEN,
     "src/tunewright/devices/rows.py": BEING_REWRITTEN,
-    "src/tunewright/devices/executable.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table.py": BEING_REWRITTEN,
     "src/tunewright/devices/native/table_sizes.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/decision.py": BEING_REWRITTEN,
     "src/tunewright/runtime/frame.py": BEING_REWRITTEN,
-    "src/tunewright/runtime/results.py": BEING_REWRITTEN,
-    "src/tunewright/devices/native/pool.py": BEING_REWRITTEN,
-    "src/tunewright/devices/native/compiler.py": BEING_REWRITTEN,
-    "src/tunewright/devices/native/processor.py": BEING_REWRITTEN,
-    "src/tunewright/devices/native/programs.py": BEING_REWRITTEN,
-    "src/tunewright/discovery.py": BEING_REWRITTEN,
 }
 #: docs/contributing/style.md quotes what it advises against
 QUOTES = ("docs/contributing/style.md",)

@@ -37,6 +37,7 @@ FAMILIES: dict[str, frozenset[str]] = {
     "gather": frozenset({
         "Gather", "GatherElements", "GatherND", "OneHot", "Scatter", "ScatterElements", "ScatterND", "TensorScatter",
     }),
+    "rows that data selects": frozenset({"Compress", "NonMaxSuppression", "NonZero"}),
     "resize": frozenset({"AffineGrid", "GridSample", "Resize", "RoiAlign", "Upsample"}),
     "recurrent": frozenset({"GRU", "LSTM", "RNN"}),
     "quantised": frozenset({

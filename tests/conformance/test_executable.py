@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import opencl_runtime
+from conformance import interpreter
 from tunewright.devices.base import Device, Queue
 from tunewright.devices.executable import Call, Kernel, Part
 from tunewright.devices.host import HostDevice
@@ -31,13 +32,13 @@ def devices() -> Iterator[Any]:
 
         yield pytest.param(made, id=id, marks=opencl_runtime.needs_opencl)
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
-    yield pytest.param(_interpreter, id="CUDA", marks=pytest.mark.skipif(bool(missing), reason=f"{missing} not here"))
+    yield pytest.param(_cuda, id="CUDA", marks=pytest.mark.skipif(bool(missing), reason=f"{missing} not here"))
 
 
-def _interpreter() -> Device:
+def _cuda() -> Device:
     from tunewright.devices.cuda import CudaDevice
 
-    return CudaDevice("GPU.0", raw="cpu")
+    return CudaDevice("GPU.0", raw=interpreter.RAW)
 
 
 @pytest.fixture(params=devices(), scope="module")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from conformance.short_form import every_other
+from tunewright.ops import ms_lstm
 from tunewright.plugins.single import open_device
 from tunewright.solvers.base import solvers
+from tunewright.solvers.host.reference import HostKernel
 from tunewright.solvers.opencl import dot
 from tunewright.testing.kernelcheck import Case, check
 
@@ -62,9 +64,36 @@ def make(
     return Case(OP, inputs, {"hidden_size": hidden, **attrs}, outputs, constant)
 
 
+def nearest_tie(case: Case) -> float:
+    """How near a state that is computed comes to the middle between the two integers that it could be quantised to."""
+    found, quantize = [1.0], ms_lstm.dynamic_quantize
+    given = [] if case.inputs[5] is None else list(case.inputs[5])
+
+    def noted(x: np.ndarray[Any, Any]) -> Any:
+        quantised, scale, zero = quantize(x)
+        if x.shape[-1] == case.attrs["hidden_size"] and not any(np.array_equal(x, state) for state in given):
+            places = np.append(x.reshape(-1).astype(np.float64), x.min(initial=0.0)) / scale
+            found.append(float(np.abs(places - np.floor(places) - 0.5).min()))
+        return quantised, scale, zero
+
+    with pytest.MonkeyPatch.context() as patched, np.errstate(all="ignore"):
+        patched.setattr(ms_lstm, "dynamic_quantize", noted)
+        HostKernel(case.problem()).run(open_device("CPU.HOST").queue(), case.inputs, [None] * case.outputs)
+    return np.nanmin(found)
+
+
+def settled(case: Case) -> Case:
+    """The case, with other scales where rounding of any arithmetic would decide which integer a state becomes."""
+    for _ in range(100):
+        if nearest_tie(case) > 5e-4:
+            return case
+        case.inputs[10] = 0.97 * case.inputs[10]  # type: ignore[operator]
+    raise AssertionError("no scale of the recurrent weights will do")
+
+
 def agrees(case: Case) -> None:
     """The generic kernels alone: `test_configs` has the others, which are the same text with sizes as literals."""
-    assert not check(case, FAMILY, configs=0, specialised=False)
+    assert not check(settled(case), FAMILY, configs=0, specialised=False)
 
 
 @every_other(("direction", ["forward", "reverse", "bidirectional"]), ("lengths", [None, [3, 5, 1], [2, 0, 4]]))
@@ -91,7 +120,7 @@ def test_nothing_optional() -> None:
 def test_configs(batch: int, configs: int) -> None:
     """Generic and specialised, with tiles of other sizes."""
     case = make(batch=batch, hidden=40, lengths=[5, 2, 4, 0, 3][:batch], direction="bidirectional")
-    assert not check(case, FAMILY, configs=configs)
+    assert not check(settled(case), FAMILY, configs=configs)
 
 
 @every_other(("hidden", [1, 33, 70]), ("batch", [1, 2, 9]))

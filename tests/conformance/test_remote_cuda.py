@@ -21,7 +21,10 @@ from tunewright.devices.cuda import CudaArray, _stream_handle
 from tunewright.plugins.single import SingleDevice
 from tunewright.settings import Settings
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(interpreter.ON_GPU, reason="its tensors are the processor's; test_remote_gpu.py has the GPU's"),
+]
 TWO = """g (float[n, 4] x, float[n, 4] z) => (float[n, 4] y, float[n, 4] w)
 { a = Tanh(x) y = Add(a, z) b = Mul(a, z) w = Relu(b) }"""
 

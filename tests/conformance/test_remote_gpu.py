@@ -93,7 +93,7 @@ def test_hints_of_a_queue(gpu, config):
     mine = SingleDevice(gpu).compile(model(BIG), Settings.make(config))
     request = mine.create_infer_request()
     if "GPU_QUEUE_PRIORITY" in config:
-        assert request.executor.main.stream.priority < 0
+        assert request.executor.queue.stream.priority < 0
     x = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0)) * 1e-2
     a = torch.tanh(x)
     near(torch.from_numpy(request.infer({"x": x.numpy()})["y"]), torch.tanh(a @ a) @ a)

@@ -14,13 +14,18 @@ import pytest
 
 from faults.workers import DEVICE, HASTY, PATIENT, PROBLEM, faulty, interpreter
 from tunewright.devices.base import Device
+from tunewright.devices.kernel_cache import KernelCache
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
 from tunewright.search.base import Status
+from tunewright.settings import Settings
 from tunewright.solvers import serial
 from tunewright.solvers.base import Problem, solvers
-from tunewright.tuning import ahead, wire
+from tunewright.tuning import ahead, evidence, wire
 from tunewright.tuning.isolated import Isolated
+from tunewright.tuning.record import Ratio
+from tunewright.tuning.session import Outcome
+from tunewright.tuning.winners import keep_programs
 
 TYPE = TensorType(DType.FLOAT32, (4, 96))
 SOFTMAX = Problem("Softmax", (TYPE,), (TYPE,), {"axis": -1}, constant=(False,))
@@ -107,6 +112,65 @@ def test_what_one_process_compiled_another_loads(device: Device, tmp_path: Path)
         environment = {**os.environ, "TUNEWRIGHT_CACHE_DIR": ""}
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert wanted in ran.stdout, ran.stdout + ran.stderr
+
+
+KEPT = """
+import json, sys
+from tunewright.devices.native.compiler import Compiler
+from tunewright.solvers import serial
+from tunewright.tuning import wire
+from tunewright.tuning.bench import compile_candidate
+from tunewright.tuning.worker import open_device
+said, device, compiled = json.load(open(sys.argv[1])), open_device("CPU"), []
+build = Compiler.build
+Compiler.build = lambda self, text, *rest: compiled.append(text) or build(self, text, *rest)
+for candidate in wire.candidates(said["candidates"]):
+    compile_candidate(candidate, serial.from_json(said["problem"]), device).prepare()
+    print("compiled" if compiled else "loaded")
+"""
+
+
+def test_what_a_search_found_fast_is_not_compiled_again(device: Device, tmp_path: Path) -> None:
+    """Programs of the default and of the fastest are in the kernel cache after a search; those of losers are not."""
+    winner, loser = candidates(device)
+    settings = Settings.make({"CACHE_DIR": str(tmp_path / "cache")})
+    with Isolated("CPU", 60.0, target=device.target) as measurer:
+        measurer.expect(60.0)
+        assert measurer.pose(SOFTMAX) is None
+        measurer.prepare([winner, loser])
+        assert measurer.ready(winner, 60.0)
+        assert [measurer.attempt(c).status for c in (winner, loser)] == [Status.OK] * 2
+        solver = next(s for s in solvers() if s.id == winner[0])
+        record = evidence.measurement(
+            SOFTMAX, device.target, solver, winner[1], [1e-3], 0.0, Ratio.one(), Ratio.one(), True, winner,
+            measurer.regime(), {},
+        )  # fmt: skip
+        outcome = Outcome(winner, False, "", records=(record,))
+        keep_programs(measurer, outcome, device, Settings.make({"CACHE_DIR": ""}))
+        assert not (tmp_path / "cache").exists()
+        keep_programs(measurer, outcome, device, settings)
+        keep_programs(measurer, outcome, device, settings)
+        assert measurer.pose(SOFTMAX) is None and not measurer.programs(winner), "another search has others"
+    entries = KernelCache.of(settings).entries()
+    assert entries and {entry.label for entry in entries} == {f"CPU {device.target.arch}"}
+    said = {"problem": serial.to_json(SOFTMAX), "candidates": wire.candidates_json([winner, loser])}
+    (tmp_path / "said.json").write_text(json.dumps(said))
+    environment = {**os.environ, "TUNEWRIGHT_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", KEPT, str(tmp_path / "said.json")]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.stdout.split() == ["loaded", "compiled"], ran.stdout + ran.stderr
+
+
+def test_what_a_worker_compiled_is_not_kept(device: Device, tmp_path: Path) -> None:
+    """Candidates ran there: one that writes where it must not could have changed it."""
+    settings = Settings.make({"CACHE_DIR": str(tmp_path / "cache")}, Settings.from_environment())
+    with Isolated("CPU", 60.0, target=device.target, settings=settings) as measurer:
+        assert measurer.pose(SOFTMAX) is None
+        first = candidates(device)[0]
+        assert measurer.attempt(first).status is Status.OK and not measurer.programs(first)
+    labels = {entry.label for entry in KernelCache.of(settings).entries()}
+    assert f"CPU {device.target.arch}" not in labels
+    assert "thread pool" in labels, "what every process needs is found there by the next one"
 
 
 @pytest.mark.parametrize("what", ["exit 3", "sleep 100", "echo nonsense; kill -9 $$"])

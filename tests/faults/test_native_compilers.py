@@ -108,6 +108,26 @@ def test_without_a_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytes
         compiler.find().build(TEXT, [])
 
 
+@pytest.mark.parametrize("how", [
+    "kill -BUS $$", "echo 'clang: error: unable to execute command: Bus error'; exit 254",
+    "echo 'ld.lld: error: kernel.so: No space left on device'; exit 1",
+])  # fmt: skip
+def test_a_full_folder_for_temporary_files(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """However a compiler ends there (a linker by SIGBUS), the next folder is tried."""
+    (full := tmp_path / "full").mkdir()
+    (other := tmp_path / "other").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(full))
+    monkeypatch.setattr(compiler, "_MEMORY", str(other))
+    body = f"for last; do :; done; case $last in {full}*) {how};; esac; printf '\\177ELF' > $last"
+    found = compiler.find(script(body))
+    assert found.build(TEXT, []) == b"\x7fELF"
+    monkeypatch.setattr(compiler, "_MEMORY", str(full))
+    with pytest.raises(ExecutionError, match=r"temporary files: .*No space left on device.*TMPDIR"):
+        found.build(TEXT, [])
+
+
 # Which one is found
 
 

@@ -394,8 +394,10 @@ def test_full_disk(places: tuple[Path, Path], where: str, denied: str) -> None:
     full = [place for name, place in (("home", home), ("temporary", temporary)) if where in (name, "both")]
     within = mounting(*(f"mount -t tmpfs -o size=16k tmpfs {place}" for place in full))
     family, fine, told = python(RESULT, denied, within=within, HOME=str(home), TMPDIR=str(temporary), **OWN)
-    if where == "both" and denied == "denied":  # there is no place at all
-        assert "no program can be run here" in family and "No space left" in family
+    if where == "both" and denied == "denied":
+        # There is no place at all. Small programs fit as soon as the compiler beside them has given its room back.
+        assert "No space left" in family
+        assert "no program can be run here" in family or "compiled kernels cannot be loaded" in family
     else:
         assert (family, fine) == ("native", True)
         assert len(told) <= 1 and (where == "temporary" or "compiled kernels cannot be kept" in told[0])

@@ -56,7 +56,7 @@ class Gate:
 
 def test_a_started_request_has_its_results(model):
     request = model.create_infer_request()
-    with pytest.raises(InputError, match="nothing was started"):
+    with pytest.raises(InputError, match="no inference was started"):
         request.wait()
     for number in range(20):
         request.start_async(feed(number), userdata=number)

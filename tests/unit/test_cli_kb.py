@@ -16,6 +16,7 @@ from tunewright.settings import Settings
 from tunewright.solvers.base import solvers
 from tunewright.tools.kb_view import config_text, known, problem_text, safe, sparkline
 from tunewright.tuning.database import MemoryDatabase
+from tunewright.tuning.evidence import EXTENT
 from tunewright.tuning.lookup import Layer, Lookup
 from tunewright.tuning.places import open_user
 from tunewright.tuning.record import to_line
@@ -219,6 +220,16 @@ def test_a_default_that_was_confirmed_is_called_one(call, user):
     _, out, _ = call("list")
     assert "null.any, the default: nothing is faster" in flat(out) and "1.00" not in out
     assert "1 problem, 1 answer, 0 of them faster than the default" in out
+
+
+def test_what_a_short_search_left_open_says_how_far_it_came(call, user):
+    made = measurement(gain=(1.0, 1.0, 1.0), default=("null.any", ()), confirmed=False)
+    about = {**made.evidence.environment, EXTENT: "3 of 540 candidates were compared"}
+    short = dataclasses.replace(made, evidence=dataclasses.replace(made.evidence, environment=about))
+    user.add([short, measurement(config={"tile": 8}, gain=(1.1, 0.9, 1.2))])
+    _, out, _ = call("list")
+    assert "the default stays: open, 3 of 540 candidates" in flat(out) and "were compared" in flat(out)
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_show_a_record(call, user):

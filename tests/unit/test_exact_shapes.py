@@ -57,7 +57,8 @@ def test_a_measured_shape_gets_a_plan_of_its_own_beside_requests(monkeypatch: py
         time.sleep(0.02)
     plan = compiled.program.plan_for([x])
     assert plan.template is None and len(compiled.program.plans) == 2 and len(begun) == 1
-    np.testing.assert_array_equal(request.infer({"x": x})["y"], first)
+    found = request.infer({"x": x})["y"]
+    np.testing.assert_allclose(found, first, rtol=1e-5, atol=1e-5)  # another text, which may sum in another order
     assert compiled.program.plan_for([x[:, :, :FIRST]]).template is not None
     assert len(begun) == 1
 

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper, parser
 
 from native.harness import native
 from tunewright import Core, LimitError
+from tunewright.devices.rows import Launch, walk
 from tunewright.runtime import growing_rows
 from tunewright.runtime.plan import Step
 
@@ -440,3 +441,15 @@ def test_random_loops_whose_states_grow(open: bool) -> None:
 def test_many_random_loops_whose_states_grow(open: bool) -> None:
     for seed in range(24, 1500):
         check_random(seed, open)
+
+
+def test_equal_kernels_of_a_body_share_room_for_all_iterations() -> None:
+    """Two attentions over states of the same size are one kernel, whose scratch memory grows with them."""
+    model = Writer(742, False).model()
+    assert check_random(742, False)
+    one = compiled(model)
+    one({"x0": np.zeros((1, 1, 3), np.float32), "x1": np.zeros((1, 1, 3), np.float32), "n": count(24)})
+    rows = [row for step in steps(one) if step.block is not None for row in walk(step.block.rows)]
+    kernels = [row.kernel for row in rows if isinstance(row, Launch)]
+    grown = [kernel for kernel in kernels if kernel.name.endswith("attention") and kernel.open is not None]
+    assert len(grown) == 2 and all(kernel.most_scratch["memory"] for kernel in grown)

@@ -85,7 +85,7 @@ def test_where_any_array_begins():
 def test_weights_share_pages_of_2_mb():
     """Each begins at a cache line, is nobody else's, and goes back to the system when nobody holds it any more."""
     sizes = [weights.LARGE - 1, weights.LARGE, 3 << 20, 100_003, weights.SHELF + 1, 1 << 20]
-    arrays = [weights.side_by_side(nbytes) for nbytes in sizes]
+    arrays = [weights.shared_pages(nbytes) for nbytes in sizes]
     for k, array in enumerate(arrays):
         array[:] = k + 1
     assert [array.nbytes for array in arrays] == sizes
@@ -95,7 +95,7 @@ def test_weights_share_pages_of_2_mb():
     gc.collect()
     assert gone() is None and view.min() == view.max() == 3
     assert [(int(array.min()), int(array.max())) for array in arrays] == [(1, 1), (2, 2), (4, 4), (6, 6)]
-    again = [weights.side_by_side(1 << 20) for _ in range(8)]
+    again = [weights.shared_pages(1 << 20) for _ in range(8)]
     for array in again:
         array[:] = 9
     assert [(int(array.min()), int(array.max())) for array in arrays] == [(1, 1), (2, 2), (4, 4), (6, 6)]
@@ -107,7 +107,7 @@ def resident() -> int:
 
 
 def test_what_weights_took_goes_back_although_others_stay():
-    arrays = [weights.side_by_side(4 << 20) for _ in range(8)]
+    arrays = [weights.shared_pages(4 << 20) for _ in range(8)]
     for array in arrays:
         array[:] = 1
     kept, before = arrays[::4], resident()

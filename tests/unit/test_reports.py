@@ -12,7 +12,6 @@ from onnx import parser
 
 import opencl_runtime
 from tunewright import AsyncInferQueue, Core, ExecutionError
-from tunewright.devices.native.pool import Runner
 from tunewright.devices.opencl import OpenCLQueue
 from tunewright.devices.reports import KernelError, Reports
 from tunewright.ir.types import TensorType
@@ -314,14 +313,16 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What kernels said before Ctrl-C came is not of the next inference."""
     request = Core().compile_model(network(), "CPU").create_infer_request()
     check(request.infer(GOOD), GOOD)
-    real = Runner.__call__
+    ((_, frame),) = request.executor.frames()
+    bound = frame.segments[0].bound
+    again = bound._again
 
-    def interrupted(runner: Runner) -> None:
-        real(runner)
+    def interrupted() -> int:
+        again()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Runner, "__call__", interrupted)
+        patched.setattr(bound, "_again", interrupted)
         with pytest.raises(KeyboardInterrupt):
             request.infer(BAD_FIRST)
     check(request.infer(GOOD), GOOD)

@@ -25,6 +25,8 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 #: all within eight times the first ones: beyond that a plan that suits them better is made beside
 SIZES = [(16, 17), (3, 3), (40, 24), (5, 4), (64, 9), (17, 33), (4, 100), (31, 16)]
+#: what pictures of those sizes become
+TARGETS = [(13, 20), (30, 9), (7, 33), (50, 40), (4, 60), (90, 3), (18, 33), (25, 25)]
 
 
 def resizing(attrs: dict[str, Any], factor: int, by_sizes: bool, blocked: bool) -> bytes:
@@ -113,3 +115,51 @@ def test_factors_that_have_no_period() -> None:
     size = Trace().symbol("n", 16)
     assert period(size, Step(2, size * 2, 2.0), attrs) is not None  # type: ignore[arg-type]
     assert period(size, Step(2, size + 16, 2.0), attrs) is None  # type: ignore[arg-type]
+
+
+#: what has no period, or becomes as long as another input
+OTHERS: dict[str, dict[str, Any]] = FORMS | {
+    "linear, corners": {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    "linear, symmetric": {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
+    "cubic, inside": {"mode": "cubic", "coordinate_transformation_mode": "half_pixel", "exclude_outside": 1},
+}
+
+
+def fitted(attrs: dict[str, Any], way: str) -> bytes:
+    """A picture that becomes as large as another one, as a fixed size, or one and a half times as large."""
+    nodes = [helper.make_node("Shape", ["z"], ["sides"], start=2), helper.make_node("Shape", ["x"], ["outer"], end=2)]
+    weights, inputs = [], ["x", "", "", "wanted"]
+    if way == "as another":
+        nodes.append(helper.make_node("Concat", ["outer", "sides"], ["wanted"], axis=0))
+    elif way == "a fixed size":
+        weights.append(numpy_helper.from_array(np.array([20, 13], np.int64), "fixed"))
+        nodes.append(helper.make_node("Concat", ["outer", "fixed"], ["wanted"], axis=0))
+    else:
+        weights.append(numpy_helper.from_array(np.array([1, 1, 1.5, 0.75], np.float32), "scales"))
+        inputs = ["x", "", "scales"]
+    nodes.append(helper.make_node("Resize", inputs, ["y"], **attrs))
+    given = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, "h", "w"]),
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 1, "k", "l"]),
+    ]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "fitted", given, made, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("way", ["as another", "a fixed size", "scaled"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_lengths_without_a_common_factor_need_one_plan(name: str, way: str) -> None:
+    model, core = fitted(OTHERS[name], way), tunewright.Core()
+    peer = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    compiled = core.compile_model(model, "CPU")
+    each = core.compile_model(model, "CPU", {"SHAPE_TEMPLATES": "NO"})
+    request, rng = compiled.create_infer_request(), np.random.default_rng(1)
+    for (h, w), (k, m) in zip(SIZES, TARGETS, strict=True):
+        feeds = {"x": rng.standard_normal((1, 3, h, w)).astype(np.float32), "z": np.zeros((1, 1, k, m), np.float32)}
+        got = request.infer(feeds)["y"]
+        np.testing.assert_allclose(got, peer.run(None, feeds)[0], rtol=2e-4, atol=2e-5)
+        np.testing.assert_array_equal(got, each(feeds)["y"])
+    (plan,) = compiled.program.plans
+    assert plan.template is not None and not any(fit.posed for fit in plan.template._fits.values() if fit is not None)

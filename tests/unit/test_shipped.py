@@ -182,7 +182,8 @@ def test_a_heuristic_joins_those_of_other_places(tmp_path: Path) -> None:
         kinds = [(section.kind, section.place) for part in parts[:2] for section in part]
         assert [(section.kind, section.place) for section in joined.sections] == kinds
         assert joined.about["speed"] == 0.9
-        assert joined.about["beside"] == {", ".join(parts[1][0].processors): {"speed": 0.8}}
+        where = f"{', '.join(parts[1][0].processors)}, {parts[1][0].place.arch.partition(';')[0]}"
+        assert joined.about["beside"] == {where: {"speed": 0.8}}
 
 
 def test_what_is_withheld_is_refused(kb: Path, tmp_path: Path) -> None:

@@ -85,9 +85,11 @@ def test_nodes_of_one_name_are_layers_of_their_own(core):
 
 def test_a_model_is_tuned_within_its_time_and_used_by_the_next_load(core):
     begin = time.monotonic()
-    phases = []
-    result = core.tune(model(), X, "CPU", 5.0, report=lambda state: phases.append(state.phase))
-    assert time.monotonic() - begin < 5.0 * 1.1 + 15, "compiling a candidate may take long on a busy machine"
+    tuning(core).profile()
+    phases, budget = [], max(5.0, 10 * (time.monotonic() - begin))  # on a busy machine a profile takes seconds
+    begin = time.monotonic()
+    result = core.tune(model(), X, "CPU", budget, report=lambda state: phases.append(state.phase))
+    assert time.monotonic() - begin < budget * 1.1 + 15, "compiling a candidate may take long on a busy machine"
     assert list(dict.fromkeys(phases))[:2] == ["profile", "search"]
     assert any(layer.outcome is not None for layer in result.layers) and result.before > 0
     assert result.error <= 1e-4

@@ -11,7 +11,7 @@ import pytest
 
 from tunewright import InputError, tools
 from tunewright.tools.tune_report import page
-from tunewright.tools.tune_report_data import LEAST_TRIED, OPEN, parse
+from tunewright.tools.tune_report_data import OPEN, parse
 from tunewright.tuning.contest import Verdict
 from tunewright.tuning.result_file import SCHEMA
 
@@ -178,7 +178,7 @@ def test_what_is_open_follows_the_words_of_sessions():
     for verdict in (Verdict.NOISY, Verdict.SHORT):
         assert any(word in verdict.value for word in OPEN)
     assert not any(word in verdict.value for verdict in (Verdict.GAIN, Verdict.NONE) for word in OPEN)
-    few = layer("few", 1.0, trials=[trial(1.0, n) for n in range(LEAST_TRIED - 1)])
+    few = layer("few", 1.0, open=True)
     rows = parse(content(layer("settled", 1.0), few, layer("noisy", 2.0, reason=Verdict.NOISY.value))).following()
     assert [row.name for row in rows] == ["noisy", "few"]
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tunewright.ir.types import DType, TensorType
 from tunewright.plugins.single import open_device
-from tunewright.plugins.tune import Layer, Result, State
 from tunewright.plugins.tune_hope import PRIOR, expected
+from tunewright.plugins.tune_search import Layer, Result, State
 from tunewright.search.space import Config
 from tunewright.settings import Settings
 from tunewright.solvers.base import Problem
@@ -126,15 +126,29 @@ def test_the_end_says_in_two_lines_what_was_gained_what_is_left_and_what_to_run(
     case = Case()
     case.layers[2].skipped = "no time was left for it"
     result = Result(case.layers, 1e-2, 8e-3, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    case.layers[1].skipped = "it takes next to no time"
     lines = tune_view.closing([result], "tunewright tune m.onnx -d CPU", 60.0)
     assert lines == [
         "gained: 1.250x; left: 1 layer, 0.5077 ms expected, at most 1.00 ms",
         "next: tunewright tune m.onnx -d CPU --budget 120s",
     ]
-    case.layers[2].skipped = "it was tuned before"
+    slight = Result(case.layers, 1.0, 0.8, Ratio(1.25, 1.2, 1.3, 9), 0.0, [], False, {})
+    assert tune_view.closing([slight], "tunewright tune .", 60.0)[1].startswith("next: nothing ("), "1 of 1000 ms"
+    for one in case.layers[1:3]:
+        one.skipped = "it was tuned before"
     first, second = tune_view.closing([result, result], "tunewright tune .", 60.0)
     assert first == "gained: 1.250x over 2 models or shapes; left: nothing, every layer that counts was searched"
     assert second == "next: nothing (tunewright tune . --again searches anew)"
+
+
+def test_a_run_that_was_stopped_before_its_search_leaves_everything():
+    """It once said that every layer that counts was searched, and that there was nothing to run next."""
+    case = Case()
+    for one in case.layers:
+        one.outcome, one.skipped = None, ""
+    result = Result(case.layers, 1e-2, 1e-2, None, 0.0, [], True, {})
+    first, second = tune_view.closing([result], "tunewright tune .", 9)
+    assert first.startswith("gained: 1.000x; left: 4 layers, ") and second == "next: tunewright tune . --budget 30s"
 
 
 def ended(case: Case, gain: Ratio | None = None, stopped: bool = False) -> str:
@@ -151,6 +165,30 @@ def test_the_end_says_what_had_no_time():
     assert ended(case) == "nothing is faster than what is used already; no time was left to search 2 layers"
     case.layers[0].outcome = None
     assert ended(case) == "nothing was searched; no time was left to search 2 layers"
+
+
+def test_what_was_not_begun_is_named():
+    case = Case()
+    result = Result(case.layers, 1e-2, 8e-3, None, 0.0, [], False, {})
+    assert tune_view.unsearched(result) == ""
+    for one in case.layers:
+        one.skipped = "no time was left for it"
+    names = [tune_view.title(one) for one in sorted(case.layers, key=lambda one: -one.hope)]
+    assert tune_view.unsearched(result) == f"not begun: {', '.join(names[:3])} and 1 more layer"
+    case.layers[0].skipped = ""
+    names.remove(tune_view.title(case.layers[0]))
+    assert tune_view.unsearched(result) == f"not begun: {', '.join(names)}"
+
+
+def test_a_search_that_compared_few_does_not_say_that_nothing_is_faster():
+    case = Case()
+    first = case.layers[0]
+    first.outcome = session.Outcome(first.present, False, "open: 1 of 9 candidates were compared", is_open=True)
+    assert tune_view.outcome(first) == "open: few were compared"
+    assert ended(case).startswith("nothing faster was found; 1 layer open, because time was short")
+    first.outcome = session.Outcome(first.present, False, "nothing else is near: 9 of 9 candidates were compared")
+    assert tune_view.outcome(first) == "nothing is faster"
+    assert ended(case) == "nothing is faster than what is used already"
 
 
 def test_the_end_of_a_network_that_was_not_compared():

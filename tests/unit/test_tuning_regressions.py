@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tunewright.devices.null import NullDevice
 from tunewright.search import Config
 from tunewright.settings import Settings
-from tunewright.tuning import places
+from tunewright.tuning import evidence, places
+from tunewright.tuning.database import MemoryDatabase
+from tunewright.tuning.evidence import ENOUGH, EXTENT
+from tunewright.tuning.measure import Regime
+from tunewright.tuning.record import Measurement, Ratio
 from tunewright.tuning.session import tune
+from tunewright.tuning.tuner import Tuner
 from tunewright.tuning.tuning_file import TuningFile
 from unit.tuning_noise import PROBLEM, TARGET, Fake, Machine
 
@@ -28,7 +34,7 @@ def test_a_time_too_short_for_anything_else_does_not_confirm_the_default(seconds
     """TUNE_SECONDS = 0 once made "the default: nothing is faster" the exact answer of every problem, for ever."""
     outcome = session(Machine(lambda solver, config: 0.001 / config["tile"], compile_seconds=0.2), seconds)
     assert outcome.chosen == DEFAULT and outcome.attempted == 1
-    assert "too short" in outcome.reason
+    assert outcome.is_open and outcome.reason == "open: the time was too short, 1 of 4 candidates were compared"
     assert not any(m.evidence.confirmed for m in outcome.records), "nobody has looked at anything else"
 
 
@@ -36,6 +42,70 @@ def test_the_last_of_a_space_is_an_answer_however_short_the_time():
     """Where there was time for all that there is, the default is confirmed."""
     outcome = session(Machine(lambda solver, config: 0.001 * config["tile"], compile_seconds=0.2), 20.0)
     assert outcome.attempted == 4 and outcome.records[0].evidence.confirmed, outcome.reason
+
+
+WIDE = Fake("plain", {"tile": [1, 2, 4, 8, 16, 32], "unroll": [1, 2, 3, 4, 5, 6, 7, 8]})
+FIRST = ("plain", Config(tile=1, unroll=1))
+
+
+def test_short_sessions_add_up_and_none_settles_a_problem_by_itself():
+    """The second session of 3 s once said "nothing else is near" after one candidate, as the answer for good."""
+    known = MemoryDatabase()
+    counts: list[int] = []
+    while True:
+        machine = Machine(lambda solver, config: 0.001 if config["tile"] == config["unroll"] == 1 else 0.0015)
+        outcome = tune(
+            PROBLEM, TARGET, FIRST, [WIDE], machine, strategy="random", seconds=1.2, clock=machine.clock,
+            known=known.family(PROBLEM.family()), surveys=known.surveys(PROBLEM.family()),
+        )  # fmt: skip
+        known.add([*outcome.records, *([outcome.survey] if outcome.survey else [])])
+        default = outcome.records[0]
+        counts.append(int(default.evidence.environment[EXTENT].split()[0]))
+        assert default.config == FIRST[1] and default.evidence.confirmed is not outcome.is_open
+        assert outcome.is_open is (counts[-1] < ENOUGH), outcome.reason
+        if not outcome.is_open:
+            break
+        assert outcome.reason.startswith("open: ") and f" {counts[-1]} of 48 candidates" in outcome.reason
+    assert len(counts) > 3 and counts == sorted(set(counts)), "each goes on where the one before ended"
+
+
+@pytest.mark.parametrize("decide", [True, False])
+def test_time_that_no_candidate_fits_into_is_no_verdict(decide: bool):
+    """A search that begins nothing more, because nothing would end in time, is not at its end."""
+    machine = Machine(lambda solver, config: 0.001, compile_seconds=0.5)
+    outcome = tune(
+        PROBLEM, TARGET, FIRST, [WIDE], machine, strategy="random", seconds=1.0, clock=machine.clock, decide=decide
+    )  # fmt: skip
+    assert machine.clock() < 0.65, "time was left"
+    assert outcome.attempted == 1 and outcome.is_open and outcome.reason.startswith("open: ")
+    assert not outcome.records[0].evidence.confirmed
+
+
+def left_open(*counts: int) -> list[Measurement]:
+    """What sessions write down that compared so many candidates, one after the other."""
+    measured = evidence.measurement(
+        PROBLEM, TARGET, WIDE, FIRST[1], [1e-3], 0.0, Ratio.one(), Ratio.one(), False, FIRST, Regime("warm", 1, 1), {}
+    )  # fmt: skip
+    return [
+        replace(
+            measured, date=f"2026-01-02T03:04:{n:02}Z",
+            evidence=replace(measured.evidence, environment={EXTENT: f"{count} of 48 candidates were compared"}),
+        )
+        for n, count in enumerate(counts)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "again"),
+    [((), True), ((1, 1), True), ((1, 2, 3), True), ((1, 3, 3), True), ((3, 3, 3), False), ((30, 40, 48), False)],
+)
+def test_loads_go_on_while_that_leads_somewhere(counts: tuple[int, ...], again: bool):
+    """What nobody can tell, or what there is never time for, is no answer; nor does every load pay for it."""
+    settings = Settings.make({"FIND_ENFORCE": "3", "TUNE_RESULT_PATH": ""}, Settings())
+    device = NullDevice()
+    device.target = TARGET
+    one = Tuner(settings, [WIDE], MemoryDatabase(left_open(*counts)), MemoryDatabase())
+    assert one.is_missing(PROBLEM, device) is again
 
 
 def test_what_is_ignored_in_a_tuning_file_is_told_with_the_files_name(tmp_path: Path):

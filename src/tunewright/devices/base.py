@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DeviceError, InputError, SettingsError
 from ..ir.formulas import Formulas
-from ..ir.memory import LARGE, side_by_side
+from ..ir.memory import LARGE, shared_pages
 from ..ir.types import DType, TensorType
 from ..settings import Settings
 from . import dlpack
@@ -54,7 +54,7 @@ def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def empty_on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Memory with any content that begins where a cache line does: what is packed there needs no copy."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else side_by_side(nbytes))
+    return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else shared_pages(nbytes))
 
 
 def address(array: Any) -> int:
@@ -215,6 +215,8 @@ class Device(ABC):
     shares_memory: bool = True
     #: what networks of single-precision numbers are computed in, unless INFERENCE_PRECISION_HINT says otherwise
     precision: DType = DType.FLOAT32
+    #: it computes half floats in single precision, which tensors of half networks have between layers then
+    widens: bool = False
     #: it can compile kernels; else it runs what is in the kernel cache
     compiles: bool = True
     #: loops and branches may be part of its executables (`devices/rows.py`)
@@ -299,6 +301,11 @@ class Device(ABC):
     def configured(self, settings: Settings) -> Device:
         """The same device as settings want it: with no more threads than CPU_THREADS_NUM, where it has some."""
         return self.with_threads(settings.cpu_threads_num)
+
+    @property
+    def kernel_label(self) -> str:
+        """What listings of the kernel cache say about programs for it."""
+        return f"{self.target.device.upper()} {self.target.arch}"
 
     def broken(self) -> str:
         """Why this process cannot use it any more, whatever the cause; empty: it can."""

@@ -171,9 +171,12 @@ class CKernel(Kernel):
         self.costs = Costs(len(calls))
 
     def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:
-        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself.
+
+        A kernel that serves several nodes is told so for each: what was limited before is no longer among the sizes.
+        """
         assert self.open is not None
-        self.most_scratch = dict(scratch)
+        self.most_scratch = {**self.most_scratch, **scratch}
         moving = {name: nbytes for name, nbytes in scratch.items() if isinstance(nbytes, SymInt)}
         self.open = dataclasses.replace(self.open, scratch=moving)
 

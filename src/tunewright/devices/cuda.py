@@ -426,6 +426,10 @@ class CudaDevice(Device):
         """Memory of its own for a tensor."""
         return self.view(self.alloc(type.nbytes), 0, type)
 
+    @property
+    def kernel_label(self) -> str:
+        return f"CUDA: {self.target.arch} (Triton)"
+
     def broken(self) -> str:
         """A kernel that reads where there is nothing takes the whole context with it: every later call fails."""
         import torch

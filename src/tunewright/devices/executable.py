@@ -39,23 +39,23 @@ class Kernel(ABC):
     """A compiled solution of one problem. Stateless: several requests may run it at the same time."""
 
     name: str
-    #: a type with as few digits as it rounds factors to before it multiplies them; None: those of the problem's types
+    #: the type that factors are rounded to before they are multiplied; None: the types of the problem
     like: DType | None = None
-    #: constant inputs that it wants rearranged; who runs it does so once
+    #: constant inputs that the runtime must rearrange once
     packings: Mapping[int, Packing] = MappingProxyType({})
-    #: bytes of scratch memory, where their number is known in the middle of a launch: as many as there may be
+    #: most bytes of scratch memory, where the exact number is computed inside a launch
     most_scratch: Mapping[str, Whole] = MappingProxyType({})
-    #: its device may link it with others: it only enqueues work, and needs no values
+    #: its device may link it with other kernels: it only enqueues work, and reads no values on the host
     is_linkable: bool = False
 
     def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Compile what is not compiled yet: making a kernel need not, running it does."""
+        """Compile what is not compiled yet. Otherwise the first run compiles it."""
 
     def limit_scratch(self, scratch: Mapping[str, Whole]) -> None:  # noqa: B027
-        """Have so many bytes of scratch memory, where it depends on numbers that a launch finds out by itself."""
+        """Set the bytes of scratch memory of a kernel whose scratch depends on sizes that a launch computes."""
 
     def is_like(self, other: Kernel) -> bool:
-        """It can take another one's place in an executable."""
+        """Whether it can take the place of another kernel in an executable."""
         return False
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Kernel(ABC):
 class Part:
     """A kernel, or a block of control flow, with the numbers of its tensors.
 
-    ``tag``: what an error in it is of.
+    ``tag``: the step or node that an error in it belongs to.
     """
 
     kernel: Kernel | Block
@@ -88,9 +88,9 @@ class Sizes:
     """The numbers of a plan for a class of shapes, at some sizes."""
 
     values: Sequence[int]
-    #: which of the values an expression is
+    #: the position of an expression among the values
     place: Callable[[Whole], int]
-    #: kernels for these sizes alone, by those that they stand in for
+    #: kernels for only these sizes, by the kernels that they replace
     posed: Mapping[Kernel, Kernel] = field(default_factory=dict)
 
 
@@ -98,57 +98,60 @@ class Executable(ABC):
     """Parts of a plan, linked for a device. Requests share it."""
 
     parts: Sequence[Part]
-    #: bound with ``clocked``, it knows how long each part took
+    #: if bound with ``clocked``, it measures how long each part takes
     timed: bool = False
-    #: it is given addresses in place of arrays, where they are known sooner
+    #: it takes addresses in place of arrays
     takes_addresses: bool = False
 
     @abstractmethod
     def bind(
         self, queue: Queue, memory: Sequence[Any], fitted: Collection[int] = (), clocked: bool = False
     ) -> Bound:  # fmt: skip
-        """The parts with a request's memory: ``memory[number]`` is a tensor that stays where it is, or None where each
-        inference brings its own. Where `Bound.fit` says where tensors are, their numbers are ``fitted``.
+        """Bind the parts to the memory of a request. ``memory[number]`` is a tensor at a fixed place, or None if each
+        inference brings its own. ``fitted`` are the tensors whose places `Bound.fit` sets.
 
-        The sequence belongs to the caller, who may exchange arrays of the host in it for `Call`s.
+        The sequence belongs to the caller. It may exchange arrays of the host in it later; only `Call` reads them.
         """
 
 
 class Bound(ABC):
     """Parts of a plan with the memory of one request. Never in two threads at a time."""
 
-    #: its loops, where control flow is part of it: it is told how long they may be before each call
+    #: the loops in it, if any. Their number of iterations is limited before each call
     loops: Loops | None = None
 
     @abstractmethod
     def invoke(self, values: MutableMapping[int, Any]) -> None:
-        """Run, or enqueue, all parts, with this inference's own tensors: arrays by their numbers, or addresses where
-        device and host share memory. They must live until it is over. `KernelError` says what a kernel has reported.
+        """Run or enqueue all parts with the tensors of this inference: arrays by number, or addresses where the
+        executable takes them. The arrays must live until the inference is over. KernelError: a kernel reported a fault.
         """
 
     def prepare(self) -> None:  # noqa: B027 (most do all of it when they are bound)
-        """Do now what the first call would otherwise do besides running its kernels, which have run before."""
+        """Do now all that the first call would do besides running kernels. The kernels themselves have run before."""
 
     def fit(self, sizes: Sizes, arena: int, offsets: Mapping[int, int]) -> None:
-        """Set all that depends on sizes, and where tensors that are ``fitted`` lie: behind the address of the arena, by
-        as much as a value says for each of them, which is the same value each time."""
+        """Set everything that depends on sizes, and the addresses of the ``fitted`` tensors.
+
+        ``arena`` is the address of their memory. ``offsets``: for each tensor the value that is its offset there, which
+        is the same value at each call.
+        """
         raise NotImplementedError
 
     def words(self, part: int, names: Sequence[str]) -> tuple[Any, list[int]]:
-        """Where numbers stand that a kernel is given: a buffer of integers, and the places in it."""
+        """Where the numbers among a kernel's arguments are: a buffer of integers, and their positions in it."""
         raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
-        """Memory that it has for itself."""
+        """Bytes of memory that it owns."""
         return 0
 
     def seconds(self) -> Sequence[float]:
-        """Of each part in the last call, once that is over: where it is bound ``clocked``, and `Executable.timed`."""
+        """The seconds of each part in the last call: if it is bound ``clocked`` and `Executable.timed`."""
         raise NotImplementedError
 
     def inside(self) -> Sequence[tuple[Any, float, int]]:
-        """Of each launch in a block that has a tag: the tag, seconds in the last call, and how often it ran."""
+        """The tagged launches inside blocks: tag, seconds in the last call, and number of executions."""
         return ()
 
 
@@ -157,13 +160,13 @@ class Loops(ABC):
 
     @abstractmethod
     def allow(self, iterations: int, anew: bool = True) -> None:
-        """Bound the iterations of all loops together in the next call, which begins ``anew``, or goes on behind what
-        the last one left."""
+        """Limit the iterations of all loops together in the next call. It begins ``anew``, or continues behind the part
+        that the last call left."""
 
     @abstractmethod
     def left(self) -> int | None:
-        """The number of the part that the last call left because its rows do not fit what comes. What stands behind
-        it did not run; the next call goes on there."""
+        """The part that the last call left because its rows do not fit the sizes at hand. The parts behind it did not
+        run; the next call continues there. None: all parts ran."""
 
     @abstractmethod
     def taken(self) -> int:
@@ -171,8 +174,8 @@ class Loops(ABC):
 
     @abstractmethod
     def failed(self) -> tuple[Any, int | None] | None:
-        """The tag of the loop that would have needed more than there were, and how many that would have been, if that
-        is known; None: all of them ended."""
+        """The tag of a loop that exceeded the limit, with the iterations that it needs if they are known. None: all
+        loops ended."""
 
     @abstractmethod
     def counted(self, counter: Counter) -> int:
@@ -180,14 +183,14 @@ class Loops(ABC):
 
 
 class Call(Executable):
-    """One kernel that is called from Python: a reference of the host, or what decides as it runs."""
+    """One kernel that is called from Python: a reference of the host, or a kernel that reads values as it runs."""
 
     def __init__(
         self, part: Part, on_host: bool = False, copies: bool = False,
         limit: Callable[[Sequence[Any]], None] = lambda inputs: None,
     ) -> None:  # fmt: skip
-        """``on_host``: it works on arrays of the host, which are ``copies`` where the device has memory of its own.
-        ``limit`` is given the inputs before results are made whose memory is not planned."""
+        """``on_host``: it works on arrays of the host; ``copies``: on copies, since the device has its own memory.
+        ``limit`` is called with the inputs before results without planned memory are made."""
         assert isinstance(part.kernel, Kernel)
         self.parts, self.kernel = (part,), part.kernel
         self.on_host, self.copies, self.limit = on_host, copies, limit
@@ -199,7 +202,7 @@ class Call(Executable):
 
 
 class BoundCall(Bound):
-    """A kernel with a request's arrays. Results without memory of their own are added to what it is invoked with."""
+    """A kernel with the arrays of a request. Results without planned memory are added to the values of the call."""
 
     def __init__(self, call: Call, queue: Queue, memory: Sequence[Any]) -> None:
         self._call, self._part, self._queue, self._memory = call, call.parts[0], queue, memory
@@ -213,7 +216,7 @@ class BoundCall(Bound):
             if queue.watching:
                 queue.check()
         if makes:
-            ins = list(queue.fetch(ins))  # how large its results are may depend on values that were being computed
+            ins = list(queue.fetch(ins))  # the sizes of its results may depend on values that are still being computed
             call.limit(ins)
         given: Sequence[Any] = outs
         if call.copies:

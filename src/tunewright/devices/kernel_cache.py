@@ -442,6 +442,7 @@ def _warn(error: OSError, what: str) -> None:
 # Which cache a build uses
 
 _UNSET = object()
+_forgone = False
 _current: ContextVar[object] = ContextVar("kernel cache", default=_UNSET)
 
 
@@ -455,10 +456,16 @@ def using(cache: KernelCache | None) -> Iterator[None]:
         _current.reset(token)
 
 
+def forgo() -> None:
+    """From now on this process keeps no kernels, but where `using` says so: most of what it compiles is of no use."""
+    global _forgone
+    _forgone = True
+
+
 def current() -> KernelCache | None:
     """The cache for a build: what `using` says, else the environment's."""
     cache = _current.get()
     if cache is _UNSET:
-        return KernelCache.of(Settings.from_environment())
+        return None if _forgone else KernelCache.of(Settings.from_environment())
     assert cache is None or isinstance(cache, KernelCache)
     return cache

@@ -250,6 +250,10 @@ class OpenCLDevice(CDevice):
         self._told: set[Hints] = set()
         self._told_threads = False
 
+    @property
+    def kernel_label(self) -> str:
+        return self._programs.label
+
     def alloc(self, nbytes: int) -> Any:
         return super().alloc(nbytes) if self._memory is None else self._memory.alloc(nbytes)
 

@@ -54,7 +54,8 @@ class Programs:
     def __init__(self, name: str, context: Any, raw: Any, options: str) -> None:
         self._name, self._context, self._raw, self._options = name, context, raw, options.split()
         self._identity = identity(raw, options)
-        self._label = f"{raw.platform.name}: {raw.name}"
+        #: what listings of the kernel cache say
+        self.label = f"{raw.platform.name}: {raw.name}"
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -115,7 +116,7 @@ class Programs:
             (binary,) = program.get_info(cl.program_info.BINARIES)
         except cl.Error:  # it gives none
             return
-        wanted.put(self._key(source), {BINARY: binary}, self._label)
+        wanted.put(self._key(source), {BINARY: binary}, self.label)
 
 
 def identity(raw: Any, options: str) -> dict[str, str]:

@@ -144,7 +144,18 @@ class Branch:
     otherwise: Sequence[Row]
 
 
-Row: TypeAlias = Launch | Set | Copy | Loop | Branch
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """The number that a kernel has written to a counter is known: compute what depends on it from here on.
+
+    ``told``: counters that become numbers which are read when the launch is over.
+    """
+
+    late: Late
+    told: Sequence[tuple[Counter, Whole]] = ()
+
+
+Row: TypeAlias = Launch | Set | Copy | Loop | Branch | Compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +165,9 @@ class Ragged:
     ``type``: of a row; of a state, without any iteration. ``steps``: how much each iteration adds to each size of the
     state. ``most``: iterations that there may be; None: what the node's first input says, which is there before the
     launch.
+
+    Or one whose sizes the launch tells: ``told`` says where, None for those that are known; ``type`` has the most that
+    they can be.
     """
 
     output: int
@@ -161,6 +175,7 @@ class Ragged:
     counter: Counter
     most: Whole | None
     steps: tuple[int, ...] | None = None
+    told: tuple[Counter | None, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +241,8 @@ def numbers(rows: Sequence[Row]) -> Iterator[Whole]:
                 yield from ref.base.array.reshape(-1).tolist()
         if isinstance(row, Copy):
             yield row.nbytes
+        elif isinstance(row, Compute):
+            yield from (number for _, number in row.told)
         elif isinstance(row, Launch):
             of_kernel = getattr(row.kernel, "open", None)
             yield from () if of_kernel is None else of_kernel.sizes
@@ -236,11 +253,15 @@ def lates(rows: Sequence[Row]) -> Iterator[Late]:
     for row in walk(rows):
         if isinstance(row, Loop):
             yield from (late for late in (row.late, row.at_end) if late is not None)
+        elif isinstance(row, Compute):
+            yield row.late
 
 
 def settle(rows: Sequence[Row], inside: Sequence[Late] = ()) -> None:
     """Have the programs of late numbers compute every number of rows that is one."""
     for row in rows:
+        if isinstance(row, Compute):
+            inside = (*inside, row.late)
         if isinstance(row, Loop):
             for body in row.first:
                 settle(body, inside)

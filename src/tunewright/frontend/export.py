@@ -7,7 +7,7 @@ is such a call too, and carries them as attributes, which viewers such as Netron
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..ir.text import format_epilogue
 from ..ir.types import TensorType, Type
 from ..ops.attention import NAN_ROWS
 from ..ops.fused import REORDER
+from ..ops.half_weights import PRODUCTS, is_half_of
 from ..ops.standard import is_complete, make_attribute, split_name, type_to_proto
 from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 
@@ -43,6 +44,8 @@ class _Exporter:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
         self.domains: dict[str, int] = {}
+        #: products -> their weights in the type of what they are multiplied with
+        self.casts: dict[Node, str] = {}
         #: what a function does -> the function
         self.functions: dict[tuple[Any, ...], onnx.FunctionProto] = {}
 
@@ -73,7 +76,7 @@ class _Exporter:
                     del free[value]
                 else:  # an input, a constant or a second name of one value
                     identities.append((value, out))
-        nodes = [self.node(node) for node in graph.nodes]
+        nodes = [made for node in graph.nodes for made in (*self.weights(node), self.node(node))]
         nodes += [helper.make_node("Identity", [self.name(v)], [out], name=f"{out}_identity") for v, out in identities]
         outputs: list[onnx.ValueInfoProto] = []
         for i, value in enumerate(graph.outputs):
@@ -114,8 +117,19 @@ class _Exporter:
         self.taken.add(made)
         return made
 
+    def weights(self, node: Node) -> Iterator[onnx.NodeProto]:
+        """A Cast for weights that stay in halves: other engines multiply operands of one type."""
+        x, weights = node.input(0), node.input(1)
+        if node.op not in PRODUCTS or x is None or weights is None or x.tensor is None or weights.tensor is None:
+            return
+        if is_half_of(weights.tensor.dtype, x.tensor.dtype):
+            made = self.casts[node] = self.fresh(f"{self.name(weights)}_wide")
+            yield helper.make_node("Cast", [self.name(weights)], [made], name=made, to=x.tensor.dtype.onnx_code)
+
     def node(self, node: Node) -> onnx.NodeProto:
         inputs = ["" if v is None else self.name(v) for v in node.inputs]
+        if node in self.casts:
+            inputs[1] = self.casts[node]
         outputs = [self.name(v) for v in node.outputs]
         domain, op = split_name(node.op)
         notes = self.notes.get(node)

@@ -36,10 +36,10 @@ class Flat:
     #: number of symbols, and the values behind them that are known
     symbols: int
     constants: Sequence[int]
-    #: function, left and right operand of each further value; the first ``guarded`` come before guards are asked
+    #: function, left and right operand of each further value; how many of them come before the guards of the trace
     code: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guarded: int
-    #: is it zero (1) or negative (0), value, answer, scope; the first ``guards`` are of the trace, without one
+    #: is it zero (1) or negative (0), value, answer, scope; how many of them are the trace's, without a scope
     checks: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     guards: int
     scopes: int

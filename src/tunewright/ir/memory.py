@@ -99,7 +99,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SHELF.in_child)
 
 
-def side_by_side(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def shared_pages(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Bytes like those of `lasting`, in pages of 2 MB that others share.
 
     For what is read in each inference: with pages of 4 KB, weights of 16 MB fill the processor's table of pages, and in

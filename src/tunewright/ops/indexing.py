@@ -166,9 +166,9 @@ def top_k(x: Array, k: int, largest: bool = True) -> Array:
     # Sorting is ascending: the complement (integers) or the negative (floats) turns the order round.
     key = x if not largest else np.invert(x) if x.dtype.kind in "iub" else np.negative(x)
     size = key.shape[-1]
-    rows = key.reshape(-1, size) if size else key.reshape(-1, 0)
-    if k == 0 or size < 1024 or 4 * k > size or len(rows) > 1024:
+    if k == 0 or size < 1024 or 4 * k > size or key.size // size > 1024:
         return np.argsort(key, axis=-1, kind="stable")[..., :k]
+    rows = key.reshape(-1, size)
     result = np.empty((len(rows), k), np.int64)
     for r, row in enumerate(rows):
         # Only what can be among the first k is sorted; NaN (which sorts last) never compares as equal or less.

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..ir.symbolic import WHOLE
-from ..ir.types import Dim, Shape, TensorType, Type
+from ..ir.types import Dim, DType, Shape, TensorType, Type
 from . import samples_dense, shapes
 from .base import Array, Attrs, Operands, OpSpec
+from .half_weights import is_half_of
 from .numeric import integer_matmul, narrow, wide
 from .samples import with_samples
 
@@ -40,14 +41,19 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return (*batch, *(left[-2:-1] if len(a) > 1 else ()), *(right[-1:] if len(b) > 1 else ()))
 
 
+def _check_types(a: DType, b: DType) -> None:
+    """Both are alike, or the second are weights that passes left in halves."""
+    if a is not b and not is_half_of(b, a):
+        raise ValueError(f"inputs differ in type: {a} and {b}")
+
+
 def _text(shape: Shape) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
 
 def _infer_matmul(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     a, b = shapes.tensor(operands, 0), shapes.tensor(operands, 1)
-    if a.dtype is not b.dtype:
-        raise ValueError(f"inputs differ in type: {a.dtype} and {b.dtype}")
+    _check_types(a.dtype, b.dtype)
     return [TensorType(a.dtype, matmul_shape(a.shape, b.shape))]
 
 
@@ -77,8 +83,7 @@ def _gemm(inputs: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Array]:
 
 def _infer_gemm(operands: Operands, attrs: Attrs, n: int) -> Sequence[Type | None]:
     a, b = shapes.tensor(operands, 0), shapes.tensor(operands, 1)
-    if a.dtype is not b.dtype:
-        raise ValueError(f"inputs differ in type: {a.dtype} and {b.dtype}")
+    _check_types(a.dtype, b.dtype)
     left, right = shapes.need_rank(a, 2, "input 0"), shapes.need_rank(b, 2, "input 1")
     left, right = left[::-1] if attrs.get("transA", 0) else left, right[::-1] if attrs.get("transB", 0) else right
     shapes.same_dim(left[1], right[0], f"{_text(left)} and {_text(right)} do not fit a matrix product")

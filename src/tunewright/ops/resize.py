@@ -255,14 +255,11 @@ def steps(
     """The axes that are resized, in the order in which it is done; inputs that are empty count as absent.
 
     What gets smaller goes first, and the last axis before others: fewer elements are gathered one by one. Lengths may
-    be symbolic where each factor is the same for a whole class of shapes; else they are those at hand.
+    be symbolic. The factor is NaN where it is not the same for a whole class of shapes.
     """
     roi, scales, sizes = (None if a is None or not a.size else a.reshape(-1) for a in (roi, scales, sizes))
     factors, lengths = (None if a is None else a.tolist() for a in (scales, sizes))
     output, factor = _plan(dims, factors, lengths, attrs)
-    if any(map(math.isnan, factor)):
-        dims, lengths = [int(d) for d in dims], None if lengths is None else [int(size) for size in lengths]
-        output, factor = _plan(dims, factors, lengths, attrs)
     axes = _axes(attrs, len(dims))
     crop = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
@@ -270,7 +267,8 @@ def steps(
     found = []
     for k, axis in sorted(enumerate(axes), key=lambda pair: (factor[pair[1]], -pair[1])):
         part = (float(roi[k]), float(roi[k + len(axes)])) if crop and roi is not None else (0.0, 1.0)
-        if output[axis] != dims[axis] or factor[axis] != 1.0 or part != (0.0, 1.0):
+        is_open = math.isnan(factor[axis])
+        if output[axis] != dims[axis] or (factor[axis] != 1.0 and not is_open) or part != (0.0, 1.0):
             found.append(Step(axis, output[axis], factor[axis], part))
     return found
 

@@ -8,16 +8,19 @@ numbers to compute with (a width as a float), stays a node and runs with each in
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import SymArray, SymInt, sym_array
+from ..ir.late import is_late
+from ..ir.symbolic import SymArray, SymInt, greater, lesser, sym_array
 from ..ir.types import DType, TensorType
 from . import lookup, shapes
 from .base import Array, Attrs
+from .numeric import limits
 
 #: elements of a result that is still shape arithmetic
 FEW = 64
@@ -88,6 +91,8 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
     type = value.type
     array = result
     if result.dtype == object and any(isinstance(item, SymInt) for item in result.flat):
+        if isinstance(type, TensorType) and type.dtype.is_integer:
+            result = _fitting(result, type.dtype)
         array = sym_array(result.tolist() if result.ndim else result.item())
     else:
         dtype = type.dtype.numpy if isinstance(type, TensorType) and result.dtype == object else None
@@ -95,6 +100,16 @@ def _constant(graph: Graph, value: Value, result: Array) -> Value:
     made = graph.constant(array, value.name)
     if isinstance(type, TensorType) and isinstance(made.type, TensorType):
         made.type = made.type.with_dtype(type.dtype)
+    return made
+
+
+def _fitting(array: Array, dtype: DType) -> Array:
+    """The elements as this type has them: what is too large for it wraps around, and is a number from now on."""
+    low, high = limits(dtype.numpy)
+    made = array.copy()
+    for at, item in np.ndenumerate(array):
+        if not low <= item <= high:
+            made[at] = (int(item) - low) % (high - low + 1) + low
     return made
 
 
@@ -126,6 +141,16 @@ def _divided(a: Any, b: Any) -> Any:
     """ONNX rounds towards zero."""
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _remainder(arrays: Sequence[Any], attrs: Attrs, n: int) -> Sequence[Any]:
+    """With the divisor's sign, or (``fmod``) with the dividend's."""
+    function = (lambda a, b: a - _divided(a, b) * b) if attrs.get("fmod", 0) else operator.mod
+    return _elementwise(function)(arrays, attrs, n)
+
+
+def _sign(a: Any) -> int:
+    return int(a > 0) - int(a < 0)
 
 
 def _truth(function: Callable[[Any, Any], bool]) -> _Fold:
@@ -198,10 +223,12 @@ _WAYS: Mapping[str, _Fold] = {
     "Sub": _elementwise(lambda a, b: a - b),
     "Mul": _elementwise(lambda a, b: a * b),
     "Div": _elementwise(_divided),
+    "Mod": _remainder,
+    "Sign": _elementwise(_sign),
     "Neg": _elementwise(lambda a: -a),
     "Abs": _elementwise(abs),
-    "Min": _elementwise(min),
-    "Max": _elementwise(max),
+    "Min": _elementwise(lambda a, *more: lesser(a, *more) if any(map(is_late, (a, *more))) else min(a, *more)),
+    "Max": _elementwise(lambda a, *more: greater(a, *more) if any(map(is_late, (a, *more))) else max(a, *more)),
     "Where": _elementwise(_where),
     "Equal": _truth(lambda a, b: a == b),
     "Less": _truth(lambda a, b: a < b),

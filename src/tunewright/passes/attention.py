@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE, same
+from ..ir.symbolic import WHOLE, same, sym_array
 from ..ir.types import Dim
 from ..ops import lookup
 from ..ops.infer import infer_node
@@ -126,7 +124,7 @@ def _side_by_side(graph: Graph, value: Value) -> Value:
         known = facts.shape(before)
         if before is not None and known is not None and known == (dims[0], dims[1], size) and None not in known:
             return before
-    return graph.add("Reshape", [value, graph.constant(np.array([0, 0, size]), "heads")]).output
+    return graph.add("Reshape", [value, graph.constant(sym_array([0, 0, size]), "heads")]).output
 
 
 def _in_place(graph: Graph, match: Match) -> Value:

@@ -137,6 +137,8 @@ class Context:
     knows: Callable[[str], bool] = field(default=lambda op: True)
     #: what networks of single-precision numbers are computed in
     precision: DType = DType.FLOAT32
+    #: the device computes halves in single precision: networks of halves become networks of such numbers (`widen`)
+    widens: bool = False
     convert: Convert = convert
     log: Log = field(default_factory=Log)
     #: constants that passes joined, by their parts' ids: plans for other shapes share them

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..ir.graph import Graph, Node, Value
+from ..ir.symbolic import sym_array
 from ..ops import lookup
 from ..ops.infer import infer_node
 from . import facts
@@ -32,7 +31,7 @@ class Builder:
         return made.outputs
 
     def ints(self, *numbers: int) -> Value:
-        return self.graph.constant(np.array(numbers, np.int64))
+        return self.graph.constant(sym_array(numbers))
 
     def heads(self, x: Value, count: int) -> Value:
         """[batch, rows, heads * elements] as [batch, heads, rows, elements], which a tensor of rank 4 is already."""

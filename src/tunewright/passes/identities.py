@@ -159,7 +159,7 @@ def _reshape(graph: Graph, match: Match) -> Value:
     target = _target(match.root.output)
     if target is None:  # the outer Reshape's own shape says it, without referring to what it replaces
         return graph.add("Reshape", [match["x"], match.root.inputs[1]], match.root.attrs).output
-    return graph.add("Reshape", [match["x"], graph.constant(np.asarray(target, np.int64), "shape")]).output
+    return graph.add("Reshape", [match["x"], graph.constant(sym_array(target), "shape")]).output
 
 
 def _view_chain(match: Match) -> str | None:

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, sym_array
 from ..ops.ov_movement import crop_window
 from . import facts
 from .pattern import Match, Op, Rule
@@ -127,9 +127,12 @@ def _crop(graph: Graph, node: Node) -> Value:
     """A slice with constant bounds, which the memory planner can optimise out."""
     x, like = _x(node), facts.shape(node.input(1))
     window = crop_window(node.attrs, facts.shape(x) or (), like)
-    starts = np.asarray([start for start, _ in window], np.int64)
-    lengths = np.asarray([length for _, length in window], np.int64)
-    return graph.add("Slice", [x, graph.constant(starts, "starts"), graph.constant(starts + lengths, "ends")]).output
+    starts = sym_array([start for start, _ in window])
+    ends = []
+    for start, length in window:
+        assert isinstance(length, WHOLE), "`_sizes` refuses a shape that is not known"
+        ends.append(start + length)
+    return graph.add("Slice", [x, graph.constant(starts, "starts"), graph.constant(sym_array(ends), "ends")]).output
 
 
 def _known(match: Match) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import WHOLE
+from ..ir.symbolic import WHOLE, sym_array
 from ..ir.types import Dim, DType
 from . import facts
 from .pattern import Match, Op, Rule
@@ -65,7 +65,7 @@ def _holds_shape(node: Node) -> bool:
 
 def _all_known(match: Match) -> str | None:
     vector = evaluate(match.root.output) or [None]
-    return None if all(isinstance(d, WHOLE) for d in vector) else "one of the dimensions is open"
+    return None if all(isinstance(d, int) for d in vector) else "one of the dimensions is open"
 
 
 def _constant(graph: Graph, match: Match) -> Value:
@@ -103,7 +103,7 @@ def _check_target(match: Match) -> str | None:
 
 
 def _reshape(graph: Graph, match: Match) -> Value:
-    target = np.asarray(_target(match), np.int64)
+    target = sym_array(_target(match))
     return graph.add("Reshape", [match["x"], graph.constant(target, "shape")]).output
 
 

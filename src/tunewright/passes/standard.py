@@ -52,6 +52,7 @@ from .skip_norm import SkipNorm
 from .spread_norm import SpreadNorm
 from .strided import StrideAttention
 from .weights import TurnedWeights
+from .widen import WidenHalves
 
 #: only once no loop can become a layer any more
 _LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
@@ -95,6 +96,7 @@ NEUTRAL: tuple[Pass | Repeat, ...] = (
 
 DEVICE: tuple[Pass | Repeat, ...] = (
     Narrow(),
+    WidenHalves(),
     Quantised(),
     RewritePass("group-convolutions", grouping.RULES),
     RewritePass("channel-shuffle", shuffle.RULES),

@@ -17,6 +17,7 @@ from weakref import ref
 import numpy as np
 
 from ..ir.graph import Fused, Graph, Node, Value, freeze
+from ..ir.symbolic import sym_array
 from ..ir.types import PLAIN, TensorType
 from ..ops import lookup
 from ..ops.base import Array
@@ -197,7 +198,7 @@ def _replace(graph: Graph, last: Node, new: Node) -> None:
     old, made = last.output, new.output
     assert isinstance(old.type, TensorType)
     if old.type != made.type:
-        shape = graph.constant(np.array(old.type.dims, np.int64), "shape")
+        shape = graph.constant(sym_array(old.type.dims), "shape")
         made = graph.add("Reshape", [made, shape], types=[old.type], name=f"{new.name}_shape", origin=new.origin).output
     made.name, old.name = old.name, made.name
     graph.replace(old, made)

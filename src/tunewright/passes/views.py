@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
-
 from ..ir.graph import Graph, Node, Value
-from ..ir.symbolic import common_divisor
+from ..ir.symbolic import common_divisor, sym_array
 from ..ir.types import PLAIN
 from . import facts
 from .pattern import Const, Match, Op, Rule
@@ -199,10 +197,11 @@ def _cut_out(graph: Graph, match: Match) -> Value:
     x, out = facts.static(match["x"]), facts.static(match.root.output)
     axis = facts.axis(match.root, 0, match["x"])
     assert x is not None and out is not None and axis is not None
-    at = int(match.const("i")) % x.dims[axis]
-    ends = [graph.constant(np.array([n]), "end") for n in (at, at + 1, axis)]
+    at = int(match.const("i"))
+    at += x.dims[axis] if at < 0 else 0
+    ends = [graph.constant(sym_array([n]), "end") for n in (at, at + 1, axis)]
     part = graph.add("Slice", [match["x"], *ends]).output
-    return graph.add("Reshape", [part, graph.constant(np.array(out.dims, np.int64), "shape")]).output
+    return graph.add("Reshape", [part, graph.constant(sym_array(out.dims), "shape")]).output
 
 
 #: for when shapes are known

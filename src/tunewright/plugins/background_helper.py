@@ -40,7 +40,7 @@ from ..tuning.session import Outcome
 from ..tuning.tuner import Tuner
 from ..tuning.worker import Channel, die_with_parent
 from .single import open_device
-from .tune import QUIET
+from .tune_search import QUIET
 
 #: times TUNE_TIMEOUT: who runs only when nobody else wants to takes longer
 PATIENCE = 10.0
@@ -106,7 +106,7 @@ class Helper:
         timeout = PATIENCE * max(self.settings.tune_timeout, LEAST_TIMEOUT)
         inner = Isolated(
             device.name, timeout, settings=own, target=device.target, activity=activity,
-            memory_bytes=int(wishes["memory"]) or None,
+            memory_bytes=int(wishes["memory"]) or None, apart=True,
         )  # fmt: skip
         self.measurer = Paced(inner, self.pace)
         self.tuner = Tuner(self.settings, measurer=lambda device, settings: self.measurer)
@@ -223,6 +223,8 @@ class Helper:
         """Compiled programs of a kernel, so that who serves need not wait for a compiler; none where that failed."""
         if self.device.target.device != "cpu":
             return []
+        if found := self.measurer.programs(best):
+            return wire.programs_json(found)  # the tuner put them into the kernel cache
 
         def build() -> list[Any]:
             gathered = _Kept(KernelCache.of(self.settings))

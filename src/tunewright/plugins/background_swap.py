@@ -39,7 +39,8 @@ from ..tuning.ceilings import work_of
 from ..tuning.measure import Candidate
 from ..tuning.record import Evidence, Measurement, Ratio, now
 from ..tuning.tuner import Choice, Origin, warn
-from .tune import QUIET, Pinned
+from .tune import Pinned
+from .tune_search import QUIET
 
 LOG = logging.getLogger("tunewright")
 #: the chance that a swap is said to be slower, or faster, than it is

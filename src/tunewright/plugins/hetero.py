@@ -26,7 +26,7 @@ from .base import Plugin, Support
 from .find import single
 from .several import usable
 from .single import SingleDevice
-from .tune import QUIET
+from .tune_search import QUIET
 
 #: of compiling a whole model to see what its kernels take: nothing is tuned, dumped or locked for that
 LOOKING = QUIET | {

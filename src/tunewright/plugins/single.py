@@ -268,8 +268,10 @@ class SingleDevice(Plugin):
         def works_in(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
             return tuner.why_not_layout(Problem.of(node).in_layout(layout, inputs), self.device)
 
+        precision = _precision(settings, self.device)
         context = Context(
-            settings, can_fuse, precision=_precision(settings, self.device), convert=self.device.convert
+            settings, can_fuse, precision=precision, widens=self.device.widens and precision is DType.FLOAT32,
+            convert=self.device.convert,
         )  # fmt: skip
         if self.device.family != "host":
             context.layouts, context.works_in = LayoutCosts(tuner, self.device), works_in

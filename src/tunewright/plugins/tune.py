@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..devices import building
 from ..devices.base import Device
 from ..errors import DatabaseError, TunewrightError
 from ..frontend.model import Model
@@ -30,33 +29,21 @@ from ..runtime.request import DeviceRequest
 from ..search.space import Config as Plain
 from ..settings import Settings
 from ..solvers.base import Config, Problem
-from ..tuning import evidence, session, statistics
+from ..tuning import evidence, statistics
 from ..tuning.ceilings import ceilings, work_of
 from ..tuning.database import newest
 from ..tuning.key import Key, Kind
-from ..tuning.lookup import Answer
 from ..tuning.measure import Candidate, Regime
-from ..tuning.progress import Progress
 from ..tuning.record import Measurement, Ratio
 from ..tuning.tuner import Choice, Origin, Tuner, warn
 from .agreement import agree, coarsest
 from .single import SingleDevice
+from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 
-#: The part of the budget that is for comparing whole networks, and what that has at least on a CPU: this many times the
-#: profile's time, since networks are compiled for it, but no more than a third of the budget. Of a GPU's kernels only
-#: those are compiled that changed.
-WHOLE_SHARE, PROFILES, MOST_WHOLE = 0.12, 2.0, 1 / 3
-#: the part of what is left before that which is for the search; then candidates race in the network
-SEARCH_SHARE = 0.8
+#: the part of the decision that is for comparing whole networks; before that candidates race in the network
+WHOLE_SHARE = 0.5
 #: layers that take less of the network's time than this together are left alone
 TAIL = 0.01
-#: the part of a layer's time that may always be saved, however near to the roofline it is
-LEAST_HOPE = 0.2
-#: what tunes searches by itself: compiling a model must not
-QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
-#: A search shorter than this finds nothing: a candidate takes half a second to compile. On a GPU layers are large: it
-#: takes a second until the reference is there, and another one until the first candidates are compiled and checked.
-LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
 #: networks that run against the present one
 RIVALS = 3
 #: inferences of the profile: the least, the most within a time
@@ -70,87 +57,6 @@ LEAST_ROUNDS = 16
 #: The chance that an interval is wrong, of a layer and of the whole network. It is for each layer by itself: who is let
 #: in by chance is about as fast as the default, and the whole network has the last word.
 ALPHA = 0.02
-
-
-@dataclass
-class Layer:
-    """All nodes that pose one problem."""
-
-    problem: Problem
-    device: Device
-    choice: Choice
-    nodes: list[str]
-    #: per inference, all nodes together, as it was before
-    seconds: float = 0.0
-    #: what it would take at least, from the device's ceilings, and what binds it then; None: unknown
-    floor: float | None = None
-    bound: str = ""
-    #: what it was given, and what came of it
-    budget: float = 0.0
-    outcome: session.Outcome | None = None
-    skipped: str = ""
-    #: candidates that ran inside the network: how many times as fast as the default
-    network: dict[Candidate, Ratio] = field(default_factory=dict)
-    #: what it uses in the end; None: what it used before
-    chosen: Candidate | None = None
-
-    @property
-    def present(self) -> Candidate:
-        """What it used before."""
-        return self.choice.solver.id, Plain(self.choice.config)
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast as before it is in the network."""
-        if self.chosen is None:
-            return 1.0
-        return self.network[self.chosen].median / self.network[self.present].median
-
-    @property
-    def hope(self) -> float:
-        """Seconds of an inference that a search might save: what lies above the roofline, and a part of the rest.
-
-        A fast algorithm needs less arithmetic than the roofline counts.
-        """
-        least = self.seconds * LEAST_HOPE
-        return least if self.floor is None else max(self.seconds - self.floor, least)
-
-
-@dataclass(frozen=True)
-class State:
-    """What a caller is told while it works."""
-
-    phase: str  # profile, search, network, whole
-    layers: Sequence[Layer]
-    #: the layer being searched, and how far that is
-    at: Layer | None
-    progress: Progress | None
-    elapsed: float
-    budget: float
-
-
-@dataclass
-class Result:
-    """What became of a model."""
-
-    layers: list[Layer]
-    #: seconds of an inference before and after, medians of the last contest
-    before: float
-    after: float
-    #: before through after, in pairs; None when nothing changed or nothing was measured
-    gain: Ratio | None
-    #: largest difference between the outputs of both, relative to the largest element; what the layers promised holds
-    error: float
-    #: layers whose change was taken back
-    undone: list[Layer]
-    #: it was stopped before the end
-    stopped: bool
-    seconds: dict[str, float]
-    #: what the result file holds, and where it is; None where TUNE_RESULT_PATH is empty
-    written: Mapping[str, Any] = field(default_factory=dict)
-    path: Path | None = None
-    #: joules of an inference before and after, where that was compared
-    energy: tuple[float, float] | None = None
 
 
 class Pinned(Tuner):
@@ -184,73 +90,6 @@ def tune(
     return ModelTuning(plugin, model, values, settings, budget, again, report, stop).run()
 
 
-class Tuning:
-    """What tuning a model and tuning problems share: the time, who is told of it, and the search."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        budget: float,
-        again: bool,
-        report: Callable[[State], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.settings, self.budget, self.again = settings, budget, again
-        self._report, self._stop = report, stop
-        self.tuner = Tuner(settings)
-        self.layers: Sequence[Layer] = []
-        self.start, self.stopped = time.monotonic(), False
-        self.spent: dict[str, float] = {}
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.start
-
-    def until(self, end: float) -> float:
-        """Seconds that are left of these; none after a stop."""
-        self.stopped = self.stopped or (self._stop is not None and self._stop())
-        return 0.0 if self.stopped else end - self.elapsed
-
-    def tell(self, phase: str, at: Layer | None = None, progress: Progress | None = None) -> None:
-        if self._report is not None:
-            self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
-
-    def search_layers(
-        self, hopes: Sequence[tuple[Layer, float]], end: float, regime: str | None = None, decide: bool = True
-    ) -> None:
-        """Search better kernels until a time, where most can be hoped for first; `found` is told of each."""
-        todo = sorted(hopes, key=lambda pair: -pair[1])
-        weights = [max(hope, 1e-9) for _, hope in todo]
-        for n, (layer, _) in enumerate(todo):
-            left = self.until(end)
-            least = LEAST_GPU_SECONDS if layer.device.target.device == "gpu" else LEAST_SECONDS
-            if left < least:
-                layer.skipped = "stopped" if self.stopped else "no time was left for it"
-                continue
-            # few layers well rather than all of them badly: those that promise least get nothing
-            layer.budget = min(left, max(least, left * weights[n] / sum(weights[n:])))
-            if n + 1 < len(todo) and left - layer.budget >= least:
-                self.tuner.foresee(*self._posed(todo[n + 1][0]))
-            layer.outcome = self.tuner.tune(
-                *self._posed(layer),
-                report=lambda progress, layer=layer: self.tell("search", layer, progress),  # type: ignore[misc]
-                seconds=layer.budget, stop=lambda: self.until(self.budget) <= 0, regime=regime, decide=decide,
-            )  # fmt: skip
-            if layer.outcome is None:
-                layer.skipped = "there is nothing to choose from"
-            else:
-                self.found(layer, layer.outcome)
-            self.tell("search", layer)
-
-    def _posed(self, layer: Layer) -> tuple[Problem, Device, Choice, Answer]:
-        """A layer's problem, and what is known of it."""
-        default = self.tuner.default(layer.problem, layer.device)
-        return layer.problem, layer.device, default, self.tuner.known(layer.problem, layer.device, default)
-
-    def found(self, layer: Layer, outcome: session.Outcome) -> None:
-        """What a search says of a layer: a proposal, unless the caller decides by it."""
-
-
 class ModelTuning(Tuning):
     def __init__(
         self,
@@ -269,15 +108,14 @@ class ModelTuning(Tuning):
         self.rng = np.random.default_rng(settings.tune_seed)
         #: of weights and of everything between layers; and what the last-level cache holds
         self.nbytes = self.cache_bytes = 0
+        #: seconds that making a network takes whose kernels are compiled
+        self.making = 0.0
         self.before = evidence.environment()
 
     def end(self, phase: str) -> float:
         """When a phase is to end, in seconds since the beginning."""
-        profile = self.spent.get("profile", 0.0)
-        anew = PROFILES * profile if self.plugin.device.target.device == "cpu" else 0.0
-        whole = min(max(WHOLE_SHARE * self.budget, anew), MOST_WHOLE * self.budget)
-        end = self.budget - (0.0 if phase == "whole" else whole)
-        return profile + SEARCH_SHARE * (end - profile) if phase == "search" else end
+        decide = reserve(self.budget, self.spent.get("profile", 0.0), self.making)
+        return self.budget - {"search": decide, "network": WHOLE_SHARE * decide, "whole": 0.0}[phase]
 
     def left(self, phase: str = "whole") -> float:
         """Seconds until a phase is to end; none after a stop."""
@@ -320,7 +158,9 @@ class ModelTuning(Tuning):
         """The layers with their times."""
         self.tell("profile")
         self.tuner.expect(self.plugin.device, self.budget)
+        began, waited = time.monotonic(), building.waited()
         request = self.compile({}, counters=True)
+        self.making = max(0.0, time.monotonic() - began - (building.waited() - waited))
         found: dict[str, Layer] = {}
         walked = [at for plan in request.model.program.plans for at in steps(plan)]
         plans = {id(plan): plan for plan, _, _ in walked}.values()
@@ -352,7 +192,7 @@ class ModelTuning(Tuning):
         # weights of a small network are still in the cache when their layer runs again
         regime = "warm" if self.nbytes <= self.cache_bytes else None
         hopes = [(layer, layer.hope) for layer in self.layers if self._worthwhile(layer)]
-        self.search_layers(hopes, self.end("search"), regime, decide=False)
+        self.search_all(hopes, self.end("search"), regime)
 
     def _worthwhile(self, layer: Layer) -> bool:
         total = sum(other.seconds for other in self.layers)
@@ -438,7 +278,8 @@ class ModelTuning(Tuning):
         if best == default:
             if any(ratio.median > 1 for ratio in others.values()):
                 return
-            self._record(layer, default, seconds, default)
+            if _is_judged(layer):
+                self._record(layer, default, seconds, default)
         layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
@@ -543,6 +384,13 @@ class ModelTuning(Tuning):
         if layer.chosen != default:
             self._record(layer, layer.chosen, [layer.seconds / max(ratio.median, 1e-9)] * 3, default)
         layer.chosen = None
+
+
+def _is_judged(layer: Layer) -> bool:
+    """Whether a search, of this run or an earlier one, came far enough to say that nothing else is faster."""
+    if layer.outcome is not None:
+        return not layer.outcome.is_open
+    return layer.choice.match is not None and layer.choice.match.kind is Kind.EXACT
 
 
 class _Clock(Counters):

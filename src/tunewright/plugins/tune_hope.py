@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 from ..tuning.measure import Candidate
 from ..tuning.progress import Progress
-from .tune import Layer, Result
+from .tune_search import NO_TIME, Layer, Result
 
 #: the part of its hope that a layer is expected to save while nothing like it was searched
 PRIOR = 0.2
 #: what the search of a layer says that another search may add to
-LATER = ("no time was left for it", "stopped")
-#: beginnings of reasons, and words in them, of searches that could not tell
-_OPEN = ("open:", "the time was too short", "stopped before", "broken off")
+LATER = (NO_TIME, "stopped")
+#: beginnings of reasons of searches that were ended
+_ENDED = ("stopped before", "broken off")
 
 
 def promised(layer: Layer, at: Progress | None = None) -> float:
@@ -47,10 +47,10 @@ def is_waiting(layer: Layer) -> bool:
 
 
 def is_left(layer: Layer) -> bool:
-    """A longer run may find more: its search had no time, or could not tell."""
+    """Whether a run that is over has left it: its search had no time, or could not tell."""
     if layer.outcome is None:
-        return layer.skipped in LATER
-    return layer.chosen is None and layer.outcome.reason.startswith(_OPEN)
+        return not layer.skipped or layer.skipped in LATER
+    return layer.chosen is None and (layer.outcome.is_open or layer.outcome.reason.startswith(_ENDED))
 
 
 def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:

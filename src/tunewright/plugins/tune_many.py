@@ -29,22 +29,20 @@ from ..tuning.key import Where
 from ..tuning.record import Ratio
 from ..tuning.session import Outcome
 from .single import SingleDevice
-from .tune import QUIET, Layer, ModelTuning, Result, State, Tuning
+from .tune import ModelTuning
 from .tune_hope import expected, is_left, is_waiting, overall, saved
 from .tune_result import Recorder
+from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 
 LOG = logging.getLogger("tunewright")
 #: the part of the time in which models are profiled at most; those that are not reached are left to the next run
 PROFILE_SHARE = 1 / 3
-#: The part of the rest that is for deciding in the networks; and what that has at least, as a multiple of the time of
-#: all profiles, but no more than half of the rest: networks are compiled for it.
-DECIDE_SHARE, PROFILES, MOST_DECIDE = 0.3, 4.0, 0.5
 #: What searches promise has to be larger than the wanted gain by this factor: in the network some of it is lost.
 MARGIN = 1.25
 #: `Goal.stalls`: layers in a row, and the part of an inference that they and the rest have to be worth
 ROW, WORTH = 4, 0.01
-#: a further round is begun with this part of the time left
-AGAIN = 0.2
+#: a further round is begun with this part of the time left, and time for making this number of networks
+AGAIN, NETWORKS = 0.2, 4.0
 #: why a layer was not searched
 ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped paying"
 
@@ -148,8 +146,8 @@ def _goes_on(found: Sequence[Result], how: How, end: float) -> bool:
     left = end - time.monotonic()
     some = any(is_left(layer) or layer.skipped == ENOUGH for result in found for layer in result.layers)
     stopped = any(result.stopped for result in found)
-    cost = sum(result.seconds.get("profile", 0.0) for result in found)
-    return not stopped and some and overall(found) < how.goal.gain and left > max(AGAIN * how.budget, PROFILES * cost)
+    cost = sum(result.making for result in found)
+    return not stopped and some and overall(found) < how.goal.gain and left > max(AGAIN * how.budget, NETWORKS * cost)
 
 
 def _joined(first: Result, then: Result) -> Result:
@@ -160,11 +158,12 @@ def _joined(first: Result, then: Result) -> Result:
     if first.gain is not None and then.gain is not None:
         a, b = first.gain, then.gain
         gain = Ratio(a.median * b.median, a.low * b.low, a.high * b.high, min(a.pairs, b.pairs))
-    after = first.before / gain.median if gain is not None else then.after
+    after = then.after if any(layer.chosen is not None for layer in layers) else first.before  # of what is promised
+    after = first.before / gain.median if gain is not None else after
     seconds = {name: first.seconds.get(name, 0.0) + then.seconds.get(name, 0.0) for name in then.seconds}
     return Result(
         layers, first.before, after, gain, max(first.error, then.error), [*first.undone, *then.undone], then.stopped,
-        seconds, then.written, then.path, then.energy,
+        seconds, then.written, then.path, then.energy, then.making,
     )  # fmt: skip
 
 
@@ -275,14 +274,12 @@ class _Many(Tuning):
 
     def search(self) -> None:
         """Look for better kernels, where the weighted hope is largest first."""
-        left = self.budget - self.elapsed
-        costs = PROFILES * sum(member.cost for member in self.members)
-        decide = min(max(DECIDE_SHARE * left, costs), MOST_DECIDE * left)
+        decide = reserve(self.budget, self.elapsed, sum(member.tuning.making for member in self.members))
         small = all(member.tuning.nbytes <= member.tuning.cache_bytes for member in self.members)
         todo = [layer for layer in self.layers if not layer.skipped]
         self._end = "search"
         hopes, regime = [(layer, layer.hope) for layer in todo], "warm" if small else None
-        self.search_layers(hopes, self.budget - decide, regime, decide=False)
+        self.search_all(hopes, self.budget - decide, regime)
         why, self._end = self.enough(), ""
         for layer in todo:
             if why and layer.outcome is None and not self.stopped:
@@ -349,7 +346,7 @@ class _Many(Tuning):
             layers = member.tuning.layers
             member.result = Result(layers, member.seconds, member.seconds, None, 0.0, [], True, {})
         result = member.result
-        result.stopped = result.stopped or self.stopped
+        result.stopped, result.making = result.stopped or self.stopped, member.tuning.making
         if not result.written:
             result.seconds = {"profile": member.cost, "search": self.spent.get("search", 0.0), **result.seconds}
             member.recorder.finish(result)

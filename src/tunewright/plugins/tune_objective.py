@@ -27,8 +27,9 @@ from ..runtime.request import DeviceRequest
 from ..settings import Settings
 from . import streams
 from .single import SingleDevice
-from .tune import ModelTuning, Result
+from .tune import ModelTuning
 from .tune_many import Maker
+from .tune_search import Result
 
 #: how long a turn of a network is when it serves, and when its energy is measured: counters change once a millisecond
 TURN, ENERGY_TURN = 0.05, 0.2

@@ -28,7 +28,7 @@ from ..tuning.key import Kind
 from ..tuning.measure import Measurer
 from ..tuning.session import Outcome
 from ..tuning.tuner import warn
-from .tune import QUIET, Layer, Result, State, Tuning
+from .tune_search import QUIET, Layer, Result, State, Tuning
 
 #: the part of the time in which kernels are timed that are there
 PROFILE_SHARE = 0.25

@@ -15,7 +15,7 @@ from ..settings import Settings
 from ..tuning import suggest
 from ..tuning.policy import decide
 from ..tuning.result_file import ResultFile, candidate_json, choice_json, head, outcome_json, problem_json, ratio_json
-from .tune import Layer, Result, State
+from .tune_search import Layer, Result, State
 
 LOG = logging.getLogger("tunewright")
 

@@ -1,6 +1,6 @@
-"""Inferences that run while their caller goes on: requests that are started, and a queue of them.
+"""Asynchronous inferences: requests that are started, and a queue of requests.
 
-What runs them are a model's streams (`streams`), or who waits for them.
+They run on the streams of their model (`streams`), or in a thread that waits for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Startable(ABC):
         self._streams = streams
         self._inference: Inference | None = None
         self._callback: Callback | None = None
-        #: what was given to `start_async`, for the callback
+        #: the ``userdata`` of `start_async`, for the callback
         self.userdata: Any = None
         #: outputs of the last inference by name
         self.results: dict[str, Any] = {}
@@ -60,16 +60,16 @@ class Startable(ABC):
             raise InputError("the request is running", hint="wait for it, or use another one: create_infer_request()")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the inference that was started is over, its callback included. False: not within so many seconds.
+        """Wait until the started inference and its callback are over. False: ``timeout`` seconds were not enough.
 
-        What went wrong in it (or in the callback) is raised here. RequestCancelled: it was cancelled.
+        Raises the error of the inference or of its callback. RequestCancelled: it was cancelled.
         """
         started = self._inference
         if started is None:
-            raise InputError("nothing was started", hint="start_async begins an inference")
+            raise InputError("no inference was started", hint="start_async begins an inference")
         if not started.done and started.process != os.getpid():
-            raise InputError("it was started before this process was forked, and runs there",
-                             hint="make requests behind the fork")  # fmt: skip
+            raise InputError("the inference was started before this process was forked, and runs in the parent",
+                             hint="make requests after the fork")  # fmt: skip
         if timeout is None:
             self._streams.help(started)
         if not started.wait(timeout):
@@ -79,31 +79,31 @@ class Startable(ABC):
         return True
 
     def when_over(self, call: Callable[[Any, BaseException | None], object]) -> None:
-        """Call it with the request and its error, if any, once the inference that was started is over.
+        """Call ``call`` with the request and its error, if any, once the started inference is over.
 
-        One that was cancelled has no error.
+        A cancelled inference has no error.
         """
         assert self._inference is not None
         self._inference.then(call, self)
 
     def set_callback(self, callback: Callback | None) -> None:
-        """What is called with (request, userdata) when an inference that was started is over, on the stream's thread.
+        """Call ``callback(request, userdata)`` after each started inference, on the thread of the stream.
 
-        The results are in ``request.results``. An inference that failed or was cancelled calls nothing: `wait` says so.
+        The results are in ``request.results``. It is not called after a failed or cancelled inference: see `wait`.
         """
         self._callback = callback
 
     def cancel(self) -> None:
-        """Give up the inference that was started. One that runs already ends first, and its results are dropped."""
+        """Give up the started inference. If it runs already, it ends first and its results are dropped."""
         if self._inference is not None:
             self._inference.cancel()
 
 
 class AsyncInferQueue:
-    """Requests of one model that are started as they become free: keeps every stream busy, and no more in memory.
+    """A queue of requests of one model, which keeps every stream busy with as few requests as possible.
 
-    Without ``jobs`` there are two for each stream, so that one is waiting when the other ends, or as many as the model
-    or the application wants.
+    Without ``jobs`` each stream has two requests, so that one waits when the other ends, unless the model or the
+    application asks for another number.
 
     >>> queue = tunewright.AsyncInferQueue(compiled)
     >>> queue.set_callback(lambda request, name: save(name, request.results["y"]))
@@ -116,8 +116,8 @@ class AsyncInferQueue:
         if jobs < 0:
             raise InputError(f"a queue of {jobs} requests", hint="0 asks the model how many it needs")
         if model.states:
-            why = "the model has states, and nobody knows which request of a queue goes on with which"
-            raise InputError(why, hint="make a request for each sequence, and start that: create_infer_request()")
+            why = "the model has states, and a queue does not know which request continues which sequence"
+            raise InputError(why, hint="make a request for each sequence and start it: create_infer_request()")
         asked = jobs or model.best_requests or model.settings.performance_hint_num_requests
         count = jobs or model.optimal_requests * (1 if asked or model.streams.count == 1 else 2)
         self._requests: list[InferRequest] = [model.create_infer_request() for _ in range(count)]
@@ -134,20 +134,20 @@ class AsyncInferQueue:
         return iter(self._requests)
 
     def set_callback(self, callback: Callback | None) -> None:
-        """As `InferRequest.set_callback`, for all of them; wait for all before you change it."""
+        """Set the callback of all requests, as `InferRequest.set_callback`. Call `wait_all` before changing it."""
         for request in self._requests:
             request.set_callback(callback)
 
     def is_ready(self) -> bool:
-        """`start_async` would not wait."""
+        """Whether `start_async` would begin at once."""
         return not self._idle.empty()
 
     def wait_ready(self) -> None:
-        """Wait until `start_async` would not, unless another thread starts inferences, too."""
+        """Wait until a request is free. Another thread that starts inferences may take it."""
         self._idle.put(self._free())
 
     def start_async(self, inputs: Inputs, userdata: Any = None) -> None:
-        """Start an inference on a request that is free; waits while there is none. Errors: see `wait_all`."""
+        """Start an inference on a free request; wait while all are busy. `wait_all` raises its error."""
         request = self._free()
         try:
             request.start_async(inputs, userdata)
@@ -157,13 +157,13 @@ class AsyncInferQueue:
             raise
 
     def _free(self) -> InferRequest:
-        """The next request that is free."""
+        """Take the next free request; wait while all are busy."""
         while self._idle.empty():
             ended = self._streams.help()
             if ended is None:
                 break
             if isinstance(ended, Inference) and isinstance(ended.error, KeyboardInterrupt | SystemExit):
-                raise ended.error  # it came to this thread
+                raise ended.error  # it was raised in this thread
         return self._idle.get()
 
     def _over(self, request: InferRequest, error: BaseException | None) -> None:
@@ -172,7 +172,7 @@ class AsyncInferQueue:
         self._idle.put(request)
 
     def wait_all(self) -> None:
-        """Wait until nothing runs. The first error since the last call is raised; the others ran on all the same."""
+        """Wait until no inference runs. Raise the first error since the last call, after all others have run."""
         taken: list[InferRequest] = []
         with self._waiting:
             try:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..devices.rows import Base, Fixed, Own, Ref, Row, Set, Sizes, Variable
+from ..ir.graph import Node
 from ..ir.symbolic import Whole, greater, same
 from ..ir.types import DType, TensorType
 from ..ops.control_types import static, with_dims
@@ -23,7 +24,11 @@ MOST_ROOM = 64 << 20
 
 
 class NotRows(Exception):
-    """Why a node is run by the request itself."""
+    """Why a node is run by the request itself; ``node``: which one of its body is to blame, where that is known."""
+
+    def __init__(self, why: str, node: Node | None = None) -> None:
+        super().__init__(why)
+        self.node = node
 
 
 class TooLarge(NotRows):

@@ -26,8 +26,9 @@ class Control(ABC):
         self.node, self.env = node, env
         self.captures = node.captures
         self.max_iterations = env.settings.max_iterations
-        #: why the request runs it and not a launch
+        #: why the request runs it and not a launch, and which of the model's nodes are to blame
         self.why_not_compiled = ""
+        self.blamed: tuple[str, ...] = ()
         repeated |= node.op != "If"
         self.bodies = {key: Program(body, env, True, _open(node, body), repeated) for key, body in node.bodies.items()}
 

@@ -70,6 +70,7 @@ from .body_rows import (
     users_of,
 )
 from .control import Control
+from .counting import Counted, counted_rows
 from .growing_rows import growing_loop, growth, settle_late
 from .memory import aligned
 from .plan import Place, Plan
@@ -84,14 +85,14 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
     plan is for a class of shapes, and so are those of the bodies."""
     node = runner.node
     settings = runner.env.settings
-    if not settings.join_launches:
+    if not settings.join_launches and not isinstance(runner, Counted):
         return "JOIN_LAUNCHES is NO"
     if not repeated and not _is_small(node):
         return f"its branches have over {MOST_IN_BRANCHES} nodes, and only those of the one that runs are planned"
     device = runner.env.device
     if not device.runs_control:
         return f"{device.name} runs no control flow in a launch"
-    writer = Writer(traced)
+    writer, runner.blamed = Writer(traced), ()
     ins = [None if v is None else Ref(Outer(False, i)) for i, v in enumerate(node.inputs)]
     outs = [Ref(Outer(True, i)) for i, _ in enumerate(node.outputs)]
     try:
@@ -100,6 +101,7 @@ def block_of(runner: Control, repeated: bool = False, traced: Traced | None = No
             return f"its kernels are not all linked on {device.name}"
         settle_late(rows, writer)
     except NotRows as why:
+        runner.blamed = () if why.node is None else why.node.origin
         return str(why)
     except TunewrightError as error:  # of a body, which may never run
         return f"a body cannot be planned: {error.what}"
@@ -135,6 +137,8 @@ class Writer:
 
     def node(self, runner: Control, ins: Refs, outs: Sequence[Ref]) -> list[Row]:
         """The rows of a node, with its tensors."""
+        if isinstance(runner, Counted):
+            return counted_rows(self, runner, ins, outs)
         write = {control.If: self.branch, control.Loop: self.loop, control.Scan: self.scan}.get(type(runner))
         if write is None:
             raise NotRows(f"{runner.node.op} is not compiled")
@@ -154,10 +158,11 @@ class Writer:
     def known(self, plan: Plan) -> Plan:
         """The plan of a body, if the shapes of all that it makes are known."""
         if plan.rest is not None:
-            raise NotRows("shapes in its body depend on data")
+            raise NotRows("shapes in its body depend on data", plan.rest.graph.nodes[0])
         for output, (kind, slot) in enumerate(plan.outputs):
             if kind != "slot" or plan.slots[slot].place is Place.DYNAMIC or made_type(plan, output) is None:
-                raise NotRows(f"the shape of {plan.slots[slot].name!r} depends on data")
+                made_by = next((step.node for step in plan.steps if slot in step.outs), None)
+                raise NotRows(f"the shape of {plan.slots[slot].name!r} depends on data", made_by)
         return plan
 
     def body(self, plan: Plan, inputs: Refs, results: Mapping[int, Ref]) -> tuple[Body, list[Row]]:
@@ -171,10 +176,11 @@ class Writer:
             ins, outs = [body.ref(i) for i in step.ins], [body.ref(i) for i in step.outs]
             if step.control is not None:
                 if step.block is None:
-                    raise NotRows(f"node {step.node.name!r} ({step.node.op}) in it is not compiled")
+                    raise NotRows(f"node {step.node.name!r} ({step.node.op}) in it is not compiled", step.node)
                 rows += self.node(step.control, ins, [ref for ref in outs if ref is not None])
             elif step.kernel is None or step.on_host or not step.kernel.is_linkable:
-                raise NotRows(f"node {step.node.name!r} ({step.node.op}) in its body has no kernel that can be linked")
+                what = f"node {step.node.name!r} ({step.node.op})"
+                raise NotRows(f"{what} in its body has no kernel that can be linked", step.node)
             else:
                 rows.append(Launch(step.kernel, tuple(ins), tuple(outs), BodyStep(plan, step)))
         return body, rows
@@ -197,6 +203,10 @@ class Writer:
     def one_branch(self, runner: Control, key: str, captured: Refs, outs: Sequence[Ref]) -> list[Row]:
         plan = self.plan(runner, key)
         check_types(runner, plan, range(len(outs)), range(len(outs)))
+        return self.straight(plan, captured, outs)
+
+    def straight(self, plan: Plan, inputs: Refs, outs: Sequence[Ref]) -> list[Row]:
+        """The rows of one pass through a body, whose results belong into ``outs``."""
         users = users_of(plan)
         results: dict[int, Ref] = {}
         begin: list[Row] = []
@@ -212,7 +222,7 @@ class Writer:
                 variable = Variable()  # parts of an output are written in place
                 begin.append(Set(variable, outs[whole]))
                 results[storage] = Ref(variable)
-        body, rows = self.body(plan, captured, results)
+        body, rows = self.body(plan, inputs, results)
         return [*begin, *rows, *(self.copy(body, k, outs[k]) for k in range(len(outs)) if k not in direct)]
 
     def copy(self, body: Body, output: int, to: Ref) -> Row:

@@ -1,4 +1,4 @@
-"""What a plan decided before: which branch of an If makes its results."""
+"""Remembers which branch of an If makes the results of a plan, so that the condition is not computed again."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .control import If
 from .plan import Place, Plan, Step, static_tensor
 from .program import Program
 
-#: values of what decides that a `Decision` remembers
+#: most decisions that a `Decision` remembers
 MOST = 64
 
 
 class Decision:
-    """Of a plan that only decides, by single numbers among its inputs, which branch of an If makes its results.
+    """The decisions of a plan that does one thing: choose the branch of an If that makes its results.
 
-    What they decided before is known: it is not computed again.
+    Single numbers among the inputs decide. For numbers that it has met before, the branch runs at once.
     """
 
     @classmethod
     def of(cls, plan: Plan) -> Decision | None:
-        """None where a plan is not so."""
+        """The decisions of a plan. None: it does more, or other things than single numbers decide."""
         if not plan.steps or plan.rest is not None or plan.shared_outputs() or not plan.device.shares_memory:
             return None
         if plan.template is not None and plan.template.constants:
-            return None  # sizes decide, too
+            return None  # sizes decide as well
         *before, last = plan.steps
         if not isinstance(last.control, If) or last.block is not None or len(last.ins) != 1 + last.control.captures:
             return None
@@ -52,21 +52,21 @@ class Decision:
         at = {slot: number for number, slot in enumerate(plan.inputs)}
         self.step, self.control, (self.condition, *captured) = step, control, step.ins
         self.decides = [at[i] for i in decides]
-        #: what the branch takes: the number of an input, or a constant
+        #: the inputs of the branch: the number of an input of the plan, or a constant
         self.captured = [(at[i], None) if i in at else (-1, plan.slots[i].const) for i in captured]
-        #: which of the branch's results each of the plan's is
+        #: the result of the branch that each output of the plan is
         self.outputs = [step.outs.index(i) for _, i in plan.outputs]
         self.known: dict[tuple[Any, ...], Program] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Program, list[Any]] | None:
-        """The branch for these inputs, with what it takes; None: not decided yet."""
+        """The branch for these inputs, and its own inputs. None: not decided yet."""
         body = self.known.get(tuple([inputs[number].item() for number in self.decides]))
         if body is None:
             return None
         return body, [const if number < 0 else inputs[number] for number, const in self.captured]
 
     def learn(self, inputs: Sequence[Any], condition: Any) -> None:
-        """These inputs were decided about."""
+        """Remember the branch that a condition chose for these inputs."""
         if len(self.known) >= MOST:
             self.known.clear()
         key = tuple([inputs[number].item() for number in self.decides])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..devices.rows import (
+    Compute,
     Copy,
     Counter,
     Late,
@@ -254,17 +255,18 @@ def settle_late(rows: Sequence[Row], writer: Writer) -> None:
     if writer.traced is None:
         return
     for row in walk(rows):
-        if isinstance(row, Loop) and row.late is not None:
-            for how, left, answer in guards_of(writer.traced.trace, row.late.atom):
-                row.late.code.check(how, left, answer)
+        late = row.late if isinstance(row, Loop | Compute) else None
+        if late is not None:
+            for how, left, answer in guards_of(writer.traced.trace, late.atom):
+                late.code.check(how, left, answer)
         for ref in refs(row):
             is_int64 = not isinstance(ref.base, Sizes) or ref.base.dtype == DType.INT64.numpy
             if isinstance(ref.base, Sizes) and not is_int64 and any(map(is_late, ref.base.array.flat)):
-                raise NotRows(f"its states grow, and a {ref.base.dtype} consists of sizes")
+                raise NotRows(f"a {ref.base.dtype} consists of sizes that a launch computes")
     try:
         settle(rows)
     except Unbounded as why:
-        raise NotRows(f"its states grow, and {why} would have to be computed") from None
+        raise NotRows(f"{why} would have to be computed in a launch") from None
     if writer.own is not None:
         for graph in writer.own.graphs:
             bring_at_hand(graph)

@@ -1,4 +1,4 @@
-"""One inference that was started: whoever calls it first runs it, and whoever waits for it is told."""
+"""One started inference: the first thread that calls it runs it, and waiting threads learn its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("tunewright")
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Any
-#: what is called when an inference is over: with the request and what was given to `start_async`
+#: is called after an inference with the request and the ``userdata`` of `start_async`
 Callback = Callable[[Any, Any], object]
 
 
@@ -28,19 +28,19 @@ class Inference:
     def __init__(self, request: Startable, inputs: Inputs) -> None:
         self._request: Startable | None = request
         self._inputs = inputs
-        #: in which it was started
+        #: the process that started it
         self.process = os.getpid()
-        #: of what follows
+        #: guards the attributes below
         self._guard = threading.Lock()
         self._begun = self.done = self.cancelled = False
         self.error: BaseException | None = None
         self._after: Callback | None = None
-        #: held until it is over; cheaper than an Event, and most have nobody waiting
+        #: Held until the inference is over. Cheaper than an Event, and mostly no thread waits.
         self._over = threading.Lock()
         self._over.acquire()
 
     def __call__(self) -> None:
-        """Run it with its callback, unless that was begun or it was cancelled. Raises nothing: see `error`."""
+        """Run the inference and its callback, unless it has begun or was cancelled. Errors go to `error`."""
         with self._guard:
             if self._begun:
                 return
@@ -54,12 +54,12 @@ class Inference:
                 request.results, error = {}, _cancelled()
             elif request._callback is not None:
                 request._callback(request, request.userdata)
-        except BaseException as raised:  # it is raised again where somebody waits for it
+        except BaseException as raised:  # `wait` raises it again in the waiting thread
             error = raised
         self._finish(error)
 
     def cancel(self) -> None:
-        """Do not begin it; drop its results if it was begun already."""
+        """Do not begin the inference. If it has begun, drop its results."""
         with self._guard:
             if self.done:
                 return
@@ -72,17 +72,17 @@ class Inference:
     def _finish(self, error: BaseException | None) -> None:
         with self._guard:
             self.error, self.done = error, True
-        # A stream may hold this for a while, if it was cancelled: not the request, and what it was given.
+        # A stream may keep a cancelled inference for a while; its request and inputs must not stay alive with it.
         request, self._request, self._inputs = self._request, None, None
         self._over.release()
         if self._after is not None:
             self._tell(self._after, request)
 
     def then(self, call: Callback, request: Startable) -> None:
-        """Call it with the request and the error, if any, when it is over: at once, if it is."""
+        """Call ``call`` with the request and the error, if any, once the inference is over; now if it is."""
         with self._guard:
             if not self.done:
-                assert self._after is None, "one is told"
+                assert self._after is None, "only one function is called after an inference"
                 self._after = call
                 return
         self._tell(call, request)
@@ -91,11 +91,11 @@ class Inference:
         told = None if self.cancelled and isinstance(self.error, RequestCancelled) else self.error
         try:
             call(request, told)
-        except Exception:  # nobody waits here
-            LOG.exception("what was to be called after an inference failed")
+        except Exception:  # no caller waits for it here
+            LOG.exception("a function that is called after an inference failed")
 
     def wait(self, timeout: float | None) -> bool:
-        """False: it was not over within so many seconds. Several may wait."""
+        """Wait for the end, at most ``timeout`` seconds; whether it is over. Several threads may wait."""
         if not self.done:
             seconds = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
             if not self._over.acquire(timeout=seconds):

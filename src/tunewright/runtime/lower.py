@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ from ..ir.late import is_late, upper
 from ..ir.memory import LARGE
 from ..ir.stored import stored
 from ..ir.symbolic import SymArray, SymInt, at_hand, hint, same
-from ..ir.types import MAX_RANK, TensorType, Type
+from ..ir.types import MAX_RANK, TensorType
 from ..ops import lookup
 from ..ops.append import APPEND
 from ..ops.infer import check_results
@@ -37,9 +37,10 @@ from ..tuning.tuner import Choice, Origin
 from . import alias
 from .control import Control, make_control
 from .control_rows import block_of
+from .counting import gather, opened
 from .late import LateKernel, ShapeKernel, follows_from_shapes
 from .memory import Lifetime, Stack, pack
-from .plan import Place, Plan, Segment, Slot, Step, static_tensor
+from .plan import Counts, Place, Plan, Segment, Slot, Step, static_tensor
 from .program import Environment, Packed, Program, like_nothing
 from .states import Filled, State
 from .template import Open, OpenKernel, Template, Traced, Untraceable, bring_at_hand
@@ -53,17 +54,19 @@ PACKERS = min(4, os.cpu_count() or 1)
 
 def lower(
     graph: Graph, env: Environment, only: bool = False, traced: Traced | None = None, repeated: bool = False,
-    is_body: bool = False,
+    is_body: bool = False, counts: Counts = Counts.NEVER,
 ) -> Plan:  # fmt: skip
     """A plan for a graph whose types are inferred, with all its kernels compiled. ``only``: nobody else wants its
     weights. ``traced``: its types are those of a class of shapes. ``repeated``: a loop runs it. ``is_body``: it becomes
-    part of the plan of what is around it."""
+    part of the plan of what is around it. ``counts``: which of the steps may be part of a launch whose sizes depend on
+    data."""
+    graph, counted = gather(graph, env, traced, repeated, counts)
     now, later = split(graph)
     rest: Graph | None = None
     boundary: list[Value] = []
     if later:
         rest, boundary = extract(graph, later)
-    return _Lowering(graph, now, boundary, env, only, traced, repeated, is_body).run(rest)
+    return _Lowering(graph, now, boundary, env, only, traced, repeated, is_body, counted).run(rest)
 
 
 def split(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -105,7 +108,7 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
             if value.const is not None:
                 mapping[value] = part.constant(value.const, value.name)
             else:
-                mapping[value] = part.add_input(value.name, _opened(value.type))
+                mapping[value] = part.add_input(value.name, opened(value.type))
                 boundary.append(value)
         return mapping[value]
 
@@ -114,20 +117,13 @@ def extract(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph, list[Value]]:
         if attrs_at_hand(node.attrs) is not node.attrs:
             raise Untraceable(f"node {node.name!r} ({node.op}) is made for open sizes, and its shapes depend on data")
         inputs = [None if v is None else of(v) for v in node.inputs]
-        twin = part.add_copy(node, inputs, [_opened(v.type) for v in node.outputs])
+        twin = part.add_copy(node, inputs, [opened(v.type) for v in node.outputs])
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
         made.update(node.outputs)
     for value in dict.fromkeys(graph.outputs):
         if value in made:
             part.add_output(mapping[value], value.name)
     return part, boundary
-
-
-def _opened(type: Type | None) -> Type | None:
-    """The type without symbolic sizes."""
-    if not isinstance(type, TensorType) or type.shape is None or not type.is_symbolic:
-        return type
-    return type.with_shape(tuple(None if isinstance(d, SymInt) else d for d in type.shape))
 
 
 def _open_sizes(part: Graph) -> set[tuple[int, int]]:
@@ -154,6 +150,8 @@ class _Lowering:
     repeated: bool = False
     #: the plan of a body that becomes part of another one
     is_body: bool = False
+    #: steps that make as many rows as the data says, with their blocks
+    counted: Mapping[Node, tuple[Control, Block]] = field(default_factory=dict)
     #: what depends on sizes, where they are symbolic
     open: Open = field(default_factory=Open)
     slots: list[Slot] = field(default_factory=list)
@@ -302,11 +300,15 @@ class _Lowering:
     def compile_control(self) -> None:
         """Find control flow that can be part of a launch, with everything that it takes."""
         for node in self.nodes:
-            runner = make_control(node, self.env, self.repeated)
+            known = self.counted.get(node)
+            runner = make_control(node, self.env, self.repeated) if known is None else known[0]
             if runner is None:
                 continue
             self.controls[node] = runner
-            if all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
+            found: Block | str
+            if known is not None:
+                found = known[1]
+            elif all(v is None or v.const is not None or self.has_place(v) for v in node.inputs):
                 found = block_of(runner, self.repeated, self.traced)
             else:
                 found = "the shapes of what it takes are not known"
@@ -345,7 +347,9 @@ class _Lowering:
     def slot(self, value: Value, slot: Slot) -> int:
         at = self.index[value] = len(self.slots)
         type = slot.type
-        if isinstance(type, TensorType) and type.is_symbolic:
+        if isinstance(type, TensorType) and type.is_symbolic and not type.is_static:  # the data decides as well
+            slot = replace(slot, type=opened(type))
+        elif isinstance(type, TensorType) and type.is_symbolic:
             self.open.shapes[at] = type.physical
             self.open.texts[at] = f"[{','.join(d.text if isinstance(d, SymInt) else str(d) for d in type.dims)}]"
             slot = replace(slot, type=type.at_hand)
@@ -401,6 +405,9 @@ class _Lowering:
         for node in self.nodes:
             try:
                 steps.append(self.step(node, sharing))
+            except Untraceable as error:
+                error.node = error.node or node
+                raise
             except LockError as error:
                 where = f"node {node.name!r} ({node.op})"
                 raise LockError(error.what, where=where, hint=error.hint) from error

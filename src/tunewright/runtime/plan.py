@@ -35,6 +35,14 @@ class Place(enum.Enum):
     DYNAMIC = "dynamic"  # made by the step, because the shape depends on data or it is no plain tensor
 
 
+class Counts(enum.Enum):
+    """Which steps whose sizes depend on data may be part of a launch (`runtime/counting.py`)."""
+
+    BEHIND = "those that make rows, and what follows"
+    ALONE = "those that make rows"
+    NEVER = "none"
+
+
 @dataclass(frozen=True)
 class Slot:
     """One value of the plan. ``storage`` numbers the arena buffer or result buffer that it lies in, at ``offset``."""

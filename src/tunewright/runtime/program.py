@@ -34,7 +34,7 @@ from ..settings import Settings
 from ..solvers.base import Array, Kernel, Packing, Problem
 from ..tuning.tuner import Choice, Tuner
 from .phases import Phases, uncollected
-from .plan import Plan
+from .plan import Counts, Plan
 
 if TYPE_CHECKING:
     from .template import Traced
@@ -198,6 +198,8 @@ class Program:
         self.graph, self.env, self._is_part, self._open = graph, env, is_part, open
         #: it is the body of a loop, or inside of one
         self.repeated = repeated
+        #: which steps that make rows are part of launches
+        self.counts = Counts.BEHIND
         self._plans: OrderedDict[tuple[Type | None, ...], Plan] = OrderedDict()
         #: the last one that was asked for, with what arrays it was asked for: making and comparing types takes longer
         self._last: tuple[Looks, Plan] | None = None
@@ -480,7 +482,7 @@ class Program:
         with env.phases("passes"):
             run_passes(graph, SPECIALISE, env.context)
         with env.phases("planning"):
-            return lower(graph, env, only, traced, self.repeated, is_body)
+            return lower(graph, env, only, traced, self.repeated, is_body, Counts.NEVER if is_body else self.counts)
 
 
 if hasattr(os, "register_at_fork"):

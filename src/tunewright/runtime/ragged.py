@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..devices.rows import Ragged
+from ..devices.rows import Counter, Ragged
 from ..errors import LimitError
 from ..ir.graph import Node
 from .control import too_long
@@ -32,7 +32,7 @@ def make_room(
         if one.most is None and most > left:
             raise too_long(node, f"runs {most:,} times", allowed)
         row = one.type.with_shape(dims)
-        if one.steps is None and 0 < max_tensor_bytes < most * row.nbytes:
+        if one.steps is None and one.told is None and 0 < max_tensor_bytes < most * row.nbytes:
             raise LimitError(
                 f"a result of {most:,} times {row}", where=f"node {node.name!r} ({node.op})",
                 hint=f"the limit is MAX_TENSOR_BYTES = {max_tensor_bytes:,}",
@@ -40,14 +40,21 @@ def make_room(
         values[slot] = np.empty(_shape(one, dims, most), one.type.dtype.numpy)
 
 
-def used(one: Ragged, dims: Sequence[int], room: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """The rows that ``count`` iterations made; a copy if most of the memory is left over."""
-    shape = _shape(one, dims, count)
+def used(
+    one: Ragged, dims: Sequence[int], room: np.ndarray[Any, Any], counted: Callable[[Counter], int]
+) -> np.ndarray[Any, Any]:
+    """The rows that a launch has made; a copy if most of the memory is left over."""
+    if one.told is None:
+        shape = _shape(one, dims, counted(one.counter))
+    else:
+        shape = tuple([d if c is None else counted(c) for d, c in zip(dims, one.told, strict=True)])
     found = room.reshape(-1)[: math.prod(shape)].reshape(shape)
     return found.copy() if 2 * found.size < room.size else found
 
 
 def _shape(one: Ragged, dims: Sequence[int], count: int) -> tuple[int, ...]:
+    if one.told is not None:
+        return (*dims,)
     if one.steps is None:
         return (count, *dims)
     return tuple([d + step * count for d, step in zip(dims, one.steps, strict=True)])

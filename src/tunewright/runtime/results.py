@@ -1,4 +1,4 @@
-"""Results of a plan: memory that is made anew for each inference, because it becomes the caller's."""
+"""Memory for the results of a plan. Each inference makes it anew, because the caller keeps it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plan import Plan
 
 
 class Result(NamedTuple):
-    """A slot in such memory: in which storage, where there, and as what."""
+    """A slot in this memory: its storage, its offset there, its type and shape."""
 
     slot: int
     storage: int
@@ -23,13 +23,13 @@ class Result(NamedTuple):
 
 
 class Results:
-    """Where results lie, for some sizes: small ones are the fields of a record in one piece of memory."""
+    """Where the results lie, for given sizes. Small results are the fields of a record in one piece of memory."""
 
     def __init__(
         self, plan: Plan, found: Sequence[Result], nbytes: Mapping[int, int], arrays: Collection[int], share: bool
     ) -> None:
-        """``nbytes`` of each storage; ``arrays``: slots that are arrays for somebody while the plan runs, addresses are
-        enough of the others; ``share``: they may be in one piece of memory."""
+        """``nbytes`` of each storage; ``arrays``: slots that must be arrays while the plan runs (addresses serve for
+        the others); ``share``: the results may lie in one piece of memory."""
         self.found, self.nbytes = found, nbytes
         begins, piece = side_by_side(nbytes) if share else ({}, 0)
         #: bytes of the piece; 0: results are too large to share one
@@ -38,7 +38,7 @@ class Results:
         places = {slot: begins[one.storage] + one.offset for slot, one in kinds.items()}
         outputs = [i if kind == "slot" else -1 for kind, i in plan.outputs]
         wanted = [slot for slot in places if slot in arrays or slot in outputs or slot in plan.rest_inputs]
-        #: slots that are given by their addresses, and those that are fields before it runs, or when it is over
+        #: slots passed as addresses; slots that are fields before the plan runs, and after it
         self._places = [(slot, at) for slot, at in places.items() if slot not in arrays]
         self._before = [(slot, str(slot)) for slot in wanted if slot in arrays]
         self.after = [(slot, str(slot)) for slot in wanted if slot not in arrays]
@@ -49,7 +49,7 @@ class Results:
         self._record = np.dtype({"names": [*map(str, wanted)], "formats": formats, "offsets": offsets})
 
     def new(self, values: MutableMapping[int, Any]) -> Any:
-        """A record in a new piece of memory, and where each result is."""
+        """Make a record in a new piece of memory, and add the place of each result to ``values``."""
         piece = np.empty(self.piece, np.uint8)
         where = address(piece)
         begin = -where % 64
@@ -62,10 +62,10 @@ class Results:
         return record
 
     def arrays(self, buffers: Mapping[int, Any], values: MutableMapping[int, Any]) -> None:
-        """Each result as an array in its storage."""
+        """Add each result to ``values`` as an array in its storage."""
         for one in self.found:
             values[one.slot] = np.ndarray(one.shape, one.dtype, buffers[one.storage], one.offset)
 
     def shapes(self) -> dict[int, tuple[int, ...]]:
-        """Of slots."""
+        """The shapes of the slots."""
         return {one.slot: one.shape for one in self.found}

@@ -99,7 +99,7 @@ class _Views:
         return found.buffer if found is not None and found() is array else None
 
     def continued(self, pasts: Sequence[tuple[Any, int]], room: int) -> list[Buffer | None]:
-        """The buffer of each array, to append its number of rows to in place; these are in use from now on.
+        """For each array the buffer to which its number of rows is appended in place. They are in use from now on.
 
         None: there is none, or it has less room.
         """

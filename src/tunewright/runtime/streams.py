@@ -1,14 +1,14 @@
 """A model's streams: a pool of threads that run what was started, each one inference at a time.
 
-A model has as many as NUM_STREAMS says. Whoever waits takes part: it runs what no thread has begun yet. Never do more
-run at a time than there are streams.
+NUM_STREAMS says how many threads there are. A caller that waits takes part: it runs a task that no thread has begun.
+At no time do more tasks run than there are streams.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import queue
 import threading
 import time
 import weakref
@@ -20,13 +20,13 @@ Task = Callable[[], object]
 
 #: seconds that the end of the process waits for what was started
 LAST_SECONDS = 10.0
-#: Seconds of a task: to wake a thread for a shorter one takes about as long. So nobody is woken while those who wait
-#: take part, and a thread looks for work by itself after so many seconds.
+#: BRIEF: waking a thread takes about as long as a task of less than these seconds. No thread is woken for such tasks
+#: while waiting callers run them; instead a thread looks for work by itself every DOZE seconds.
 BRIEF, DOZE = 2e-4, 1e-3
 
 
 class Streams:
-    """So many threads for the tasks of a model. They start when they are needed and end with the model."""
+    """``count`` threads for the tasks of a model. They start when they are needed and end with the model."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -35,7 +35,7 @@ class Streams:
         _STREAMS.add(self)
 
     def start_anew(self) -> None:
-        """As streams that were not used yet. A fork has no threads, and nobody who would release a lock."""
+        """Return to the state before the first task. A forked child has no threads that would release a lock."""
         if self._end is not None:
             self._end.detach()
         self._work = Work(self.count)
@@ -54,12 +54,12 @@ class Streams:
         return self._work.help(wanted) if wanted is not None or self._work.is_brief else None
 
     def resize(self, count: int) -> None:
-        """So many from now on. Threads that are too many end when they find nothing to do."""
+        """Change the number of threads. Surplus threads end when they find nothing to do."""
         self.count = count
         self._work.resize(count)
 
     def end(self, deadline: float) -> None:
-        """Finish what was submitted, until ``deadline`` (`time.monotonic`); then there are no threads."""
+        """Finish the submitted tasks and end the threads. Wait for them until ``deadline`` (`time.monotonic`)."""
         threads = list(self._work.threads)
         self._work.end()
         for thread in threads:
@@ -72,19 +72,21 @@ class Work:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Of all that follows. Whoever holds it may collect garbage, and so come to `end`.
+        # Guards all attributes below. Reentrant: a garbage collection while it is held may call `end`.
         self.lock = threading.RLock()
         self.tasks: deque[Task] = deque()
         self.threads: list[threading.Thread] = []
-        #: tasks that run now, in whatever thread
+        #: tasks that run now, in streams and in waiting callers
         self.running = 0
-        #: the last task was
+        #: the last task took less than BRIEF
         self.is_brief = False
-        #: somebody who waited has run one since a thread last looked
+        #: a waiting caller has run a task since a thread last looked
         self.helped = False
-        #: threads sleep until there is something in it; how many things are, and threads that look by themselves soon
-        self.calls: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.called = self.dozing = self.asleep = 0
+        #: The bells of sleeping threads: locks, rung by releasing them. They are not one queue for all threads, because
+        #: `SimpleQueue.get` with a timeout may wait for ever if another thread takes the entry.
+        self.bells: list[threading.Lock] = []
+        #: threads whose bell was rung and that are not awake yet; threads that soon wake by themselves
+        self.called = self.dozing = 0
         self.ended = False
 
     def put(self, task: Task) -> None:
@@ -111,13 +113,20 @@ class Work:
                     self._call()
         return task
 
-    def serve(self) -> None:
-        """What a thread does, until nothing is left to do."""
-        dozes, ran = False, 0
+    @property
+    def asleep(self) -> int:
+        """Threads that sleep, dozing and called ones included."""
+        return len(self.bells) + self.called
+
+    def serve(self, bell: threading.Lock) -> None:
+        """Run tasks until the streams end. The body of each thread."""
+        dozes, ran, rung = False, 0, False
         while True:
             if not ran:
-                self._sleep(dozes)
+                rung = bell.acquire(timeout=DOZE if dozes else -1)
             with self.lock:
+                if not ran:
+                    self._awake(bell, rung, dozes)
                 self.running -= ran
                 task = self._take(None)
                 ran = int(task is not None)
@@ -125,15 +134,15 @@ class Work:
                     self._call()
                 else:
                     dozes, self.helped = self.helped and self.is_brief, False
-                    self.asleep += 1  # first: to collect garbage here may be to come to `end`
                     self.dozing += dozes
+                    self.bells.append(bell)  # first, because a garbage collection here may call `end`
                     if self.ended or len(self.threads) > self.count:
+                        self._awake(bell, False, dozes)
                         self.threads.remove(threading.current_thread())
-                        self.asleep, self.dozing = self.asleep - 1, self.dozing - dozes
                         return
             if task is not None:
                 self._run(task)
-                del task  # it would keep its request, and so the model, until the next one comes
+                del task  # it would keep its request and the model alive until the next task
 
     def resize(self, count: int) -> None:
         with self.lock:
@@ -142,13 +151,13 @@ class Work:
             self._call_all()
 
     def end(self) -> None:
-        """Threads end when nothing is left to do."""
+        """Have the threads end when no task is left."""
         with self.lock:
             self.ended = True
             self._call_all()
 
     def _take(self, wanted: Task | None) -> Task | None:
-        """A task that is running from now on, if one more may run."""
+        """Take a task out of the queue and count it as running. None: no more tasks may run, or there is none."""
         if not self.tasks or self.running >= self.count:
             return None
         if wanted is None:
@@ -166,37 +175,43 @@ class Work:
         self.is_brief = time.perf_counter() - begin <= BRIEF
 
     def _call(self) -> None:
-        """Have a thread look for a task, if one more would find one."""
-        # One that dozes means that somebody takes part, and that one looks soon if nobody does.
+        """Wake or start a thread if one more thread would find a task."""
+        # Threads doze only while callers take part, and look soon in case callers stop to do so.
         if min(len(self.tasks), self.count - self.running) <= min(self.called + self.dozing, self.asleep):
             return
-        if self.asleep > self.called or (len(self.threads) < self.count and self._start()):
-            self.called += 1
-            self.calls.put(None)
+        if self.bells or (len(self.threads) < self.count and self._start()):
+            self._ring()
 
     def _call_all(self) -> None:
-        for _ in range(self.called, self.asleep):
-            self.called += 1
-            self.calls.put(None)
+        while self.bells:
+            self._ring()
 
-    def _sleep(self, dozes: bool) -> None:
-        """Until it is called, or for a while."""
-        called = True
-        try:
-            self.calls.get(timeout=DOZE if dozes else None)
-        except queue.Empty:
-            called = False
-        with self.lock:
-            self.asleep, self.dozing, self.called = self.asleep - 1, self.dozing - dozes, self.called - called
+    def _ring(self) -> None:
+        with contextlib.suppress(IndexError):  # a garbage collection has just called `end`, which rings all bells
+            self.bells.pop().release()
+            self.called += 1
+
+    def _awake(self, bell: threading.Lock, rung: bool, dozed: bool) -> None:
+        """Count a thread as awake: its bell was ``rung``, or it has ``dozed`` long enough."""
+        self.dozing -= dozed
+        with contextlib.suppress(ValueError):
+            self.bells.remove(bell)
+            return
+        self.called -= 1
+        if not rung:  # it was rung after the thread had woken by itself
+            bell.acquire()
 
     def _start(self) -> bool:
-        """A thread more, which is asleep as yet. False: the system has no more of them, and those that are there do."""
+        """Start one more thread. False: the system refuses, and the existing threads do the work."""
         if not self.threads:
-            # Behind everything that was imported before: what kernels need is still there when it waits for them.
+            # Handlers run in reverse order: this one waits for kernels before anything imported earlier is taken down.
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
-        # Daemons, because the interpreter waits for others before it asks anybody to end.
-        thread = threading.Thread(target=self.serve, name=f"tunewright-stream-{len(self.threads)}", daemon=True)
+        # Daemons, because the interpreter would wait for other threads before it calls `_at_exit`.
+        bell = threading.Lock()
+        bell.acquire()
+        name = f"tunewright-stream-{len(self.threads)}"
+        thread = threading.Thread(target=self.serve, args=(bell,), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -204,7 +219,7 @@ class Work:
                 raise
             return False
         self.threads.append(thread)
-        self.asleep += 1
+        self.bells.append(bell)
         return True
 
 
@@ -212,7 +227,7 @@ _STREAMS: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Threads that are in a kernel while a runtime is taken apart would crash the process."""
+    """End all streams: a thread in a kernel while the interpreter shuts down would crash the process."""
     deadline = time.monotonic() + LAST_SECONDS
     for streams in list(_STREAMS):
         streams.end(deadline)

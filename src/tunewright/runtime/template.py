@@ -20,7 +20,7 @@ from ..devices.executable import Sizes
 from ..devices.rows import Block, Launch, sizes, walk
 from ..errors import TunewrightError
 from ..ir.formulas import Computed, Formulas
-from ..ir.graph import Graph
+from ..ir.graph import Graph, Node
 from ..ir.symbolic import LEAST, MOST, Guards, SymArray, SymInt, Trace, Whole, at_hand
 from ..ir.types import TensorType, Type
 from ..solvers.base import Problem, attrs_at_hand
@@ -37,6 +37,9 @@ MOST_FITS = 128
 class Untraceable(Exception):
     """A plan cannot be made for a class of shapes; it can be for the shapes at hand."""
 
+    #: the node that is to blame, where that is known
+    node: Node | None = None
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -51,7 +54,7 @@ class Pattern:
 
     @cached_property
     def _checks(self) -> list[tuple[int, Any, tuple[int | None, ...], int | None]]:
-        """What each tensor must be: its input, element type, dimensions, and an earlier input that it is just like."""
+        """The checks of each tensor: input, element type, dimensions, and the earlier input with the same ones."""
         number = {(at, axis): k for k, (at, axis) in enumerate(self.symbols)}
         number |= {(at, axis): k for at, axis, k in self.same}
         first: dict[Any, int] = {}
@@ -66,7 +69,7 @@ class Pattern:
 
     @cached_property
     def _apart(self) -> list[tuple[int, int, int]]:
-        """Those of `same` that are not in a tensor just like an earlier one."""
+        """The entries of `same` that are not in a tensor with the type and dimensions of an earlier one."""
         twins = {at for at, _, _, twin in self._checks if twin is not None}
         return [one for one in self.same if one[0] not in twins]
 

@@ -105,6 +105,17 @@ class Known:
         """What stands for it in a table: the answer, or the newest of the rest."""
         return self.answer or max(self.standings, key=lambda s: (s.record.date, s.record.digest))
 
+    @property
+    def open(self) -> str:
+        """How far the newest search came that left it open whether something is faster; empty: none did."""
+        from ..tuning.evidence import EXTENT
+
+        found = [s.record for s in self.standings if EXTENT in s.record.evidence.environment]
+        newest = max(found, key=lambda m: (m.date, m.digest), default=None)
+        if newest is None or newest.evidence.confirmed:
+            return ""
+        return f"open, {safe(newest.evidence.environment[EXTENT])}"
+
 
 def known(layers: Mapping[str, Iterable[AnyRecord]]) -> list[Known]:
     """Every problem in every place of layers, the first one first: asked there, as it was when it was measured.
@@ -246,7 +257,7 @@ def answers_table(rows: Sequence[Known], solvers: Collection[str]) -> Table:
     made = table("problem and kernel", ">gain", "from", ">date, record")
     for row in rows:
         s = row.shown
-        kernel, ratio = f"the default stays: {s.why}", "-"
+        kernel, ratio = f"the default stays: {row.open or s.why}", "-"
         if row.answer:
             kernel = f"{safe(s.record.key.solver)} {config_text(s.record.config)}".rstrip()
             kernel += "" if s.record.key.solver in solvers else ", a solver that is not here"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..frontend.model import Model
     from ..plugins.apart import Apart
-    from ..plugins.tune import Result
+    from ..plugins.tune_search import Result
 
 #: seconds that every device of several has, however long those before it took
 LEAST = 1.0

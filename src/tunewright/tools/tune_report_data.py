@@ -20,8 +20,6 @@ from .kb_view import config_text, problem_text, safe
 MOST_BYTES = 256 << 20
 #: the part of a layer's time that may always be saved (as in tuning)
 LEAST_HOPE = 0.2
-#: a search that looked at fewer candidates says little
-LEAST_TRIED = 4
 #: what the reason of a search says when it could not tell
 OPEN = ("open:", "time was too short", "too noisy", "stopped before")
 
@@ -60,6 +58,8 @@ class Row:
     #: candidates that ran in the network beside the default: kernel, gain over it, with its interval
     network: Sequence[tuple[str, Sequence[float]]]
     spent: Mapping[str, float]
+    #: too few candidates were compared to say that nothing is faster
+    open: bool = False
     undone: bool = False
 
     @property
@@ -101,8 +101,8 @@ class Row:
         """Whether a longer search may help: it had none, or too short a one, or noise hid the answer."""
         if self.skipped:
             return self.skipped in ("no time was left for it", "stopped")
-        few = bool(self.trials) and len(self.trials) < LEAST_TRIED and not self.chosen
-        return few or self.is_undecided or any(word in self.reason for word in OPEN)
+        is_short = self.open and not self.chosen
+        return is_short or self.is_undecided or any(word in self.reason for word in OPEN)
 
     @property
     def verdict(self) -> str:
@@ -246,7 +246,7 @@ def _row(layer: Mapping[str, Any]) -> Row:
         _kernel(before), text(before.get("origin")) or "unknown",
         _kernel(chosen) if isinstance(chosen, Mapping) else "", text(layer.get("skipped")),
         text(layer.get("reason")), text(layer.get("command"), whole=True), trials, network,
-        _numbers(layer.get("spent")),
+        _numbers(layer.get("spent")), layer.get("open") is True,
     )  # fmt: skip
 
 

@@ -11,17 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .common import cell, console, milliseconds, note, table
-from .kb_view import config_text, plural, problem_text
+from .kb_view import config_text, plural, problem_text, safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..plugins.tune import Layer, Result, State
+    from ..plugins.tune_search import Layer, Result, State
 
 #: of the JSON; changes with the meaning of a key
 SCHEMA = "tunewright.tuned/1"
 #: layers that are shown; the result file has all
 SHOWN = 16
+#: the part of an inference that is not worth another run, even if all that can be hoped for were saved
+SLIGHT = 0.01
+#: layers that are named of those for which no time was left
+NAMED = 3
 #: lines of a terminal that are not layers
 AROUND = 7
 #: characters of a node's name that are shown
@@ -76,7 +80,7 @@ def _lines() -> Callable[[State], None]:
 def _drawn() -> Iterator[Callable[[State], None]]:
     from rich.live import Live
 
-    from ..plugins.tune import State
+    from ..plugins.tune_search import State
 
     out, told = console(stderr=True), [(State("profile", (), None, None, 0.0, 0.0), 0.0)]
 
@@ -195,7 +199,9 @@ def outcome(layer: Layer) -> str:
     if layer.network:
         return "not confirmed in the network"
     gain = promised(layer)
-    return f"{gain:.2f}x by itself" if gain > 1 else "nothing is faster"
+    if gain > 1:
+        return f"{gain:.2f}x by itself"
+    return "open: few were compared" if layer.outcome.is_open else "nothing is faster"
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
@@ -216,6 +222,18 @@ def show(result: Result) -> None:
         out.print(made)
         out.print()
     out.print(summary(result), markup=False, soft_wrap=not out.is_terminal)
+    if missed := unsearched(result):
+        out.print(missed, markup=False, soft_wrap=not out.is_terminal)
+
+
+def unsearched(result: Result) -> str:
+    """The layers that were not begun, those with most hope first; empty: there are none."""
+    from ..plugins.tune_search import NO_TIME
+
+    missed = sorted((layer for layer in result.layers if layer.skipped == NO_TIME), key=lambda layer: -layer.hope)
+    more = f" and {plural(len(missed) - NAMED, 'more layer')}" if len(missed) > NAMED else ""
+    names = ", ".join(safe(title(layer)) for layer in missed[:NAMED])
+    return f"not begun: {names}{more}" if missed else ""
 
 
 def _kernel(layer: Layer) -> str:
@@ -253,6 +271,8 @@ def summary(result: Result) -> str:
         text = "nothing was searched"
     elif seeming:
         text = f"nothing was changed; {plural(seeming, 'layer')} may have a faster kernel: more time would tell"
+    elif unclear := sum(layer.outcome is not None and layer.outcome.is_open for layer in result.layers):
+        text = f"nothing faster was found; {plural(unclear, 'layer')} open, because time was short"
     else:
         text = "nothing is faster than what is used already"
     text += f"; {known} tuned before" if known else ""
@@ -275,11 +295,11 @@ def closing(results: Sequence[Result], command: str, budget: float, weights: Seq
     compared = all(result.gain is not None or result.after >= result.before for result in results)
     what = f"{'gained' if compared else 'promised'}: {overall(results, weights):.3f}x"
     what += f" over {len(results)} models or shapes" if len(results) > 1 else ""
-    if not left:
+    hope = sum(layer.hope for layer in left)
+    if hope <= SLIGHT * sum(result.before for result in results):
         again = f"{command} --again"
         lines = ["left: nothing, every layer that counts was searched", f"next: nothing ({again} searches anew)"]
         return [f"{what}; {lines[0]}", lines[1]]
-    hope = sum(layer.hope for layer in left)
     amount = f"{milliseconds(likely)} ms expected, at most {milliseconds(hope)} ms"
     more = max(30, round(2 * budget))
     return [f"{what}; left: {plural(len(left), 'layer')}, {amount}", f"next: {command} --budget {more}s"]

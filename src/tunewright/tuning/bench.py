@@ -20,7 +20,7 @@ import numpy as np
 
 from ..devices import building
 from ..devices.base import Device, Target
-from ..devices.executable import Call, Part
+from ..devices.executable import Call, Executable, Part
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
@@ -43,6 +43,8 @@ CHEAP = 4 << 20
 CLOCK, CORE_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
 #: candidates whose launches and packed weights are kept, where memory allows
 MOST_BOUND = 32
+#: launches of a candidate that are kept, which differ in the number of executions
+MOST_LINKED = 4
 
 
 class Refused(Exception):
@@ -70,6 +72,8 @@ class Binding:
     right: dict[int, Array] = field(default_factory=dict)
     #: large ones as they lie in the device's memory, by their place: equal ones need not even be fetched
     there: dict[int, Any] = field(default_factory=dict)
+    #: by the number of executions: writing a launch takes longer than running it
+    linked: dict[int, Executable] = field(default_factory=dict)
 
 
 @dataclass
@@ -331,7 +335,11 @@ class Local(Measurer):
         if not binding.kernel.is_linkable:
             bounds = [Call(part).bind(self._queue, memory) for part in parts]
             return lambda: [bound.invoke({}) for bound in bounds]
-        bound = self.device.link(parts).bind(self._queue, memory)
+        linked = binding.linked.pop(len(parts), None) or self.device.link(parts)
+        binding.linked[len(parts)] = linked  # used last
+        if len(binding.linked) > MOST_LINKED:
+            del binding.linked[next(iter(binding.linked))]
+        bound = linked.bind(self._queue, memory)
         bound.prepare()
         return lambda: bound.invoke({})
 

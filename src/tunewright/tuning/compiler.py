@@ -51,6 +51,7 @@ def main(arguments: list[str]) -> None:
     except Exception as error:  # a driver may raise anything
         channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")
         return
+    kernel_cache.forgo()
     compiler = Compiler(device)
     channel.send(kind="ready", target=repr(device.target))
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,12 @@ from .record import MOST_BYTES, MOST_SEEN, Evidence, Fault, Measurement, Ratio, 
 KEPT = 64
 #: characters of a reason that a record keeps
 LONGEST_WHY = 2000
+#: A search that compared this number of candidates, or all that there are, may say that nothing is faster.
+ENOUGH = 24
+#: in the environment of a default's record: how far the search came that it is from
+EXTENT = "searched"
+#: after this number of sessions that left a problem open and came no farther, loads do not try again: `tune` does
+FRUITLESS = 3
 
 
 def environment() -> dict[str, str]:
@@ -58,6 +64,19 @@ def measurement(
     key = Key.of(problem, target, solver, config)
     what = serial.to_json(problem)
     return Measurement(key, Plain(config), found, what, problem.family(), problem.sizes, now(), __version__)
+
+
+def is_given_up(known: Iterable[Measurement], default: Candidate) -> bool:
+    """Whether the last sessions left a problem open, and came no farther than one another."""
+    mine = [m for m in known if (m.key.solver, m.config) == default == m.evidence.default]
+    last = sorted(mine, key=lambda m: (m.date, _reached(m)))[-FRUITLESS:]
+    return len(last) == FRUITLESS and len({_reached(m) for m in last}) == 1
+
+
+def _reached(m: Measurement) -> int:
+    """How many candidates the search compared that a default's record is from, as far as that counts."""
+    number = m.evidence.environment.get(EXTENT, "").partition(" ")[0].replace(",", "")
+    return min(int(number), ENOUGH) if number.isdecimal() else 0
 
 
 def fault(problem: Problem, target: Target, solver: Solver, config: Config, status: Status, why: str) -> Fault:

@@ -5,12 +5,14 @@ the solvers' strategies. Attempts lie seconds apart, and the machine changes mea
 few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
 
 Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
-before they are told of any, and those that follow it come after it. Nothing begins that, going by what others took,
-could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted again.
+before they are told of any, and those that follow it are part of the next one. Nothing begins that, going by what
+others took, could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted
+again.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from ..search.space import Config, Space
 from ..solvers.base import Config as AnyConfig
 from ..solvers.base import Problem, Solver
 from .contest import Contest, impossible
+from .evidence import ENOUGH
 from .key import Key
 from .measure import Attempt, Candidate, Measurer
 from .progress import Watch
@@ -50,8 +53,18 @@ RECENT, MOSTLY = 12, 0.75
 NEAR, MOST_LEADERS = 1.1, 5
 #: who takes part in the heat before it, and over how many rounds
 HEAT_NEAR, HEAT_MOST, HEAT_ROUNDS = 1.35, 12, 10
+#: the language in which a kernel's text is all that its program is made from
+WHOLE_TEXT = "c"
 #: the share of the budget that turns may cost which make times comparable, at one time
 SHARE = 0.05
+
+
+class Way(enum.Enum):
+    """How a candidate is compiled."""
+
+    ALONE = "by itself, when it is attempted"
+    TOGETHER = "ahead, with others"
+    BEFORE = "not at all: another one has the same program"
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,9 @@ class _Lane:
     space: Space
     strategy: Strategy | None
     best: float = math.inf
+    #: the config that took it, and the last one around which was looked
+    leader: AnyConfig | None = None
+    descended: AnyConfig | None = None
     #: advances by one with each turn of a promising solver, by more with others: the lowest is next
     turns: float = 0.0
 
@@ -103,12 +119,17 @@ class Hunt:
     tried: list[Tried] = field(default_factory=list)
     #: what earlier sessions saw and this one does not attempt again
     seen: set[Candidate] = field(default_factory=set)
+    #: those of `seen` that had a time
+    timed_before: int = 0
     anchor: Found | None = None
-    #: seconds of each solver's attempts, apart for those that were compiled before; how long batches waited for that
-    took: dict[tuple[str, bool], deque[float]] = field(default_factory=dict)
+    #: configs that there are to choose from, and whether none was left to attempt
+    choices: int = 0
+    ended: bool = False
+    #: seconds of each solver's attempts by the way they are compiled; how long batches waited for that
+    took: dict[tuple[str, Way], deque[float]] = field(default_factory=dict)
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    #: the present attempt is one of a batch
-    in_batch: bool = False
+    #: of the present attempt
+    way: Way = Way.ALONE
     compile_seconds: float = 0.0
     check_seconds: float = 0.0
 
@@ -121,6 +142,21 @@ class Hunt:
     @property
     def failed(self) -> int:
         return sum(t.status is not Status.OK for t in self.tried)
+
+    @property
+    def compared(self) -> int:
+        """Candidates that were timed, here or in earlier sessions."""
+        return len(self.found) + self.timed_before
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it may say that nothing is faster."""
+        return not self.watch.stopped and (self.ended or self.compared >= ENOUGH)
+
+    @property
+    def extent(self) -> str:
+        """How far it came, in words."""
+        return f"{self.compared:,} of {self.choices:,} candidates were compared"
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
         """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
@@ -182,19 +218,59 @@ class Hunt:
         for solver in solvers:
             if solver.why_not(self.problem, self.target) is None:
                 lanes[solver.id] = self._lane(solver, strategy(solver.id), seed)
+        self.choices = sum(_size(lane.space) for lane in lanes.values())
         followers = _followers(lanes.values())
         first = [(lanes[s], config) for s, config in self._first(lanes, seeds, self._learn(lanes, known, gains))]
-        if self._batches(first, share, end) is None:
+        if self._batches(first, share, end) is None or not self._descend(lanes.values(), share, end):
             return
-        while batch := self._asked(lanes):
+        following: list[tuple[_Lane, AnyConfig]] = []
+        while batch := following + self._asked(lanes, self.measurer.ahead - len(following)):
             seconds = self._batches(batch, share, end)
             if seconds is None:
                 return
             good = [pair for pair, s in zip(batch, seconds, strict=True) if s <= FOLLOWED * pair[0].best]
-            following = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
-            new = [(lane, config) for lane, config in following if plain((lane.solver.id, config)) not in self.seen]
-            if self._batches(new, share, end) is None:
+            if not self._descend([lane for lane, _ in batch], share, end):
                 return
+            good += [(lane, lane.leader) for lane, _ in batch if lane.leader is not None]
+            follow = [(other, config) for lane, config in good for other in followers.get(lane.solver.id, ())]
+            tried = {one.candidate for one in self.tried} | self.seen
+            new = {who: (at, config) for at, config in follow if (who := plain((at.solver.id, config))) not in tried}
+            following = [*new.values()]
+        self.ended = True
+
+    def _descend(self, lanes: Iterable[_Lane], share: float, end: float) -> bool:
+        """Around each new best of a solver: configs with one other parameter that is an argument of the same program.
+
+        They need no compiler, so they take a fraction of the time of others. False when the time is over.
+        """
+        for lane in lanes:
+            while (leader := lane.leader) is not None and leader != lane.descended and self._promises(lane):
+                lane.descended = leader
+                near = self._around(lane, leader)
+                for _, config in near:
+                    self.measurer.alike(plain((lane.solver.id, config)), plain((lane.solver.id, leader)))
+                if self._batches(near, share, end, compiled=True) is None:
+                    return False
+        return True
+
+    def _promises(self, lane: _Lane) -> bool:
+        best = self.best
+        return best is not None and lane.best <= PROMISING * best.seconds
+
+    def _around(self, lane: _Lane, config: AnyConfig) -> list[tuple[_Lane, AnyConfig]]:
+        """Configs that differ from one in a parameter which does not change the program, and were not attempted."""
+        if lane.solver.language != WHOLE_TEXT:
+            return []
+        tried = {one.candidate for one in self.tried} | self.seen
+        text = lane.solver.source(self.problem, config, self.target)
+        found: list[tuple[_Lane, AnyConfig]] = []
+        for name, values in lane.space.params.items():
+            for value in values:
+                near = {**config, name: value}
+                is_new = near in lane.space and plain((lane.solver.id, near)) not in tried
+                if is_new and lane.solver.source(self.problem, near, self.target) == text:
+                    found.append((lane, near))
+        return found
 
     def _lane(self, solver: Solver, name: str | None, seed: int) -> _Lane:
         space = solver.space(self.problem, self.target)
@@ -226,6 +302,7 @@ class Hunt:
                     status = Status.OK if gain > 0 and self.barred(*candidate) is None else Status.FAILED
                     self._told(lane, Tried(candidate, status, seconds, "seen before", self.watch.elapsed))
                     self.seen.add(candidate)
+                    self.timed_before += status is Status.OK
         return again
 
     def _fits(self, lane: _Lane, m: Measurement) -> bool:
@@ -245,10 +322,10 @@ class Hunt:
             if candidate not in seen and candidate[1] in lanes[candidate[0]].space:
                 yield candidate
 
-    def _asked(self, lanes: dict[str, _Lane]) -> list[tuple[_Lane, AnyConfig]]:
-        """What strategies ask for next, as many as are compiled at the same time; lanes with nothing left leave."""
+    def _asked(self, lanes: dict[str, _Lane], count: int) -> list[tuple[_Lane, AnyConfig]]:
+        """What strategies ask for next, up to this number; lanes with nothing left leave."""
         batch: list[tuple[_Lane, AnyConfig]] = []
-        while len(batch) < self.measurer.ahead and (lane := self._next(lanes)) is not None:
+        while len(batch) < count and (lane := self._next(lanes)) is not None:
             assert lane.strategy is not None
             asked = lane.strategy.ask(1)
             if asked:
@@ -269,18 +346,24 @@ class Hunt:
 
     # ---- one candidate ----------------------------------------------------------------------------------------
 
-    def _batches(self, wanted: Sequence[tuple[_Lane, AnyConfig]], share: float, end: float) -> list[float] | None:
-        """Attempt candidates, compiled in batches: their seconds; None when the time is over before all are done."""
+    def _batches(
+        self, wanted: Sequence[tuple[_Lane, AnyConfig]], share: float, end: float, compiled: bool = False
+    ) -> list[float] | None:
+        """Attempt candidates, compiled in batches: their seconds; None when the time is over before all are done.
+
+        ``compiled``: their programs are there.
+        """
         seconds: list[float] = []
         while len(seconds) < len(wanted):
             batch = wanted[len(seconds) : len(seconds) + self.measurer.ahead]
-            while len(batch) > 1 and self._expected(batch) > self.watch.left(end):
+            while len(batch) > 1 and self._expected(batch, compiled) > self.watch.left(end):
                 batch = batch[:-1]
-            if self.watch.left(share) <= 0 or self._expected(batch) > self.watch.left(end):
+            if self.watch.left(share) <= 0 or self._expected(batch, compiled) > self.watch.left(end):
                 return None
             candidates = [plain((lane.solver.id, config)) for lane, config in batch]
-            self.measurer.prepare([c for c in candidates if self.barred(*c) is None])
-            waited, self.in_batch = 0.0, len(batch) > 1
+            if not compiled:
+                self.measurer.prepare([c for c in candidates if self.barred(*c) is None])
+            waited, self.way = 0.0, _way(batch, compiled)
             for (lane, config), candidate in zip(batch, candidates, strict=True):
                 begin = self.watch.elapsed
                 if self.watch.left(share) <= 0 or not self.measurer.ready(candidate, self.watch.left(end)):
@@ -288,17 +371,17 @@ class Hunt:
                 waited += self.watch.elapsed - begin
                 self.compile_seconds += self.watch.elapsed - begin
                 seconds.append(self._turn(lane, config))
-            if self.in_batch:
+            if self.way is Way.TOGETHER:
                 self.waited.append(waited)
         return seconds
 
-    def _expected(self, batch: Sequence[tuple[_Lane, AnyConfig]]) -> float:
+    def _expected(self, batch: Sequence[tuple[_Lane, AnyConfig]], compiled: bool) -> float:
         """Seconds that a batch will take, going by those before it."""
-        several = len(batch) > 1
-        alike = [s for (_, in_batch), took in self.took.items() for s in took if in_batch is several]
+        way = _way(batch, compiled)
+        alike = [s for (_, theirs), took in self.took.items() for s in took if theirs is way]
         every = alike or [s for took in self.took.values() for s in took]
-        each = [_mostly(self.took.get((lane.solver.id, several)) or every) for lane, _ in batch]
-        return sum(each) + (_mostly(self.waited) if several else 0.0)
+        each = [_mostly(self.took.get((lane.solver.id, way)) or every) for lane, _ in batch]
+        return sum(each) + (_mostly(self.waited) if way is Way.TOGETHER else 0.0)
 
     def _turn(self, lane: _Lane, config: AnyConfig) -> float:
         tried = self.attempt((lane.solver.id, config))
@@ -306,7 +389,8 @@ class Hunt:
         return tried.seconds
 
     def _told(self, lane: _Lane, tried: Tried) -> None:
-        lane.best = min(lane.best, tried.seconds)
+        if tried.seconds < lane.best:
+            lane.best, lane.leader = tried.seconds, tried.candidate[1]
         if lane.strategy is not None and tried.candidate[1] in lane.space:
             lane.strategy.tell([Trial(tried.candidate[1], tried.status, tried.seconds, tried.why)])
 
@@ -342,7 +426,7 @@ class Hunt:
         elif reason is None:
             self.faults[candidate] = attempt
         if reason is None:
-            took = self.took.setdefault((candidate[0], self.in_batch), deque(maxlen=RECENT))
+            took = self.took.setdefault((candidate[0], self.way), deque(maxlen=RECENT))
             took.append(self.watch.elapsed - begin)
         self.tell()
         return tried
@@ -425,6 +509,17 @@ def _followers(lanes: Iterable[_Lane]) -> dict[str, list[_Lane]]:
             found.setdefault(leader.solver.id, []).append(lane)
             lane.strategy = None
     return found
+
+
+def _way(batch: Sequence[object], compiled: bool) -> Way:
+    if compiled:
+        return Way.BEFORE
+    return Way.TOGETHER if len(batch) > 1 else Way.ALONE
+
+
+def _size(space: Space) -> int:
+    """Configs of a space; of a large one the combinations before its constraint."""
+    return space.combinations if space.rows is None else len(space.rows)
 
 
 def _mostly(seconds: Collection[float]) -> float:

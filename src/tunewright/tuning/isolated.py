@@ -56,6 +56,8 @@ LEAST_TIMEOUT = 1.0
 WORTHWHILE = 3.0
 #: a race may take this many times what its turns should, and TUNE_TIMEOUT on top
 PATIENCE_IN_RACES = 20
+#: candidates of a problem whose programs are kept until the next one
+MOST_PROGRAMS = 1000
 #: seconds of a turn at least, with what is done before and after
 LEAST_TURN = 0.010
 
@@ -118,6 +120,7 @@ class Isolated(Measurer):
     ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
     what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
     whose requests the worker waits before it times anything, however long that takes, and its word that says pause.
+    ``apart``: even a single candidate is compiled in a process in which none runs, so that its programs may be kept.
     """
 
     def __init__(
@@ -130,8 +133,9 @@ class Isolated(Measurer):
         memory_bytes: int | None = None,
         target: Target | None = None,
         activity: tuple[int, int] | None = None,
+        apart: bool = False,
     ) -> None:
-        self._activity = activity
+        self._activity, self._apart = activity, apart
         self.device_name, self.timeout, self.python, self.target = device_name, timeout, python or "python3", target
         self.settings = Settings.from_environment() if settings is None else settings
         self._shares_cores = target is None or target.device == "cpu"
@@ -149,11 +153,14 @@ class Isolated(Measurer):
         self._regime: Regime | None = None
         #: seconds of candidates of the posed problem
         self._seconds: dict[tuple[str, Config], float] = {}
+        self._programs: dict[tuple[str, Config], wire.Programs] = {}
         written = target is not None and target.language is not None
         count = ahead.useful(self._shares_cores, self.settings.compilation_num_threads) if written else 0
         memory = max(least, self.memory_bytes // max(count, 1))
         start = partial(_start, self._command("compiler", memory), self.settings)
-        self._ahead = Ahead(start, partial(_objection, target), count if count > 1 else 0, timeout)
+        if apart and written:
+            count = max(count, 1)
+        self._ahead = Ahead(start, partial(_objection, target), count if count > 1 or apart else 0, timeout)
         self._finalizer = weakref.finalize(self, _end, self._workers, self._spare, self._ahead)
         _LIVE.add(self)
 
@@ -163,6 +170,7 @@ class Isolated(Measurer):
         with self._lock:
             self._regime = None
             self._seconds.clear()
+            self._programs.clear()
             try:
                 self._problem = {"do": "pose", "problem": serial.to_json(problem), "seed": seed, "regime": regime}
                 wire.pack(self._problem)
@@ -174,6 +182,16 @@ class Isolated(Measurer):
                 return self._posed().refusal
             except Unposed as error:
                 return error.what
+
+    def alike(self, candidate: Candidate, other: Candidate) -> None:
+        with self._lock:
+            programs = self._programs.get(_plain(other))
+            if programs:
+                self._programs[_plain(candidate)] = programs
+
+    def programs(self, candidate: Candidate) -> wire.Programs:
+        with self._lock:
+            return self._programs.get(_plain(candidate), {})
 
     def regime(self) -> Regime:
         with self._lock:
@@ -204,7 +222,7 @@ class Isolated(Measurer):
         with self._lock:
             known = self._workers[0].known if self._workers else set()
             new = [who for who in map(_plain, candidates) if who not in known]
-            if len(new) > 1:  # one by itself is compiled as fast by the worker
+            if len(new) > 1 or self._apart:  # one by itself is compiled as fast by the worker
                 self._ahead.submit(new)
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
@@ -219,7 +237,10 @@ class Isolated(Measurer):
     def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
         with self._lock:
             self._calm()
-            programs = wire.programs_json(self._ahead.take(_plain(candidate)))
+            compiled = self._ahead.take(_plain(candidate))
+            if compiled and len(self._programs) < MOST_PROGRAMS:
+                self._programs[_plain(candidate)] = compiled
+            programs = wire.programs_json(compiled)
             found, doubt = self._attempt(candidate, limit, programs)
             if doubt is None:
                 return found
@@ -407,8 +428,7 @@ class _Spoilt(Exception):
 
 
 def _start(command: Sequence[str], settings: Settings, activity: int | None = None) -> Process:
-    # No kernel cache: most of what is compiled there loses.
-    return Process(command, child_environment(replace(settings, cache_dir="")), activity)
+    return Process(command, child_environment(settings), activity)
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:

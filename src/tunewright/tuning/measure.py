@@ -7,7 +7,7 @@ who is better: that is `session`, from the samples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -94,6 +94,14 @@ class Measurer(ABC):
     def ready(self, candidate: Candidate, seconds: float) -> bool:
         """Wait for what `prepare` began with a candidate; False if that is not done in time."""
         return True
+
+    def alike(self, candidate: Candidate, other: Candidate) -> None:  # noqa: B027 (there may be nothing to know)
+        """A candidate differs in arguments alone from another one that was compiled: it has the same programs."""
+
+    def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
+        """What was compiled for a candidate of the posed problem, by a process in which no candidate ever ran: files
+        by the key of each program in the kernel cache."""
+        return {}
 
     @abstractmethod
     def regime(self) -> Regime:

@@ -8,9 +8,10 @@ works for five seconds, whenever that is.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ..solvers.base import Problem
@@ -96,14 +97,28 @@ class Paced(Measurer):
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         return self.pace.work(lambda: self.inner.pose(problem, seed, regime))
 
+    def expect(self, seconds: float) -> None:
+        self.pace.work(lambda: self.inner.expect(seconds))
+
     def attempt(self, candidate: Candidate, limit: float = float("inf")) -> Attempt:
-        return self.pace.work(lambda: self.inner.attempt(candidate, limit))
+        def work() -> Attempt:
+            self.inner.prepare([candidate])
+            self.inner.ready(candidate, math.inf)
+            return self.inner.attempt(candidate, limit)
+
+        return self.pace.work(work)
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         return self.pace.work(lambda: self.inner.race(candidates, rounds))
 
     def regime(self) -> Regime:
         return self.inner.regime()
+
+    def alike(self, candidate: Candidate, other: Candidate) -> None:
+        self.inner.alike(candidate, other)
+
+    def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
+        return self.inner.programs(candidate)
 
     def close(self) -> None:
         self.inner.close()

@@ -111,6 +111,7 @@ def outcome_json(outcome: Outcome | None) -> dict[str, Any]:
     """What a search found, and all that it looked at."""
     return {
         "reason": outcome.reason if outcome is not None else "",
+        "open": outcome is not None and outcome.is_open,
         "gain": ratio_json(outcome.gain) if outcome is not None else None,
         "spent": dict(outcome.seconds) if outcome is not None else {},
         "trials": [

@@ -28,10 +28,6 @@ from .statistics import UNKNOWN, unknown
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
 #: the same where others decide: a little is left for comparing the fastest once more
 ONLY_SEARCH_SHARE = 0.92
-#: a search that ran out of time before it tried this number of candidates does not judge the default
-LEAST_TRIED = 4
-#: this number of sessions may leave it open whether something is faster than the default; then the default stays
-MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,10 @@ class Outcome:
     trials: tuple[Tried, ...] = ()
     #: seconds by phase (search, race, confirm), and how much of them went into compiling and checking
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: nothing was found to be faster, and the search came not far enough to say that nothing is
+    is_open: bool = False
+    #: no strategy had anything left to attempt
+    ended: bool = False
 
     @property
     def attempted(self) -> int:
@@ -258,21 +258,19 @@ class _Session:
         assert baseline is not None
         leaders = hunt.leaders(baseline)
         faster = [who for who in leaders if hunt.found[who].seconds < baseline.seconds]
-        enough = len({t.candidate for t in hunt.tried}) >= LEAST_TRIED and not self.watch.stopped
-        made = [
-            self.measurement(
-                baseline.candidate, (), Ratio.one(), Ratio.one(), enough and not faster, baseline.candidate
-            )
-        ]
+        is_answer = hunt.is_enough and not faster
+        made = [self._of_default(baseline.candidate, (), Ratio.one(), is_answer)]
         for who in leaders:
             gain = Ratio(baseline.seconds / hunt.found[who].seconds, 1 / UNKNOWN, UNKNOWN, 0)
             made.append(self.measurement(who, (), gain, Ratio.one(), False, baseline.candidate))
-        reason = f"{len(faster)} of {len(hunt.found)} candidates seem faster than the default"
+        reason = f"nothing seems faster: {hunt.extent}" if is_answer else f"open: {hunt.extent}, none seems faster"
         if faster:
             solver, config = faster[0]
+            reason = f"{len(faster)} of {len(hunt.found)} candidates seem faster than the default"
             reason += f", first {solver} {dict(config)}: {made[1].evidence.gain.median:.3f} times as fast"
         records = tuple(m for m in made if not self._would_demote(m))
-        return self.outcome(baseline.candidate, reason, default_fault=self._default_fault(), records=records)
+        found = self.outcome(baseline.candidate, reason, default_fault=self._default_fault(), records=records)
+        return replace(found, is_open=not hunt.is_enough)
 
     def _race(self, raced: Contest) -> int | None:
         """The row to confirm. One leader by itself needs no race: the confirmation is one."""
@@ -299,22 +297,26 @@ class _Session:
         if fault is not None:
             reason = f"the default is faulty ({fault}), {chosen[0]} replaces it: {reason}"
         gain, control = (found.gain, found.control) if found is not None else (None, None)
-        return self.outcome(chosen, reason, gain if won else None, control, fault, records)
+        outcome = self.outcome(chosen, reason, gain if won else None, control, fault, records)
+        return replace(outcome, is_open=not won and self._is_open(raced, found))
 
     def _reason(self, raced: Contest, final: Contest, found: Confirmation | None) -> str:
         if found is None:
             if self.watch.stopped:
                 return "stopped before anything was confirmed"
-            if self._too_short(raced):
-                return "the time was too short to compare anything with the default"
-            return "nothing else is near" if len(raced.entrants) == 2 else "no significant gain in the race"
+            if self._is_open(raced, found):
+                return f"open: the time was too short, {self.hunt.extent}"
+            what = "nothing else is near" if len(raced.entrants) == 2 else "no significant gain in the race"
+            return f"{what}: {self.hunt.extent}"
         solver, config = final.entrants[2]
         gain, control = found.gain, found.control
+        begin = f"open: {self.hunt.extent}; " if self._is_open(raced, found) else ""
+        begin += f"{solver} {dict(config)}: {found.verdict.value}"
         if unknown(gain):
-            return f"{solver} {dict(config)}: {found.verdict.value}"
+            return begin
         spread = f"{gain.low:.3f} to {gain.high:.3f} in {gain.pairs} pairs"
         noise = f"the default over itself {control.low:.3f} to {control.high:.3f}"
-        return f"{solver} {dict(config)}: {found.verdict.value}, {gain.median:.3f} times as fast ({spread}; {noise})"
+        return f"{begin}, {gain.median:.3f} times as fast ({spread}; {noise})"
 
     def _default_fault(self) -> str | None:
         """What is wrong with the default: the last that was found out about it."""
@@ -322,12 +324,20 @@ class _Session:
             return None
         return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
 
-    def _too_short(self, raced: Contest) -> bool:
-        """The time was over before enough candidates were attempted, or before a race could tell anything."""
-        if self.watch.left(SEARCH_SHARE) > 0:
-            return False
-        few = len({t.candidate for t in self.hunt.tried} | self.hunt.seen) < LEAST_TRIED
-        return few or any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
+    def _is_open(self, raced: Contest, found: Confirmation | None) -> bool:
+        """Nobody can say yet whether something is faster than the default."""
+        if found is None:  # nobody was left to be confirmed: because of the race, or because there was no time for it
+            short = any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
+        else:
+            short = found.verdict in (Verdict.NOISY, Verdict.SHORT)
+        is_gain = found is not None and found.verdict is Verdict.GAIN
+        return not is_gain and (short or not self.hunt.is_enough)
+
+    def _of_default(self, who: Candidate, samples: Sequence[float], control: Ratio, is_answer: bool) -> Measurement:
+        """The default's own record: an answer, or how far the search for a better one came."""
+        made = self.measurement(who, samples, Ratio.one(), control, is_answer, who)
+        about = {**made.evidence.environment, evidence.EXTENT: self.hunt.extent}
+        return replace(made, evidence=replace(made.evidence, environment=about))
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -335,13 +345,9 @@ class _Session:
         self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None
     ) -> tuple[Measurement, ...]:
         control = found.control if found is not None else raced.gain(1, ALPHA)
-        # A default that was not beaten because nobody could tell is no answer: the next session may try again.
-        open_ = found.verdict in (Verdict.NOISY, Verdict.SHORT) if found is not None else self._too_short(raced)
-        if open_ and self._tries(baseline.candidate) + 1 >= MOST_TRIES:
-            open_ = False  # here nobody ever can tell, or there is never time: no load should pay for it again
-        open_ = open_ or self.watch.stopped
+        is_answer = not self._is_open(raced, found) and not self.watch.stopped
         own = final.samples[0] or raced.samples[0]
-        made = [self.measurement(baseline.candidate, own, Ratio.one(), control, not open_, baseline.candidate)]
+        made = [self._of_default(baseline.candidate, own, control, is_answer)]
         if found is not None:
             won = found.verdict is Verdict.GAIN
             made.append(
@@ -359,12 +365,6 @@ class _Session:
                     self.measurement(candidate, samples, gain, raced.gain(1, ALPHA), False, baseline.candidate)
                 )
         return tuple(m for m in made if not self._would_demote(m))
-
-    def _tries(self, candidate: Candidate) -> int:
-        """Sessions before this one that left it open whether something is faster than the candidate."""
-        here = Key.of(self.problem, self.target, self.solvers[candidate[0]], candidate[1])
-        mine = [m for m in self.known if m.key == here and m.config == candidate[1]]
-        return sum(not m.evidence.confirmed and m.evidence.default == candidate for m in mine)
 
     def _would_demote(self, m: Measurement) -> bool:
         """The newest measurement of a candidate counts: one that tells less must not stand before a confirmed one."""
@@ -426,5 +426,5 @@ class _Session:
         seconds = {**self.watch.spent, "compile": hunt.compile_seconds, "check": hunt.check_seconds}
         return Outcome(
             chosen, chosen != self.default, reason, gain, control, default_fault, records, faults,
-            self.survey(), tuple(hunt.tried), seconds,
+            self.survey(), tuple(hunt.tried), seconds, ended=hunt.ended,
         )  # fmt: skip

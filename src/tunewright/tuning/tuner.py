@@ -21,11 +21,12 @@ from ..errors import DatabaseError, DeviceError, InputError, UnsupportedError
 from ..ir.types import Layout
 from ..settings import Settings
 from ..solvers.base import Config, Missing, Problem, Solver, solvers
-from . import places
+from . import evidence, places
 from .choice import Choice as Choice
 from .choice import Origin as Origin
 from .database import Database, MemoryDatabase
 from .key import Kind, Where
+from .kin import Kin
 from .lookup import Answer, Found, Layer, Lookup
 from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
@@ -288,7 +289,8 @@ class Tuner:
         if self.policy.search is not Search.MISSING:  # whatever the heuristic says
             return self.policy.wanted(None)
         advice = self.advise(problem, device, default)
-        return self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
+        wanted = self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
+        return wanted and not evidence.is_given_up(self.measured(problem, device), (default.solver.id, default.config))
 
     def _forget(self, problem: Problem, device: Device) -> None:
         """Drop what the user's knowledge base has of a problem on this device."""
@@ -359,6 +361,11 @@ class Tuner:
             mine, seeds = (default.solver.id, default.config), self._seeds(problem, device, default, answer)
             measurer.foresee(problem, session.opening(problem, device.target, mine, taking_part, seeds))
 
+    @cached_property
+    def kin(self) -> Kin:
+        """What searches of similar problems found."""
+        return Kin(self.user)
+
     def _seeds(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> dict[str, list[Config]]:
         """Configs to try first, by solver: what is known, and what the heuristic would pick."""
         seeds: dict[str, list[Config]] = {}
@@ -367,6 +374,8 @@ class Tuner:
         advice = self.advise(problem, device, default, most=GUESSES)
         for solver, config in advice.picks if advice is not None else ():
             seeds.setdefault(solver.id, []).append(config)
+        for id, worked in self.kin.suggestions(problem, Where.of(device.target)):
+            seeds.setdefault(id, []).append(worked)
         return seeds
 
     def tune(
@@ -401,7 +410,7 @@ class Tuner:
         regime: str | None,
         decide: bool,
     ) -> Outcome | None:
-        from . import session
+        from . import session, winners
 
         strategy = self.policy.strategy(problem.op)
         taking_part = self._taking_part(problem, device, default, answer)
@@ -431,6 +440,9 @@ class Tuner:
             clock=self.clock,
         )
         self._store(problem, outcome)
+        if outcome.survey is not None:
+            self.kin.learn(outcome.survey)
+        winners.keep_programs(self._measurer(device, self.settings), outcome, device, self.settings)
         return outcome
 
     def _surveys(self, problem: Problem) -> list[Survey]:

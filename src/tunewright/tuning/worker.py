@@ -100,6 +100,7 @@ def main(arguments: list[str]) -> None:
     except Exception as error:  # a driver may raise anything; the parent says what to do
         channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")
         return
+    kernel_cache.forgo()  # the device's own programs are there: it found the thread pool and the like in the cache
     gc.collect()
     gc.freeze()  # what is here stays here
     channel.send(kind="ready", target=repr(device.target))

@@ -130,10 +130,18 @@ class Compiler:
                 elif process.poll() is None:
                     process.kill()
         said = said.replace(f"{Path(command[-1]).parent}{os.sep}", "")  # reasons are kept, and the folder is not
-        if process.returncode and _NO_SPACE in said:
+        if process.returncode and _is_full(process.returncode, said):
             raise OSError(errno.ENOSPC, _NO_SPACE)
         if process.returncode:
             raise ExecutionError(f"{self.version} cannot compile {label}: {said[:2000] or ended(process.returncode)}")
+
+
+def _is_full(code: int, said: str) -> bool:
+    """Whether a compiler failed because of a full disk.
+
+    Linkers write through mapped memory. Where the file has no room for a page they end with SIGBUS, in silence.
+    """
+    return code == -signal.SIGBUS or any(sign in said for sign in (_NO_SPACE, "Bus error"))
 
 
 def _output(process: subprocess.Popen[bytes], seconds: float) -> bytes:
@@ -230,7 +238,7 @@ def _zig(path: Path) -> Compiler:
 
 
 def _version_of_wheel(package: Path) -> str:
-    """Of the package in a folder."""
+    """The version of the package in a folder."""
     beside = [folder.name for folder in package.parent.glob("ziglang-*.dist-info")]
     if len(beside) == 1:
         return beside[0].removeprefix("ziglang-").removesuffix(".dist-info")

@@ -58,6 +58,7 @@ class NativeDevice(CDevice):
     dialect = "c"
     serves_classes = True
     runs_control = True
+    widens = True
 
     @classmethod
     def available(cls) -> list[str] | str:

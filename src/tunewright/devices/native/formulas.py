@@ -61,7 +61,7 @@ class Words:
     def __init__(
         self, quick: ctypes.PyDLL, table: np.ndarray[Any, Any], words: Sequence[tuple[int, int, int]], bases: int
     ) -> None:
-        """``words``: where each stands, the value and the base that it is; ``bases``: the number of these."""
+        """``words``: the place of each word, the value that it is, and which of the ``bases`` is added."""
         self._words, self._table = np.array(words, np.int32).reshape(-1, 3), table
         #: what is added; who writes keeps them up to date
         self.bases = np.zeros(bases, np.uint64)

@@ -36,7 +36,7 @@ class Loaded:
 
     @cached_property
     def quick(self) -> ctypes.PyDLL:
-        """The same for functions that take some microseconds: they keep the GIL."""
+        """The same for functions that take some microseconds: calls of them keep the GIL."""
         return ctypes.PyDLL("", handle=self._handle)
 
     def address(self, name: str) -> int:

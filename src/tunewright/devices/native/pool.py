@@ -68,33 +68,33 @@ class Pool:
         if self._made is None:
             loaded = self._load()
             with self._lock:
-                if self._made is None:  # another thread may have been here meanwhile
+                if self._made is None:  # another thread may have made it in between
                     self._made = _Made(loaded, self.cores)
         return self._made
 
     @property
     def quick(self) -> ctypes.PyDLL:
-        """Functions of its text, which keep the GIL."""
+        """The functions of its text, called without releasing the GIL."""
         return self._ready().loaded.quick
 
     def ticks(self) -> int:
-        """What the clock says that it reads."""
+        """The time on the clock of the pool."""
         return int(self._ready().library.pool_ticks())
 
     @property
     def ticks_per_us(self) -> int:
-        """Of that clock."""
+        """Ticks of this clock in a microsecond."""
         made = self._ready()
         return int(made.library.pool_us(made.at))
 
     def _forked(self) -> None:
-        """A forked child has none of its parent's threads, and what they held is nobody's. Its runners stay good."""
+        """Start anew in a forked child, which has none of its parent's threads. Its runners stay valid."""
         self._lock, self._started = threading.Lock(), False
         if self._made is not None:
             self._made.library.pool_forked(self._made.at)
 
     def start(self) -> None:
-        """Make sure that there are workers."""
+        """Start the workers, unless they run already."""
         if self._started or self.cores < 2:
             return
         made = self._ready()
@@ -107,14 +107,14 @@ class Pool:
             self._started = True
 
     def rouse(self, participants: int) -> None:
-        """Have workers awake for what runs within some microseconds."""
+        """Wake workers for a run that begins within some microseconds."""
         if participants > 1:
             self.start()
             made = self._ready()
             made.library.pool_rouse(made.at, ctypes.c_int(participants - 1))
 
     def bind(self, mode: str) -> None:
-        """Have workers run elsewhere from now on: on a core each (YES), near a node's memory (NUMA), anywhere (NO)."""
+        """Change where workers run: each on its own core (YES), on the cores of one NUMA node (NUMA), anywhere (NO)."""
         with self._lock:
             if mode == self._mode:
                 return
@@ -126,7 +126,7 @@ class Pool:
                 made.library.pool_bind(made.at, ctypes.c_int(worker), _mask(usable), ctypes.c_int(core))
 
     def runner(self, table: np.ndarray[Any, Any], times: np.ndarray[Any, Any] | None = None) -> Runner:
-        """What runs a table; both arrays must live as long as it does.
+        """A runner of a table; both arrays must live as long as it does.
 
         ``times``: for each step, from its second word on, the ticks and how often it ran, in each run.
         """
@@ -145,13 +145,13 @@ class Runner:
         self._run = _Run(address(table), None if times is None else address(times), SLICE)
         self._pool, self._kept = pool, (table, times)
         arguments = (made.at, ctypes.byref(self._run))
-        #: Runs the table, or what is left of it; where it answers no 0, `resume` and call it again. And: begin nothing
-        #: that is left, and wait for what runs. Both release the GIL.
+        #: ``again`` runs the table, or the rest of it; if it does not answer 0, call `resume` and then ``again``.
+        #: ``cancel`` begins no further step, and waits for the running ones. Both release the GIL.
         self.again: Callable[[], int] = partial(made.library.pool_run, *arguments)
         self.cancel: Callable[[], None] = partial(made.library.pool_cancel, *arguments)
 
     def resume(self, state: int) -> None:
-        """Be ready to go on after what `again` has answered."""
+        """Prepare to continue after an answer of `again` other than 0."""
         if state == _FORKED and self._kept[0][1] > 1:
             self._pool.start()
 
@@ -159,8 +159,8 @@ class Runner:
         try:
             while state := self.again():
                 self.resume(state)
-        except BaseException:  # Ctrl-C: what is left is not begun, what runs ends
-            self.cancel()  # called from here: on the way to a function of ours a second Ctrl-C could come between
+        except BaseException:  # Ctrl-C: no further step begins, running ones end
+            self.cancel()  # called directly: a second Ctrl-C could interrupt a call of a Python function
             raise
 
 

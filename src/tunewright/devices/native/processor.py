@@ -123,25 +123,25 @@ def thread_pool() -> Loaded:
 
 @cache
 def begin() -> None:
-    """Have compiled what `processor`, `why_not` and `thread_pool` need, beside what comes before they are asked."""
+    """Begin to compile what `processor`, `why_not` and `thread_pool` need, beside the work that precedes them."""
     settings = Settings.from_environment()
     named, wanted = settings.cpu_compiler, settings.cpu_isa
-    # Whoever needs it asks again, and is told. RuntimeError: no further thread can be started.
+    # An error is met again by the call that needs the result. RuntimeError: no further thread can be started.
     with contextlib.suppress(TunewrightError, OSError, RuntimeError):
         if sys.platform != "linux" or isa.machine() not in isa.LEVELS or find_compiler(named) is None:
             return
         with _kept():
-            if not _runtime().begin(_text(FEATURES)):  # then it is not known either whether kernels run here
+            if not _runtime().begin(_text(FEATURES)):  # then it is also unknown whether kernels run here
                 likely = isa.executable(isa.named(cpu_flags()), isa.machine())
                 for level in [level for level in likely if wanted in ("AUTO", level.name.upper())][-1:]:
                     _prober(level, named).begin(probe(level))
             if not _runtime().begin(_text(*POOL)):
-                # No daemon: when this process ends, nothing that it compiles is left behind, no files and no processes
+                # Not a daemon: when the process ends, it leaves no files and no compilers behind
                 threading.Thread(target=_finish, name="compiles-pool").start()
 
 
 def _finish() -> None:
-    with contextlib.suppress(TunewrightError, OSError):  # whoever needs the pool asks again, and is told
+    with contextlib.suppress(TunewrightError, OSError):  # a call that needs the pool meets the error again
         thread_pool()
 
 

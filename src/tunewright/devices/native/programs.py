@@ -160,9 +160,9 @@ class Programs:
 
     @contextlib.contextmanager
     def _turn(self, length: int) -> Iterator[None]:
-        """As many compilers at a time as COMPILATION_NUM_THREADS of the model says that wants this one.
+        """Wait until a compiler may start. COMPILATION_NUM_THREADS of the model limits how many run at a time.
 
-        Long texts first: they mostly take longest, and what begins last should not be what everybody waits for.
+        Long texts come first: they mostly take longest, and the last one to begin should be a short one.
         """
         most = min(building.threads(building.current().compilation_num_threads), cores.count())
         with self._turns:

@@ -22,6 +22,7 @@ from ..executable import Part
 from ..rows import (
     Block,
     Branch,
+    Compute,
     Copy,
     Counter,
     Fixed,
@@ -287,6 +288,11 @@ class _BlockWriter:
         table.tags += [None] * (head - len(table.tags)) + [row.tag]
         return head
 
+    def compute(self, row: Compute) -> None:
+        self.computed(row.late)
+        for counter, number in row.told:
+            self.word_is(self._counter(counter), number)
+
     def computed(self, late: Late | None) -> None:
         """A row that computes numbers: from here on they are those."""
         if late is None:
@@ -412,5 +418,5 @@ class _BlockWriter:
 
 _WRITERS: dict[type, Callable[[_BlockWriter, Any], None]] = {
     Launch: _BlockWriter.launch, Set: _BlockWriter.set, Copy: _BlockWriter.copy, Loop: _BlockWriter.loop,
-    Branch: _BlockWriter.branch,
+    Branch: _BlockWriter.branch, Compute: _BlockWriter.compute,
 }  # fmt: skip

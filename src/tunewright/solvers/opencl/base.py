@@ -33,6 +33,8 @@ class CSolver(Solver):
     ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
     dtypes: ClassVar[frozenset[DType]] = frozenset(STORAGE)
+    #: also of what an epilogue reads and of the output that it ends in
+    stores: ClassVar[frozenset[DType]] = frozenset()
     #: layouts of inputs and outputs
     layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
     family: ClassVar[str]
@@ -48,8 +50,9 @@ class CSolver(Solver):
             return f"solves {', '.join(sorted(self.ops))}"
         if None in (*problem.inputs[:1], *problem.outputs):
             return Missing("nothing is known of its input or its result")
-        for type in [*problem.inputs, *problem.outputs]:
-            reason = self._type(type)
+        count, behind = len(problem.main_inputs), self.dtypes | self.stores
+        for i, type in enumerate([*problem.inputs, *problem.outputs]):
+            reason = self._type(type, self.dtypes if i < count else behind)
             if reason is not None:
                 return reason
         try:
@@ -68,8 +71,8 @@ class CSolver(Solver):
                 return f"computes in fp64, which {target.name} does not have"
         return None
 
-    def _type(self, type: Type | None) -> str | None:
-        reason = why_not_type(type, self.dtypes, self.layouts)
+    def _type(self, type: Type | None, dtypes: frozenset[DType]) -> str | None:
+        reason = why_not_type(type, dtypes, self.layouts)
         if reason is None and isinstance(type, TensorType) and type.is_static and type.size > MOST_ELEMENTS:
             return f"{type} has more than {MOST_ELEMENTS} elements"
         return reason

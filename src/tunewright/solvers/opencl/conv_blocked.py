@@ -64,6 +64,7 @@ class ConvBlocked(CSolver):
     version = "2.1"
     ops = OPS
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 45
 
@@ -138,7 +139,7 @@ class ConvBlocked(CSolver):
             source.buffer("bias", DType.FLOAT32, In(2))
         source.buffer("zeros", DType.FLOAT32, Table(np.zeros(16, np.float32)))
         steps = epilogue.Epilogue(source, problem)
-        source.buffer("y", DType.FLOAT32, Out())
+        source.buffer("y", out.dtype, Out())
         (kd, kh, kw), (sd, sh, sw), (dd, dh, dw) = window.kernel, window.stride, window.dilation
         taps = {"KD": kd, "KH": kh, "KW": kw, "SD": sd, "SH": sh, "SW": sw, "DD": dd, "DH": dh, "DW": dw}
         source.fixed(W=block, NB=nb, UR=ur, L=1 if plain else block, PADDED=int(padded))
@@ -160,7 +161,7 @@ class ConvBlocked(CSolver):
         store = "STOREV(y + at, a);"
         if problem.epilogue:
             store = "f32 t[W]; *(VU*)t = a; int c UNUSED = (group * OBLOCKS + (slab % SLABS) * NB + b) * W;\n"
-            store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
+            store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\n{source.store('y', 'at + l', result)} }}"
         source.add(_SETUP)
         source.add("V start = LOADV(bias + (slab * NB + b) * W);" if bias else "V start = 0;")
         source.add("UNROLL for (int u = 0; u < UR; u++) acc[b][u] = start;\n}")

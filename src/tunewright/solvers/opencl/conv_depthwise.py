@@ -69,6 +69,7 @@ class ConvDepthwise(CSolver):
     family = "conv_depthwise"
     ops = window.CONVOLUTIONS
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 40
 

@@ -148,6 +148,7 @@ class ConvGrouped(CSolver):
     family = "conv_grouped"
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 47  # where groups are whole blocks, the direct convolution wastes nothing
 
@@ -218,7 +219,7 @@ class ConvGrouped(CSolver):
         source.buffer("zeros", DType.FLOAT32, Table(np.zeros(block, np.float32)))
         source.buffer("table", DType.INT32, Table(slabs.table(window.taps)))
         steps = epilogue.Epilogue(source, problem)
-        source.buffer("y", DType.FLOAT32, Out())
+        source.buffer("y", out.dtype, Out())
         for k, axis in enumerate("DHW"):
             source.dims(**{f"I{axis}": window.input[k], f"O{axis}": window.output[k], f"HEAD_{axis}": window.head[k]})
             source.fixed(**{f"K{axis}": window.kernel[k], f"S{axis}": window.stride[k], f"D{axis}": window.dilation[k]})
@@ -241,7 +242,8 @@ class ConvGrouped(CSolver):
             channel = "c + l" if not out.dims[1] % block else "(c + l < CHANNELS ? c + l : CHANNELS - 1)"
             lines, result = steps.apply("v", channel, "at + l")
             source.add("f32 t[W]; *(VU*)t = acc[b][u]; const int c UNUSED = (first_block + b) * W;")
-            source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}")
+            end = source.store("y", "at + l", result)
+            source.add(f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\n{end} }}")
         else:
             source.add("STOREV(y + at, acc[b][u]);")
         source.add("}\n}")

@@ -46,6 +46,7 @@ class ConvTransposeBlocked(CSolver):
     family = "conv_transpose_blocked"
     ops = frozenset({"ConvTranspose"})
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 45
 
@@ -139,7 +140,7 @@ class ConvTransposeBlocked(CSolver):
         source.buffer("zeros", DType.FLOAT32, Table(np.zeros(plan.width, np.float32)))
         source.buffer("table", DType.INT32, Table(plan.table()))
         steps = epilogue.Epilogue(source, problem)
-        source.buffer("y", DType.FLOAT32, Out())
+        source.buffer("y", out.dtype, Out())
         source.fixed(W=plan.width, NB=nb, UR=ur, SD=window.stride[0], SH=window.stride[1], SW=window.stride[2])
         tiles, slabs = plan.tiles(ur), plan.slabs(nb)
         source.dims(
@@ -157,7 +158,7 @@ class ConvTransposeBlocked(CSolver):
         if plan.merged:
             source.fixed(COLUMNS=out.dims[1] * math.prod(window.stride))
             lines, result = steps.apply("v", "channel", "place + i")
-            each = f"{{ f32 v = line[from + i];\n{lines}\ny[place + i] = {result}; }}"
+            each = f"{{ f32 v = line[from + i];\n{lines}\n{source.store('y', 'place + i', result)} }}"
             source.add(_ROWS.replace("EACH;", each))
         else:
             channel = "(c + l < CHANNELS ? c + l : CHANNELS - 1)" if out.dims[1] % plan.width else "c + l"
@@ -165,7 +166,8 @@ class ConvTransposeBlocked(CSolver):
             store = "STOREV(y + at, a);"
             if problem.epilogue:
                 store = "f32 t[W]; *(VU*)t = a; int c UNUSED = (slab * NB + b) * W;\n"
-                store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\ny[at + l] = {result}; }}"
+                end = source.store("y", "at + l", result)
+                store += f"for (int l = 0; l < W; l++) {{ f32 v = t[l];\n{lines}\n{end} }}"
             source.add(_SCATTER.replace("STORE;", store))
         source.add("}\n}")
         return [source.call([-(-tiles // run), -(-slabs * len(plan.parts) // stay), plan.batch])]

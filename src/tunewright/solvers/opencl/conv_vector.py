@@ -64,6 +64,7 @@ class ConvVector(CSolver):
     family = "conv_vector"
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 41
 
@@ -117,7 +118,7 @@ class ConvVector(CSolver):
         if problem.input(2) is not None:
             source.buffer("bias", DType.FLOAT32, In(2))
         steps = epilogue.Epilogue(source, problem)
-        source.buffer("y", DType.FLOAT32, Out())
+        source.buffer("y", out.dtype, Out())
         work = slabs * nb * depth
         items = greater(1, lesser(slabs, int(config["slices"]) * target.units, work // LEAST_WORK))
         source.dims(
@@ -130,7 +131,7 @@ class ConvVector(CSolver):
         lines, result = steps.apply("v", "first + l", "GID(1) * YSIZE + first + l")
         source.add(_SLABS)
         source.add(f"for (int l = 0; l < rest; l++) {{ f32 v = sums[l];\n{lines}")
-        source.add(f"y[GID(1) * YSIZE + first + l] = {result}; }}\n}}")
+        source.add(f"{source.store('y', 'GID(1) * YSIZE + first + l', result)} }}\n}}")
         return [source.call([items, out.dims[0]])]
 
 

@@ -132,6 +132,7 @@ class ConvWinograd(CSolver):
     version = "1.1"
     ops = frozenset({"Conv"})
     dtypes = frozenset({DType.FLOAT32})
+    stores = epilogue.NARROW
     layouts = frozenset({"plain", "blocked"})
     rank = 47
 
@@ -223,7 +224,7 @@ class ConvWinograd(CSolver):
         steps = epilogue.Epilogue(source, problem)
         source.buffer("v", DType.FLOAT32, v)
         source.buffer("m", DType.FLOAT32, Scratch("m", sums))
-        source.buffer("y", DType.FLOAT32, Out())
+        source.buffer("y", out.dtype, Out())
         source.fixed(NB=sizes.nb, FETCH=int(target.device == "cpu"))
         source.dims(
             OH=out.dims[2], OW=out.dims[3], GROUPS=sizes.groups, BAND=sizes.band, ITEMS=sizes.items, OC=out.dims[1],
@@ -362,7 +363,8 @@ def _results(problem: Problem, tile: int, steps: epilogue.Epilogue, block: int) 
     store = "STOREV(y + at, r[k]);"
     if problem.epilogue:
         store = "f32 a[W]; *(VU*)a = r[k];"
-        store += f"\nfor (int l = 0; l < W; l++) {{ f32 f = a[l];\n{text}\ny[at + l] = {result}; }}"
+        end = steps.source.store("y", "at + l", result)
+        store += f"\nfor (int l = 0; l < W; l++) {{ f32 f = a[l];\n{text}\n{end} }}"
     return _filled(
         _RESULTS,
         BIAS="LOADV(bias + c)" if problem.input(2) is not None else "0",

@@ -20,9 +20,9 @@ from . import epilogue, matmul_pack, matmul_product
 from .base import MOST_ELEMENTS, CSolver, both
 from .emit import COMPUTE, Call, In, Scratch, Source
 from .matmul_pack import MOST_ITEMS, Operand, batch_offset
-from .matmul_product import Product, is_narrow, product, summed
+from .matmul_product import Product, is_narrow, product, stored, summed
 from .matmul_store import Store
-from .matmul_tile import VECTORS, tile
+from .matmul_tile import HALVES, VECTORS, tile
 
 #: Rows of a that a work-item goes through for each panel take half of a usual second-level cache at most.
 NEAR_BYTES = 512 * 1024
@@ -30,6 +30,8 @@ NEAR_BYTES = 512 * 1024
 BLOCK = 384
 #: vectors of columns in a tile
 MOST_VECTORS = 4
+#: Rows up to which panels of half weights stay in halves, and architectures that convert them in one instruction.
+FEW_ROWS, CONVERTING = 8, ("x86-64-v3", "x86-64-v4", "armv8")
 #: A work-item has this much to do at least: about five microseconds.
 LEAST_FLOPS = 400_000
 
@@ -44,10 +46,13 @@ class MatMul(CSolver):
     version = "2.0"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        reason = matmul_product.why_not(problem) or epilogue.why_not(problem, -1)
+        reason = matmul_product.why_not(problem, with_stored=True) or epilogue.why_not(problem, -1)
         if reason is not None or not problem.is_static:
             return reason
-        _, b = _operands(product(problem))
+        p = product(problem)
+        if stored(problem) is not None and p.b.index != 1:
+            return "weights of one column are of the type of what they are multiplied with"
+        _, b = _operands(p)
         widest = MOST_VECTORS * _lanes(problem, target)
         return "too large in panels" if b.count * b.packed_size(widest) > MOST_ELEMENTS else None
 
@@ -77,7 +82,8 @@ class MatMul(CSolver):
         p, dtype, found = product(problem), summed(problem), {}
         a, b = _operands(p)
         if problem.constant[p.b.index]:
-            found[p.b.index] = matmul_pack.packing(b, _width(problem, config, target), dtype)
+            panels = _in_halves(problem, target) or dtype
+            found[p.b.index] = matmul_pack.packing(b, _width(problem, config, target), panels)
         if problem.constant[p.a.index] and is_narrow(problem):
             found[p.a.index] = matmul_pack.packing(a, 1, dtype)
         return found
@@ -89,7 +95,7 @@ class MatMul(CSolver):
         source.fixed(T=COMPUTE[dtype])
         source.dims(M=p.m, N=p.n, K=p.k, COUNT=p.count)
         a, b = _operands(p)
-        narrow = is_narrow(problem)
+        narrow, halves = is_narrow(problem), _in_halves(problem, target)
         direct = config["direct"] and not (narrow or problem.constant[p.b.index] or p.b.column != 1 or p.n < width)
         calls = []
         for name, operand, panel, packed in (("a", a, 1, narrow), ("b", b, width, not direct)):
@@ -99,7 +105,7 @@ class MatMul(CSolver):
                 calls.append(matmul_pack.launch(operand, panel, given, dtype, name, self.specialise))
                 source.buffer(name, dtype, operand.scratch(panel, dtype, name))
             else:
-                source.buffer(name, dtype, In(i))
+                source.buffer(name, halves if halves and name == "b" else dtype, In(i))
         a_batch, b_batch = [d.a for d in p.batch], [d.b for d in p.batch]
         if narrow:
             a_batch = a.strides(a_batch, 1)
@@ -123,12 +129,14 @@ class MatMul(CSolver):
         )
         rows, less = int(config["rows"]), greater(int(config["rows"]) - 1, 1)
         source.function(VECTORS)
+        if halves:
+            source.function(HALVES[halves])
         for count in sorted({rows, less}):
-            source.function(tile(count, config["prefetch"] and not direct))
+            source.function(tile(count, config["prefetch"] and not direct, halves is not None))
         source.fixed(LESS=less, MULTIPLY=f"multiply_{rows}", MULTIPLY_LESS=f"multiply_{less}")
         grid = _split(source, p, config, width, target.units, dtype)
         store = Store(source, problem, p)
-        source.add(LOOPS % (
+        source.add(LOOPS.replace("STORED", "u16" if halves else "T") % (
             store.element("sum[r * WIDTH + j]", "m + r", "n + j", "at + j"),
             store.element("sum[r * WIDTH + skip + j]", "m + r", "n + j", "at + j"),
         ))  # fmt: skip
@@ -149,11 +157,11 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
     int n = p * WIDTH, first = n < LAST ? n : LAST;
     int skip = n - first, columns = N - n < WIDTH ? N - n : WIDTH;
     GLOBAL const T* left = a + A_BEGIN;
-    GLOBAL const T* right = b + B_BEGIN + first * B_ACROSS;
+    GLOBAL const STORED* right = b + B_BEGIN + first * B_ACROSS;
     for (int block = 0; block < BLOCKS; block++) {
       int steps = K - block * K_BLOCK < K_BLOCK ? K - block * K_BLOCK : K_BLOCK, m = m_begin;
       GLOBAL const char* next = (GLOBAL const char*)(right + steps * B_STEP);
-      int part = steps * WIDTH * (int)sizeof(T) / tiles, ahead = part / (steps + 1) + 1;
+      int part = steps * WIDTH * (int)sizeof(STORED) / tiles, ahead = part / (steps + 1) + 1;
       for (int t = 0; t < tiles; t++) {
         GLOBAL T* sum = sums + (m - m_begin) * SUM_ROW;
         int rows = t < whole ? ROWS : LESS;
@@ -176,6 +184,13 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
       left += steps * A_STEP, right += steps * B_STEP;
     }
   }"""
+
+
+def _in_halves(problem: Problem, target: Target) -> DType | None:
+    """The type of panels that stay in halves: few rows are bound by reading them, and more by arithmetic."""
+    halves = stored(problem)
+    few = hint(product(problem).m) <= FEW_ROWS
+    return halves if few and (halves is DType.BFLOAT16 or target.arch.startswith(CONVERTING)) else None
 
 
 def _lanes(problem: Problem, target: Target) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...ir.symbolic import greater
 from ...ir.types import DType, TensorType
+from ...ops.half_weights import is_half_of
 from ..base import Problem, tensor
 from .emit import COMPUTE
 
@@ -83,11 +84,20 @@ def is_narrow(problem: Problem) -> bool:
     return given.itemsize < summed(problem).itemsize
 
 
-def why_not(problem: Problem) -> str | None:
-    """None when `product` can describe the problem; its types may be open."""
+def stored(problem: Problem) -> DType | None:
+    """The type of weights that have fewer bits than what they are multiplied with; None: they are of its type."""
+    a, b = problem.input(0), problem.input(1)
+    if not (isinstance(a, TensorType) and isinstance(b, TensorType) and problem.constant[1]):
+        return None
+    return b.dtype if is_half_of(b.dtype, a.dtype) else None
+
+
+def why_not(problem: Problem, with_stored: bool = False) -> str | None:
+    """None when `product` can describe the problem; its types may be open. ``with_stored``: weights may be `stored`."""
     a, b = problem.input(0), problem.input(1)
     assert isinstance(a, TensorType) and isinstance(b, TensorType)
-    if a.dtype not in SUM or a.dtype is not b.dtype:
+    alike = a.dtype is b.dtype or (with_stored and stored(problem) is not None)
+    if a.dtype not in SUM or not alike:
         return f"does not multiply {a.dtype} with {b.dtype}"
     if not a.dtype.is_float and (
         problem.attrs.get("alpha", 1.0) != 1 or problem.attrs.get("beta", 1.0) not in (0, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...ir.types import DType
+
 #: T is the type of the elements; in front of every `tile`.
 VECTORS = """
 #define WIDTH (VECTORS * LANES)
@@ -18,7 +20,7 @@ typedef V VU __attribute__((aligned(sizeof(T))));
 """
 
 _TILE = """
-INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const T* panel, GLOBAL T* out, int out_row, int m, int m_end,
+INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const STORED* panel, GLOBAL T* out, int out_row, int m, int m_end,
                            int steps, int a_row, int a_step, int b_step, int more,
                            GLOBAL const char* next UNUSED, int ahead UNUSED) {
   GLOBAL const T* row[COUNT];
@@ -30,7 +32,7 @@ INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const T* panel, GLOBAL T* o
   for (int k = 0; k < steps; k++) {
     FETCH
     V right[VECTORS];
-    UNROLL for (int i = 0; i < VECTORS; i++) right[i] = LOADV(panel + i * LANES);
+    UNROLL for (int i = 0; i < VECTORS; i++) right[i] = LOADP(panel + i * LANES);
     UNROLL for (int r = 0; r < COUNT; r++) {
       V left = (V)(row[r][k * a_step]);
       UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] += left * right[i];
@@ -46,12 +48,38 @@ INLINE void multiply_COUNT(GLOBAL const T* a, GLOBAL const T* panel, GLOBAL T* o
 """
 
 
-def tile(rows: int, prefetch: bool = False) -> str:
-    """The function multiply_ROWS.
+#: Loads LANES elements of a panel that is stored in halves.
+HALVES = {
+    DType.BFLOAT16: """
+typedef u16 HU __attribute__((ext_vector_type(LANES), aligned(2)));
+typedef u32 WU __attribute__((ext_vector_type(LANES)));
+INLINE V load_panel(GLOBAL const u16* p) {
+  return CAST_BITS(__builtin_convertvector(*(GLOBAL const HU*)p, WU) << 16, V);
+}
+""",
+    DType.FLOAT16: """
+#ifdef WITH_F16
+typedef f16 HU __attribute__((ext_vector_type(LANES), aligned(2)));
+INLINE V load_panel(GLOBAL const u16* p) { return __builtin_convertvector(*(GLOBAL const HU*)p, V); }
+#else
+INLINE V load_panel(GLOBAL const u16* p) {
+  V v;
+  UNROLL for (int i = 0; i < LANES; i++) v[i] = f16_load(p[i]);
+  return v;
+}
+#endif
+""",
+}
+
+
+def tile(rows: int, prefetch: bool = False, halves: bool = False) -> str:
+    """The function multiply_ROWS; ``halves``: its panel is stored in halves (`HALVES`).
 
     Rows beyond the last one repeat it, so that nothing is read out of bounds. A row of sums lies every ``out_row``
     elements; with ``more`` they are added to what is there. With ``prefetch`` memory from ``next`` on is fetched
     meanwhile, ``ahead`` bytes for each step.
     """
     fetch = "PREFETCH(next); next += ahead;" if prefetch else ""
-    return _TILE.replace("FETCH", fetch).replace("COUNT", str(rows))
+    panel, load = ("u16", "load_panel") if halves else ("T", "LOADV")
+    text = _TILE.replace("FETCH", fetch).replace("STORED", panel).replace("LOADP", load)
+    return text.replace("COUNT", str(rows))

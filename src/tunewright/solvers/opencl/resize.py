@@ -2,7 +2,8 @@
 
 Where each element comes from, and with which weight, is the reference's (`ops.resize.taps`): tables per axis, made on
 the host, so that a text knows neither modes nor shapes. Where an axis becomes a power of two times as long, tables of
-one period do (`ops.resize.Period`), and the kernel serves any length. Two kernels work on the last one or two resized
+one period do (`ops.resize.Period`), and the kernel serves any length. Where it becomes as long as another size says,
+each request makes the tables of its lengths. Two kernels work on the last one or two resized
 axes, h and w: `_lines` where w is the innermost axis (a blend of lines, then of their elements), `_pixels` where
 elements lie behind it that stay together: channels of a blocked layout, or the axes behind when another one is resized
 first. What inner loops add to is an i64: beside an int that is unknown the compiler does not see that they are
@@ -12,18 +13,19 @@ contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ...devices.base import Target
-from ...ir.symbolic import greater, lesser
+from ...ir.symbolic import SymInt, greater, hint, lesser
 from ...ir.types import PLAIN, DType
 from ...ops.base import Attrs
 from ...ops.numeric import limits
 from ...ops.resize import Period, Step, Taps, extrapolation, period, steps, taps, working_type
+from ...ops.symbolic import pinned
 from ...search.space import Config as Point
 from ...search.space import Space
 from ..base import Array, Config, Missing, Problem, tensor
@@ -44,7 +46,10 @@ class Axis:
 
     size: int
     out: int
+    #: for the lengths at hand, where these are open
     found: Taps | Period
+    #: computes ``found`` from other lengths
+    make: Callable[[int, int], Taps] | None = None
 
     @property
     def indices(self) -> Array:
@@ -150,23 +155,27 @@ class Resize(CSolver):
         ]
 
 
-def _steps(problem: Problem) -> list[Step]:
-    x = tensor(problem.inputs[0])
-    return steps(x.dims, problem.value(1), problem.value(2), problem.value(3), problem.attrs)
+def _steps(problem: Problem, is_pinned: bool = False) -> list[Step]:
+    dims, given = tensor(problem.inputs[0]).dims, [problem.value(i) for i in (1, 2, 3)]
+    if is_pinned:
+        dims, given = tuple(map(int, dims)), [None if array is None else pinned(array) for array in given]
+    roi, scales, sizes = given
+    return steps(dims, roi, scales, sizes, problem.attrs)
 
 
-def _stages(problem: Problem) -> list[Stage]:
+def _stages(problem: Problem, is_pinned: bool = False) -> list[Stage]:
     """Axis after axis; the last two that are neighbours in one, unless that makes many taps of few.
 
     Integers are rounded at the end, where the last bit of a sum may decide: they keep to the order of the reference.
+    ``is_pinned``: for the lengths at hand alone. So it is where the order depends on them.
     """
     x = tensor(problem.inputs[0])
-    attrs, dims = problem.attrs, [*x.physical] or [1]
+    attrs, dims = problem.attrs, [*(map(int, x.physical) if is_pinned else x.physical)] or [1]
     nearest = attrs.get("mode", "nearest") == "nearest"
     work = word(x.dtype) if nearest else DType.of_numpy(working_type(x.dtype.numpy))
     edge = word(x.dtype) if nearest else x.dtype
     fill = extrapolation(attrs, x.dtype.numpy if nearest else work.numpy).reshape(1).view(work.numpy)
-    found = {step.axis: _axis(dims[step.axis], step, attrs) for step in _steps(problem)}
+    found = {step.axis: _axis(dims[step.axis], step, attrs) for step in _steps(problem, is_pinned)}
     if not found:  # a copy
         axis = len(dims) - 1
         found = {axis: Axis(dims[axis], dims[axis], Period(1, np.zeros((1, 1), np.int64), None))}
@@ -180,6 +189,8 @@ def _stages(problem: Problem) -> list[Stage]:
         groups = [(a,) for a in order if a < last - 1] + [(last - 1, last)]
     else:
         groups = [(a,) for a in order]
+    if len(groups) > 1 and any(axis.make is not None for axis in found.values()):
+        return _stages(problem, is_pinned=True)
     stages: list[Stage] = []
     for n, group in enumerate(groups):
         source: In | Scratch = In(0) if n == 0 else _between(stages[-1])
@@ -201,8 +212,17 @@ def _axis(size: int, step: Step, attrs: Attrs) -> Axis:
     repeated = period(size, step, attrs)
     if repeated is not None:
         return Axis(size, step.out, repeated)
-    size, step = int(size), replace(step, out=int(step.out))
-    return Axis(size, step.out, taps(size, step, attrs))
+
+
+    def made(size: int, out: int) -> Taps:
+        scale = out / size if math.isnan(step.scale) else step.scale
+        return taps(size, replace(step, out=out, scale=scale), attrs)
+
+    is_open = isinstance(size, SymInt) or isinstance(step.out, SymInt)
+    varies = attrs.get("antialias", 0) or attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if is_open and not varies:  # whatever the lengths are, there is the same number of taps
+        return Axis(size, step.out, made(hint(size), hint(step.out)), made)
+    return Axis(int(size), int(step.out), made(int(size), int(step.out)))
 
 
 def _between(stage: Stage) -> Scratch:
@@ -232,15 +252,24 @@ class _Text:
     def _tables(self, name: str, axis: Axis) -> None:
         """``hs``, ``hw``: indices and weights, [out, taps] along h, [taps, out] along w, or those of a period; ``ho``:
         what is outside."""
-        source, found = self.source, axis.found
+        source, found, work = self.source, axis.found, self.stage.work
         by_tap = name == "w" and isinstance(found, Taps)
 
-        def ordered(array: Array, dtype: DType) -> Table:
-            return Table(np.ascontiguousarray(array.T if by_tap else array, dtype.numpy))
+        def ordered(array: Array | None, dtype: DType) -> Array:
+            assert array is not None
+            return np.ascontiguousarray(array.T if by_tap else array, dtype.numpy)
 
-        source.buffer(f"{name}s", DType.INT32, ordered(axis.indices, DType.INT32))
-        if found.weights is not None:
-            source.buffer(f"{name}w", self.stage.work, ordered(found.weights, self.stage.work))
+        make, lengths = axis.make, (axis.size, axis.out)
+        if make is None:
+            indices = Table(ordered(axis.indices, DType.INT32))
+        else:
+            indices = Table.of(lambda size, out: ordered(make(size, out).indices, DType.INT32), lengths)
+        source.buffer(f"{name}s", DType.INT32, indices)
+        if found.weights is not None and make is None:
+            source.buffer(f"{name}w", work, Table(ordered(found.weights, work)))
+        elif make is not None and found.weights is not None:
+            weights = Table.of(lambda size, out: ordered(make(size, out).weights, work), lengths)
+            source.buffer(f"{name}w", work, weights)
         if self.stage.crop:
             outside = np.zeros(axis.out, np.bool_) if axis.outside is None else axis.outside
             source.buffer(f"{name}o", DType.UINT8, Table(outside.astype(np.uint8)))
@@ -313,6 +342,8 @@ def _factor(axis: Axis) -> tuple[int, int, int]:
     A factor of 0 says that there is none.
     """
     size, found = axis.size, axis.found
+    if axis.make is not None:
+        return 0, 0, 0
     if isinstance(found, Period):
         if found.factor not in FACTORS or axis.taps > MOST_TAPS:
             return 0, 0, 0

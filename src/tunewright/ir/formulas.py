@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -62,6 +63,7 @@ class Formulas:
         coefficients = {c for terms in trace._known for _, c in terms if isinstance(c, int)}
         divisors = {side for _, *sides in trace._made for side in sides if not isinstance(side, SymInt)}
         plain = {int(one) for one in wanted if not isinstance(one, SymInt)}
+        self._asked = plain
         self._constants = sorted({0, 1} | coefficients | divisors | plain)
         self._place_of = {c: trace.symbols + at for at, c in enumerate(self._constants)}
         self._atoms = {k: k for k in range(trace.symbols)}
@@ -90,15 +92,27 @@ class Formulas:
         return Computed(values, [scope for scope in range(len(self._scopes)) if not self.holds(scope, values)])
 
     def flat(self) -> Flat:
-        """All of it, once it is complete."""
+        """All of it, once it is complete. OverflowError where it needs a constant of more than 64 bits."""
         numbers = {function: number for number, function in enumerate(FUNCTIONS)}
         code = [(numbers[function], a, b) for function, a, b in self._code]
         checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]
         checks += [(e, at, answer, k) for k, scope in enumerate(self._scopes) for e, at, answer in scope]
         return Flat(
-            self.trace.symbols, self._constants, np.array(code, np.int32).reshape(-1, 3), self._guarded,
+            self.trace.symbols, self._small({at for _, *sides in code for at in sides} | {c[1] for c in checks}), np.array(code, np.int32).reshape(-1, 3), self._guarded,
             np.array(checks, np.int32).reshape(-1, 4), len(self._guards), len(self._scopes),
         )  # fmt: skip
+
+    def _small(self, used: AbstractSet[int]) -> list[int]:
+        """The constants, with nothing in place of those of more than 64 bits that no code uses: nobody may ask for such
+        a one any more."""
+        found = []
+        for constant in self._constants:
+            fits = -(2**63) <= constant < 2**63
+            if not fits and (constant in self._asked or self._place_of[constant] in used):
+                raise OverflowError(f"{constant} is wanted")
+            found.append(constant if fits else 0)
+        self._place_of = {c: at for c, at in self._place_of.items() if -(2**63) <= c < 2**63}
+        return found
 
     def made(self, function: Function, a: int, b: int) -> int:
         """The place of what one of `FUNCTIONS` makes of two values: expressions that need no trace."""

@@ -97,8 +97,9 @@ class Formulas:
         code = [(numbers[function], a, b) for function, a, b in self._code]
         checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]
         checks += [(e, at, answer, k) for k, scope in enumerate(self._scopes) for e, at, answer in scope]
+        constants = self._small({at for _, *sides in code for at in sides} | {at for _, at, _, _ in checks})
         return Flat(
-            self.trace.symbols, self._small({at for _, *sides in code for at in sides} | {c[1] for c in checks}), np.array(code, np.int32).reshape(-1, 3), self._guarded,
+            self.trace.symbols, constants, np.array(code, np.int32).reshape(-1, 3), self._guarded,
             np.array(checks, np.int32).reshape(-1, 4), len(self._guards), len(self._scopes),
         )  # fmt: skip
 
@@ -170,6 +171,8 @@ class Formulas:
         key = (function, a, b)
         found = self._emitted.get(key)
         if found is None:
+            if self.compiled is not None:  # its values end before this one
+                raise AssertionError("a number is wanted that nobody asked for in time")
             self._code.append(key)
             found = self._emitted[key] = self.trace.symbols + len(self._constants) + len(self._code) - 1
         return found

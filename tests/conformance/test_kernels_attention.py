@@ -51,6 +51,8 @@ def flat(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("sizes", [
     {}, {"batch": 1, "heads": 1, "queries": 1, "keys": 1, "size": 1}, {"queries": 1, "keys": 100}, {"queries": 2},
+    {"queries": 1, "keys": 100, "size": 64}, {"queries": 2, "keys": 33, "size": 40},
+    {"queries": 1, "keys": 3, "size": 16}, {"queries": 1, "heads": 6, "groups": 2, "keys": 16, "size": 23, "width": 70},
     {"queries": 4, "keys": 3}, {"queries": 64, "keys": 64, "size": 32}, {"queries": 13, "size": 17, "width": 40},
     {"heads": 6, "groups": 2}, {"heads": 6, "groups": 1, "width": 3}, {"batch": 0}, {"queries": 0}, {"keys": 0},
 ])  # fmt: skip

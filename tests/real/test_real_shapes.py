@@ -55,7 +55,8 @@ def others(model: Any, runs: list[Feeds], number: int, rng: np.random.Generator)
     for name, array in feeds.items():
         declared = model[name].shape or (None,) * array.ndim
         dims = tuple(size(name, axis, d, n) for axis, (d, n) in enumerate(zip(declared, array.shape, strict=True)))
-        made[name] = array[np.ix_(*(np.arange(n) % before for n, before in zip(dims, array.shape, strict=True)))]
+        places = [np.arange(n) % before for n, before in zip(dims, array.shape, strict=True)]
+        made[name] = array[np.ix_(*places)] if places else array
     return made
 
 

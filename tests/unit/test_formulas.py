@@ -123,3 +123,16 @@ def test_words_of_a_table() -> None:
         words.write(values)
         assert table.tolist() == [0, 9, 2**64 - 5, 0, 2**63 - 5, 0]
     Words(device.pool.quick, table, [], 1).write([1])
+
+
+def test_large_constants_that_nothing_needs_are_no_hindrance() -> None:
+    trace = Trace()
+    n = trace.symbol("n", 7)
+    assert n * 2**70 > n  # for all sizes; the trace knows the product all the same
+    formulas = Formulas(trace, [n * 3])
+    open_device("CPU").compute_formulas(formulas)
+    assert formulas.compiled is not None
+    found = formulas.computed((5,))
+    assert found is not None and found.values[formulas.place(n * 3)] == 15
+    with pytest.raises(KeyError):
+        formulas.place(2**70)

@@ -1,5 +1,10 @@
 """The arena: buffers alive at the same time never overlap, and it stays near its lower bound. Where memory begins."""
 
+import gc
+import mmap
+import weakref
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 from hypothesis import given, settings
@@ -7,6 +12,7 @@ from hypothesis import strategies as st
 
 from tunewright.devices.base import address
 from tunewright.devices.host import HostDevice
+from tunewright.ir import memory as weights
 from tunewright.ir.formulas import Formulas
 from tunewright.ir.symbolic import Trace, hint
 from tunewright.runtime import memory
@@ -74,6 +80,41 @@ def test_where_any_array_begins():
     for nbytes in (0, 1, 100):
         found = HostDevice("CPU.HOST").alloc(nbytes)
         assert found.nbytes == nbytes and (not nbytes or address(found) % 64 == 0)
+
+
+def test_weights_share_pages_of_2_mb():
+    """Each begins at a cache line, is nobody else's, and goes back to the system when nobody holds it any more."""
+    sizes = [weights.LARGE - 1, weights.LARGE, 3 << 20, 100_003, weights.SHELF + 1, 1 << 20]
+    arrays = [weights.shared_pages(nbytes) for nbytes in sizes]
+    for k, array in enumerate(arrays):
+        array[:] = k + 1
+    assert [array.nbytes for array in arrays] == sizes
+    assert all(address(array) % 64 == 0 for array in arrays[1:])
+    view, gone = arrays[2].reshape(-1, 2)[5:], weakref.ref(arrays[4].base)
+    del arrays[2], arrays[3], array
+    gc.collect()
+    assert gone() is None and view.min() == view.max() == 3
+    assert [(int(array.min()), int(array.max())) for array in arrays] == [(1, 1), (2, 2), (4, 4), (6, 6)]
+    again = [weights.shared_pages(1 << 20) for _ in range(8)]
+    for array in again:
+        array[:] = 9
+    assert [(int(array.min()), int(array.max())) for array in arrays] == [(1, 1), (2, 2), (4, 4), (6, 6)]
+    assert view.max() == 3
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_what_weights_took_goes_back_although_others_stay():
+    arrays = [weights.shared_pages(4 << 20) for _ in range(8)]
+    for array in arrays:
+        array[:] = 1
+    kept, before = arrays[::4], resident()
+    del arrays, array
+    gc.collect()
+    assert before - resident() > 20 << 20
+    assert all(array.min() == 1 for array in kept)
 
 
 @given(lifetimes(), st.integers(2, 400), st.integers(2, 400))

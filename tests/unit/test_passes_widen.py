@@ -104,6 +104,16 @@ def test_an_embedding_table_stays_half() -> None:
     assert table is not None and table.const is not None and table.const.dtype == np.float16
 
 
+def test_a_choice_between_constants_is_made_in_single_precision() -> None:
+    """A mask reaches the attention without a Cast."""
+    text = """g (float16[3,4] x, bool[3,4] m) => (float16[3,4] y) <float16[4,4] w, float16 a = {0}, float16 b = {64000}>
+    { s = MatMul(x, w) c = Where(m, a, b) y = Add(s, c) }"""
+    before, after = widened(text)
+    assert ops(after).count("Cast") == 2
+    x = graphs.inputs(before)
+    graphs.assert_close(graphs.run(after, x), graphs.run(before, x), tolerance=2e-3)
+
+
 def test_large_weights_of_products_stay_half_and_others_do_not() -> None:
     text = """g (float16[2,128] x) => (float16[2,256] y, float16[2,1] z)
     <float16[128,256] w, float16[256] b, float16[128,1] v> { y = Gemm(x, w, b) z = MatMul(x, v) }"""

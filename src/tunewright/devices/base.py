@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DeviceError, InputError, SettingsError
 from ..ir.formulas import Formulas
-from ..ir.memory import LARGE, lasting
+from ..ir.memory import LARGE, shared_pages
 from ..ir.types import DType, TensorType
 from ..settings import Settings
 from . import dlpack
@@ -54,7 +54,7 @@ def on_lines(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def empty_on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Memory with any content that begins where a cache line does: what is packed there needs no copy."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else lasting(nbytes))
+    return np.ndarray(shape, dtype, aligned(nbytes) if nbytes < LARGE else shared_pages(nbytes))
 
 
 def address(array: Any) -> int:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from .late import is_late
 from .symbolic import Guards, SymInt, Trace, Whole
 
-#: what makes a value of two others; a `Flat` has their numbers
-FUNCTIONS: tuple[Callable[[int, int], int], ...] = (
-    operator.add, operator.mul, operator.floordiv, operator.mod, min, max,
-)  # fmt: skip
+#: what makes a value of two others
+Function: TypeAlias = Callable[[int, int], int]
+#: all of them; a `Flat` has their numbers
+FUNCTIONS: tuple[Function, ...] = (operator.add, operator.mul, operator.floordiv, operator.mod, min, max)
 
 
-@dataclass(frozen=True, eq=False)
-class Computed:
+class Computed(NamedTuple):
     """Values of formulas for some sizes. A memoryview: they are 64-bit words in memory."""
 
     values: Sequence[int]
@@ -56,12 +57,13 @@ class Formulas:
         trace.is_open = False
         self.trace = trace
         #: (function, place of left operand, place of right operand): each makes the next value
-        self._code: list[tuple[Callable[[int, int], int], int, int]] = []
-        self._emitted: dict[tuple[Callable[[int, int], int], int, int], int] = {}
+        self._code: list[tuple[Function, int, int]] = []
+        self._emitted: dict[tuple[Function, int, int], int] = {}
         #: values before the code runs: the symbols, then every coefficient and divisor
         coefficients = {c for terms in trace._known for _, c in terms if isinstance(c, int)}
         divisors = {side for _, *sides in trace._made for side in sides if not isinstance(side, SymInt)}
         plain = {int(one) for one in wanted if not isinstance(one, SymInt)}
+        self._asked = plain
         self._constants = sorted({0, 1} | coefficients | divisors | plain)
         self._place_of = {c: trace.symbols + at for at, c in enumerate(self._constants)}
         self._atoms = {k: k for k in range(trace.symbols)}
@@ -90,17 +92,30 @@ class Formulas:
         return Computed(values, [scope for scope in range(len(self._scopes)) if not self.holds(scope, values)])
 
     def flat(self) -> Flat:
-        """All of it, once it is complete."""
+        """All of it, once it is complete. OverflowError where it needs a constant of more than 64 bits."""
         numbers = {function: number for number, function in enumerate(FUNCTIONS)}
         code = [(numbers[function], a, b) for function, a, b in self._code]
         checks = [(is_equal, at, answer, 0) for is_equal, at, answer in self._guards]
         checks += [(e, at, answer, k) for k, scope in enumerate(self._scopes) for e, at, answer in scope]
+        constants = self._small({at for _, *sides in code for at in sides} | {at for _, at, _, _ in checks})
         return Flat(
-            self.trace.symbols, self._constants, np.array(code, np.int32).reshape(-1, 3), self._guarded,
+            self.trace.symbols, constants, np.array(code, np.int32).reshape(-1, 3), self._guarded,
             np.array(checks, np.int32).reshape(-1, 4), len(self._guards), len(self._scopes),
         )  # fmt: skip
 
-    def made(self, function: Callable[[int, int], int], a: int, b: int) -> int:
+    def _small(self, used: AbstractSet[int]) -> list[int]:
+        """The constants, with nothing in place of those of more than 64 bits that no code uses: nobody may ask for such
+        a one any more."""
+        found = []
+        for constant in self._constants:
+            fits = -(2**63) <= constant < 2**63
+            if not fits and (constant in self._asked or self._place_of[constant] in used):
+                raise OverflowError(f"{constant} is wanted")
+            found.append(constant if fits else 0)
+        self._place_of = {c: at for c, at in self._place_of.items() if -(2**63) <= c < 2**63}
+        return found
+
+    def made(self, function: Function, a: int, b: int) -> int:
         """The place of what one of `FUNCTIONS` makes of two values: expressions that need no trace."""
         return self._emit(function, a, b)
 
@@ -152,10 +167,12 @@ class Formulas:
             found = self._atoms[k] = self._emit(function, self.place(left), self.place(right))
         return found
 
-    def _emit(self, function: Callable[[int, int], int], a: int, b: int) -> int:
+    def _emit(self, function: Function, a: int, b: int) -> int:
         key = (function, a, b)
         found = self._emitted.get(key)
         if found is None:
+            if self.compiled is not None:  # its values end before this one
+                raise AssertionError("a number is wanted that nobody asked for in time")
             self._code.append(key)
             found = self._emitted[key] = self.trace.symbols + len(self._constants) + len(self._code) - 1
         return found

@@ -98,7 +98,7 @@ def _kept(graph: Graph) -> set[Node]:
         states = (node.input(i) for i in _CACHES.get(node.op, ()))
         if (
             _says_itself(node)
-            or (node.op in _MOVES and (len(border) == len(given) or grows))
+            or (node.op in _MOVES and (len(border) == len(given) > 0 or grows or _is_table(node)))
             or any(v in border for v in states)
         ):
             kept.add(node)
@@ -108,6 +108,11 @@ def _kept(graph: Graph) -> set[Node]:
         if node.op in _MOVES and len(given) == 1 and all(user in kept for user in readers):
             kept.add(node)
     return kept
+
+
+def _is_table(node: Node) -> bool:
+    """Rows of a constant: as a rule a few of many."""
+    return node.op.startswith("Gather") and node.inputs[0] is not None and node.inputs[0].const is not None
 
 
 def _leaving(graph: Graph) -> set[Node]:

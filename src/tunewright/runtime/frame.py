@@ -84,6 +84,8 @@ class Frame:
         self._appended: dict[int, tuple[int, int]] = {}
         for state in states:
             self._appends[state.step] = self._words(state.step, "COPY", "PAST_STEP")
+        #: what constants consist of that are sizes
+        self._filled: dict[int, list[int]] = {}
         #: inputs with room that this inference writes into, and of steps that may do so where their table says it
         self.filling: list[tuple[Filled, np.ndarray[Any, Any]]] = []
         self.fills: list[tuple[Filled, Any, int]] = []
@@ -216,8 +218,7 @@ class Frame:
             assert isinstance(type, TensorType) and self.arena is not None
             shape = self._shape(i, fit, template)
             self.memory[i] = np.ndarray(shape, type.dtype.numpy, self.arena, values[template.begins[i]])
-        for i in template.constants:
-            template.fill(fit, i, self.memory[i])
+        template.fill(fit, self.memory, self._filled)
         for one in self.rooms:
             place = fit.sizes.place
             dims = tuple([values[place(d)] for d in one.type.dims])

@@ -361,7 +361,10 @@ class Template:
             return None
         return kernel if kernel.is_like(one.kernel) else None
 
-    def fill(self, fit: Fit, slot: int, array: np.ndarray[Any, Any]) -> None:
-        """A constant that consists of sizes."""
-        shape, places = self.constants[slot]
-        array[...] = np.array([fit.values[at] for at in places], array.dtype).reshape(shape)
+    def fill(self, fit: Fit, memory: Sequence[Any], known: dict[int, list[int]]) -> None:
+        """Constants that consist of sizes, by slot. ``known``: what is there already."""
+        for slot, (shape, places) in self.constants.items():
+            numbers = [fit.values[at] for at in places]
+            if known.get(slot) != numbers:
+                memory[slot][...] = np.array(numbers, memory[slot].dtype).reshape(shape)
+                known[slot] = numbers

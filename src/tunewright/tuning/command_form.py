@@ -78,9 +78,9 @@ CLASSES: Mapping[str, OpClass] = {
     "move": OpClass(
         "What moves or makes data and computes nothing.", None,
         _names(
-            "Append BitCast CenterCropPad Concat ConstantOfShape Copy Crop DepthToSpace Expand ExpandDims EyeLike"
-            " Flatten Gather GatherElements GatherND Identity OneHot Pad Pieces Pixels QLinearConcat Range Reorder"
-            " ReorgYolo"
+            "Append BitCast CenterCropPad Compress Concat ConstantOfShape Copy Crop DepthToSpace Expand ExpandDims"
+            " EyeLike Flatten Gather GatherElements GatherND Identity NonMaxSuppression NonZero OneHot Pad Pieces"
+            " Pixels QLinearConcat Range Reorder ReorgYolo"
             " Reshape ReverseSequence Scatter ScatterElements ScatterND ShuffleChannels Slice SpaceToDepth Split"
             " Squeeze TensorScatter Tile Transpose Trilu Unsqueeze"
         ),

@@ -17,8 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..errors import UnsupportedError
 from ..ir.types import DType, TensorType
 from ..ops.append import APPEND
+from ..ops.counted import PLAIN_OP
 from ..ops.strided import STRIDED
 from ..solvers.base import Array, Problem
 
@@ -83,6 +85,8 @@ Role: TypeAlias = Callable[[Draw], Array]
 
 def make(problem: Problem, rng: np.random.Generator, kind: str = "random") -> list[Array | None]:
     """An array for every input of a static problem; constants that are part of the problem have their value."""
+    if problem.op in PLAIN_OP:  # memory for results would have to be made for the inputs that are drawn
+        raise UnsupportedError(f"{problem.op} makes as many rows as its inputs say, so it is not measured by itself")
     roles = _roles(problem)
     values = dict(problem.values)
     made: list[Array | None] = []

@@ -22,7 +22,6 @@ from ..devices.reports import KernelError
 from ..errors import TunewrightError
 from ..ir.types import DType, TensorType
 from ..ops import lookup
-from ..ops.counted import PLAIN_OP
 from ..ops.fused import from_plain, to_plain
 from ..ops.infer import MISTAKES
 from ..ops.tolerance import bias, compare, deviation
@@ -212,7 +211,7 @@ class Judge:
             return f"the reference refuses {kind} inputs: {error or repr(error)}"
         for n, (array, type) in enumerate(zip(want, self.problem.outputs, strict=True)):
             assert isinstance(type, TensorType)
-            if array.dtype != type.dtype.numpy or not _has_shape(self.problem, array.shape, type.physical):
+            if (array.shape, array.dtype) != (type.physical, type.dtype.numpy):
                 return f"the reference makes {array.dtype}{list(array.shape)} of output {n}, not {type}"
         return Case(kind, given, want, finite)
 
@@ -239,9 +238,9 @@ class Judge:
 
         ``like``: see `Kernel`.
         """
-        type, want = self.problem.outputs[n], self.cases[0].want[n]
+        type = self.problem.outputs[n]
         like = like or coarsest(self.problem)
-        return compare(_rows(self.problem, _meant(array, type), want), _meant(want, type), self.terms, like)
+        return compare(_meant(array, type), _meant(self.cases[0].want[n], type), self.terms, like)
 
 
 def examine(
@@ -283,7 +282,7 @@ def examine(
             for n, (out, buffer) in enumerate(zip(outs, queue.fetch([out.buffer for out in outs]), strict=True)):
                 if not out.is_intact(buffer, poison):
                     return Verdict(f"output {n}, run {run + 1}, is written out of bounds", error)
-                results.append(_rows(problem, _meant(out.tensor(buffer), out.type), want[n]))
+                results.append(_meant(out.tensor(buffer), out.type))
             if before is None:
                 known = next((r for r in kept.right if r.agrees(results)), None) if not queue.compares else None
                 error = known.error if known is not None else 0.0
@@ -336,18 +335,6 @@ def _meant(array: Array, type: object) -> Array:
     """The elements that count, in any order: not those that fill up a last block."""
     blocked = isinstance(type, TensorType) and type.layout.name == "blocked"
     return to_plain(array, _tensor(type)) if blocked else array
-
-
-def _has_shape(problem: Problem, made: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a result has the shape of its type. An operation that counts its rows may make fewer."""
-    if problem.op in PLAIN_OP:
-        return len(made) == len(wanted) and all(n <= most for n, most in zip(made, wanted, strict=True))
-    return made == wanted
-
-
-def _rows(problem: Problem, result: Array, wanted: Array) -> Array:
-    """The result as wide as its rows: a kernel that counts them packs them closely, and leaves anything behind them."""
-    return result.reshape(-1)[: wanted.size].reshape(wanted.shape) if problem.op in PLAIN_OP else result
 
 
 def physical(problem: Problem, plain: Sequence[Array | None]) -> list[Array | None]:

@@ -185,10 +185,11 @@ class OwnMemory:
         found += [(at, value, _ARENA) for at, value in words]
         fixed: dict[int, int] = {}
         for at, base, offset in self._addresses:
-            if isinstance(base, Region) and base in bases:
-                found.append((at, place(offset), bases[base]))
-            elif is_open(offset):  # behind something that stays where it is
-                number = fixed.setdefault(self._begin(base), _ARENA + 1 + len(changing) + len(fixed))
+            moves = isinstance(base, Region) and base.moves
+            if moves or is_open(offset):
+                number = bases.get(base) if isinstance(base, Region) else None
+                if number is None:  # it stays where it is
+                    number = fixed.setdefault(self._begin(base), _ARENA + 1 + len(changing) + len(fixed))
                 found.append((at, place(offset), number))
         made = Words(self._device.pool.quick, self._table, found, _ARENA + 1 + len(changing) + len(fixed))
         for begin, number in fixed.items():

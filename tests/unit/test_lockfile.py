@@ -451,6 +451,8 @@ def test_a_second_process_uses_exactly_the_locked_kernels(tmp_path: Path) -> Non
     first(batch(1)), first(batch(2))
     records = []
     for posed, device, choice in first.env.tuner.chosen.values():
+        if posed.op == "tunewright::NonZero":
+            continue  # it has one config, and is not measured
         if posed.is_static and not choice.solver.host:  # as if tuning had found other configs
             config = another(choice.solver, posed, device.target, choice.config)
             default = (choice.solver.id, Config(choice.config))

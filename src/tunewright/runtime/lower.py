@@ -438,8 +438,7 @@ class _Lowering:
         if self.env.tuner.is_late(problem, self.env.device):
             return Step(node, ins, outs, LateKernel(node, self.env))
         with self.env.phases("choosing"):
-            known = node.op in PLAIN_OP  # as many rows as its inputs say: nothing that can be measured
-            choice = self.env.tuner.default(problem, self.env.device) if known else self.choose(problem)
+            choice = self.choose(problem)
         if problem is not of_class and choice.solver.tuned_only:  # for these very shapes; others have the default
             choice = self.env.tuner.default(problem, self.env.device)
         if choice.solver.host and attrs_at_hand(node.attrs) is not node.attrs:

@@ -100,7 +100,7 @@ def left_open(*counts: int) -> list[Measurement]:
     [((), True), ((1, 1), True), ((1, 2, 3), True), ((1, 3, 3), True), ((3, 3, 3), False), ((30, 40, 48), False)],
 )
 def test_loads_go_on_while_that_leads_somewhere(counts: tuple[int, ...], again: bool):
-    """What nobody can tell, or what there is never time for, is no answer; nor does every load pay for it."""
+    """A search without evidence stores no answer, and later loads do not search for ever."""
     settings = Settings.make({"FIND_ENFORCE": "3", "TUNE_RESULT_PATH": ""}, Settings())
     device = NullDevice()
     device.target = TARGET

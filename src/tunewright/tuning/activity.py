@@ -1,9 +1,11 @@
-"""Which requests of a process run at the moment, in memory that its helper processes read.
+"""Record which requests of a process run at the moment, in memory that its helper processes read.
 
-The serving process owns an `Activity`. Each of its requests has a word of its own there: an odd number while it
-runs, an even one between two inferences. One thread at a time writes a word, so there is no lock on the request's path,
-and writing takes some 100 ns. A process that measures opens the same memory as a `Gate`: it waits until none runs,
-and learns afterwards whether one has begun meanwhile.
+The serving process owns an `Activity`. Each request has one 64-bit word in it: odd while the request runs, even between
+two inferences. Only one thread at a time writes a word. The request path therefore takes no lock, and a write takes
+about 100 ns.
+
+A process that measures opens the same memory as a `Gate`. It waits until no request runs, and checks afterwards whether
+a request has begun during the measurement.
 """
 
 from __future__ import annotations
@@ -19,25 +21,26 @@ from contextlib import contextmanager
 
 import numpy as np
 
-#: words for requests; those beyond share the last one, which then tells less exactly when all of them rest
+#: Number of words for requests. Further requests share the last word, which then shows less exactly when all of them
+#: rest.
 MOST_REQUESTS = 2000
-#: words in front of them: how many are in use, nanoseconds that measuring waited, samples, and samples that a request
-#: interrupted
+#: Words at the start of the memory: number of words in use, nanoseconds that measurements waited for requests, samples
+#: taken, samples that a request interrupted.
 _USED, _WAITED, _SAMPLES, _INTERRUPTED = range(4)
-#: what a word says that is no request's, but a wish to pause
+#: Value of a pause word, which belongs to no request: measuring processes must pause.
 _PAUSED = 2
 _HEAD = 8
 _BYTES = 8 * (_HEAD + MOST_REQUESTS)
-#: seconds without a request after which the machine counts as idle
+#: Seconds without a request after which the machine counts as idle.
 QUIET = 100e-6
-#: seconds between two looks at requests, at first and after some time, and while measuring is paused
+#: Seconds between two checks for requests: at first, after `PATIENCE`, and while measuring is paused.
 LOOK, LATER_LOOK, PAUSED_LOOK = 0.3e-3, 2e-3, 50e-3
-#: seconds of waiting after which looks become rarer
+#: Seconds of waiting after which checks become rarer.
 PATIENCE = 20e-3
 
 
 class Activity:
-    """The words of this process's requests. `descriptor` may be inherited by helper processes."""
+    """The words of this process's requests. Helper processes may inherit `descriptor`."""
 
     def __init__(self) -> None:
         self.descriptor = _memory()
@@ -48,7 +51,7 @@ class Activity:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """The number of a word for one more request."""
+        """Reserve a word for one more request and return its number."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -58,40 +61,40 @@ class Activity:
             return _HEAD + min(used, MOST_REQUESTS - 1)
 
     def give_back(self, word: int) -> None:
-        """The request of a word is gone."""
+        """Free the word of a request that no longer exists."""
         self.words[word] = 0
         if word < _HEAD + MOST_REQUESTS - 1:
             with self._lock:
                 self._free.append(word)
 
     def begin(self, word: int) -> None:
-        """The request of a word begins an inference."""
+        """Note that the request of a word begins an inference."""
         self.words[word] = time.perf_counter_ns() | 1
 
     def end(self, word: int) -> None:
-        """It has ended."""
+        """Note that the request of a word has ended its inference."""
         self.words[word] = time.perf_counter_ns() & ~1
 
     def pause(self, word: int, is_paused: bool) -> None:
-        """Let nobody begin a sample who was given this word for that; it is no request's."""
+        """Stop or resume measuring in the processes whose `Gate` watches this word. No request may use the word."""
         self.words[word] = _PAUSED if is_paused else 0
 
     def close(self) -> None:
-        """Give the memory back; nobody is to use this object again."""
+        """Release the memory. The object must not be used afterwards."""
         self.words.release()
         self._map.close()
         os.close(self.descriptor)
 
 
 class Gate:
-    """What another process sees of an `Activity`: when it may measure, and whether a sample was interrupted."""
+    """Another process's view of an `Activity`: when it may measure, and whether a request interrupted a sample."""
 
     def __init__(self, descriptor: int, pause: int | None = None) -> None:
-        """``pause``: the word that says so."""
+        """``pause``: number of the word that asks this process to pause."""
         self._pause = pause
         self._words = np.frombuffer(mmap.mmap(descriptor, _BYTES), np.uint64)
 
-    # ---- of the serving process's wishes --------------------------------------------------------------------------
+    # ---- state of the serving process --------------------------------------------------------------------------------
 
     @property
     def is_paused(self) -> bool:
@@ -99,28 +102,28 @@ class Gate:
 
     @property
     def last(self) -> float:
-        """When a request last began or ended, on `time.perf_counter`; 0: never."""
+        """Time at which a request last began or ended, on `time.perf_counter`; 0 if none ever did."""
         return float(self._requests().max(initial=0)) * 1e-9
 
     @property
     def is_serving(self) -> bool:
-        """Whether some request runs."""
+        """Whether a request runs."""
         return bool((self._requests() & np.uint64(1)).any())
 
-    # ---- of samples -----------------------------------------------------------------------------------------------
+    # ---- samples -----------------------------------------------------------------------------------------------------
 
     @property
     def waited(self) -> float:
-        """Seconds that measuring has waited for requests so far."""
+        """Total seconds that measurements have waited for requests."""
         return float(self._words[_WAITED]) * 1e-9
 
     @property
     def samples(self) -> tuple[int, int]:
-        """Samples so far, and how many of them were interrupted and thrown away."""
+        """Number of samples so far, and how many of them were interrupted and discarded."""
         return int(self._words[_SAMPLES]), int(self._words[_INTERRUPTED])
 
     def wait(self, alive: Callable[[], object] = lambda: None) -> None:
-        """Sleep until no request runs. ``alive`` is called now and then meanwhile."""
+        """Sleep until no request runs. Calls ``alive`` from time to time while it waits."""
         if self._is_free():
             return
         begin = time.perf_counter()
@@ -132,7 +135,7 @@ class Gate:
 
     @contextmanager
     def sample(self) -> Iterator[Sample]:
-        """Around a timed stretch; afterwards `Sample.interrupted` says whether a request has begun in it."""
+        """Context of a timed stretch. Afterwards `Sample.interrupted` says whether a request began during it."""
         before, made = self._requests().copy(), Sample()
         yield made
         now = self._requests()
@@ -154,9 +157,9 @@ class Sample:
 
 
 def _memory() -> int:
-    """A descriptor of memory without a name, which is gone with the last process that has it."""
+    """Create anonymous memory and return its descriptor. The memory lives as long as a process holds the descriptor."""
     if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):  # a system call that some sandboxes forbid
+        with contextlib.suppress(OSError):  # some sandboxes forbid this system call
             return os.memfd_create("tunewright-activity", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -167,7 +170,7 @@ _MAKING = threading.Lock()
 
 
 def of_process() -> Activity:
-    """The one of this process: its models share it, since a request of one disturbs samples of another."""
+    """Return the `Activity` of this process. All models share it, since a request of one disturbs samples of another."""
     global _activity
     with _MAKING:
         if _activity is None:
@@ -176,7 +179,7 @@ def of_process() -> Activity:
 
 
 def _in_child() -> None:
-    """A forked child has requests of its own: the words of its parent are not its to write."""
+    """Start without an `Activity` after a fork: the child must not write to its parent's words."""
     global _activity, _MAKING
     _activity, _MAKING = None, threading.Lock()
 

@@ -1,12 +1,11 @@
-"""Compiling ahead: several candidates at the same time, in processes of their own, while nothing is timed that they
-could disturb.
+"""Compile candidates ahead of time, several at once, in separate processes.
 
-A search mostly waits for a compiler, which uses one core. So the candidates that are attempted next are compiled by as
-many processes as there are cores (`compiler`), and the worker that checks and times them gets the programs. On a device
-that shares the cores of the host nothing is compiled while something is timed; on one with cores of its own it is.
+A search mostly waits for a compiler, and a compiler uses one core. Up to one process per core (`compiler`) therefore
+compiles the next candidates, and the worker that checks and times them receives the programs. If the device shares the
+cores of the host, nothing is compiled while something is timed. A device with its own cores allows both at once.
 
-None of it decides anything. A candidate that crashes the compiler, hangs in it or gives no program is compiled by the
-worker like any other, with all that follows; where these processes are of no use, they are not used any more.
+These processes decide nothing. The worker itself compiles each candidate that crashed the compiler, hung in it or gave
+no program, and treats it like any other. Processes that turn out to be useless are given up.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: most processes (strategies are asked for as many candidates at once), also beside a device with cores of its own, and
-#: the memory that each should find free
+#: Largest number of processes (search strategies are asked for as many candidates at once); the number beside a device
+#: with its own cores; and the memory that must be free for each process.
 MOST, MOST_BESIDE, EACH_BYTES = 8, 14, 768 << 20
-#: candidates without a program, in a row and for each process, after which there is no point in going on
+#: Consecutive candidates without a program, per process, after which compiling ahead is given up.
 FRUITLESS = 3
-#: a process is replaced after this number of candidates, because compilers leak
+#: Candidates after which a process is replaced, because compilers leak memory.
 OLD = 200
-#: seconds that a process has to start in
+#: Seconds that a process may take to start.
 START_SECONDS = 60.0
 
 
 def useful(shares_cores: bool, threads: int = 0) -> int:
-    """How many processes are worth having here; fewer than two are none. ``threads``: COMPILATION_NUM_THREADS."""
+    """Return how many processes are worthwhile here; fewer than two are of no use. ``threads``:
+    COMPILATION_NUM_THREADS."""
     cores = building.threads(threads)
     free = free_bytes()
     most = MOST if shares_cores else MOST_BESIDE
@@ -46,10 +46,10 @@ def useful(shares_cores: bool, threads: int = 0) -> int:
 
 @dataclass
 class _Side:
-    """A process, and what it is at."""
+    """A compiling process and its current job."""
 
     process: Process
-    #: None until it is ready, and while it is idle
+    #: None while the process starts and while it is idle.
     job: tuple[wire.Message, Candidate] | None = None
     is_ready: bool = False
     asked: int = 0
@@ -60,24 +60,25 @@ class _Side:
 
 
 class Ahead:
-    """Processes that compile candidates of one problem at a time. Not safe to use from several threads.
+    """Processes that compile candidates of one problem at a time. Not thread-safe.
 
-    ``start`` makes a process, ``objection`` says what is wrong with its first message (empty: nothing).
+    ``start`` creates a process. ``objection`` says what is wrong with the first message of a process, or returns an
+    empty string.
     """
 
     def __init__(
         self, start: Callable[[], Process], objection: Callable[[wire.Message], str], count: int, timeout: float
     ) -> None:
         self._start, self._objection, self._timeout = start, objection, timeout
-        #: how many work at the same time; none: it turned out to be of no use
+        #: number of processes that work at the same time; 0 once they were given up
         self.count = count
-        #: processes that were started so far, and candidates that were compiled
+        #: number of processes started and of candidates compiled so far
         self.starts = self.compiled = 0
         self.sides: list[_Side] = []
         self._problem: wire.Message | None = None
         self._waiting: deque[Candidate] = deque()
         self._done: dict[Candidate, wire.Programs] = {}
-        #: the same of the problem that comes next
+        #: the same three for the problem that comes next
         self._next: wire.Message | None = None
         self._later: deque[Candidate] = deque()
         self._foreseen: dict[Candidate, wire.Programs] = {}
@@ -88,12 +89,12 @@ class Ahead:
         return self._started and self.count > 0
 
     def start(self) -> None:
-        """Start the processes, without waiting for them."""
+        """Start the processes without waiting for them."""
         self._started = True
         self._fill(self.count)
 
     def pose(self, problem: wire.Message) -> None:
-        """Turn to a problem, in the form in which a worker is told of it."""
+        """Turn to a problem, given as the message that a worker receives."""
         if self._next is not None and self._next["problem"] == problem["problem"]:
             self._problem, self._waiting, self._done = self._next, self._later, self._foreseen
         else:
@@ -101,13 +102,13 @@ class Ahead:
         self._next, self._later, self._foreseen = None, deque(), {}
 
     def foresee(self, problem: wire.Message, candidates: Iterable[Candidate]) -> None:
-        """A problem that will be posed: idle processes begin with its candidates."""
+        """Announce a problem that will be posed next. Idle processes begin with its candidates."""
         if self.is_started:
             self._next, self._later, self._foreseen = problem, deque(candidates), {}
             self._hand_out()
 
     def submit(self, candidates: Iterable[Candidate]) -> None:
-        """Begin with candidates."""
+        """Queue candidates and begin to compile them."""
         begun = {side.job[1] for side in self.sides if side.job is not None and side.job[0] is self._problem}
         for candidate in candidates:
             known = candidate in self._done or candidate in begun or candidate in self._waiting
@@ -116,9 +117,11 @@ class Ahead:
         self._hand_out()
 
     def wait(self, candidate: Candidate | None, seconds: float = math.inf) -> bool:
-        """Wait until nothing is under way, or at least not a certain candidate. False if that takes longer than
-        ``seconds``: then nothing more begins. What is under way ends as well, unless others are timed beside it:
-        processes that take seconds to start are worth more than a core.
+        """Wait until nothing is queued or being compiled, or at least not ``candidate``.
+
+        Returns False if that takes longer than ``seconds``; the queue is then cleared. Without ``candidate`` the busy
+        processes are ended too. With one they keep running beside the timing, because restarting a process takes
+        seconds and costs more than the core that it uses.
         """
         until = time.monotonic() + seconds
         while self._concerns(candidate):
@@ -132,7 +135,7 @@ class Ahead:
         return True
 
     def take(self, candidate: Candidate) -> wire.Programs:
-        """The programs of a candidate, if there are any."""
+        """Return the programs of a candidate; empty if there are none."""
         return self._done.pop(candidate, {})
 
     def close(self) -> None:
@@ -143,7 +146,7 @@ class Ahead:
         self._drop(list(self.sides))
 
     def abandon(self) -> None:
-        """In a process that was just forked: they are those of the other."""
+        """Forget the processes in a forked child: they belong to the parent."""
         for side in self.sides:
             side.process.abandon()
         self.sides.clear()
@@ -160,7 +163,7 @@ class Ahead:
         return candidate in self._waiting or candidate in running
 
     def _hand_out(self) -> None:
-        """Give work to idle processes; start new ones if there are too few."""
+        """Give work to idle processes, and start new ones if there are too few."""
         idle = [side for side in self.sides if not side.is_busy]
         self._drop([side for side in idle if side.asked >= OLD or not side.process.is_running])
         wanted = len(self._waiting) + len(self._later) + sum(side.is_busy for side in self.sides)
@@ -186,14 +189,14 @@ class Ahead:
             side.process.begin(None, START_SECONDS)
 
     def _look(self, seconds: float) -> None:
-        """Sleep until one of them has something to say, and take it."""
+        """Sleep until a process has an answer, and take it."""
         poll = select.poll()
         busy = [side for side in self.sides if side.is_busy]
         for side in busy:
             side.process.register(poll)
-        poll.poll(math.ceil(min(seconds, 0.2) * 1e3))  # deaths and time limits are looked for as well
+        poll.poll(math.ceil(min(seconds, 0.2) * 1e3))  # short waits, because deaths and time limits must be checked too
         for side in busy:
-            if side not in self.sides:  # another one made it give up
+            if side not in self.sides:  # another process's answer made this object give up
                 continue
             try:
                 message = side.process.answer(0.0)
@@ -221,7 +224,7 @@ class Ahead:
 
     def _lost(self, side: _Side) -> None:
         if not side.is_ready:
-            self.give_up()  # it would not start the next time
+            self.give_up()  # it would not start the next time either
             return
         self._drop([side])
         self._count(False)
@@ -233,7 +236,7 @@ class Ahead:
             self.give_up()
 
     def give_up(self) -> None:
-        """From now on the worker compiles everything."""
+        """Stop compiling ahead for good; the worker compiles everything from now on."""
         self.count = 0
         self.close()
 

@@ -1,8 +1,8 @@
-"""Checks and times candidates in this process: `Local`. Inside a worker it is what does the measuring.
+"""Check and time candidates in this process (`Local`). A worker uses it for its measurements.
 
-A *turn* executes a kernel back to back on successive slots of a ring of copies (`ring`), and reads the queue's clock
-before and after. Results are looked at after every turn, off the clock: outputs were poisoned, and hold what the judge
-found right, or the candidate is out.
+A *turn* executes a kernel back to back on successive slots of a ring of copies (`ring`). It reads the queue's clock
+before and after. After every turn, outside the timed stretch, the results are checked. The outputs were poisoned
+before, so a candidate whose outputs now differ from what the judge found right is discarded.
 """
 
 from __future__ import annotations
@@ -32,72 +32,74 @@ from .judge import POISONS, Guarded, Judge, same
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .ring import KINDS, Copies, Ring, views
 
-#: how long a turn should last, in seconds: long beside the clock's resolution and a launch, short beside disturbances
+#: Target length of a turn in seconds: long compared with the clock's resolution and a launch, short compared with the
+#: time between disturbances.
 TURN = 0.5e-3
-#: turns of an attempt, and how long they may take together
+#: Least and most turns of an attempt, and the seconds after which no further turn begins.
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
-#: inputs up to this number of bytes are compared after every turn, larger ones at the end
+#: Inputs of up to this number of bytes are compared after every turn, larger ones only at the end.
 CHEAP = 4 << 20
-#: The roofline that no kernel is above: cycles per second, and bytes that a core or a GPU's unit works on in one. A
-#: kernel may need a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
+#: Speed that no hardware exceeds: cycles per second, and bytes that a core or a GPU's unit processes per cycle. A
+#: kernel may need only a 16th of the arithmetic that the operation's definition counts (fast algorithms, masks).
 CLOCK, CORE_BYTES, GPU_BYTES, FAST = 6e9, 64, 4096, 16
-#: candidates whose launches and packed weights are kept, where memory allows
+#: Number of candidates whose launches and packed weights are kept, if memory allows.
 MOST_BOUND = 32
-#: launches of a candidate that are kept, which differ in the number of executions
+#: Linked launches kept per candidate; they differ in the number of executions.
 MOST_LINKED = 4
 
 
 class Refused(Exception):
-    """A candidate that is not even compiled."""
+    """Raised for a candidate that may not even be compiled."""
 
 
 class Faulty(Exception):
-    """A candidate that was right turned out wrong while it was timed."""
+    """Raised when a candidate that passed its check gives wrong results while it is timed."""
 
 
 class Broke(Exception):
-    """A candidate broke the device: this process cannot use it any more."""
+    """Raised when a candidate broke the device: this process cannot use the device any more."""
 
 
 @dataclass
 class Binding:
-    """A kernel with its inputs and outputs, those of each slot."""
+    """A kernel with the inputs and outputs of each slot."""
 
     kernel: Kernel
     copies: list[Copies | None]
     slots: Sequence[tuple[Sequence[Any], Sequence[Any]]]
     #: see `Kernel`
     like: DType | None = None
-    #: results that were compared with the reference: equal ones need no further comparison
+    #: results that matched the reference, by output number; equal ones need no further comparison
     right: dict[int, Array] = field(default_factory=dict)
-    #: large ones as they lie in the device's memory, by their place: equal ones need not even be fetched
+    #: large results kept in the device's memory, by output buffer; equal ones need not be fetched
     there: dict[int, Any] = field(default_factory=dict)
-    #: by the number of executions: writing a launch takes longer than running it
+    #: by the number of executions; kept because writing a launch takes longer than running it
     linked: dict[int, Executable] = field(default_factory=dict)
 
 
 @dataclass
 class Entry:
-    """A candidate that was found right."""
+    """A candidate whose results were right."""
 
     kernel: Kernel
     attempt: Attempt
     #: median of its samples
     seconds: float = math.inf
-    #: its bindings are needed until the race is over
+    #: while True its bindings must be kept
     racing: bool = False
-    #: by number: a second one is the candidate's twin in a race against itself
+    #: by number; in a race against itself the candidate's second row has its own binding
     bindings: dict[int, Binding] = field(default_factory=dict)
 
 
 class Local(Measurer):
     """Measures in this process, on one queue of one device.
 
-    ``clock`` tells how long compiling and checking take; times of kernels are those of the device's queue. ``timing``
-    is called with "begin" and "end" around every timed stretch; ``timed`` is the sum of what they claim to have taken.
-    Behind a ``gate`` nothing is timed while a request runs, and a turn in which one begins is repeated; ``waiting`` is
-    called now and then while it waits.
-    What is asked of it raises `Broke` when a candidate has broken the device: nobody is to use it again.
+    ``clock`` times compilation and checks; kernels are timed by the device's queue. ``timing`` is called with "begin"
+    and "end" around every timed stretch; ``timed`` is the sum of these stretches. With a ``gate`` nothing is timed
+    while a request runs, and a turn in which a request begins is repeated. ``waiting`` is called from time to time
+    during the wait.
+
+    Methods raise `Broke` when a candidate has broken the device. The object must not be used afterwards.
     """
 
     def __init__(
@@ -116,12 +118,12 @@ class Local(Measurer):
         self._queue = device.queue()
         self._judge: Judge | None = None
         self._ring: Ring | None = None
-        #: candidates of the posed problem that were right, the least recently used first
+        #: candidates of the posed problem that were right; the least recently used comes first
         self._entries: dict[tuple[str, Config], Entry] = {}
         self._rng = np.random.default_rng(0)
         self._kind, self._seed = "cold", 0
 
-    # ---- the problem ------------------------------------------------------------------------------------------------
+    # ---- the problem -------------------------------------------------------------------------------------------------
 
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         self.close()
@@ -143,7 +145,7 @@ class Local(Measurer):
         return self._made().regime
 
     def close(self) -> None:
-        self._start_afresh()  # a queue keeps the kernels of the problems that it served
+        self._start_afresh()  # a queue keeps the kernels of problems that it served
         self._entries.clear()
         self._judge = None
 
@@ -160,7 +162,7 @@ class Local(Measurer):
             self._ring = Ring(j.problem, self.device, self._queue, j.cases[0], self._kind, self._seed)
         return self._ring
 
-    # ---- one candidate ----------------------------------------------------------------------------------------------
+    # ---- one candidate -----------------------------------------------------------------------------------------------
 
     def attempt(self, candidate: Candidate, limit: float = math.inf) -> Attempt:
         entry = self._entry(candidate)
@@ -168,7 +170,7 @@ class Local(Measurer):
             return entry
         try:
             binding = self._bind(entry, 0)
-            estimate = self._turn(binding, 1)  # a first execution: whatever is made then does not count
+            estimate = self._turn(binding, 1)  # a first execution, which may allocate or compile, does not count
             probe = self._turn(binding, self._count(estimate))
             entry.seconds = probe
             if probe > limit:
@@ -189,12 +191,12 @@ class Local(Measurer):
         return entry.attempt
 
     def _entry(self, candidate: Candidate) -> Entry | Attempt:
-        """The candidate, compiled and found right; or what became of it."""
+        """Return the candidate, compiled and checked; or the attempt that says why it failed."""
         judge = self.judge
         key = candidate[0], Config(candidate[1])
         known = self._entries.pop(key, None)
         if known is not None:
-            self._entries[key] = known  # used last
+            self._entries[key] = known  # move it to the end: most recently used
             return known
         start = self._clock()
         try:
@@ -210,7 +212,7 @@ class Local(Measurer):
         else:
             status, why, error_found = Status.WRONG if verdict.wrong else Status.OK, verdict.wrong, verdict.error
         checked, waited = self._clock() - compiled, building.waited() - waited
-        built = min(waited, checked)  # kernels compile when they are first bound, which is to be checked
+        built = min(waited, checked)  # kernels compile when they are first bound, and that happens in the check
         attempt = Attempt(
             status, why, error=error_found, compile_seconds=compiled - start + built, check_seconds=checked - built
         )
@@ -220,28 +222,28 @@ class Local(Measurer):
         return entry
 
     def _failed(self, error: Exception) -> str:
-        """In words, unless it is the end."""
+        """Describe an error of a candidate. Raises `Broke` if the device is broken."""
         broken = self.device.broken()
         if broken:
             raise Broke(f"it broke the device: {broken}") from error
         return _words(error)
 
     def _out(self, candidate: Candidate, entry: Entry, status: Status, why: str) -> Attempt:
-        """A candidate leaves."""
+        """Remove a candidate and return its attempt with the status and the reason."""
         self._entries.pop((candidate[0], Config(candidate[1])), None)
         entry.bindings.clear()
         self._start_afresh()
         return replace(entry.attempt, status=status, why=why, samples=(), probed=False)
 
     def _start_afresh(self) -> None:
-        """Another queue and another ring: a candidate may have broken the one and written to the other."""
+        """Replace the queue and the ring: a candidate may have broken the queue and written to the ring."""
         with suppress(Exception):
             self._queue.finish()
         self._queue, self._ring = self.device.queue(), None
         for entry in self._entries.values():
             entry.bindings.clear()
 
-    # ---- several ----------------------------------------------------------------------------------------------------
+    # ---- several candidates ------------------------------------------------------------------------------------------
 
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
         fallen: dict[int, Attempt] = {}
@@ -259,7 +261,7 @@ class Local(Measurer):
                 entries[i], entry.racing = entry, True
         samples: list[list[float]] = [[] for _ in candidates]
         count = self._count(max((e.seconds for e in entries.values()), default=TURN))
-        for lap in range(rounds + 1):  # the first one warms up
+        for lap in range(rounds + 1):  # the first round warms up
             for i in self._rng.permutation(sorted(entries)).tolist():
                 try:
                     seconds = self._turn(self._bind(entries[i], numbers[i]), count if lap else 1)
@@ -274,14 +276,14 @@ class Local(Measurer):
         return Race(tuple(tuple(s) for s in samples), fallen)
 
     def _raced(self, candidate: Candidate) -> Entry | Attempt:
-        """A candidate that was attempted; else it is now."""
+        """Return the entry of a candidate. One that has not been attempted yet is attempted now."""
         entry = self._entry(candidate)
         if isinstance(entry, Entry) and entry.seconds == math.inf:
             attempt = self.attempt(candidate)
             return entry if attempt.status is Status.OK else attempt
         return entry
 
-    # ---- turns ------------------------------------------------------------------------------------------------------
+    # ---- turns -------------------------------------------------------------------------------------------------------
 
     def _bind(self, entry: Entry, number: int) -> Binding:
         found = entry.bindings.get(number)
@@ -292,22 +294,22 @@ class Local(Measurer):
             outs = [[out.view for out in slot] for slot in ring.outputs]
             there = [(views(copies, s), outs[s]) for s in range(ring.slots)]
             found = entry.bindings[number] = Binding(entry.kernel, copies, there, entry.kernel.like)
-            ring.sweep()  # what was just written is warm
+            ring.sweep()  # data just written is still in the caches
         return found
 
     def _make_room(self, ring: Ring) -> None:
-        """Drop bindings that were not used for long, while there are many or memory is short."""
+        """Drop the least recently used bindings while there are too many or memory is short."""
         bound = [e for e in self._entries.values() if e.bindings and not e.racing]
         while bound and (len(bound) >= MOST_BOUND or not ring.has_room()):
             bound.pop(0).bindings.clear()
 
     def _count(self, seconds: float) -> int:
-        """Executions of a turn."""
+        """Return the number of executions per turn for a kernel that takes ``seconds``."""
         most = self._made().most()
         return most if seconds * most <= TURN else min(max(round(TURN / seconds), 1), most)
 
     def _turn(self, binding: Binding, count: int) -> float:
-        """Seconds per execution. Faulty when that is impossible, or results are not what they were."""
+        """Time one turn and return seconds per execution. Raises `Faulty` for impossible times and for changed results."""
         ring = self._made()
         slots = ring.take(count)
         run = self._linked(binding, slots)
@@ -325,7 +327,7 @@ class Local(Measurer):
         return seconds
 
     def _linked(self, binding: Binding, slots: Sequence[int]) -> Callable[[], object]:
-        """An execution on each of these slots: one launch, where the device links kernels."""
+        """Return a function that executes the kernel on each slot; a single launch if the device links kernels."""
         parts, memory = list[Part](), list[Any]()
         for slot in slots:
             inputs, outputs = binding.slots[slot]
@@ -336,7 +338,7 @@ class Local(Measurer):
             bounds = [Call(part).bind(self._queue, memory) for part in parts]
             return lambda: [bound.invoke({}) for bound in bounds]
         linked = binding.linked.pop(len(parts), None) or self.device.link(parts)
-        binding.linked[len(parts)] = linked  # used last
+        binding.linked[len(parts)] = linked  # move it to the end: most recently used
         if len(binding.linked) > MOST_LINKED:
             del binding.linked[next(iter(binding.linked))]
         bound = linked.bind(self._queue, memory)
@@ -344,12 +346,12 @@ class Local(Measurer):
         return lambda: bound.invoke({})
 
     def _timed(self, run: Callable[[], object]) -> float | None:
-        """Seconds that something takes; None when a request began meanwhile: then they say nothing."""
+        """Return the seconds that ``run`` takes; None if a request began meanwhile, since the time then means nothing."""
         queue = self._queue
-        queue.finish()  # poison may still be on its way to a device with memory of its own
+        queue.finish()  # poison may still be in transfer to a device with its own memory
         if self._gate is not None:
             self._gate.wait(self._waiting)
-        queue.rouse()  # takes longer than it may where the clocks are compared
+        queue.rouse()  # may take long where clocks are compared, so it happens before the timed stretch
         with self._gate.sample() if self._gate is not None else nullcontext(Sample()) as sample:
             if self.timing is not None:
                 self.timing("begin")
@@ -362,7 +364,7 @@ class Local(Measurer):
         return None if sample.interrupted else end - start
 
     def _look(self, binding: Binding, slot: int) -> None:
-        """Faulty when the results of the last execution on a slot are wrong, or its inputs were written to."""
+        """Raise `Faulty` if the last execution on a slot gave wrong results or wrote to its inputs."""
         self._check_inputs(binding, slot, CHEAP)
         outs = self._made().outputs[slot]
         unknown = [n for n, out in enumerate(outs) if not self._is_known(binding, n, out)]
@@ -380,7 +382,8 @@ class Local(Measurer):
                 binding.there[id(out)] = self._queue.duplicate(out.buffer)
 
     def _is_known(self, binding: Binding, n: int, out: Guarded) -> bool:
-        """The same bytes lie there as when it was right, and on this device that is seen without fetching them."""
+        """Whether an output holds the same bytes as when it was right, as far as the device can tell without a
+        transfer."""
         if not self._queue.compares:
             return False
         if id(out) in binding.there:
@@ -391,13 +394,13 @@ class Local(Measurer):
         return judged is not None
 
     def _is_kept(self, out: Guarded) -> bool:
-        """A copy of a result stays in the device's memory: it is large, and memory is larger."""
+        """Whether a copy of a result stays in the device's memory: the result is large, and all copies fit."""
         copies, memory = MOST_BOUND * len(self._made().outputs), self.device.memory_bytes
         fits = memory is None or copies * out.type.nbytes <= memory / 8
         return self._queue.compares and out.type.nbytes > CHEAP and fits
 
     def _check_inputs(self, binding: Binding, slot: int, most: float) -> None:
-        """Faulty if an input of up to this number of bytes has changed."""
+        """Raise `Faulty` if an input of up to ``most`` bytes has changed."""
         held = [c for c in binding.copies if c is not None and c.array.nbytes <= most]
         if self._queue.compares:
             intact = all(c.is_intact(self._queue, slot) for c in held)
@@ -411,7 +414,8 @@ class Local(Measurer):
 def compile_candidate(
     candidate: Candidate, problem: Problem, device: Device, known: Mapping[str, Solver] | None = None
 ) -> Kernel:
-    """The kernel of a candidate; `Refused` when it cannot be one. ``known``: the solvers by id, else all of them."""
+    """Compile a candidate into a kernel. Raises `Refused` if the solver does not accept it. ``known``: the solvers by
+    id; all of them by default."""
     id, config = candidate
     target = device.target
     solver = ({s.id: s for s in _all_solvers()} if known is None else known).get(id)
@@ -430,7 +434,7 @@ def compile_candidate(
 
 
 def floor(problem: Problem, target: Target) -> float:
-    """Seconds that one execution takes at least on the fastest hardware that could call itself this target."""
+    """Return the least seconds that one execution can take on the fastest hardware that fits this target."""
     spec = lookup(problem.op)
     outputs = [t for t in problem.outputs if isinstance(t, TensorType)]
     if spec is None or not outputs:
@@ -438,10 +442,10 @@ def floor(problem: Problem, target: Target) -> float:
     main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
     flops = spec.work(main, outputs, problem.attrs).flops / FAST
     if any(int(problem.attrs.get(side, -1)) >= 0 for side in ("left_window_size", "right_window_size")):
-        flops = 0.0  # attention may pass over most of what is counted
+        flops = 0.0  # attention with a window may skip most of the counted work
     width = (GPU_BYTES if target.device == "gpu" else CORE_BYTES) * max(target.units, 1)
     narrow = min(t.dtype.itemsize for t in [*main, *outputs] if t is not None)
-    arithmetic = flops / (width / narrow * 2 * 2 * CLOCK)  # two units of two operations each
+    arithmetic = flops / (width / narrow * 2 * 2 * CLOCK)  # two units, two operations each
     traffic = sum(t.nbytes for t in outputs) / (width * CLOCK)
     return max(arithmetic, traffic)
 

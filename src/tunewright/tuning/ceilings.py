@@ -1,10 +1,10 @@
-"""What a device can do at most, measured: its fp32 arithmetic and its memory's bandwidth. The roofline follows.
+"""Measure a device's peak fp32 arithmetic and peak memory bandwidth. The roofline follows from both.
 
-Two small kernels go through the device's own compiler and queue: one multiplies and adds in registers and touches no
-memory, one reads memory that no cache holds and does nothing else. Each is repeated, and the best time counts: a busy
-machine makes a ceiling look lower, nothing makes it look higher. Both are for the vectors that the device's kernels are
-compiled for, so a processor has a ceiling for each instruction set (CPU_ISA). The host, which compiles no kernels, is
-measured with numpy: a product of matrices, and a sum.
+Two small kernels run through the device's own compiler and queue. One multiplies and adds in registers and touches no
+memory. The other reads memory that no cache holds. Each is repeated and the best time counts: a busy machine can only
+lower a measured ceiling. Both use the vector width that the device's kernels are compiled for, so a processor has a
+ceiling for each instruction set (CPU_ISA). The host compiles no kernels; numpy measures it with a matrix product and a
+maximum over an array.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ..ops.infer import MISTAKES
 from ..solvers.base import Problem
 from ..solvers.opencl.emit import In, Out, Source
 
-#: seconds that measuring one ceiling may take once its kernel runs, and how often it is repeated at least
+#: Seconds of repetitions for one ceiling, not counting compilation, and the least number of repetitions.
 ENOUGH, LEAST = 0.12, 4
-#: multiply-adds in a row of each accumulator, and independent accumulators: enough to hide their latency
+#: Consecutive multiply-adds of each accumulator, and independent accumulators: enough to hide their latency.
 ROUNDS, ACCUMULATORS = 1 << 15, 12
-#: loads under way at a time
+#: Loads in flight at a time.
 UNROLLED = 4
-#: work-items: several for each core; many groups of a few warps for each unit of a GPU
+#: Work-items: several per CPU core; on a GPU many groups of a few warps per unit.
 CPU_ITEMS, GPU_GROUPS, GPU_LOCAL = 16, 32, 256
-#: Memory that is read, as a multiple of the last-level cache, and its bounds. A GPU reads 256 MiB in less time than ten
-#: launches take (3.3 TB/s on an H200 where 2 GiB give 4.3).
+#: Size of the memory that is read, as a multiple of the last-level cache, and its bounds. A GPU needs 2 GiB: it reads
+#: 256 MiB in less time than ten launches take. An H200 shows 3.3 TB/s with 256 MiB and 4.3 TB/s with 2 GiB.
 BEYOND, LEAST_BYTES, MOST_BYTES, GPU_BYTES = 4, 64 << 20, 512 << 20, 2 << 30
-#: Operations that pick elements out of an input: of each input no more is read than there are results.
+#: Operations that pick elements out of an input: they read at most as many bytes of each input as they write results.
 PICKS = frozenset({
     "Gather", "GatherElements", "GatherND", "Slice", "Resize", "Compress", "com.microsoft::EmbedLayerNormalization",
     "com.microsoft::GatherBlockQuantized", "com.microsoft::GatherND",
@@ -49,22 +49,22 @@ PICKS = frozenset({
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that a device can do; or, in ``why``, why it is unknown."""
+    """Peak speeds of a device; or, in ``why``, the reason why they are unknown."""
 
-    #: fp32 operations per second, a multiply-add being two
+    #: fp32 operations per second; a multiply-add counts as two
     flops: float = 0.0
     #: bytes per second from memory
     bandwidth: float = 0.0
     why: str = ""
 
     def floor(self, work: Work) -> tuple[float, str]:
-        """Seconds that some work takes at least, and what binds it: arithmetic or memory."""
+        """Return the least seconds that some work takes, and what limits it: "arithmetic" or "memory"."""
         arithmetic, memory = work.flops / self.flops, work.bytes / self.bandwidth
         return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"
 
 
 def work_of(problem: Problem) -> Work | str:
-    """Arithmetic and traffic of one execution, its epilogue's included; or why it cannot be told."""
+    """Return arithmetic and traffic of one execution, with the epilogue; or the reason why they cannot be computed."""
     spec = lookup(problem.op)
     if spec is None:
         return f"nobody has counted the work of {problem.op}"
@@ -77,7 +77,7 @@ def work_of(problem: Problem) -> Work | str:
     main = [t if isinstance(t, TensorType) else None for t in problem.main_inputs]
     try:
         flops = spec.work(main, made, problem.attrs).flops
-    except (*MISTAKES, AssertionError) as error:  # of the model: who runs it says so
+    except (*MISTAKES, AssertionError) as error:  # a mistake in the model: running it reports the error
         return f"its types do not fit: {error}"
     results = sum(t.nbytes for t in made)
     read = [t.nbytes for t in given if isinstance(t, TensorType)]
@@ -91,7 +91,7 @@ _LOCK = threading.Lock()
 
 
 def ceilings(device: Device) -> Ceilings:
-    """The ceilings of a device, measured once in a process; well under a second."""
+    """Return the ceilings of a device. They are measured once per process, in well under a second."""
     with _LOCK:
         if device not in _MEASURED:
             _MEASURED[device] = _measure(device)
@@ -110,7 +110,7 @@ def _measure(device: Device) -> Ceilings:
 
 
 def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
-    """The shortest time of several runs, the first one not counted."""
+    """Return the shortest time of several runs. The first run does not count."""
     run()
     best, begin = float("inf"), now()
     end, times = begin, 0
@@ -122,7 +122,7 @@ def best_of(run: Callable[[], object], now: Callable[[], float]) -> float:
     return max(best, 1e-9)
 
 
-# ---- devices that compile C -----------------------------------------------------------------------------------------
+# ---- devices that compile C ------------------------------------------------------------------------------------------
 
 
 def arithmetic(lanes: int) -> Source:
@@ -130,7 +130,7 @@ def arithmetic(lanes: int) -> Source:
     source = Source("arithmetic")
     source.buffer("out", DType.FLOAT32, Out(0))
     source.dims(COUNT=ROUNDS)
-    # these keep the values between 0 and 16 for ever: no denormals, no infinities
+    # these factors keep the values between 0 and 16 forever: no denormals, no infinities
     source.numbers(first=1.0, times=0.5, plus=1.0)
     _sum(source, lanes)
     each = range(ACCUMULATORS)
@@ -141,7 +141,8 @@ def arithmetic(lanes: int) -> Source:
 
 
 def memory(lanes: int, apart: int, stride: int, count: int) -> Source:
-    """Reads ``count`` vectors in each work-item, ``stride`` apart; those of work-items begin ``apart``."""
+    """Emits a kernel in which each work-item reads ``count`` vectors, ``stride`` apart. Neighbouring work-items start
+    ``apart`` vectors from each other."""
     source = Source("memory")
     source.buffer("out", DType.FLOAT32, Out(0))
     source.buffer("data", DType.FLOAT32, In(0))
@@ -162,7 +163,7 @@ def _sum(source: Source, lanes: int) -> None:
 
 
 class _Probe:
-    """Runs the kernels on a device."""
+    """Runs the probe kernels on a device."""
 
     def __init__(self, device: CDevice) -> None:
         self.device, self.queue = device, device.queue()
@@ -184,14 +185,14 @@ class _Probe:
         rounds = max(1, _beyond(self.device) // each)
         data, count = self.device.alloc(each * rounds), UNROLLED * rounds
         if isinstance(data, np.ndarray):
-            data[:] = 0  # pages that nobody has written to may all be one
-        # neighbours on a GPU read neighbouring vectors; a core reads a stretch of its own
+            data[:] = 0  # pages that were never written may all map to one physical page
+        # neighbouring work-items on a GPU read neighbouring vectors; a CPU core reads a stretch of its own
         apart, stride = (1, self.items) if self.gpu else (count, 1)
         run = self.launch(memory(self.lanes, apart, stride, count), self.out, data)
         return each * rounds / best_of(run, self.queue.now)
 
     def launch(self, source: Source, out: Any, data: Any = None) -> Callable[[], object]:
-        """A kernel with its tensors, in groups of many work-items on a GPU."""
+        """Link a kernel with its tensors and return a function that runs it. Groups hold many work-items on a GPU."""
         call = replace(source.call((self.items,)), group=self.group, local=(self.group,))
         inputs = () if data is None else (None,)
         kernel = CKernel("ceiling", Problem("ceiling", inputs, (None,), {}, constant=(False,)), self.device, [call], {})
@@ -201,14 +202,14 @@ class _Probe:
 
 
 def _beyond(device: Device) -> int:
-    """Bytes that no cache of the device holds, and its memory does."""
+    """Return a number of bytes that exceeds the caches of the device but fits its memory."""
     most = (device.memory_bytes or 8 * MOST_BYTES) // 8
     if device.target.device == "gpu":
         return min(max(BEYOND * device.cache_bytes, GPU_BYTES), most)
     return min(max(BEYOND * device.cache_bytes, LEAST_BYTES), MOST_BYTES, most)
 
 
-# ---- the host -------------------------------------------------------------------------------------------------------
+# ---- the host --------------------------------------------------------------------------------------------------------
 
 
 def _host(device: Device) -> Ceilings:

@@ -1,4 +1,4 @@
-"""What a tuner chose for a problem, and where that comes from."""
+"""The choice of a tuner for a problem, and the origin of that choice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Origin(enum.Enum):
-    """Where a choice comes from."""
+    """Origin of a choice."""
 
     LOCK = "lockfile"
     FILE = "tuning file"
@@ -31,24 +31,24 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen solver and config, and why."""
+    """The chosen solver and config, and the reason."""
 
     solver: Solver
     config: Config
     origin: Origin
-    #: asks every solver; see `rejected`
+    #: asks every solver for its objection; see `rejected`
     ask: Callable[[], Mapping[str, str]] = field(repr=False, compare=False)
-    #: how the stored answer fits, and the answer itself; a default has none
+    #: how well the stored record matches, and the record itself; None for a default
     match: Match | None = None
     measurement: Measurement | None = field(default=None, repr=False)
-    #: of a default, and of the heuristic's: why nothing that is stored could be used
+    #: for a default or a heuristic choice: why no stored record could be used
     nearest: str = ""
-    #: what the heuristic said, where it was asked
+    #: the heuristic's advice, if it was asked
     advice: Advice | None = field(default=None, repr=False, compare=False)
 
     @property
     def why(self) -> str:
-        """The origin in words; a provisional answer is marked, and a predicted one says what is predicted."""
+        """The origin in words. Marks a provisional answer; for a prediction it gives the heuristic's reason."""
         if self.origin is Origin.HEURISTIC and self.advice is not None:
             return f"{self.origin.value} ({self.advice.why})"
         provisional = self.match is not None and self.match.kind is Kind.PROVISIONAL
@@ -56,5 +56,6 @@ class Choice:
 
     @cached_property
     def rejected(self) -> Mapping[str, str]:
-        """The reason of every solver that refused. Computed on demand, because a caller waits while plans are made."""
+        """The reason of every solver that refused the problem. Computed on demand, because a caller waits for its
+        plans."""
         return self.ask()

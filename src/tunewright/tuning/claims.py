@@ -1,8 +1,8 @@
-"""Who tunes what at the moment: claims beside a knowledge base, so that no two processes tune one layer at one time.
+"""Claims beside a knowledge base, so that no two processes tune the same layer at the same time.
 
-A claim is a small file, which its owner renews and which expires by itself: a killed process blocks no other for long.
-Claims are advice. Where two processes take one at the same instant, or the folder cannot be written to, a layer is
-tuned twice, and nothing is wrong with that. No locks are needed, so a folder on a network will do.
+A claim is a small file. Its owner renews it, and it expires by itself, so a killed process blocks others only for a
+short time. Claims are advisory. If two processes take a claim at the same instant, or the folder is read-only, a layer
+is tuned twice, which does no harm. Claims need no locks and therefore work in a network folder.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 
 from .disk import make_folder
 
-#: seconds for which a claim holds unless it is renewed, and after which its owner renews it
+#: Seconds for which a claim holds unless renewed, and seconds after which its owner renews it.
 EXPIRY, RENEWAL = 120.0, 20.0
-#: largest file that is read as a claim
+#: Largest file that is read as a claim.
 MOST_BYTES = 4096
 
 
 class Claims:
-    """The claims of one owner in a folder. Not safe to use from several threads."""
+    """The claims of one owner in a folder. Not thread-safe."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder / "claims", clock
         self.owner = f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
-        #: what is claimed, and when that was last written
+        #: what this owner has claimed, and when each claim was last written
         self._mine: dict[str, float] = {}
 
     def take(self, what: str) -> bool:
-        """Claim something; False if another process has."""
+        """Claim something. Returns False if another process has claimed it."""
         path = self._path(what)
         try:
             make_folder(self._folder)
@@ -49,13 +49,13 @@ class Claims:
             else:
                 with open(descriptor, "w", encoding="ascii") as file:
                     file.write(self._text())
-        except OSError:  # a folder that cannot be written to: nobody can be told
+        except OSError:  # the folder is not writable, so no other process can be told
             pass
         self._mine[what] = self._clock()
         return True
 
     def renew(self) -> None:
-        """Keep what is claimed, where that is due."""
+        """Renew all claims that are due."""
         now = self._clock()
         for what, since in self._mine.items():
             if now - since >= RENEWAL:
@@ -64,7 +64,7 @@ class Claims:
                     self._replace(self._path(what))
 
     def give_back(self, what: str) -> None:
-        """Let others have it."""
+        """Give up one claim."""
         if self._mine.pop(what, None) is not None:
             path = self._path(what)
             if self._holder(path) == self.owner:
@@ -72,7 +72,7 @@ class Claims:
                     path.unlink()
 
     def close(self) -> None:
-        """Let others have everything."""
+        """Give up all claims."""
         for what in list(self._mine):
             self.give_back(what)
 
@@ -92,7 +92,7 @@ class Claims:
             raise
 
     def _holder(self, path: Path) -> str | None:
-        """Who holds a claim; None where nobody does. One that cannot be read holds for as long as any."""
+        """Return the owner of a claim, or None. An unreadable claim counts as another process's until it expires."""
         try:
             with path.open("rb") as file:
                 data, written = file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime
@@ -104,12 +104,12 @@ class Claims:
             owner, until = str(found["owner"]), float(found["until"])
         except (ValueError, TypeError, KeyError, RecursionError):
             owner, until = "another process", written + EXPIRY
-        # a date far ahead is another machine's clock, or nonsense: nobody may block others for ever
+        # a date far in the future comes from a wrong clock or a damaged file; it must not block other processes forever
         return owner if now < until <= now + 2 * EXPIRY else None
 
 
 class MachineTurn:
-    """One process at a time measures on this machine, of all that use a knowledge base's folder."""
+    """A lock with which the processes that share a knowledge base's folder take turns to measure on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
@@ -118,7 +118,7 @@ class MachineTurn:
             self._descriptor = os.open(folder / "measuring.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def take(self) -> bool:
-        """Whether it is ours now; always, where the folder knows no locks."""
+        """Try to take the lock; True on success. Always True where the folder supports no locks."""
         if self._descriptor is None:
             return True
         try:
@@ -130,7 +130,7 @@ class MachineTurn:
         return True
 
     def give_back(self) -> None:
-        """Let another process measure."""
+        """Release the lock for another process."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -1,11 +1,12 @@
-"""A problem as a command line, and back: ``tunewright driver conv --input 'float32[1,64,56,56]' --weights ...``.
+"""Convert a problem into a command line and back: ``tunewright driver conv --input 'float32[1,64,56,56]' --weights
+...``.
 
-Operations are grouped into classes, each of which is a sub-command. An option names an input, an attribute, or the
-fused steps; names and kinds of attributes are those of ONNX's own schemas. What options cannot say is said in JSON, by
-``tunewright driver op --problem``. What is read is checked by `solvers.serial`; a mistake is an `InputError`.
+Operations are grouped into classes, and each class is a sub-command. An option names an input, an attribute, or the
+fused steps; attributes have the names and kinds of ONNX's schemas. Problems that options cannot express are given as
+JSON to ``tunewright driver op --problem``. `solvers.serial` checks the parsed problem; mistakes raise `InputError`.
 
-An input is ``TYPE``, with ``!`` behind it where it is constant, or ``=VALUE`` where its value is part of the problem;
-``_`` is one that is absent. Weights, biases and the like are constant anyway, unless ``~`` says that they are computed.
+An input is written as ``TYPE``. A trailing ``!`` makes it constant, and ``=VALUE`` makes its value part of the problem.
+``_`` is an absent input. Weights, biases and the like are constant unless a ``~`` marks them as computed.
 """
 
 from __future__ import annotations
@@ -31,26 +32,29 @@ from ..solvers import serial
 from ..solvers.base import Array, Problem
 from .command_form import CLASSES, CONSTANT, FLOAT, FLOATS, INT, INTS, PLAIN, STRING, STRINGS, class_of, form
 
-#: most characters of a command: a shell takes no longer argument
+#: Most characters of a command: shells accept no longer argument.
 LONGEST = 100_000
 _PROGRAM = ("tunewright", "driver")
-#: options of the driver that pose no problem, and whether a value follows
+#: Options of the driver that do not describe the problem, and whether a value follows.
 _RUNNING = {"-d": True, "--device": True, "-c": True, "--config": True, "--seconds": True, "--tune": False,
             "--warm": False, "--json": False}  # fmt: skip
 _MARK = " ".join(_PROGRAM) + " "
 
 _INPUT = re.compile(r"([a-z0-9_]+\[[0-9,]*\](?:@[a-z0-9]+)?)?([!~]?)(?:=(.*))?", re.DOTALL)
 _STEP = re.compile(r"\s*([A-Za-z_][\w.:]*)\s*(?:\(([^()]*)\))?\s*")
-#: what inference raises on a problem that makes no sense
+#: Errors that inference raises for a problem that makes no sense.
 _SENSELESS = (*MISTAKES, AssertionError, TunewrightError)
 _TYPE_FORM = "a type is like float32[1,64,56,56]@blocked8"
 
 
-# ---- a problem as a command ---------------------------------------------------------------------------------------
+# ---- from a problem to a command -------------------------------------------------------------------------------------
 
 
 def to_command(problem: Problem) -> list[str]:
-    """The words of the command that poses a static problem over tensors; InputError where there is none."""
+    """Return the words of the command that describes a static problem over tensors.
+
+    Raises `InputError` if no command can.
+    """
     data = serial.to_json(problem)
     title = class_of(problem.op)
     words = [*_PROGRAM, title, *_options(problem, data, CLASSES[title].default)]
@@ -64,12 +68,12 @@ def to_command(problem: Problem) -> list[str]:
 
 
 def to_line(problem: Problem) -> str:
-    """The command as it can be pasted into a shell."""
+    """Return the command as one line that can be pasted into a shell."""
     return shlex.join(to_command(problem))
 
 
 def _is(problem: Problem, words: Sequence[str]) -> bool:
-    """Whether the words pose this problem, and no other."""
+    """Whether the words describe exactly this problem."""
     try:
         return from_arguments(words[2], words[3:]) == problem
     except InputError:
@@ -85,7 +89,7 @@ def _options(problem: Problem, data: Mapping[str, Any], default: str | None) -> 
     fits = first <= len(roles)
     for i, type in enumerate(data["inputs"]):
         name = "operand" if i >= first else roles[i] if fits else "input"
-        # a gap between named inputs says itself
+        # a missing input before a named one need not be written
         if type is not None or name in ("input", "operand") or not any(data["inputs"][i + 1 : first]):
             yield from _option(name, _input_text(name, type, problem.constant[i], values.get(i)))
     kinds = form(problem.op).kinds
@@ -103,7 +107,7 @@ def _options(problem: Problem, data: Mapping[str, Any], default: str | None) -> 
 
 
 def _option(name: str, text: str) -> tuple[str, ...]:
-    """As one word where the value could be taken for an option."""
+    """Join name and value into one word if the value could be mistaken for an option."""
     return (f"--{name}={text}",) if text.startswith("-") else (f"--{name}", text)
 
 
@@ -116,7 +120,7 @@ def _input_text(name: str, type: str | None, constant: bool, value: Array | None
 
 
 def _attr_text(value: Any, kind: int | None) -> str | None:
-    """An attribute as the value of its option; None where that cannot be read again."""
+    """Write an attribute as the value of its option; None if the text could not be read back."""
     if isinstance(value, dict) and set(value) == {"tuple"}:
         value = value["tuple"]
     many = isinstance(value, list)
@@ -131,17 +135,20 @@ def _attr_text(value: Any, kind: int | None) -> str | None:
 
 
 def _step_text(number: int, step: Mapping[str, Any]) -> str:
-    """``Add(@, 3)``: @ is the main result, @k that of step k, a number an input; on the last result alone: ``Relu``."""
+    """Write a fused step: ``Add(@, 3)``, or just ``Relu`` when the last result is its only argument.
+
+    ``@`` is the main result, ``@k`` the result of step k, a number an input.
+    """
     args = ", ".join(str(a) if a >= 0 else f"@{~a or ''}" for a in step["args"])
     attrs = json.dumps(step["attrs"]) if step["attrs"] else ""
     return f"{step['op']}{'' if step['args'] == [~number] else f'({args})'}{attrs}"
 
 
-# ---- a command as a problem ---------------------------------------------------------------------------------------
+# ---- from a command to a problem -------------------------------------------------------------------------------------
 
 
 def from_line(line: str) -> Problem | None:
-    """The problem of a command in a line of text, say of a log; None where there is no command in it."""
+    """Parse the problem of a command within a line of text, such as a log line; None if it contains no command."""
     begin = line.find(_MARK)
     if begin < 0 or line.lstrip().startswith("#"):
         return None
@@ -155,7 +162,7 @@ def from_line(line: str) -> Problem | None:
 
 
 def _posing(words: Sequence[str]) -> Iterator[str]:
-    """The words that pose the problem: those that say where and how it is run are left out."""
+    """Yield the words that describe the problem, without the options that say where and how to run it."""
     waiting = iter(words)
     for word in waiting:
         name, equals, _ = word.partition("=")
@@ -167,7 +174,7 @@ def _posing(words: Sequence[str]) -> Iterator[str]:
 
 
 def from_arguments(title: str, arguments: Sequence[str]) -> Problem:
-    """The problem that the options of a sub-command pose; InputError says which one is wrong."""
+    """Build the problem from the options of a sub-command. Raises `InputError` naming the wrong option."""
     if title not in CLASSES:
         raise InputError(f"there is no class {title!r}", hint=f"the classes are {', '.join(CLASSES)}")
     given = list(_pairs(arguments))
@@ -225,11 +232,11 @@ def _problem(op: str, given: Sequence[tuple[str, str]]) -> Problem:
 
 @dataclass(frozen=True)
 class _Input:
-    """An input as its text says."""
+    """An input as its text describes it."""
 
     type: str | None
     constant: bool = False
-    #: as `serial` encodes an array
+    #: encoded as `serial` encodes an array
     value: dict[str, Any] | None = None
 
 
@@ -257,7 +264,7 @@ def _built(
 
 
 def _inferred(problem: Problem) -> tuple[TensorType, ...]:
-    """The only result as it follows from the rest; nothing where it does not."""
+    """Return the inferred type of the only result; empty if it cannot be inferred."""
     try:
         return (_infer(problem),)
     except _SENSELESS:
@@ -265,7 +272,7 @@ def _inferred(problem: Problem) -> tuple[TensorType, ...]:
 
 
 def _infer(problem: Problem) -> TensorType:
-    """The type of the result, in the layout of the first input; raises where it does not follow."""
+    """Infer the type of the result, in the layout of the first input. Raises if it does not follow from the inputs."""
     values = dict(problem.values)
     inputs = [_operand(t, values.get(i)) for i, t in enumerate(problem.inputs)]
     results: list[Operand | None] = []
@@ -288,17 +295,17 @@ def _infer(problem: Problem) -> TensorType:
 
 
 def _operand(type: Type | None, value: Array | None) -> Operand | None:
-    """What inference is told: it knows nothing of layouts."""
+    """Make the operand for inference, which does not know layouts."""
     if isinstance(type, TensorType):
         return Operand(replace(type, layout=Layout()), value)
     return None if type is None else Operand(type, value)
 
 
-# ---- words --------------------------------------------------------------------------------------------------------
+# ---- parsing of words ------------------------------------------------------------------------------------------------
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of ``--name value`` and ``--name=value``."""
+    """Yield (name, value) of ``--name value`` and ``--name=value``."""
     words = iter(arguments)
     for word in words:
         if not word.startswith("--") or len(word) < 3:
@@ -326,7 +333,7 @@ def _input(name: str, text: str) -> _Input:
 
 
 def _valued(name: str, type: str | None, value: Any) -> _Input:
-    """An input whose value is part of the problem; without a type it is of 64-bit integers."""
+    """Parse an input whose value is part of the problem. Without a type it holds 64-bit integers."""
     kind = "int64" if type is None else type.partition("[")[0]
     try:
         dtype = DType(kind).numpy
@@ -343,7 +350,7 @@ def _valued(name: str, type: str | None, value: Any) -> _Input:
 
 
 def _attr(name: str, text: str, kind: int) -> Any:
-    """The value of an attribute's option, encoded as `serial` does."""
+    """Parse the value of an attribute's option, and encode it as `serial` does."""
     many = kind in (FLOATS, INTS, STRINGS)
     items = [_item(name, item, kind) for item in (text.split(",") if many else [text])]
     return {"tuple": items} if many else items[0]
@@ -363,7 +370,7 @@ def _item(name: str, text: str, kind: int) -> Any:
 
 
 def _steps(text: str) -> Iterator[dict[str, Any]]:
-    """``Add(@, 3) | LeakyRelu{"alpha": 0.1}`` as `serial` has it."""
+    """Parse ``Add(@, 3) | LeakyRelu{"alpha": 0.1}`` into steps as `serial` encodes them."""
     at, number = 0, 0
     while True:
         found = _STEP.match(text, at)

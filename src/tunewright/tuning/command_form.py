@@ -1,4 +1,4 @@
-"""What a command line can say of an operation: the class that it belongs to, names of its inputs, its attributes."""
+"""Options by which a command line describes an operation: its class, the names of its inputs, its attributes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import lru_cache
 
 #: options of every operation
 PLAIN = frozenset({"op", "input", "operand", "output", "epilogue", "attr", "problem"})
-#: kinds of attributes in ONNX's schemas that have options; the rest is said by --attr
+#: Kinds of ONNX attributes that have options of their own; others are given by --attr.
 FLOAT, INT, STRING, FLOATS, INTS, STRINGS = _KINDS = (1, 2, 3, 6, 7, 8)
-#: inputs that are constant unless they say that they are not
+#: Inputs that are constant unless the command marks them as computed.
 CONSTANT = frozenset({"weights", "recurrence", "bias", "scale", "mean", "variance", "zero-point"})
 
 
 @dataclass(frozen=True)
 class OpClass:
-    """Operations that share a sub-command. ``default``: the one that is meant without --op."""
+    """Operations that share a sub-command. ``default``: the operation that applies without --op."""
 
     about: str
     default: str | None
-    #: names without their domains
+    #: names of operations, without their domains
     names: frozenset[str] = frozenset()
-    #: an operation whose name holds one of these belongs to it too
+    #: an operation whose name contains one of these belongs to the class too
     parts: tuple[str, ...] = ()
     example: str = ""
 
@@ -31,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: The classes; an operation belongs to the first one that names it, else to `op`.
+#: The classes. An operation belongs to the first class that names it, else to `elementwise` or `op`.
 CLASSES: Mapping[str, OpClass] = {
     "conv": OpClass(
         "Convolutions.", "Conv", parts=("Conv",),
@@ -100,7 +100,7 @@ CLASSES: Mapping[str, OpClass] = {
     ),
 }  # fmt: skip
 
-#: Names of inputs, the first one's first. Others are called as in ONNX's schema, after `input` for the first.
+#: Names of inputs in order. For other operations the first is `input`; the rest have the names of ONNX's schema.
 _ROLES = {
     **dict.fromkeys(("Conv", "ConvTranspose"), ("input", "weights", "bias")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"),
@@ -116,12 +116,12 @@ _ROLES = {
 
 
 def class_of(op: str) -> str:
-    """The sub-command of an operation."""
+    """Return the sub-command of an operation."""
     name = op.rpartition("::")[2]
     for title, about in CLASSES.items():
         if name in about.names or any(part in name for part in about.parts):
             return title
-    from ..ops import lookup  # the command line lists the classes before anything heavy is needed
+    from ..ops import lookup  # imported late: the command line lists the classes without loading the operations
 
     spec = lookup(op)
     return "elementwise" if spec is not None and spec.elementwise else "op"
@@ -135,9 +135,12 @@ class Form:
     kinds: Mapping[str, int]
 
 
-@lru_cache(maxsize=1 << 10)  # bounded: a name is whatever a user types
+@lru_cache(maxsize=1 << 10)  # bounded, because a user may type any name
 def form(op: str) -> Form:
-    """From ONNX's newest schema; an operation of other domains has inputs in order, and --attr."""
+    """Return the options according to ONNX's newest schema.
+
+    For operations of other domains the inputs are given in order, and the attributes by --attr.
+    """
     import onnx.defs
 
     try:

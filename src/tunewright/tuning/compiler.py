@@ -1,7 +1,7 @@
-"""A process that compiles candidates for a worker: ``python -m tunewright.tuning.compiler``, started by `ahead.Ahead`.
+"""Process that compiles candidates for a worker: ``python -m tunewright.tuning.compiler``, started by `ahead.Ahead`.
 
-It answers with the programs of a candidate as the kernel cache keeps them. What goes wrong here is of no account: the
-worker finds it out by itself.
+It answers with the programs of a candidate in the form of the kernel cache. Errors here are ignored, because the worker
+meets the same error itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .worker import Channel, die_with_parent, limit, open_device
 
 
 class Compiler:
-    """Compiles candidates of one problem after the other on one device."""
+    """Compiles candidates on one device, for one problem at a time."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -29,7 +29,7 @@ class Compiler:
         self._problem: Problem | None = None
 
     def programs(self, request: wire.Message) -> wire.Programs:
-        """The compiled programs of a candidate; none where it has none, or cannot be compiled."""
+        """Return the compiled programs of a candidate; empty if it has none or cannot be compiled."""
         gathered = Gathered()
         with contextlib.suppress(Exception), kernel_cache.using(gathered):  # a candidate may fail in any way
             if request["problem"] != self._text:
@@ -40,7 +40,7 @@ class Compiler:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: as those of a worker."""
+    """Serve requests. ``arguments``: those of a worker."""
     name, memory, channel_number, lifeline = arguments
     channel = Channel(socket.socket(fileno=int(channel_number)))
     die_with_parent(int(lifeline))

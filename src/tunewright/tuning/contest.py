@@ -1,7 +1,7 @@
-"""Candidates against the default in interleaved turns: the race of the leaders, and the confirmation of one.
+"""Interleaved comparison of candidates with the default: the race of the leaders, and the confirmation of one winner.
 
-In both the default stands in the list twice. The second one is the control: what it differs from the first is noise,
-and no gain counts that is not larger.
+In both the default runs twice. The second copy is the control: its difference from the first is noise, and a gain
+counts only if it is larger than that noise.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from .progress import Watch
 from .record import Ratio
 from .statistics import Spending, leader, looks, losers, ratio, unknown
 
-#: A gain below this is not worth a change: alignment of code and data alone makes up to a per cent.
+#: A smaller gain is not worth a change: alignment of code and data alone makes up to one per cent.
 LEAST_GAIN = 1.01
-#: The chance of a gain that is none, and of an interval that is wrong, in a confirmation.
+#: Risk, in a confirmation, of a false gain or of a wrong interval.
 ALPHA = 0.01
-#: The chance that the race drops one that is not slower. It costs speed at worst, never a wrong change.
+#: Risk that the race drops a candidate that is not slower. Such an error may cost speed, but causes no wrong change.
 RACE_ALPHA = 0.02
-#: Entrants that cannot be faster than the leader by more than this are as good as it is: no need to tell them apart.
+#: Candidates that beat the leader by no more than this share count as equal to it and are not compared further.
 MARGIN = 0.005
-#: One that is not worth a change, judged with this risk, is given up: 256 more rounds would hardly turn it.
+#: Risk at which a candidate without a worthwhile gain is given up: 256 more rounds would hardly change the result.
 FUTILE = 0.1
-#: While the default may differ from itself by this factor, nothing is given up.
+#: While the default may differ from itself by this factor, no candidate is given up.
 CALM = 1.2
-#: Rounds at most. 3 % of gain under 5 % of jitter is found within about 200; the rest is for a busy machine.
+#: Most rounds. A gain of 3 % under 5 % of jitter shows within about 200 rounds; the rest is for a busy machine.
 RACE_ROUNDS, CONFIRM_ROUNDS = 128, 512
-#: Share of the budget that one call of the measurer may take.
+#: Share of the budget that one call of the measurer may use.
 STEP = 0.05
 
 
 @dataclass
 class Contest:
-    """Samples of entrants over common rounds. In races the first two rows are the baseline and its control."""
+    """Samples of candidates over common rounds. In races the first two rows are the baseline and its control."""
 
     entrants: list[Candidate]
     samples: list[list[float]] = field(init=False)
-    #: rows that still run
+    #: rows that are still measured
     running: list[int] = field(init=False)
     fallen: dict[int, Attempt] = field(default_factory=dict)
 
@@ -55,23 +55,23 @@ class Contest:
 
     @property
     def leaders(self) -> list[int]:
-        """Rows of those that run against the baseline."""
+        """Rows of the candidates that still run against the baseline."""
         return [i for i in self.running if i > 1]
 
     @property
     def upset(self) -> bool:
-        """Whether the baseline itself failed: nothing can be compared with it any more."""
+        """Whether the baseline or its control failed, so that nothing can be compared any more."""
         return 0 in self.fallen or 1 in self.fallen
 
     def gain(self, row: int, alpha: float) -> Ratio:
-        """Time of the baseline through that of an entrant."""
+        """Return the time of the baseline divided by that of a candidate."""
         return ratio(self.samples[0], self.samples[row], alpha)
 
     def drop(self, rows: set[int]) -> None:
         self.running = [i for i in self.running if i not in rows]
 
     def run(self, measurer: Measurer, rounds: int) -> None:
-        """More rounds of all that still run."""
+        """Measure more rounds of all rows that still run."""
         race = measurer.race([self.entrants[i] for i in self.running], rounds)
         for row, times in zip(self.running, race.samples, strict=True):
             self.samples[row] += times
@@ -80,14 +80,14 @@ class Contest:
             wrong = impossible(self.samples[row])
             if wrong and row not in fallen:
                 fallen[row] = Attempt(Status.WRONG, wrong)
-            if row in fallen:  # a time of something that went wrong is none
+            if row in fallen:  # times of a failed candidate are discarded
                 self.samples[row] = []
         self.fallen |= fallen
         self.drop(set(fallen))
 
 
 def impossible(samples: Sequence[float]) -> str:
-    """Empty, or what cannot be true of times."""
+    """Describe the first time that cannot be true; empty if all are possible."""
     odd = next((s for s in samples if not (math.isfinite(s) and s > 0)), None)
     return "" if odd is None else f"a time of {odd} seconds is impossible"
 
@@ -95,13 +95,16 @@ def impossible(samples: Sequence[float]) -> str:
 def play(
     contest: Contest, measurer: Measurer, watch: Watch, share: float, limit: int, alpha: float
 ) -> Iterator[tuple[float, bool]]:
-    """Run a contest up to a share of the budget: at each look the risk that it may take, and whether it is the last."""
+    """Run a contest up to a share of the budget.
+
+    Yields, at each look at the samples, the risk that this look may spend and whether it is the last.
+    """
     spending = Spending(alpha)
     start = watch.elapsed
     for look in looks(limit):
         while contest.rounds < look and not contest.upset and (contest.rounds == 0 or watch.left(share) > 0):
             each = _pace(contest, watch.elapsed - start)
-            # in small steps: when others take the machine in the middle of one, the budget must not suffer much
+            # small steps: if others load the machine during one, the budget must not suffer much
             affordable = int(STEP * watch.budget / each) if each > 0 else limit
             contest.run(measurer, min(max(1, affordable), look - contest.rounds))
         each, left = _pace(contest, watch.elapsed - start), watch.left(share)
@@ -113,15 +116,15 @@ def play(
 
 
 def _pace(contest: Contest, seconds: float) -> float:
-    """Seconds per round so far; without any, infinite."""
+    """Return the seconds per round so far; infinite before the first round."""
     return seconds / contest.rounds if contest.rounds else math.inf
 
 
 def race(contest: Contest, measurer: Measurer, watch: Watch, share: float) -> int | None:
-    """Let leaders run until one is left, or nothing more can be told: the row of the one to confirm, if any.
+    """Race the leaders until one is left or nothing more can be learnt. Return the row to confirm, or None.
 
-    Those that are slower than the fastest fall out, and those that will not gain enough over the baseline. Among what
-    cannot be told apart the baseline is preferred, then the one with the shortest time.
+    Candidates that are slower than the fastest drop out, as do those that will not gain enough over the baseline. Among
+    candidates that cannot be told apart the baseline is preferred, then the one with the shortest time.
     """
     for alpha, last in play(contest, measurer, watch, share, RACE_ROUNDS, RACE_ALPHA):
         if contest.upset:
@@ -140,7 +143,7 @@ def race(contest: Contest, measurer: Measurer, watch: Watch, share: float) -> in
 
 
 class Verdict(enum.Enum):
-    """What a confirmation found."""
+    """Result of a confirmation."""
 
     GAIN = "faster than the default"
     NONE = "no significant gain"
@@ -151,7 +154,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Confirmation:
-    """One candidate against the baseline on fresh samples: gain, the control's ratio, and what follows."""
+    """One candidate against the baseline on fresh samples: verdict, gain, and the control's ratio."""
 
     verdict: Verdict
     gain: Ratio
@@ -159,10 +162,10 @@ class Confirmation:
 
 
 def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1.0) -> Confirmation:
-    """Run baseline, control and one candidate until the gain is certain, or hopeless, or rounds or time are used up.
+    """Run baseline, control and one candidate until the gain is certain or hopeless, or rounds or time are used up.
 
-    A gain counts when the lower end of its interval is worth a change and its median is beyond the control's interval.
-    Contention widens both, nothing is decided, and more rounds follow.
+    A gain counts when the lower end of its interval is worth a change and its median lies beyond the control's
+    interval. A busy machine widens both intervals; nothing is decided then, and more rounds follow.
     """
     nothing = Confirmation(Verdict.FALLEN, ratio((), (), ALPHA), ratio((), (), ALPHA))
     found = nothing
@@ -174,7 +177,8 @@ def confirm(contest: Contest, measurer: Measurer, watch: Watch, share: float = 1
         found = Confirmation(Verdict.NONE, gain, control)
         if gain.low >= LEAST_GAIN and gain.median > noise:
             return Confirmation(Verdict.GAIN, gain, control)
-        calm = contest.gain(1, ALPHA).high < CALM  # else it may look hopeless because of others
+        # otherwise load by other processes may make the candidate look hopeless
+        calm = contest.gain(1, ALPHA).high < CALM
         if (calm or last) and contest.gain(2, FUTILE).high < LEAST_GAIN:
             return found
         if last and unknown(gain):

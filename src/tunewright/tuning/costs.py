@@ -1,8 +1,9 @@
-"""What layouts cost on a device, for the pass that assigns them: kernels in a layout, and Reorders.
+"""Costs of layouts on a device, for the pass that assigns layouts: kernels in a layout, and Reorders.
 
-What was measured for exactly a problem on this processor, plain and in another layout, counts. All else is an estimate:
-seconds that a device of this kind needs at least (nothing is measured while a caller waits for a plan, so its peaks are
-taken to be those of a usual core), times how far default kernels were found to be from that.
+Measurements of exactly the same problem on this processor count, for the plain and the other layout. Everything else is
+an estimate, since nothing is measured while a caller waits for a plan. The estimate is the least time that such a
+device needs, times the factor by which default kernels were found to exceed it. The device is assumed to have the peak
+speeds of a typical core.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ from ..solvers.base import Problem, tensor
 from .key import Where
 from .tuner import Tuner
 
-#: of each unit: cycles per second times multiply-adds of a vector per cycle, and bytes per second, mostly from caches
+#: Per unit: cycles per second times multiply-adds of a vector per cycle; and bytes per second, mostly from caches.
 VECTORS, BANDWIDTH = 2 * 3.5e9, 25e9
-#: a step of a launch that does many
+#: Seconds of one step in a launch of many steps.
 STEP = 1.5e-6
-#: what takes less by estimate is not looked up: that would take longer than it could save
+#: Ways with a shorter estimate are not looked up: the lookup would take longer than it could save.
 WORTH_KNOWING = 20e-6
-#: how much longer than the preferred way the plain kernel takes, and that of groups (rounded from some 35 layers, on a
-#: busy machine)
+#: Time of the plain kernel over that of the preferred way, and the same for grouped convolutions. Rounded from about 35
+#: layers on a busy machine.
 PLAIN_KERNEL, PLAIN_GROUPS = 2.0, 3.5
-#: the same of the preferred kernel over a plain input: of 1 x 1 convolutions, and of others, which lose Winograd
+#: The same for the preferred kernel with a plain input: for 1 x 1 convolutions, and for others, which lose Winograd.
 PLAIN_PIXELS, PLAIN_WINDOWS = 1.05, 1.6
-#: a plain kernel over one in the layout, of operations without preference; 1 for all others
+#: Time of a plain kernel over one in the layout, for operations without a preference; 1 for operations not listed.
 PLAIN_OVER = {"Conv": 2.0, "AveragePool": 2.5, "MaxPool": 2.0, "GlobalAveragePool": 1.6, "GlobalMaxPool": 1.6,
               "Transpose": 1.6}  # fmt: skip
-#: operations that some kernel may take into the layout, or out of it, as it goes, and how long that takes
+#: Operations with kernels that convert into the layout or out of it; the factors of time for both directions.
 BETWEEN = {"Transpose": (4.0, 1.0)}
-#: Bytes of a result that stay in a unit's own cache until they are read; how much longer than by its arithmetic a
-#: depthwise convolution takes, and what is in front of it when both are one (rows and pixels that are made twice).
-#: From 40 pairs of mobile networks, on two units.
+#: Three constants for a depthwise convolution behind another one, fitted to 40 pairs of mobile networks on two units.
+#: HELD: bytes of a result that stay in a unit's own cache until they are read. DEPTHWISE: time of the depthwise
+#: convolution over that of its arithmetic. TWICE: growth of the first one in a joint kernel, which computes some rows
+#: and pixels twice.
 HELD, DEPTHWISE, TWICE = 3 << 19, 1.3, 1.06
-#: how much faster one node for several must be by estimate: it is one more text
+#: Least estimated speed-up of a joint kernel over two: it is one more kernel to compile.
 GAIN = 1.08
 
 
 class LayoutCosts:
-    """A device's `passes.base.Layouts`."""
+    """Implements `passes.base.Layouts` for a device."""
 
     def __init__(self, tuner: Tuner, device: Device) -> None:
         self.tuner, self.device, self.where = tuner, device, Where.of(device.target)
@@ -61,7 +63,7 @@ class LayoutCosts:
     def reorder(self, type: TensorType, layout: Layout) -> float:
         type = type.at_hand
         there, plain = type.with_layout(layout), type.with_layout(PLAIN)
-        # one of the two directions is free already if the other one only fills up a block
+        # if one direction only fills up a block, the other one is free already
         if moves_nothing(there, plain):
             return 0.0
         return STEP + (there.nbytes + plain.nbytes) / self.bandwidth
@@ -82,11 +84,11 @@ class LayoutCosts:
 
         if preferred is not None:
             offer(*preferred, 1.0, known=True)
-            # behind another one of its kind the input is not plain, or only where that is plain for itself
+            # After a node of the same operation the input is not plain, or only if that node itself runs plain.
             if preferred == (layout, layout) and not groups and not _follows(node):
-                # such a kernel copies its input first
+                # such a kernel first copies its input
                 offer(PLAIN, layout, PLAIN_PIXELS if _pixels(plain) else PLAIN_WINDOWS, steps=2)
-            # who would rather have another layout takes the plain one as well
+            # a kernel that prefers another layout also accepts the plain one
             offer(PLAIN, PLAIN, PLAIN_GROUPS if groups else PLAIN_KERNEL, known=True)
         else:
             offer(layout, layout, 2 * PLAIN_KERNEL if groups else 1.0)
@@ -100,7 +102,7 @@ class LayoutCosts:
 
     def why_apart(self, first: Node, second: Node, whole: Node) -> str | None:
         parts, one = [Problem.of(first), Problem.of(second)], Problem.of(whole)
-        # the whole is asked first: as a rule it never ran
+        # look up the joint kernel first: usually it never ran
         together = self.tuner.lookup.fastest(one, self.where)
         alone = [] if together is None else [self.tuner.lookup.fastest(part, self.where) for part in parts]
         known, least, apart = "measured", 1.0, sum(s for s in alone if s is not None)
@@ -111,31 +113,32 @@ class LayoutCosts:
         return f"one kernel takes {1e6 * together:.0f} us, two {1e6 * apart:.0f} ({known})"
 
     def pair(self, first: Problem, second: Problem) -> tuple[float, float]:
-        """Seconds of a convolution and the depthwise one behind it as two kernels, and as one."""
+        """Estimate the seconds of a convolution and the depthwise one behind it: as two kernels, and as one."""
         before, behind = (_filling(part) * self.arithmetic(part) / self.flops for part in (first, second))
         moved = max(0, tensor(first.outputs[0]).nbytes - HELD * self.device.target.units)
         apart = before + DEPTHWISE * behind + 2 * moved / self.bandwidth
         return apart, TWICE * before + DEPTHWISE * behind
 
     def arithmetic(self, plain: Problem) -> float:
-        """Operations of a plain problem."""
+        """Return the number of arithmetic operations of a plain problem."""
         spec = lookup(plain.op)
         made = [t for t in plain.outputs if isinstance(t, TensorType)]
         given = [t if isinstance(t, TensorType) else None for t in plain.main_inputs]
         try:
             return spec.work(given, made, plain.attrs).flops if spec is not None else 0.0
-        except (*MISTAKES, AssertionError):  # of the model: who runs it says so
+        except (*MISTAKES, AssertionError):  # a mistake in the model: running it reports the error
             return 0.0
 
     def measured(self, found: Sequence[tuple[Problem, Way]]) -> list[Way]:
-        """The ways with the seconds of those that were measured; estimates are scaled by them.
+        """Replace estimates by measured seconds, and scale the estimates that remain.
 
-        The plain one is asked first: as a rule it never ran, and then the others need not be compared with it.
+        The plain way is looked up first. Usually it was never measured, and then there is nothing to compare the others
+        with.
         """
         if self.tuner.lookup.fastest(found[-1][0], self.where) is None:
             return [way for _, way in found]
         seconds = [self.tuner.lookup.fastest(problem, self.where) for problem, _ in found]
-        # what nobody has measured must not win by an estimate that is better than the others turned out
+        # a way without measurement must not win because the estimates are too optimistic
         scale = max(s / way.seconds for s, (_, way) in zip(seconds, found, strict=True) if s is not None)
         return [
             replace(way, seconds=scale * way.seconds) if s is None else replace(way, seconds=s, measured=True)
@@ -144,31 +147,31 @@ class LayoutCosts:
 
 
 def _traffic(problem: Problem) -> int:
-    """Bytes in and out, with what fills up blocks."""
+    """Return the bytes of all inputs and outputs, with the padding of blocks."""
     return sum(t.nbytes for t in [*problem.inputs, *problem.outputs] if isinstance(t, TensorType))
 
 
 def _filling(problem: Problem) -> float:
-    """How many times its results are computed, because channels fill up blocks."""
+    """Return the factor by which padded channels increase the number of computed results."""
     out = problem.outputs[0]
     whole = isinstance(out, TensorType) and out.layout.block and out.size
     return math.prod(out.physical) / out.size if whole and isinstance(out, TensorType) else 1.0
 
 
 def _follows(node: Node) -> bool:
-    """Whether its data comes from a node of the same operation."""
+    """Whether the node's data comes from a node of the same operation."""
     x = node.inputs[0]
     return x is not None and x.producer is not None and x.producer.op == node.op
 
 
 def _pixels(problem: Problem) -> bool:
-    """Whether it is a convolution of 1 x 1."""
+    """Whether the problem is a 1 x 1 convolution."""
     w = problem.input(1)
     return isinstance(w, TensorType) and math.prod(w.dims[2:]) == 1
 
 
 def _between(plain: Problem, first: Layout, result: Layout, along: Sequence[int]) -> Problem:
-    """The problem with its first input in one layout, and results and what is read along in another."""
+    """Return the problem with its first input in layout ``first``, and results and further inputs in layout ``result``."""
     inside = plain.in_layout(result, along) if result != PLAIN else plain
     x = inside.inputs[0] if inside.inputs else None
     if first == PLAIN or not isinstance(x, TensorType):

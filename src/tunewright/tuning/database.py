@@ -1,12 +1,12 @@
-"""A knowledge base: a set of records. What it answers is derived from the set, so merging is union.
+"""A knowledge base: a set of records. Its answers follow from the set alone, so merging is union.
 
-The answer for a question follows from a total order (`better`), which depends on nothing but the records:
+The answer to a question follows from a total order (`better`), which depends only on the records:
 
-1. Of each candidate (solver, version, config) the newest measurement counts; equal dates: the larger digest. A newer
-   and worse one therefore demotes a candidate, and nothing is ever overwritten.
-2. Only confirmed measurements answer: their gain was found on samples of their own.
-3. What was measured cold or inside a network comes before what was measured warm, nearer keys before farther ones.
-4. Then the larger lower end of the gain's interval, the larger median of it, the shorter time, the smaller digest.
+1. Of each candidate (solver, version, config) the newest measurement counts; for equal dates the larger digest. A newer
+and worse measurement therefore demotes a candidate. No record is ever overwritten. 2. Only confirmed measurements
+answer: separate samples confirmed their gain. 3. Measurements of the cold and layer regimes come before warm ones, and
+nearer keys before farther ones. 4. Then come: larger lower end of the gain's interval, larger median, shorter time,
+smaller digest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .key import Match
 from .record import AnyRecord, Fault, Measurement, Survey, now
 
 LOG = logging.getLogger("tunewright")
-#: knowledge bases whose damage was told in this process, by path
+#: Paths of the knowledge bases whose damage this process has reported.
 _told: set[str] = set()
 
 
@@ -36,62 +36,62 @@ class Event:
 
 
 class Database(ABC):
-    """A set of records in some place. Safe to use from several threads."""
+    """A set of records in some place. Thread-safe."""
 
-    #: where it is, for people
+    #: where it is, for messages
     path: str
 
     @property
     def read_only(self) -> str | None:
-        """None where `add`, `remove` and `note` can work; else why they cannot."""
+        """None if `add`, `remove` and `note` can work; else the reason why they cannot."""
         return None
 
     @abstractmethod
     def add(self, records: Iterable[AnyRecord]) -> int:
-        """Take records in; how many were new. When it returns they are on disk for good.
+        """Store records and return how many were new. They are on disk durably when this returns.
 
-        DatabaseError when that cannot be done: then none of them counts as taken.
+        Raises `DatabaseError` if that fails; the caller must then assume that none was stored.
         """
 
     @abstractmethod
     def remove(self, digests: Iterable[str]) -> int:
-        """Drop records; how many were there."""
+        """Remove records and return how many existed."""
 
     @abstractmethod
     def family(self, family: str) -> Sequence[Measurement]:
-        """Every measurement of a family of problems (see `Problem.family`): the same object until it changes."""
+        """Return all measurements of a family of problems (see `Problem.family`). The same object until it changes."""
 
     @abstractmethod
     def surveys(self, family: str) -> Sequence[Survey]:
-        """Every survey of a family of problems: the same object until it changes."""
+        """Return all surveys of a family of problems. The same object until it changes."""
 
     @abstractmethod
     def faults(self) -> Sequence[Fault]:
-        """Every fault: the same object until they change."""
+        """Return all faults. The same object until they change."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[AnyRecord]:
-        """Every record, in the order of digests."""
+        """Iterate over all records, ordered by digest."""
 
     @abstractmethod
     def note(self, action: str, what: str) -> None:
-        """Write a line to the log."""
+        """Append a line to the log."""
 
     @abstractmethod
     def events(self) -> Sequence[Event]:
-        """The log, oldest first."""
+        """Return the log, oldest line first."""
 
     @abstractmethod
     def damage(self) -> Sequence[str]:
-        """What could not be read, each with the reason: a record that does not fit its digest, a broken file."""
+        """Describe what could not be read, with the reason: a record that does not match its digest, a broken file."""
 
     def merge(self, other: Iterable[AnyRecord]) -> int:
-        """Union; how many records were new."""
+        """Add the records of another knowledge base and return how many were new."""
         return self.add(other)
 
 
 class MemoryDatabase(Database):
-    """Records of this process alone."""
+    """A knowledge base in the memory of this process."""
 
     path = "memory"
 
@@ -100,7 +100,7 @@ class MemoryDatabase(Database):
         self._records: dict[str, AnyRecord] = {}
         #: measurements and surveys by kind and family
         self._families: dict[tuple[str, str], list[AnyRecord]] = {}
-        #: what `family`, `surveys` and `faults` gave; they give it again until something changes
+        #: results of `family`, `surveys` and `faults`; returned again until something changes
         self._given: dict[tuple[str, str], Sequence[Any]] = {}
         self._events: list[Event] = []
         self.add(records)
@@ -160,19 +160,19 @@ class MemoryDatabase(Database):
 
 
 def warn_of_damage(path: str, what: str, remedy: str) -> None:
-    """Tell once per process that a knowledge base does not answer, or not with everything that it should hold."""
+    """Warn once per process that a knowledge base cannot answer, or answers without some of its records."""
     if path not in _told:
         _told.add(path)
         LOG.warning("%s is damaged: %s. What cannot be read is not used. %s", path, what, remedy)
 
 
 def told_of_damage(path: str) -> None:
-    """Suppress warnings, because the caller reports everything that is damaged there."""
+    """Suppress later warnings, because the caller itself reports all damage of this knowledge base."""
     _told.add(path)
 
 
 def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """For each candidate in each place the measurement that counts."""
+    """Return the measurement that counts for each candidate, separately for warm and other regimes."""
     found: dict[object, Measurement] = {}
     for m in sorted(measurements, key=lambda m: (m.date, m.digest)):
         found[m.key, m.config, m.evidence.regime == "warm"] = m
@@ -180,7 +180,7 @@ def newest(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def superseded(surveys: Iterable[Survey]) -> list[Survey]:
-    """Surveys that say nothing which newer ones of the same default in the same place do not say."""
+    """Return the surveys whose content newer surveys of the same default in the same place cover."""
     found: list[Survey] = []
     seen: dict[object, set[object]] = {}
     for s in sorted(surveys, key=lambda s: (s.date, s.digest), reverse=True):
@@ -193,7 +193,7 @@ def superseded(surveys: Iterable[Survey]) -> list[Survey]:
 
 
 def better(found: Iterable[tuple[Match, Measurement]]) -> list[tuple[Match, Measurement]]:
-    """Confirmed answers, the best first, in the order that the module describes."""
+    """Return the confirmed answers, best first, in the order that the module's docstring defines."""
 
     def rank(pair: tuple[Match, Measurement]) -> tuple[object, ...]:
         match, m = pair

@@ -1,4 +1,4 @@
-"""What knowledge bases on disk share: folders and files that outlast a crash, and objects that outlast a fork."""
+"""Helpers for knowledge bases on disk: durable folders and files, and objects that survive a fork."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import DatabaseError
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder that is still there after a crash, private to the user unless said otherwise."""
+    """Create a folder durably, so that it survives a crash. By default only the user may open it."""
     if folder.is_dir():
         return
     missing = [folder, *(p for p in folder.parents if not p.exists())]
@@ -22,7 +22,7 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names that were made, changed or removed in a folder are on disk."""
+    """Flush a folder, so that names created, changed or removed in it are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -31,14 +31,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """A single write where the system takes all of it, as it does unless a disk is full."""
+    """Write all data; a single write unless the system takes only part of it, as on a full disk."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write so that readers see the old content or all of the new one, whenever the machine stops."""
+    """Replace a file atomically: readers see the old or the new content, even after a crash."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -55,9 +55,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """None where files can be made in a folder, or the folder itself; else the reason."""
+    """Return None if files can be created in a folder, or the folder itself can be; else the reason."""
     there = folder
-    while not os.path.exists(there) and there != there.parent:  # a folder that may not be entered hides what is in it
+    while not os.path.exists(there) and there != there.parent:  # a folder without search permission hides its content
         there = there.parent
     if not os.path.isdir(there):
         return f"{there} is not a folder"
@@ -65,14 +65,14 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def failed(path: str, error: OSError | str) -> DatabaseError:
-    """What a user is told when a write did not succeed."""
+    """Make the error that tells a user that a write failed."""
     reason = error if isinstance(error, str) else error.strerror or str(error)
     hint = "nothing that was there is lost; make room, or set USER_DB_PATH to another folder"
     return DatabaseError(f"cannot be written: {reason}", where=path, hint=hint)
 
 
 class Forkable(ABC):
-    """An object whose locks, connections and files belong to the process that made them."""
+    """An object whose locks, connections and files belong to the process that created them."""
 
     def __init__(self) -> None:
         self.start_anew()
@@ -80,7 +80,8 @@ class Forkable(ABC):
 
     @abstractmethod
     def start_anew(self) -> None:
-        """Make fresh locks and forget what is open, without closing it: in a child it is still the parent's."""
+        """Create new locks and forget open files without closing them: in a forked child they still belong to the
+        parent."""
 
 
 _FORKABLE: weakref.WeakSet[Forkable] = weakref.WeakSet()

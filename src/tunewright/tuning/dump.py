@@ -1,10 +1,10 @@
-"""What an application meets, recorded for tuning elsewhere: problems as JSON Lines, and as commands of the driver.
+"""Record the problems that an application meets, for tuning elsewhere: as JSON Lines, and as commands of the driver.
 
-`record` is called for every problem that is chosen for. It never raises: what cannot be written is told once, and the
-application goes on. `read` takes dumps of any number of processes and machines; files are data, checked line by line.
+`record` is called for every problem that a solver is chosen for. It never raises: it reports a failed write once, and
+the application goes on. `read` accepts dumps of any number of processes and machines, and checks every line.
 
-A line is an object of the members ``problem`` (as `solvers.serial` has it), ``key`` (its text), ``device`` (name, kind,
-processor and runtime of where it was met), ``date`` and ``tool``.
+Each line is an object with the members ``problem`` (encoded by `solvers.serial`), ``key`` (its text), ``device`` (name,
+kind, processor and runtime), ``date`` and ``tool``.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from .key import Where
 from .record import now
 
 LOG = logging.getLogger("tunewright")
-#: the commands; a level of its own, so that they are shown where an application shows warnings only
+#: Logger for commands. Its own level shows them even where an application shows only warnings.
 COMMANDS = logging.getLogger("tunewright.commands")
 COMMANDS.setLevel(logging.INFO)
 
-#: most problems that a process remembers, most bytes of a line, and of a file
+#: Most problems that a process remembers, most bytes of a line, most bytes of a file.
 MOST_PROBLEMS, MOST_LINE, MOST_FILE = 100_000, 1 << 20, 256 << 20
-#: most lines that a reader names one by one
+#: Most lines that a reader reports one by one.
 MOST_REASONS = 1000
 _MEMBERS = {"problem", "key", "device", "date", "tool"}
 _DEVICE = ("name", "kind", "processor", "runtime")
 
-#: what was recorded: (file or nothing for commands, problem, device); its own entry says who came first
+#: What was recorded, by (file or "" for commands, problem, device). The stored object tells which thread came first.
 _MET: dict[tuple[str, str, Where], object] = {}
-#: places that could not be written to: told once, and not tried again
+#: Places where a write failed: reported once, and not tried again.
 _CLOSED: dict[str, object] = {}
 
 
 def record(problem: Problem, device: Device, settings: Settings) -> None:
-    """Record a problem once per process, as ENABLE_TUNE_DUMP and ENABLE_LOGGING_CMD say."""
+    """Record a problem once per process, as ENABLE_TUNE_DUMP and ENABLE_LOGGING_CMD demand."""
     if not problem.is_static or len(_MET) >= MOST_PROBLEMS:
-        return  # what has no shape yet comes back when it has one
+        return  # a problem without static shapes comes back once its shapes are known
     where = Where.of(device.target)
     if settings.enable_logging_cmd and _is_first("", problem, where):
         try:
@@ -63,7 +63,7 @@ def record(problem: Problem, device: Device, settings: Settings) -> None:
             path = destination(settings)
             if _is_first(str(path), problem, where) and (line := _line(problem, device, where)):
                 _append(path, line)
-        except (OSError, ValueError, RuntimeError) as error:  # of writing; of names that no file can have
+        except (OSError, ValueError, RuntimeError) as error:  # failed writes, and invalid file names
             me = object()
             if _CLOSED.setdefault(named, me) is me:
                 why = getattr(error, "strerror", None) or error
@@ -71,7 +71,7 @@ def record(problem: Problem, device: Device, settings: Settings) -> None:
 
 
 def destination(settings: Settings) -> Path:
-    """The file that this process dumps to: TUNE_DUMP_PATH, or one in that folder, or in the working folder."""
+    """Return the file for this process's dump: TUNE_DUMP_PATH itself, or a file in that folder or the working folder."""
     named = Path(settings.tune_dump_path or ".").expanduser()
     path = named if named.suffix == ".jsonl" and not named.is_dir() else named / f"tune_dump_pid{os.getpid()}.jsonl"
     return path.absolute()
@@ -79,20 +79,20 @@ def destination(settings: Settings) -> Path:
 
 def _is_first(to: str, problem: Problem, where: Where) -> bool:
     me = object()
-    return _MET.setdefault((to, problem.key(), where), me) is me  # one step: several threads may ask
+    return _MET.setdefault((to, problem.key(), where), me) is me  # atomic, because several threads may ask
 
 
 def _show(text: str) -> None:
-    """On stderr, unless the application has its own way to show what is logged."""
+    """Print to stderr, unless the application has a logging handler."""
     if COMMANDS.hasHandlers():
         COMMANDS.info("%s", text)
     elif sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # closed, or of an alphabet without these letters
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed, or its encoding lacks a character
             sys.stderr.write(f"{text}\n")
 
 
 def _line(problem: Problem, device: Device, where: Where) -> bytes:
-    """Empty for what cannot be dumped: a sequence, or text. No kernel is chosen for such by measuring."""
+    """Encode a problem as a line. Empty for problems that cannot be dumped (sequences, strings): they are never tuned."""
     try:
         data = {
             "problem": serial.to_json(problem),
@@ -111,7 +111,7 @@ def _line(problem: Problem, device: Device, where: Where) -> bytes:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One write at the end, wherever others have moved it; what a full disk tore off before stays a line of its own."""
+    """Append a line with one write, even if others moved the file. A torn last line stays a line of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -124,13 +124,13 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-# ---- reading: data from a file, never trusted ---------------------------------------------------------------------
+# ---- reading: files are untrusted data -------------------------------------------------------------------------------
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Problem], list[str]]:
-    """The problems of a dump, each once, in the order in which they were met, and what was left out and why.
+    """Read the distinct problems of a dump in their order, and the reasons for everything left out.
 
-    ``path``: a file, or a folder whose .jsonl files are read. InputError when there is none, or it cannot be read.
+    ``path``: a file, or a folder whose .jsonl files are read. Raises `InputError` if nothing is there or readable.
     """
     found: dict[str, Problem] = {}
     reasons: list[str] = []
@@ -159,7 +159,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Lines by number, without blank ones; None for one that is too long."""
+    """Yield the lines of a file with their numbers, without blank lines; None for a line that is too long."""
     try:
         with file.open("rb") as stream:
             number = 0
@@ -189,7 +189,7 @@ def _parse(line: bytes | None) -> Problem:
     problem = serial.from_json(data["problem"])
     try:
         json.dumps(data["problem"], ensure_ascii=False).encode()
-    except ValueError as error:  # half of a character: it could not be shown, or written again
+    except ValueError as error:  # a lone surrogate: the text could not be shown or written again
         raise _wrong(f"its text is no text ({error})") from None
     key = problem.key()
     if key != data["key"]:

@@ -1,8 +1,8 @@
-"""Measurements inside a model file: one entry of its metadata, which other engines pass over.
+"""Measurements inside a model file, as one entry of its metadata that other engines ignore.
 
-The entry's value is JSON Lines, as `kb export` writes them; every line is checked when it is read, like any import. To
-write it nothing is parsed but the file's outermost fields: the entry is put behind the others, and all else stays byte
-by byte what it was. Weights in files of their own stay where they are.
+The value of the entry is JSON Lines as `kb export` writes them. Every line is checked when it is read, as in any
+import. Writing parses only the outermost fields of the file. The entry goes to the end, and all other bytes stay as
+they are. Weights in external files are not touched.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .lines import Lines
 from .record import Measurement, to_line
 from .system import SystemDatabase
 
-#: of the entry
+#: Key of the metadata entry.
 KEY = "tunewright.records"
-#: most bytes of it
+#: Most bytes of the entry's value.
 MOST_BYTES = 8 << 20
-#: ModelProto.metadata_props; of an entry: key and value; what a field holds is told by its length
+#: Field numbers: ModelProto.metadata_props, and key and value of an entry. Last: the wire type of fields with a length.
 _METADATA, _KEY, _VALUE, _LENGTH = 14, 1, 2, 2
-#: bytes of fixed sizes by kind of field
+#: Bytes of fields of fixed size, by wire type.
 _FIXED = {1: 8, 5: 4}
-#: bytes of one entry that are looked at
+#: Largest metadata entry that is examined.
 _LARGEST_ENTRY = MOST_BYTES + (1 << 16)
 _CHUNK = 16 << 20
 
 
 class EmbeddedDatabase(SystemDatabase):
-    """The measurements inside a model file; they are only read. ``text``: they were read already."""
+    """The measurements inside a model file; read-only. ``text``: the entry's value, if it was read already."""
 
     remedy = "`tunewright kb extract` names what is damaged, and `kb embed` writes it anew"
 
@@ -72,7 +72,7 @@ class _Field:
 
 
 def text_of(path: Path) -> str:
-    """What is embedded in a model file; empty where nothing is. InputError where it is no such file."""
+    """Read the embedded text of a model file; empty if there is none. Raises `InputError` if it is not a model file."""
     try:
         with path.open("rb") as file:
             found = [value for entry in _entries(file, path) if (value := _value(file, entry)) is not None]
@@ -82,10 +82,10 @@ def text_of(path: Path) -> str:
 
 
 def embed(path: Path, to: Path, measurements: Iterable[Measurement]) -> int:
-    """Write a model with these measurements, in place of those that it has; how many bytes they take.
+    """Write a model with these measurements instead of its own, and return their number of bytes.
 
-    The file is replaced as a whole. Without measurements what is embedded is taken out. InputError where they are too
-    many for `MOST_BYTES`.
+    The file is replaced atomically. Without measurements the entry is removed. Raises `InputError` if they exceed
+    `MOST_BYTES`.
     """
     lines = {m.digest: to_line(m) for m in measurements}
     text = "".join(f"{lines[digest]}\n" for digest in sorted(lines)).encode("ascii")
@@ -117,7 +117,7 @@ def embed(path: Path, to: Path, measurements: Iterable[Measurement]) -> int:
 
 
 def within(measurements: Iterable[Measurement], most: int = MOST_BYTES) -> list[Measurement]:
-    """The first of them that fit into this number of bytes."""
+    """Return as many of the first measurements as fit into ``most`` bytes."""
     found, left = [], most
     for m in measurements:
         left -= len(to_line(m)) + 1
@@ -127,11 +127,11 @@ def within(measurements: Iterable[Measurement], most: int = MOST_BYTES) -> list[
     return found
 
 
-# ---- the fields of a protobuf -----------------------------------------------------------------------------------
+# ---- fields of a protobuf --------------------------------------------------------------------------------------------
 
 
 def _entries(file: IO[bytes], path: Path) -> Iterator[_Field]:
-    """Entries of metadata of a model."""
+    """Yield the metadata entries of a model."""
     size = os.fstat(file.fileno()).st_size
     for one in _fields(file, 0, size, path):
         if one.number == _METADATA and one.kind == _LENGTH:
@@ -139,7 +139,7 @@ def _entries(file: IO[bytes], path: Path) -> Iterator[_Field]:
 
 
 def _value(file: IO[bytes], entry: _Field) -> bytes | None:
-    """The value of our entry; None of another's."""
+    """Return the value of an entry with our key; None for other entries."""
     if entry.end - entry.content > _LARGEST_ENTRY:
         return None
     key, value = b"", b""
@@ -152,7 +152,7 @@ def _value(file: IO[bytes], entry: _Field) -> bytes | None:
 
 
 def _fields(file: IO[bytes], begin: int, end: int, path: Path | None) -> Iterator[_Field]:
-    """The fields between two places. InputError for what is no protobuf, where a path says which file it is."""
+    """Yield the fields between two positions. For invalid data raises `InputError` if ``path`` is given; else stops."""
     at = begin
     while at < end:
         tag, content = _varint(file, at, end)
@@ -173,7 +173,7 @@ def _fields(file: IO[bytes], begin: int, end: int, path: Path | None) -> Iterato
 
 
 def _varint(file: IO[bytes], at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends; what is none ends before the beginning."""
+    """Read a varint; return its value and end position. The end is -1 if the data is invalid."""
     file.seek(at)
     value = 0
     for shift, byte in enumerate(file.read(min(10, max(0, end - at)))):

@@ -1,4 +1,4 @@
-"""Records from samples: what a session writes down of a candidate, and of the circumstances."""
+"""Build the records of a session from samples: measurements, faults, surveys, and the environment."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .key import Key
 from .measure import Candidate, Regime
 from .record import MOST_BYTES, MOST_SEEN, Evidence, Fault, Measurement, Ratio, Sighting, Survey, now
 
-#: samples that a record keeps; quartiles are those of all
+#: Samples that a record keeps; its quartiles are those of all samples.
 KEPT = 64
-#: characters of a reason that a record keeps
+#: Characters of a reason that a record keeps.
 LONGEST_WHY = 2000
-#: A search that compared this number of candidates, or all that there are, may say that nothing is faster.
+#: A search that compared this number of candidates, or all candidates, may state that nothing is faster.
 ENOUGH = 24
-#: in the environment of a default's record: how far the search came that it is from
+#: Key in the environment of a default's record: how many candidates the search has compared.
 EXTENT = "searched"
-#: after this number of sessions that left a problem open and came no farther, loads do not try again: `tune` does
+#: After this number of sessions without progress on an open problem, loads stop retrying it; `tune` still retries.
 FRUITLESS = 3
 
 
 def environment() -> dict[str, str]:
-    """Where and in what company something is measured."""
+    """Describe the software, the machine and its load before a measurement."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -43,10 +43,10 @@ def environment() -> dict[str, str]:
 
 
 def load() -> str:
-    """The machine's load: the mean number of runnable processes in the last minute."""
+    """Return the machine's load: the mean number of runnable processes in the last minute."""
     try:
         return f"{os.getloadavg()[0]:.2f}"
-    except (OSError, AttributeError):  # AttributeError: a platform without it
+    except (OSError, AttributeError):  # AttributeError: the platform has no getloadavg
         return "unknown"
 
 
@@ -54,7 +54,7 @@ def measurement(
     problem: Problem, target: Target, solver: Solver, config: Config, samples: Sequence[float], error: float,
     gain: Ratio, control: Ratio, confirmed: bool, default: Candidate, regime: Regime, before: Mapping[str, str],
 ) -> Measurement:  # fmt: skip
-    """A measurement of now. ``before``: the `environment` as it was when measuring began."""
+    """Make a measurement record dated now. ``before``: the `environment` when measuring began."""
     lower, middle, upper = (float(q) for q in np.quantile(np.asarray(samples, np.float64), (0.25, 0.5, 0.75)))
     kept = sorted({round(i * (len(samples) - 1) / (KEPT - 1)) for i in range(KEPT)})  # evenly over all rounds
     found = Evidence(
@@ -67,20 +67,20 @@ def measurement(
 
 
 def is_given_up(known: Iterable[Measurement], default: Candidate) -> bool:
-    """Whether the last sessions left a problem open, and came no farther than one another."""
+    """Whether the last sessions left a problem open without any progress from one to the next."""
     mine = [m for m in known if (m.key.solver, m.config) == default == m.evidence.default]
     last = sorted(mine, key=lambda m: (m.date, _reached(m)))[-FRUITLESS:]
     return len(last) == FRUITLESS and len({_reached(m) for m in last}) == 1
 
 
 def _reached(m: Measurement) -> int:
-    """How many candidates the search compared that a default's record is from, as far as that counts."""
+    """Return how many candidates the search behind a default's record compared, capped at `ENOUGH`."""
     number = m.evidence.environment.get(EXTENT, "").partition(" ")[0].replace(",", "")
     return min(int(number), ENOUGH) if number.isdecimal() else 0
 
 
 def fault(problem: Problem, target: Target, solver: Solver, config: Config, status: Status, why: str) -> Fault:
-    """A fault of now."""
+    """Make a fault record dated now."""
     key = Key.of(problem, target, solver, config)
     return Fault(key, Plain(config), status, why[:LONGEST_WHY], now(), __version__)
 
@@ -89,7 +89,10 @@ def survey(
     problem: Problem, target: Target, solvers: Mapping[str, Solver], default: Candidate, seconds: float,
     gains: Mapping[Candidate, float], regime: Regime,
 ) -> Survey:  # fmt: skip
-    """A survey of now. ``seconds``: of the default, over which candidates have gains; the best of too many are kept."""
+    """Make a survey record dated now.
+
+    ``seconds``: time of the default; gains are relative to it. If there are too many candidates, the best are kept.
+    """
     ranked = sorted(gains.items(), key=lambda pair: -pair[1])[:MOST_SEEN]
     seen = tuple(Sighting(s, solvers[s].version, Plain(config), float(gain)) for (s, config), gain in ranked)
     key = Key.of(problem, target, solvers[default[0]], default[1])

@@ -1,16 +1,17 @@
-"""The heuristic: gradient-boosted trees that predict which candidate is fast for a problem that nobody measured.
+"""The heuristic: gradient-boosted trees that predict a fast candidate for a problem that was never measured.
 
-It has a section for each `kind` of problem and each architecture. A section's trees rate a problem with a candidate:
-the logarithm (to the base of two) of its speed, up to a constant of the problem. Rated are the default and a shortlist
-of candidates that were among the best of some problem of the training, on devices of the same architecture: so whatever
-is picked was measured there, and was correct. The pick must be predicted faster than the default by a margin.
+It has a section for each `kind` of problem and each architecture. The trees of a section rate a problem with a
+candidate: the base-two logarithm of its speed, up to a constant of the problem. The default and a shortlist are rated.
+The shortlist holds candidates that were among the best of some training problem on devices of the same architecture.
+Every pick was therefore measured there, with correct results. A pick must be predicted faster than the default by a
+margin.
 
-It abstains, with the reason in words, where it has no section, where a number of the problem lies outside of what the
-training saw, and where the nearest problem of the training is farther away than those were from each other.
+The heuristic abstains, with a reason in words, in three cases. It has no section; or a feature of the problem lies
+outside the range of the training data; or the nearest training problem is farther away than those are from each other.
 
-A section answers in well under a millisecond. A leaf holds where all splits on its path do. Those that ask about
-candidates have fixed answers for the shortlist, those that ask about the problem are answered once for all of it: what
-is left is one product of a matrix with a vector.
+A section answers in well under a millisecond. A leaf applies if all splits on its path hold. Splits on candidates have
+fixed answers for the shortlist, and splits on the problem are answered once for all candidates. The rest is one product
+of a matrix and a vector.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from .heuristic_features import TOTALS, Column, Floats, features, kind, one_imag
 from .key import Where
 from .measure import Candidate
 
-#: What a pick must be predicted to gain over the default: predictions are off by more than a few per cent. And, where
-#: it is made for this shape alone and so costs a compilation, over what is not.
+#: MARGIN: least predicted gain of a pick over the default, since predictions err by more than a few per cent. SPECIAL:
+#: least gain of a kernel made for this shape alone over one that is not, because it costs a compilation.
 MARGIN, SPECIAL = 1.08, 1.05
-#: a number of a problem may lie outside the training's range by this number of doublings
+#: Doublings by which a feature of a problem may lie outside the range of the training data.
 BEYOND = 1.5
-#: Some problem of the training is within this many doublings in every number, but those that others multiply to. A
-#: radius is a mean over all numbers: alone it lets a product of 9 rows lie between those of one row and one of 20.
+#: Some training problem must lie within this many doublings in every feature, except in totals of other features. The
+#: radius, a mean over all features, is not enough: it would place a product of 9 rows between those of 1 and 20 rows.
 WITHIN = 2.5
-#: most problems whose ratings are kept
+#: Most problems whose ratings are kept.
 KEPT = 1024
 
 
@@ -49,11 +50,11 @@ Numbers: TypeAlias = tuple[float, ...] | Floats
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Nodes in the order of their numbers, the root first: a child stands behind its parent, and has no other. Where
-    ``feature`` is below 0 a node is a leaf."""
+    """Nodes in the order of their numbers, root first. A child stands behind its only parent. A node with a ``feature``
+    below 0 is a leaf."""
 
     feature: Integers
-    #: at or below it the left child follows
+    #: values up to the threshold go to the left child
     threshold: Numbers
     left: Integers
     right: Integers
@@ -62,7 +63,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Place:
-    """The devices that a section speaks of: the fields of a key that must not differ."""
+    """The devices that a section applies to: the fields of a key that must match."""
 
     device: str
     arch: str
@@ -71,7 +72,7 @@ class Place:
 
     @staticmethod
     def of(where: Where) -> Place:
-        # Instructions for bytes decide nothing about the rest, and kinds of problems are told apart by their types.
+        # Byte instructions do not matter for other types, and element types distinguish the kinds of problems.
         level, _, registers = where.arch.partition(";")
         return Place(where.device, f"{level.partition('+')[0]};{registers}", where.runtime, where.options)
 
@@ -87,16 +88,16 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """What was learned about one kind of problem on one architecture."""
+    """What was learnt about one kind of problem on one architecture."""
 
     kind: str
     place: Place
-    #: names of the processors of the training
+    #: names of the processors in the training data
     processors: tuple[str, ...]
-    #: names of the numbers of a problem, and what one step of each means in a distance
+    #: names of a problem's features, and the unit of distance for each
     names: tuple[str, ...]
     scale: tuple[float, ...]
-    #: the problems of the training, and how far from the nearest of them an answer is given
+    #: the training problems, and the distance from the nearest one up to which the section answers
     points: tuple[tuple[float, ...], ...]
     radius: float
     columns: tuple[Column, ...]
@@ -105,7 +106,7 @@ class Section:
     trees: tuple[Tree, ...]
 
     def why_far(self, numbers: Mapping[str, float]) -> str | None:
-        """Why a problem is too unlike the training; None when it is not."""
+        """Return why a problem is too unlike the training data; None if it is not."""
         if tuple(numbers) != self.names:
             return "it was trained on other numbers of a problem than this version computes"
         x = np.array([*numbers.values()])
@@ -121,19 +122,19 @@ class Section:
             return f"far from its data: the nearest problem is {away:.1f} away, and it answers up to {self.radius:.1f}"
         doublings = np.abs(points - x) * [name not in TOTALS for name in self.names]
         nearest = doublings[int(doublings.max(axis=1).argmin())]
-        if nearest.max(initial=0) > WITHIN + 1e-6:  # the file has seven digits
+        if nearest.max(initial=0) > WITHIN + 1e-6:  # the file stores seven digits
             i = int(nearest.argmax())
             return f"far from its data: {self.names[i]} is {nearest[i]:.1f} away from that of the nearest problem"
         return None
 
     def rate(self, numbers: Mapping[str, float], default: Candidate) -> tuple[Floats, float]:
-        """Ratings of the shortlist, and of the default."""
+        """Return the ratings of the shortlist, and the rating of the default."""
         holds = self._holding(np.array([*numbers.values()]), of_problem=True)
         rated = self.base + self._worth @ holds
         mine = self._reached([Listed(default[0], "", Config(default[1]))]) @ holds
         return np.asarray(rated, np.float64), float(self.base + mine[0])
 
-    # ---- the trees as one matrix --------------------------------------------------------------------------------
+    # ---- the trees as one matrix -------------------------------------------------------------------------------------
 
     @cached_property
     def _points(self) -> Floats:
@@ -141,19 +142,20 @@ class Section:
 
     @cached_property
     def _splits(self) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Feature and threshold of every node of every tree; a leaf's are never asked."""
+        """Feature and threshold of every node of every tree; those of leaves are not used."""
         feature = np.concatenate([[], *(tree.feature for tree in self.trees)]).astype(np.int64)
         return feature, np.concatenate([[], *(tree.threshold for tree in self.trees)])
 
     @cached_property
     def _leaves(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """For every leaf the answers that it needs, about the problem and about the candidate, and its value.
+        """For every leaf: the answers that it needs about the problem and about the candidate, and its value.
 
-        An answer's number is that of its node where it is yes, n more where it is no, 2 n where nothing is asked.
+        The answers "yes" come first, indexed by node. The answers "no" follow, offset by the number n of nodes. Index 2
+        n stands for no question.
         """
         feature = self._splits[0]
         total, splits = len(feature), np.flatnonzero(feature >= 0)
-        # of every node the split above it, and the answer of that which leads here; a root has none
+        # for every node: the split above it, and the answer of that split that leads to the node; -1 for a root
         above, answer = np.full(total, -1), np.full(total, 2 * total)
         sizes = np.array([len(tree.feature) for tree in self.trees], np.int64)
         first = np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -172,17 +174,17 @@ class Section:
         return problem, candidate, values.astype(np.float32)
 
     def _holding(self, x: Floats, of_problem: bool) -> npt.NDArray[np.float32]:
-        """1 for every leaf whose splits about the problem (else: about the candidate) hold, given its numbers."""
+        """Return 1 for every leaf whose splits on the problem (or on the candidate) hold for features ``x``."""
         feature, threshold = self._splits
         offset = 0 if of_problem else len(self.names)
-        # numbers of the other side are not asked for: any will do
+        # splits on the other side are not used, so any value will do
         yes = np.take(x, feature - offset, mode="clip") <= threshold
         answers = np.concatenate([yes, ~yes, [True]])
         needed = self._leaves[0 if of_problem else 1]
         return np.asarray(answers[needed].all(axis=1), np.float32)
 
     def _reached(self, candidates: Sequence[Listed]) -> npt.NDArray[np.float32]:
-        """A row for each candidate: the value of each leaf that it may end in, 0 for others."""
+        """Return a row for each candidate: the value of each leaf that it may reach, 0 for other leaves."""
         numbers = [np.array([c.of(one.solver, one.config) for c in self.columns]) for one in candidates]
         rows = [self._holding(x, of_problem=False) * self._leaves[2] for x in numbers]
         return np.array(rows, np.float32).reshape(len(candidates), len(self._leaves[2]))
@@ -194,29 +196,29 @@ class Section:
 
 @dataclass(frozen=True)
 class Advice:
-    """What the heuristic says about a problem: the candidates that it would use, the best first; none: the default."""
+    """The heuristic's answer for a problem: the candidates to use, best first. Empty means the default."""
 
-    #: in words: what it predicts, or why it abstains
+    #: in words: the prediction, or why the heuristic abstains
     why: str
     picks: tuple[tuple[Solver, Config], ...] = ()
-    #: the first pick's speed through the default's, as predicted
+    #: predicted speed-up of the first pick over the default
     gain: float = 1.0
-    #: it knows too little to say anything
+    #: whether the heuristic knows too little for an answer
     abstains: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Heuristic:
-    """Sections, and what was found out about them when they were trained."""
+    """Sections, and the results of their training."""
 
     sections: tuple[Section, ...]
     date: str
     tool: str
-    #: how good it is, and on what: see docs/heuristic.md
+    #: how good the heuristic is, and on what data: see docs/heuristic.md
     about: Mapping[str, object]
-    #: where it was read
+    #: the file that it was read from
     path: str = ""
-    #: more sections, which are read when they are asked; None: it is damaged, and its reader has said so
+    #: loaders of further sections, called on first use; None if a section is damaged, which the loader has reported
     unread: Mapping[tuple[str, Place], Callable[[], Section | None]] = field(default_factory=dict, repr=False)
     _ratings: dict[tuple[str, Target, Candidate], tuple[Section, Floats, float] | str] = field(
         default_factory=dict, repr=False
@@ -240,9 +242,9 @@ class Heuristic:
         why_not: Callable[[Solver, Config], str | None],
         most: int = 1,
     ) -> Advice:
-        """What to use for a static problem: up to ``most`` candidates that may be used and are predicted faster.
+        """Choose for a static problem up to ``most`` candidates that are allowed and predicted to be faster.
 
-        ``why_not`` says why a candidate of one of the ``solvers``, in whose space it is, may not be used.
+        ``why_not`` returns why a candidate from the space of one of the ``solvers`` may not be used, else None.
         """
         rated = self._rated(problem, target, default)
         if isinstance(rated, str):
@@ -250,7 +252,7 @@ class Heuristic:
         section, ratings, own = rated
         known = {s.id: s for s in solvers}
         margin, special = math.log2(MARGIN), math.log2(SPECIAL)
-        # what is made for one shape is rated as if it were slower by what it must be worth
+        # a kernel for one shape only is rated lower by the gain that it must bring
         cost = [special if (s := known.get(c.solver)) is not None and s.tuned_only else 0.0 for c in section.shortlist]
         worth = ratings - np.array(cost)
         usable: list[tuple[float, Solver, Config]] = []
@@ -273,11 +275,11 @@ class Heuristic:
         return Advice(why, tuple((solver, config) for _, solver, config in usable[:most]), gain)
 
     def _rated(self, problem: Problem, target: Target, default: Candidate) -> tuple[Section, Floats, float] | str:
-        """The section that speaks of a problem and its ratings, kept; or why there is none."""
+        """Return the section for a problem with its ratings, from a cache; or why there is none."""
         at = (problem.key(), target, (default[0], Config(default[1])))
         found = self._ratings.get(at)
         if found is None:
-            if len(self._ratings) >= KEPT:  # other threads may do the same: no harm is done
+            if len(self._ratings) >= KEPT:  # a race with other threads is harmless
                 self._ratings.clear()
             found = self._ratings[at] = self._rate(problem, target, default)
         return found
@@ -291,7 +293,7 @@ class Heuristic:
             return f"it has not learned about {kind(problem)} here"
         numbers = features(problem, target)
         far = section.why_far(numbers)
-        # training is on single images, and a processor takes several one by one
+        # the training data has single images, and a CPU processes a few of them one by one
         alone = one_image(problem) if far is not None and target.device == "cpu" else None
         if alone is not None:
             numbers = features(alone, target)

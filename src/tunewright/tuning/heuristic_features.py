@@ -1,7 +1,7 @@
-"""What the heuristic sees of a problem and of a candidate: a few numbers with names.
+"""Features of a problem and of a candidate for the heuristic: a few named numbers.
 
-Problems of one `kind` (operation, element types, layouts) have the same names. Sizes are logarithms to the base of two,
-so that a distance of one is a doubling, whatever the size.
+Problems of one `kind` (operation, element types, layouts) have the same features. Sizes are base-two logarithms, so a
+distance of one is a doubling at any size.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .ceilings import work_of
 
 Floats = npt.NDArray[np.float64]
 
-#: operations that multiply matrices: their rank says nothing, m, n and k say it all
+#: Matrix products: m, n and k describe them, and the rank adds nothing.
 _PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft::FusedMatMul", "com.microsoft::TransposeMatMul"})
-#: where the weights of convolutions are
+#: Index of the weights among the inputs of a convolution.
 _WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3}
-#: fused steps that take as long as many simple ones
+#: Fused steps that take as long as many simple ones.
 _DEAR = frozenset({"Exp", "Log", "Pow", "Tanh", "Sigmoid", "Erf", "Gelu", "Softplus", "Swish", "Mish", "Selu", "Elu"})
-#: a cache in the name of a processor
+#: A cache in the name of a processor.
 _CACHE = re.compile(r"\bL(\d) (\d+) KiB")
-#: batches up to this are a few images
+#: Largest batch that counts as a few images.
 FEW_IMAGES = 16
-#: the value of a parameter that a candidate does not have
+#: The value of a parameter that a candidate does not have.
 ABSENT = -1.0
 
 
 def kind(problem: Problem) -> str:
-    """The problems that one set of trees serves: operation, types, layouts, which operand is constant, rank."""
+    """Return the group of problems that share trees: operation, types, layouts, constant operands, rank."""
     given = [
         _type_text(t) + ("!" if c else "")
         for t, c in zip(problem.main_inputs[:2], problem.constant[:2], strict=False)
@@ -56,12 +56,12 @@ def _type_text(type: Type | None) -> str:
     return f"{type.dtype.value}{layout}"
 
 
-#: numbers that follow from others
+#: Features that follow from others.
 TOTALS = frozenset({"outputs", "inputs", "flops", "intensity", "constant bytes"})
 
 
 def features(problem: Problem, target: Target) -> dict[str, float]:
-    """The numbers of a static problem on a device."""
+    """Return the features of a static problem on a device."""
     made = _dims(problem.outputs[0] if problem.outputs else None)
     given = _dims(problem.inputs[0] if problem.inputs else None)
     work = work_of(problem)
@@ -86,12 +86,12 @@ def features(problem: Problem, target: Target) -> dict[str, float]:
 
 
 def _caches(target: Target) -> dict[str, float]:
-    """The KiB of each cache of a processor, if its name says so (see `devices.native.processor`)."""
+    """Return the size of each cache of a processor, if its name tells (see `devices.native.processor`)."""
     return {f"L{level}": _log(int(size)) for level, size in _CACHE.findall(target.name) if target.device == "cpu"}
 
 
 def one_image(problem: Problem) -> Problem | None:
-    """The problem of a batch of one, where a convolution or a pooling has a few images; else None."""
+    """Return the same problem with one image, for a convolution or pooling of a few images; else None."""
     x = _dims(problem.inputs[0] if problem.inputs else None)
     if not 1 < _at(x, 0) <= FEW_IMAGES or len(x) < 3 or not (problem.op in _WEIGHTS or problem.op.endswith("Pool")):
         return None
@@ -105,7 +105,7 @@ def one_image(problem: Problem) -> Problem | None:
 
 
 def _shape(problem: Problem, given: Sequence[int], made: Sequence[int]) -> dict[str, float]:
-    """What is particular to an operation."""
+    """Return the features that depend on the operation."""
     if problem.op in _WEIGHTS:
         return _convolution(problem, given, made)
     if problem.op in _PRODUCTS:
@@ -130,7 +130,7 @@ def _convolution(problem: Problem, given: Sequence[int], made: Sequence[int]) ->
         "filters": _log(filters / groups),
         "groups": _log(groups),
         "pixels": _log(math.prod(made[2:])),
-        # rows are cut into tiles: what is left over at their ends costs time
+        # kernels cut rows into tiles, and incomplete tiles at the end cost time
         "twos in row": _twos(_at(made, -1)),
         "twos in filters": _twos(max(filters // groups, 1)),
         "padded": float(any(pads)),
@@ -181,17 +181,19 @@ def _log(x: float) -> float:
 
 
 def _twos(x: int) -> float:
-    """How often two divides a size, 1 being four times and more: it decides about tiles, not about what is near."""
+    """Return how often two divides ``x``, scaled so that four times or more is 1. It matters for tiles, little for
+    distance."""
     return min(((x & -x).bit_length() - 1) if x > 0 else 0, 4) / 4
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number of a candidate: whether a solver makes it, a parameter's size, or whether a parameter has a text."""
+    """A feature of a candidate: whether a solver makes it, a parameter's size, or whether a parameter has a certain
+    text."""
 
     #: "solver", "size" or "text"
     form: str
-    #: of the solver or of the parameter
+    #: name of the solver or of the parameter
     name: str
     text: str = ""
 
@@ -209,7 +211,7 @@ def _size(value: bool | int | float) -> float:
 
 
 def columns(candidates: Sequence[tuple[str, Mapping[str, Scalar]]]) -> list[Column]:
-    """The columns that tell some candidates apart."""
+    """Return the columns that tell these candidates apart."""
     names = sorted({solver for solver, _ in candidates})
     sizes = sorted({k for _, config in candidates for k, v in config.items() if not isinstance(v, str)})
     texts = sorted({(k, v) for _, config in candidates for k, v in config.items() if isinstance(v, str)})

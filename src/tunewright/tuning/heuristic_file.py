@@ -1,10 +1,10 @@
-"""The heuristic as a file: one JSON object of our own, that is data and nothing else (docs/heuristic.md describes it).
+"""The heuristic as a file: one JSON object that holds only data (docs/heuristic.md describes it).
 
-A file may come from anywhere. Every field is checked, sizes are bounded, and the nodes of a tree must be a tree: a
-child stands behind its parent and has no other. Whatever is not as it should be raises `InputError`; `load` warns.
+A file may come from anywhere. Every field is checked, sizes are bounded, and the nodes of a tree must form a tree.
+Every violation raises `InputError`; `load` warns instead.
 
-Each section has a line of its own. A model needs a few of them, so `load` reads the rest of a file at first, and a
-section when it is asked: all nine that ship would take 40 ms and 8 MB of every process.
+Each section has a line of its own. A model needs only a few sections, so `load` parses a section on its first use. All
+nine shipped sections would cost every process 40 ms and 8 MB.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Json: TypeAlias = Any
 LOG = logging.getLogger("tunewright")
 
 SCHEMA = "tunewright.heuristic/1"
-#: bounds on what a file may make us build
+#: Bounds on what a file can make the reader build.
 MOST_BYTES, MOST_SECTIONS, MOST_TREES, MOST_NODES, DEEPEST = 16 << 20, 256, 400, 255, 12
 MOST_POINTS, MOST_NUMBERS, MOST_COLUMNS, MOST_LISTED, MOST_PARAMETERS = 2000, 64, 256, 256, 64
 LONGEST, LARGEST = 1000, 1e9
-#: how the first line ends and how the last one is; the name behind what a section is about
+#: End of the first line, the last line, and the member that follows kind and place in a section.
 BEGIN, END, BEHIND = '"sections":[', "]}", ',"processors":'
-#: significant digits of numbers in trees
+#: Significant digits of numbers in trees.
 DIGITS = 7
-#: what json makes of numbers; there are tens of thousands
+#: The types that json gives to numbers. A set, because files hold tens of thousands of numbers.
 _NUMBERS = frozenset({int, float})
 
 
 def dump(heuristic: Heuristic) -> str:
-    """The content of a file."""
+    """Return the content of a file."""
     content = {
         "schema": SCHEMA,
         "date": heuristic.date,
@@ -60,7 +60,7 @@ def dump(heuristic: Heuristic) -> str:
 
 
 def parse(text: str, path: str = "") -> Heuristic:
-    """The heuristic of a file's content; InputError names what is wrong."""
+    """Parse the content of a file. Raises `InputError` naming what is wrong."""
     if len(text) > MOST_BYTES:
         raise _wrong("it is too long")
     data = _json(text)
@@ -76,8 +76,10 @@ def parse(text: str, path: str = "") -> Heuristic:
 
 
 def parse_late(text: str, path: str = "") -> Heuristic:
-    """As `parse`, but a section is read when it is asked: until then it is unknown whether it is damaged. What has not
-    the lines of `dump` is read as a whole."""
+    """Parse like `parse`, but parse each section on its first use; damage of a section shows only then.
+
+    Text without the line structure of `dump` is parsed as a whole.
+    """
     head, *lines = text.removesuffix("\n").split("\n")
     if len(text) > MOST_BYTES or not head.endswith(BEGIN) or not lines or lines.pop() != END:
         return parse(text, path)
@@ -90,8 +92,8 @@ def parse_late(text: str, path: str = "") -> Heuristic:
 
 
 def _head(line: str) -> tuple[str, Place] | None:
-    """What the section of a line is about; None where the line does not say so first. A text has its quotes escaped:
-    the first name behind the place is no part of one."""
+    """Return kind and place of the section in a line; None if the line does not begin with them. Strings have escaped
+    quotes, so the first `BEHIND` is not part of a string."""
     try:
         data = _json(line.partition(BEHIND)[0] + "}")
         given = _members(data, "the head of a section", {"kind", "place"})
@@ -116,7 +118,7 @@ def _json(text: str) -> Json:
 
 
 def read(path: Path, parse: Callable[[str, str], Heuristic] = parse) -> Heuristic:
-    """The heuristic of a file; InputError when it cannot be read or is none."""
+    """Read the heuristic of a file. Raises `InputError` if the file is unreadable or invalid."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -128,10 +130,10 @@ def read(path: Path, parse: Callable[[str, str], Heuristic] = parse) -> Heuristi
 
 
 def load(path: Path) -> Heuristic | None:
-    """The heuristic of a file, read again when it changes; None, and a warning, when it is of no use."""
+    """Load the heuristic of a file, again after each change. Warns and returns None if it is unusable."""
     try:
         at = path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         LOG.warning("no heuristic is used: %s: %s", path, getattr(error, "strerror", None) or error)
         return None
     if not stat.S_ISREG(at.st_mode):
@@ -149,7 +151,7 @@ def _load(path: Path, changed: int, size: int) -> Heuristic | None:
         return None
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _section_json(s: Section) -> dict[str, Json]:
@@ -169,7 +171,7 @@ def _section_json(s: Section) -> dict[str, Json]:
 
 
 def _tree_json(tree: Tree) -> list[Json]:
-    """A tree as JSON. A split is feature, threshold, left and right child; a leaf is its value."""
+    """Encode a tree. A split is [feature, threshold, left child, right child]; a leaf is [value]."""
     rows = zip(tree.feature, tree.threshold, tree.left, tree.right, tree.value, strict=True)
     return [
         [_short(value)] if f < 0 else [int(f), _short(split), int(left), int(right)]
@@ -181,7 +183,7 @@ def _short(x: float) -> float:
     return float(f"{x:.{DIGITS}g}")
 
 
-# ---- reading: data from a file, never trusted ---------------------------------------------------------------------
+# ---- reading: files are untrusted data -------------------------------------------------------------------------------
 
 
 def _wrong(what: str) -> InputError:
@@ -217,7 +219,7 @@ def _number(data: Json, what: str) -> float:
 
 
 def _numbers(data: Sequence[Json], what: str) -> Sequence[float]:
-    """As `_number`, of a list that is not empty; there are thousands."""
+    """Check like `_number`, but a whole list, which must not be empty; for speed, since there are thousands."""
     if not set(map(type, data)) <= _NUMBERS or not -LARGEST <= min(data) <= max(data) <= LARGEST:
         raise _wrong(f"{what} is not a number")
     return data
@@ -276,9 +278,10 @@ def _listed(data: Json) -> Listed:
 
 
 def _trees(data: Json, width: int) -> tuple[Tree, ...]:
-    """Every node but the root is the child of one node before it, so that paths end and meet nowhere.
+    """Parse trees. Every node but the root must be the child of exactly one earlier node; paths then end and never
+    meet.
 
-    A section has thousands of nodes and is read while a caller waits: all of them are looked at together.
+    A section has thousands of nodes and is read while a caller waits, so all are checked together with numpy.
     """
     trees = _list(data, "trees", MOST_TREES, 1)
     sizes = np.array([len(_list(tree, "a tree", MOST_NODES, 1)) for tree in trees])
@@ -312,7 +315,7 @@ def _trees(data: Json, width: int) -> tuple[Tree, ...]:
     above = np.full(len(rows), -1)
     above[children + first[splits]] = splits
     for _ in range(DEEPEST):
-        # those that have a split below them, then two of them, ... (np.unique would import numpy.ma: 1 MB)
+        # round k keeps the splits with k splits below them (np.unique would import numpy.ma: 1 MB)
         found = above[splits]
         splits = np.flatnonzero(np.bincount(found[found >= 0]))
     if splits.size:

@@ -1,7 +1,7 @@
-"""How good a heuristic is on networks that it has not seen: each is held out once, and the others teach.
+"""Evaluate a heuristic on unseen networks: each network is held out once while the others train the heuristic.
 
-Of a held-out problem the pick's speed is taken as a share of the best that is known (the tuned speed). Of a pick that
-nobody measured for that problem nothing is known: it counts as the default, and is counted.
+For a held-out problem the speed of the pick is a share of the best known speed (the tuned speed). A pick that was never
+measured for the problem counts as the default; the number of such picks is reported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..solvers.base import Solver
 from .heuristic import Heuristic
 from .heuristic_train import Example, train
 
-#: groups of problems that are held out where nobody says which networks they are of
+#: Number of groups of problems that are held out if no networks are given.
 GROUPS = 5
 
 
 @dataclass(frozen=True)
 class Network:
-    """The problems of a network by their keys, with the seconds of an inference that each takes."""
+    """The problems of a network by their keys, with the seconds that each takes in an inference."""
 
     name: str
     seconds: Mapping[str, float]
@@ -33,21 +33,21 @@ class Network:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a heuristic that had not seen it says about a problem."""
+    """The answer of a heuristic for a problem that it was not trained on."""
 
     example: Example
-    #: seconds of an inference
+    #: seconds in an inference
     weight: float
     #: None: the default
     pick: tuple[str, Config] | None
     why: str
     abstains: bool
-    #: of the pick over the default; None where nobody measured it
+    #: speed-up of the pick over the default; None if it was never measured
     gain: float | None
 
     @property
     def share(self) -> float:
-        """Its speed through the tuned speed."""
+        """Speed of the pick divided by the tuned speed."""
         return (1.0 if self.gain is None else max(self.gain, 1e-3)) / self.example.best
 
 
@@ -60,17 +60,17 @@ class HeldOut:
 
     @property
     def speed(self) -> float:
-        """Share of the tuned speed: geometric mean over problems, weighted by their time."""
+        """Share of the tuned speed: the geometric mean over problems, weighted by their time."""
         return _mean((j.share, j.weight) for j in self.judged)
 
     @property
     def known(self) -> float:
-        """The same over problems of which the pick was measured, or is the default."""
+        """The same over problems whose pick was measured or is the default."""
         return _mean((j.share, j.weight) for j in self.judged if j.gain is not None)
 
     @property
     def untuned(self) -> float:
-        """The same of the defaults."""
+        """The same for the defaults."""
         return _mean((1 / j.example.best, j.weight) for j in self.judged)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +88,8 @@ def hold_out(
     seed: int = 0,
     tell: Callable[[str], None] = lambda name: None,
 ) -> list[HeldOut]:
-    """Train without each network in turn, and judge it. Without networks: groups of problems, an easier test."""
+    """Train without each network in turn, and judge the result on it. Without networks, groups of problems are held
+    out, which is an easier test."""
     found = []
     for network in networks or _groups(known):
         mine = [e for e in known if e.problem.key() in network.seconds]
@@ -103,7 +104,7 @@ def hold_out(
 
 
 def _groups(known: Sequence[Example]) -> list[Network]:
-    """Problems by a digest of their key: always the same."""
+    """Group problems by a digest of their keys; the result is deterministic."""
     groups: list[dict[str, float]] = [{} for _ in range(GROUPS)]
     for e in known:
         key = e.problem.key()
@@ -112,7 +113,7 @@ def _groups(known: Sequence[Example]) -> list[Network]:
 
 
 def judge(heuristic: Heuristic, e: Example, weight: float, solvers: Sequence[Solver]) -> Judged:
-    """What a heuristic says about a problem, and how good that is."""
+    """Ask a heuristic about a problem, and rate its answer."""
     mine = [s for s in solvers if s.ops is None or e.problem.op in s.ops]
     mine = [s for s in mine if not s.host and s.language in (None, e.target.language)]
 
@@ -124,13 +125,13 @@ def judge(heuristic: Heuristic, e: Example, weight: float, solvers: Sequence[Sol
 
 
 def summary(held: Sequence[HeldOut], networks: bool) -> dict[str, Any]:
-    """What is published: JSON."""
+    """Return the published summary as JSON data."""
     judged = [j for one in held for j in one.judged]
     regrets = sorted(1 - j.share for j in judged)
     quantiles = {"median": 0.5, "p90": 0.9, "worst": 1.0}
     return {
         "held_out": "networks" if networks else "groups of problems",
-        # each network counts as much as any other
+        # all networks have the same weight
         "speed": _mean((one.speed, 1.0) for one in held),
         "known": _mean((one.known, 1.0) for one in held),
         "untuned": _mean((one.untuned, 1.0) for one in held),
@@ -144,7 +145,7 @@ def summary(held: Sequence[HeldOut], networks: bool) -> dict[str, Any]:
 
 
 def _mean(pairs: Iterable[tuple[float, float]]) -> float:
-    """Geometric mean of values with weights; 1 of none."""
+    """Return the weighted geometric mean of (value, weight) pairs; 1 if there are none."""
     known = [(value, weight) for value, weight in pairs if weight > 0]
     total = sum(weight for _, weight in known)
     return math.exp(sum(weight * math.log(value) for value, weight in known) / total) if total else 1.0

@@ -1,8 +1,8 @@
-"""Training the heuristic: examples out of records, and a section of trees for each kind of problem.
+"""Train the heuristic: turn records into examples, and grow a section of trees for each kind of problem.
 
-An `Example` is a problem on a device with what is known of its candidates: gains over the default, from measurements
-and surveys. Trees learn the logarithm of a gain through the best one of the problem: how good the default happens to be
-makes no difference then. scikit-learn grows them (extra ``train``); nothing of it is needed to use them.
+An `Example` is a problem on a device with the known gains of its candidates over the default, from measurements and
+surveys. Trees learn the logarithm of a gain divided by the best gain of the problem, so the quality of the default does
+not matter. scikit-learn grows the trees (extra ``train``); using them needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from .heuristic_file import DIGITS, MOST_COLUMNS, MOST_SECTIONS
 from .key import Where
 from .record import AnyRecord, Measurement, Survey, now
 
-#: a kind of which there are fewer problems is not learned
+#: Fewer problems of a kind than this teach nothing.
 LEAST_PROBLEMS = 5
-#: candidates of a shortlist at most; one is a problem's own if it is within this factor of the best that is known
+#: Most candidates of a shortlist; and the share of the best known gain that a candidate needs to enter it.
 MOST_LISTED, NEAR_BEST = 48, 0.97
-#: problems whose numbers a section keeps
+#: Most training problems whose features a section keeps.
 MOST_POINTS = 400
-#: gains below the best by more doublings than this are all alike: of no use
+#: Gains more than this many doublings below the best are clipped: such candidates are all useless.
 WORST = 1.0
-#: of the trees
+#: Parameters of the trees.
 TREES, DEPTH, RATE, LEAST_LEAF, SUBSAMPLE = 150, 4, 0.1, 4, 0.7
-#: answers are given up to this many times the distance that nearly all problems of the training are within
+#: A section answers up to FACTOR times the QUANTILE of the distances between nearest training problems. The last two
+#: are lower bounds for that radius and for a feature's scale.
 QUANTILE, FACTOR, LEAST_RADIUS, LEAST_SCALE = 0.95, 1.5, 1.0, 0.5
-#: a gain that was measured in turns, and whose interval is wider than this factor, tells nothing
+#: A measured gain whose interval is wider than this factor is not used.
 WIDEST = 2.0
-#: of one candidate's gains the first of these counts, then a confirmed one, then the newest
+#: If a candidate has several gains, an earlier regime in this list counts more, then confirmation, then the date.
 _REGIMES = ("network", "layer", "cold", "warm")
 _ARCH = re.compile(r"(.*); (\d+) registers of (\d+) bytes; ([^;]*)((?:; no [^;]*)*)", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A problem on a device, and what is known of its candidates."""
+    """A problem on a device, with what is known of its candidates."""
 
     problem: Problem
     target: Target
     default: tuple[str, Config]
     #: seconds of the default
     seconds: float
-    #: time of the default through that of the candidate; 0: it cannot be used
+    #: time of the default over that of the candidate; 0 if the candidate is unusable
     gains: Mapping[Listed, float]
 
     @cached_property
@@ -70,21 +71,21 @@ class Example:
 
     @cached_property
     def best(self) -> float:
-        """The largest gain that is known; the default's own is 1."""
+        """The largest known gain; that of the default is 1."""
         return max(1.0, *self.gains.values())
 
     def gain(self, solver: str, config: Config) -> float | None:
-        """The gain of a candidate; None if unknown."""
+        """Return the gain of a candidate; None if unknown."""
         return next((g for one, g in self.gains.items() if (one.solver, one.config) == (solver, config)), None)
 
 
 @dataclass
 class _Gathered:
-    """What the records say about one problem on one device."""
+    """The content of the records of one problem on one device."""
 
     problem: Problem
     target: Target
-    #: date, and (rank, gain) of each candidate, by the default that gains refer to
+    #: per default, (rank, gain) of each candidate; in `newest` the newest date, and the default's seconds
     seen: dict[tuple[str, Config], dict[Listed, tuple[tuple[object, ...], float]]] = field(default_factory=dict)
     newest: dict[tuple[str, Config], tuple[str, float]] = field(default_factory=dict)
 
@@ -100,14 +101,14 @@ class _Gathered:
 
 
 def examples(records: Iterable[AnyRecord], solvers: Iterable[Solver]) -> tuple[list[Example], Counter[str]]:
-    """What there is to learn from, and how many records are of no use, by reason."""
+    """Collect the examples in records, and count the unused records by reason."""
     versions = {s.id: s.version for s in solvers}
     found: dict[tuple[str, Where], _Gathered | str] = {}
     unused: Counter[str] = Counter()
     for record in records:
         if not isinstance(record, Measurement | Survey):
             continue
-        # drivers and compilers of other versions are near enough
+        # software versions are ignored: other drivers and compilers behave alike
         at = record.key.problem, replace(record.key.where, software="")
         if at not in found:
             found[at] = _posed(record)
@@ -121,7 +122,7 @@ def examples(records: Iterable[AnyRecord], solvers: Iterable[Solver]) -> tuple[l
     made = []
     for one in found.values():
         if not isinstance(one, str) and one.newest:
-            # gains refer to a default: where it changed, the newest one's count
+            # gains refer to a default; if it has changed, those of the newest default count
             default = max(one.newest, key=lambda d: (one.newest[d][0], str(d)))
             gains = {who: gain for who, (_, gain) in one.seen[default].items()}
             gains[Listed(default[0], versions[default[0]], default[1])] = 1.0
@@ -135,7 +136,7 @@ def _posed(record: Measurement | Survey) -> _Gathered | str:
         features(problem, target)
     except InputError as error:
         return error.what
-    except (*MISTAKES, AssertionError):  # a file may say that a convolution has no weights
+    except (*MISTAKES, AssertionError):  # a file may contain a convolution without weights
         return "its problem makes no sense"
     return _Gathered(problem, target) if problem.key() == record.key.problem else "its problem does not fit its key"
 
@@ -158,16 +159,16 @@ def _tell(mine: _Gathered, record: Measurement | Survey, versions: Mapping[str, 
 
 
 def tells(m: Measurement) -> bool:
-    """Whether a gain is more than noise: a few turns on a busy machine may say anything.
+    """Whether a measured gain is more than noise; a few turns on a busy machine may show any gain.
 
-    What a search saw of a candidate has no interval; it was compared with the others as a survey's sightings were.
+    Gains from a search have no interval; the candidates were compared with each other like a survey's sightings.
     """
     gain = m.evidence.gain
     return m.evidence.confirmed or gain.pairs == 0 or gain.high <= WIDEST * gain.low
 
 
 def target_of(where: Where) -> Target:
-    """A target that solvers judge as they would the one that was measured; InputError where its text is not ours."""
+    """Rebuild the target of a measurement from its key, for use by solvers. Raises `InputError` for an unknown format."""
     found = _ARCH.fullmatch(where.arch)
     if found is None:
         raise InputError("its architecture is not in the form that this version writes")
@@ -179,7 +180,7 @@ def target_of(where: Where) -> Target:
 
 
 def learnable(known: Sequence[Example]) -> dict[tuple[str, Place], list[Example]]:
-    """The kinds of problems of which enough is known, with what is known."""
+    """Group examples by kind and place, and keep the groups that are large enough."""
     found: dict[tuple[str, Place], list[Example]] = {}
     for example in known:
         if len(example.gains) > 1:  # the default alone teaches nothing
@@ -189,7 +190,7 @@ def learnable(known: Sequence[Example]) -> dict[tuple[str, Place], list[Example]
 
 
 def train(known: Sequence[Example], about: Mapping[str, object], seed: int = 0) -> Heuristic:
-    """A heuristic that has learned from examples."""
+    """Train a heuristic on examples."""
     made = [_section(at, some, seed) for at, some in learnable(known).items()]
     return Heuristic(tuple(made[:MOST_SECTIONS]), now(), __version__, about)
 
@@ -210,7 +211,7 @@ def _section(at: tuple[str, Place], some: Sequence[Example], seed: int) -> Secti
 
 
 def _table(some: Sequence[Example], asked: Sequence[Column]) -> tuple[Floats, Floats, Floats]:
-    """A row for each candidate of each problem: numbers, what to learn, and its weight."""
+    """Return a row of features for each candidate of each problem, with the value to learn and the weight."""
     rows, learn, weights = [], [], []
     for e in some:
         own = [*e.numbers.values()]
@@ -222,7 +223,7 @@ def _table(some: Sequence[Example], asked: Sequence[Column]) -> tuple[Floats, Fl
 
 
 def _grow(x: Floats, y: Floats, weights: Floats, seed: int) -> tuple[float, tuple[Tree, ...]]:
-    """A constant and trees that are added to it."""
+    """Fit a constant and the trees that are added to it."""
     try:
         from sklearn.ensemble import GradientBoostingRegressor
     except ImportError:
@@ -251,15 +252,15 @@ def _grow(x: Floats, y: Floats, weights: Floats, seed: int) -> tuple[float, tupl
 
 
 def _short(x: float) -> float:
-    """As the file has it: what is judged is what is used."""
+    """Round as the file does, so that the judged heuristic equals the stored one."""
     return float(f"{x:.{DIGITS}g}")
 
 
 def shortlist(some: Sequence[Example]) -> list[Listed]:
-    """Candidates of which each is among the best of some problem: those first that serve most problems best."""
+    """Choose candidates that are near the best for some problem; those that help most problems come first."""
     near = {who for e in some for who, gain in e.gains.items() if gain >= NEAR_BEST * e.best and gain > 0}
     order = sorted(near, key=lambda who: (who.solver, str(sorted(who.config.items()))))
-    # what each would give each problem, as a share of the best; unknown is nothing
+    # what each candidate gives each problem, as a share of the best gain; unknown counts as 0
     share = np.array([[max(e.gains.get(who, 0.0), 0.0) / e.best for who in order] for e in some])
     have, chosen = np.zeros(len(some)), list[int]()
     while len(chosen) < min(MOST_LISTED, len(order)):
@@ -271,14 +272,14 @@ def shortlist(some: Sequence[Example]) -> list[Listed]:
 
 
 def _radius(points: Floats) -> float:
-    """How far from the nearest problem of the training answers are given: about as far as those are apart."""
+    """Return the distance up to which the section answers: about the distance between nearest training problems."""
     steps = np.sqrt(((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2))
     np.fill_diagonal(steps, np.inf)
     return max(LEAST_RADIUS, FACTOR * float(np.quantile(steps.min(axis=1), QUANTILE)))
 
 
 def _spread(points: Floats, most: int) -> list[int]:
-    """The indices of at most ``most`` points that lie as far apart as possible."""
+    """Return the indices of at most ``most`` points that lie far apart from each other."""
     chosen, away = [0], ((points - points[0]) ** 2).sum(axis=1)
     while len(chosen) < most and away.max() > 0:
         chosen.append(int(away.argmax()))

@@ -1,12 +1,13 @@
-"""The search of a tuning session: which candidates are attempted, in which order, and how their times are compared.
+"""The search of a tuning session: the order of attempts, and the comparison of their times.
 
-The default comes first, then the defaults of the other solvers, then records of similar problems, then the requests of
-the solvers' strategies. Attempts lie seconds apart, and the machine changes meanwhile. So a promising candidate takes a
-few turns with an anchor (the default, or one that is much faster), and its time is the anchor's times their ratio.
+The default is attempted first, then the defaults of other solvers, records of similar problems, and the requests of the
+solvers' strategies. Attempts lie seconds apart, and the machine's speed changes meanwhile. A promising candidate
+therefore runs a few turns against an anchor (the default, or a much faster candidate). Its time is the anchor's time
+multiplied by their ratio.
 
-Where a measurer compiles several at the same time, candidates come in batches: strategies are asked for all of a batch
-before they are told of any, and those that follow it are part of the next one. Nothing begins that, going by what
-others took, could not end in time. What earlier sessions saw is told to strategies, and only the best of it attempted
+If the measurer compiles several candidates at once, candidates come in batches. Strategies then choose a whole batch
+before they learn any of its results, and candidates of following solvers join the next batch. No attempt begins that
+would probably exceed the budget. Strategies learn what earlier sessions saw, and only the best of it is attempted
 again.
 """
 
@@ -33,29 +34,30 @@ from .progress import Watch
 from .record import Measurement
 from .statistics import estimate, rough
 
-#: an attempt that is slower than the best by this factor is only probed
+#: An attempt that is slower than the best by this factor is only probed.
 LIMIT = 1.5
-#: this number, compiled at the same time, takes hardly longer than one: the first ones go with the default
+#: From this number of parallel compilations on, the default is compiled together with the first candidates: all of them
+#: take hardly longer than one.
 MANY = 4
-#: solvers within this factor of the best get turns, the others one where those get SELDOM
+#: Solvers within the factor PROMISING of the best get regular turns; others get one in SELDOM.
 PROMISING, SELDOM = 2.0, 8
-#: a config within this factor of its solver's best is attempted by the solvers that follow it
+#: Following solvers attempt the configs that are within this factor of their solver's best.
 FOLLOWED = 1.08
-#: turns that an attempt takes with the anchor, and how many more where something disturbs them
+#: Turns that an attempt takes with the anchor, and further turns after a disturbance.
 TURNS, MORE = 5, 20
-#: a slow probe is repeated so often, and once more when the anchor, too, is slower than it was by this factor
+#: Most probes of a slow candidate; and the slowdown of the anchor above which the candidate is attempted once more.
 PROBES, CONTENDED = 3, 1.25
-#: known candidates of each solver that are attempted again; of the others the strategy is told what was measured
+#: Known candidates of each solver that are attempted again. For the others the strategy learns the earlier results.
 KNOWN = 3
-#: an attempt's time is estimated from this number of the last attempts: this share of them took no longer
+#: An attempt's duration is estimated from the last RECENT attempts: the share MOSTLY of them took no longer.
 RECENT, MOSTLY = 12, 0.75
-#: candidates in the race: within this factor of the best, and at most this number
+#: Candidates of the race: within this factor of the best, and at most this number.
 NEAR, MOST_LEADERS = 1.1, 5
-#: who takes part in the heat before it, and over how many rounds
+#: Candidates of the heat before the race: their factor and number, and the number of rounds.
 HEAT_NEAR, HEAT_MOST, HEAT_ROUNDS = 1.35, 12, 10
-#: the language in which a kernel's text is all that its program is made from
+#: The language in which the kernel's source alone determines its program.
 WHOLE_TEXT = "c"
-#: the share of the budget that turns may cost which make times comparable, at one time
+#: Share of the budget that one comparison of times may cost.
 SHARE = 0.05
 
 
@@ -69,20 +71,20 @@ class Way(enum.Enum):
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate that was looked at, for curves and counts."""
+    """One attempted candidate, for curves and counts."""
 
     candidate: Candidate
     status: Status
-    #: as compared with the others; infinite unless OK
+    #: comparable with other candidates; infinite unless the status is OK
     seconds: float
     why: str
-    #: when, in seconds since the session began
+    #: seconds since the session began
     at: float
 
 
 @dataclass(frozen=True)
 class Found:
-    """A candidate that is correct."""
+    """A correct candidate with its time."""
 
     candidate: Candidate
     seconds: float
@@ -97,16 +99,16 @@ class _Lane:
     space: Space
     strategy: Strategy | None
     best: float = math.inf
-    #: the config that took it, and the last one around which was looked
+    #: the config with that time, and the last config whose neighbours were attempted
     leader: AnyConfig | None = None
     descended: AnyConfig | None = None
-    #: advances by one with each turn of a promising solver, by more with others: the lowest is next
+    #: grows by one per turn of a promising solver, by more for others; the lane with the lowest value is next
     turns: float = 0.0
 
 
 @dataclass
 class Hunt:
-    """Attempts candidates and remembers what came of them."""
+    """Attempts candidates and stores the results."""
 
     problem: Problem
     target: Target
@@ -117,23 +119,23 @@ class Hunt:
     found: dict[Candidate, Found] = field(default_factory=dict)
     faults: dict[Candidate, Attempt] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
-    #: what earlier sessions saw and this one does not attempt again
+    #: candidates that earlier sessions saw and that are not attempted again
     seen: set[Candidate] = field(default_factory=set)
-    #: those of `seen` that had a time
+    #: number of those in `seen` that were timed
     timed_before: int = 0
     anchor: Found | None = None
-    #: configs that there are to choose from, and whether none was left to attempt
+    #: number of configs in all spaces, and whether all of them were attempted
     choices: int = 0
     ended: bool = False
-    #: seconds of each solver's attempts by the way they are compiled; how long batches waited for that
+    #: recent durations of attempts by solver and way of compiling, and waiting times of batches for compilation
     took: dict[tuple[str, Way], deque[float]] = field(default_factory=dict)
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    #: of the present attempt
+    #: of the current attempt
     way: Way = Way.ALONE
     compile_seconds: float = 0.0
     check_seconds: float = 0.0
 
-    # ---- what came of it --------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     @property
     def best(self) -> Found | None:
@@ -145,34 +147,35 @@ class Hunt:
 
     @property
     def compared(self) -> int:
-        """Candidates that were timed, here or in earlier sessions."""
+        """Number of candidates that were timed, in this or earlier sessions."""
         return len(self.found) + self.timed_before
 
     @property
     def is_enough(self) -> bool:
-        """Whether it may say that nothing is faster."""
+        """Whether the search covered enough to state that nothing is faster."""
         return not self.watch.stopped and (self.ended or self.compared >= ENOUGH)
 
     @property
     def extent(self) -> str:
-        """How far it came, in words."""
+        """The number of compared candidates, in words."""
         return f"{self.compared:,} of {self.choices:,} candidates were compared"
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
-        """Who races with a baseline: the fastest, those that may be as fast, and the best of ``again`` in any case.
+        """Return the candidates that race with a baseline: the fastest and its near rivals, and always the best of
+        ``again``.
 
-        A candidate that was only probed is far behind.
+        Candidates that were only probed are far behind.
         """
         ranked = [f for f in sorted(self.found.values(), key=lambda f: f.seconds) if f is not baseline]
         bound = NEAR * min(f.seconds for f in [baseline, *ranked])
         near = [f.candidate for f in ranked if f.seconds <= bound][:MOST_LEADERS]
         if not near:
-            # A few turns each do not tell for certain, and that the default is best is an answer for good.
+            # A few turns give no certainty, and "the default is best" will be a final answer.
             near = [f.candidate for f in ranked if not f.attempt.probed][:1]
         return near + [f.candidate for f in ranked if f.candidate in again and f.candidate not in near][:1]
 
     def heat(self) -> None:
-        """Measure those that came near once more, together: a few turns each do not tell who belongs in the race."""
+        """Measure all near candidates once more, together: a few turns each do not decide who belongs in the race."""
         if self.anchor is None:
             return
         ranked = sorted((f for f in self.found.values() if not f.attempt.probed), key=lambda f: f.seconds)
@@ -190,13 +193,13 @@ class Hunt:
                 self.found[found.candidate] = replace(found, seconds=seconds)
 
     def discard(self, candidate: Candidate, attempt: Attempt) -> None:
-        """A candidate that was correct failed later on."""
+        """Move a correct candidate to the faults because it failed later on."""
         if self.found.pop(candidate, None) is None:
             return  # it stood in a contest twice
         self.faults[candidate] = attempt
         self.tried.append(Tried(candidate, attempt.status, math.inf, attempt.why, self.watch.elapsed))
 
-    # ---- the order of attempts --------------------------------------------------------------------------------
+    # ---- order of attempts -------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -209,10 +212,11 @@ class Hunt:
         share: float,
         end: float,
     ) -> None:
-        """Search until a share of the budget is used or nothing is left to attempt. The default was attempted.
+        """Search until a share of the budget is used or no candidate is left. The default must have been attempted
+        before.
 
-        ``gains``: over the default, of what earlier sessions saw here; 0: it cannot be used. Nothing begins that would
-        not be done when the share ``end`` is used.
+        ``gains``: gains over the default that earlier sessions saw here; 0 marks an unusable candidate. No attempt
+        begins that would not end before the share ``end`` is used.
         """
         lanes = {}
         for solver in solvers:
@@ -239,9 +243,9 @@ class Hunt:
         self.ended = True
 
     def _descend(self, lanes: Iterable[_Lane], share: float, end: float) -> bool:
-        """Around each new best of a solver: configs with one other parameter that is an argument of the same program.
+        """For each new best config of a solver, attempt its neighbours that differ in one argument of the same program.
 
-        They need no compiler, so they take a fraction of the time of others. False when the time is over.
+        They need no compilation and therefore little time. Returns False when the time is used up.
         """
         for lane in lanes:
             while (leader := lane.leader) is not None and leader != lane.descended and self._promises(lane):
@@ -258,7 +262,7 @@ class Hunt:
         return best is not None and lane.best <= PROMISING * best.seconds
 
     def _around(self, lane: _Lane, config: AnyConfig) -> list[tuple[_Lane, AnyConfig]]:
-        """Configs that differ from one in a parameter which does not change the program, and were not attempted."""
+        """Return the untried configs that differ in one parameter and keep the same program."""
         if lane.solver.language != WHOLE_TEXT:
             return []
         tried = {one.candidate for one in self.tried} | self.seen
@@ -283,7 +287,7 @@ class Hunt:
     def _learn(
         self, lanes: Mapping[str, _Lane], known: Sequence[Measurement], gains: Mapping[Candidate, float]
     ) -> list[Candidate]:
-        """Tell strategies what was measured and seen before; returns the best of it, which is attempted again."""
+        """Tell strategies what was measured and seen before. Return the best candidates, which are attempted again."""
         again: list[Candidate] = []
         anchor = self.anchor
         bound = max(gains.values(), default=0.0) / HEAT_NEAR
@@ -297,7 +301,7 @@ class Hunt:
             again += best
             for candidate, gain in told.items():
                 if anchor is not None and candidate not in best and candidate not in self.found:
-                    # what it gained over the default then, from the default's time now
+                    # the gain over the default at that time, applied to the default's time now
                     seconds = anchor.seconds / gain if gain > 0 else math.inf
                     status = Status.OK if gain > 0 and self.barred(*candidate) is None else Status.FAILED
                     self._told(lane, Tried(candidate, status, seconds, "seen before", self.watch.elapsed))
@@ -306,14 +310,14 @@ class Hunt:
         return again
 
     def _fits(self, lane: _Lane, m: Measurement) -> bool:
-        """Whether earlier measurements are valid for this session's anchor."""
+        """Whether an earlier measurement applies to this session's anchor."""
         same = m.key == Key.of(self.problem, self.target, lane.solver, m.config)
         return same and self.anchor is not None and self.anchor.candidate == plain(m.evidence.default)
 
     def _first(
         self, lanes: Mapping[str, _Lane], seeds: Mapping[str, Sequence[AnyConfig]], again: Sequence[Candidate]
     ) -> Iterator[Candidate]:
-        """What is attempted before strategies are asked: each once, and only what its space holds."""
+        """Yield the candidates to attempt before strategies are asked: each once, and only those in their spaces."""
         wanted = [plain((s, lane.solver.default(self.problem, self.target))) for s, lane in lanes.items()]
         wanted += again
         wanted += [plain((s, config)) for s in lanes for config in seeds.get(s, ())]
@@ -323,7 +327,7 @@ class Hunt:
                 yield candidate
 
     def _asked(self, lanes: dict[str, _Lane], count: int) -> list[tuple[_Lane, AnyConfig]]:
-        """What strategies ask for next, up to this number; lanes with nothing left leave."""
+        """Ask strategies for up to ``count`` candidates. Lanes without further candidates are removed."""
         batch: list[tuple[_Lane, AnyConfig]] = []
         while len(batch) < count and (lane := self._next(lanes)) is not None:
             assert lane.strategy is not None
@@ -335,7 +339,7 @@ class Hunt:
         return batch
 
     def _next(self, lanes: Mapping[str, _Lane]) -> _Lane | None:
-        """Whose turn it is: solvers far behind the best seldom get one."""
+        """Choose the lane with the next turn; solvers far behind the best rarely get one."""
         open_ = [lane for lane in lanes.values() if lane.strategy is not None]
         if not open_:
             return None
@@ -344,14 +348,14 @@ class Hunt:
         lane.turns += 1 if lane.best <= PROMISING * best else SELDOM
         return lane
 
-    # ---- one candidate ----------------------------------------------------------------------------------------
+    # ---- one candidate -----------------------------------------------------------------------------------------------
 
     def _batches(
         self, wanted: Sequence[tuple[_Lane, AnyConfig]], share: float, end: float, compiled: bool = False
     ) -> list[float] | None:
-        """Attempt candidates, compiled in batches: their seconds; None when the time is over before all are done.
+        """Attempt candidates, compiled in batches, and return their seconds; None if the time ends first.
 
-        ``compiled``: their programs are there.
+        ``compiled``: their programs exist already.
         """
         seconds: list[float] = []
         while len(seconds) < len(wanted):
@@ -376,7 +380,7 @@ class Hunt:
         return seconds
 
     def _expected(self, batch: Sequence[tuple[_Lane, AnyConfig]], compiled: bool) -> float:
-        """Seconds that a batch will take, going by those before it."""
+        """Estimate the seconds of a batch from those of earlier batches."""
         way = _way(batch, compiled)
         alike = [s for (_, theirs), took in self.took.items() for s in took if theirs is way]
         every = alike or [s for took in self.took.values() for s in took]
@@ -396,20 +400,21 @@ class Hunt:
 
     @property
     def opens_together(self) -> bool:
-        """The default is compiled with those that come next: else what it took alone would be expected of each."""
+        """Whether the default is compiled with the next candidates. Alone it would take longer than others in batches,
+        and estimates would be too high."""
         return self.measurer.beside or self.measurer.ahead >= MANY
 
     def open(self, default: Candidate, waited: float) -> Tried:
         """Attempt the default. ``waited``: seconds until it was compiled."""
         tried = self.attempt(default)
         if self.opens_together:
-            self.took.clear()  # it paid for what the others find there
+            self.took.clear()  # the first attempt includes costs that later ones do not have
             if not self.measurer.beside:
                 self.waited.append(waited)
         return tried
 
     def attempt(self, candidate: Candidate) -> Tried:
-        """Attempt a candidate, compare it with the anchor, and keep what came of it."""
+        """Attempt a candidate, compare it with the anchor, and store the result."""
         candidate, begin = plain(candidate), self.watch.elapsed
         reason = self.barred(*candidate)
         attempt = Attempt(Status.FAILED, f"barred: {reason}") if reason is not None else self._measure(candidate)
@@ -438,7 +443,8 @@ class Hunt:
         cost = attempt.compile_seconds + attempt.check_seconds
         self.compile_seconds += attempt.compile_seconds
         self.check_seconds += attempt.check_seconds
-        # Slow, or did another program have the processor just then? Compiling cost far more than a few more probes.
+        # The candidate may be slow, or another program may have used the processor. More probes cost less than the
+        # compilation.
         probes: list[float] = []
         while attempt.probed and len(probes) < PROBES and sum(probes) < cost:
             probes += attempt.samples
@@ -458,14 +464,14 @@ class Hunt:
         return attempt
 
     def _contention(self) -> float:
-        """How many times as long as before the anchor takes now."""
+        """Return the anchor's present time over its earlier time."""
         if self.anchor is None:
             return 1.0
         samples = self.measurer.race([self.anchor.candidate], TURNS).samples[0]
         return min(samples) / self.anchor.seconds if samples and not impossible(samples) else 1.0
 
     def _compare(self, candidate: Candidate, attempt: Attempt) -> tuple[Attempt, float]:
-        """The attempt, and seconds that can be compared with those of the others."""
+        """Return the attempt, and seconds that are comparable with those of other candidates."""
         own = min(attempt.samples)
         if self.anchor is None or attempt.probed or not self._affordable(own, TURNS):
             return attempt, own
@@ -481,7 +487,7 @@ class Hunt:
         return attempt, anchor.seconds * estimate(contest.samples[1], contest.samples[0])
 
     def _turns(self, candidates: Sequence[Candidate], rounds: int) -> Contest:
-        """A few turns of the anchor and others; more where they are rough."""
+        """Run a few turns of the anchor and others; more if the samples are rough."""
         assert self.anchor is not None
         contest = Contest([self.anchor.candidate, *candidates])
         contest.run(self.measurer, rounds)
@@ -492,14 +498,14 @@ class Hunt:
         return contest
 
     def _affordable(self, seconds: float, rounds: int) -> bool:
-        """Whether there is time for rounds of the anchor and of others that take ``seconds`` together."""
+        """Whether the budget allows rounds of the anchor and of others that take ``seconds`` together."""
         return self.anchor is not None and (self.anchor.seconds + seconds) * rounds <= SHARE * self.watch.budget
 
 
 def _followers(lanes: Iterable[_Lane]) -> dict[str, list[_Lane]]:
-    """Solvers that choose from the same configs as one that compiles less for each: it searches, they follow.
+    """Return for each searching solver the solvers that follow it: same configs, but more compilation for each.
 
-    A family's generic and specialised kernels are alike: what is good in one is good in the other.
+    Generic and specialised kernels of a family behave alike: a good config of one is good for the other.
     """
     found: dict[str, list[_Lane]] = {}
     leaders: dict[str, _Lane] = {}
@@ -518,16 +524,16 @@ def _way(batch: Sequence[object], compiled: bool) -> Way:
 
 
 def _size(space: Space) -> int:
-    """Configs of a space; of a large one the combinations before its constraint."""
+    """Return the number of configs of a space. For a large one, the constraint is not applied."""
     return space.combinations if space.rows is None else len(space.rows)
 
 
 def _mostly(seconds: Collection[float]) -> float:
-    """What most of them do not exceed; nothing where there are none."""
+    """Return the value that the share MOSTLY of the seconds does not exceed; 0 if there are none."""
     ranked = sorted(seconds)
     return ranked[math.ceil(MOSTLY * (len(ranked) - 1))] if ranked else 0.0
 
 
 def plain(candidate: Candidate) -> Candidate:
-    """The candidate with a config that can be hashed and compared."""
+    """Return the candidate with a config that can be hashed and compared."""
     return candidate[0], Config(candidate[1])

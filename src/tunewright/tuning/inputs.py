@@ -1,11 +1,11 @@
-"""Inputs on which kernels of a static problem are judged and timed: logical (plain) arrays of the right kind.
+"""Make inputs for checking and timing kernels of a static problem: logical (plain) arrays with suitable values.
 
-What an input may hold depends on its operation: indices in range, positive variances, scales of quantisation. The table
-`ROLES` says so for the operations that need it; everything else gets plain data. There are three kinds:
+Valid values depend on the operation: indices in range, positive variances, scales of quantisation. The table `ROLES`
+defines them for operations that need it; all other inputs get ordinary data. There are three kinds:
 
-- random: like real data, weights scaled so that sums stay in range; times are taken on it;
-- edge: zeros of either sign, large beside small numbers, ties, the ends of integer types;
-- tame: numbers near one, for operations whose epilogue refuses the others (a logarithm behind a sum).
+- random: like real data, with weights scaled so that sums stay in range; kernels are timed on it;
+- edge: zeros of either sign, large and small numbers together, ties, the limits of integer types;
+- tame: numbers near one, for epilogues that do not accept the others (such as a logarithm after a sum).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..solvers.base import Array, Problem
 
 MS = "com.microsoft::"
 OV = "org.openvinotoolkit::"
-#: results with fewer elements than this are sums without cancellation, else an unlucky one would be all rounding
+#: Results with fewer elements than this get sums without cancellation; otherwise one could consist of rounding errors.
 FEW = 64
 
 
-#: operations in which a rounding of large numbers decides the result: exponentials of sums, and what feeds on itself
+#: Operations in which rounding of large numbers decides the result: exponentials of sums, and recurrences.
 STEEP = frozenset(
     {"Attention", MS + "MultiHeadAttention", STRIDED, "LSTM", "GRU", "RNN", MS + "DynamicQuantizeLSTM"}
 )
@@ -38,7 +38,7 @@ STEEP = frozenset(
 
 @dataclass
 class Draw:
-    """One input that is to be made. ``made``: the inputs before it."""
+    """One input to be made. ``made``: the inputs before it."""
 
     problem: Problem
     rng: np.random.Generator
@@ -55,7 +55,7 @@ class Draw:
         return int(self.problem.attrs.get(name, default))
 
     def input_dims(self, i: int) -> tuple[int, ...]:
-        """Dimensions of another input; none where it is absent."""
+        """Return the dimensions of another input; empty if it is absent."""
         type = self.problem.inputs[i] if i < len(self.problem.inputs) else None
         return type.dims if isinstance(type, TensorType) else ()
 
@@ -68,7 +68,7 @@ class Draw:
         return np.asarray(values).astype(self.type.dtype.numpy)
 
     def whole(self, low: int, high: int) -> Array:
-        """Integers from low to high, which is included."""
+        """Draw integers from low to high, both included."""
         return self.cast(self.rng.integers(low, high, self.dims, endpoint=True))
 
     def uniform(self, low: float, high: float) -> Array:
@@ -84,8 +84,8 @@ Role: TypeAlias = Callable[[Draw], Array]
 
 
 def make(problem: Problem, rng: np.random.Generator, kind: str = "random") -> list[Array | None]:
-    """An array for every input of a static problem; constants that are part of the problem have their value."""
-    if problem.op in PLAIN_OP:  # memory for results would have to be made for the inputs that are drawn
+    """Make an array for every input of a static problem. Constants that are part of the problem keep their values."""
+    if problem.op in PLAIN_OP:  # the inputs would determine the size of the results, which is not known in advance
         raise UnsupportedError(f"{problem.op} makes as many rows as its inputs say, so it is not measured by itself")
     roles = _roles(problem)
     values = dict(problem.values)
@@ -101,7 +101,7 @@ def make(problem: Problem, rng: np.random.Generator, kind: str = "random") -> li
 
 
 def _roles(problem: Problem) -> dict[int, Role]:
-    """The role of each input that has one: in the main operation, or in the step of the epilogue that reads it."""
+    """Return the roles of inputs in the main operation, or in the step of the epilogue that reads the input."""
     found: dict[int, Role] = {}
     for step in problem.epilogue:
         table = _table(step.op, len(step.args))
@@ -115,11 +115,11 @@ def _table(op: str, count: int) -> Mapping[int, Role]:
     return found(count) if callable(found) else found
 
 
-# ---- roles ----------------------------------------------------------------------------------------------------------
+# ---- roles -----------------------------------------------------------------------------------------------------------
 
 
 def data(draw: Draw) -> Array:
-    """What flows through a network."""
+    """Draw ordinary data, as in a network."""
     dtype = draw.type.dtype
     if dtype is DType.BOOL:
         return draw.rng.integers(0, 2, draw.dims, np.uint8).astype(np.bool_)
@@ -156,16 +156,16 @@ def _ends(dtype: DType) -> tuple[int, int]:
 
 
 def _edges(draw: Draw) -> Array:
-    """Few different numbers, so that many are equal: zeros, ones, large and small ones."""
+    """Draw from few distinct numbers, so that many are equal: zeros, ones, large and small ones."""
     wide = draw.type.dtype in (DType.FLOAT32, DType.FLOAT64) and draw.problem.op not in STEEP
-    large = 2.0 if draw.problem.epilogue else 1e3 if wide else 8.0  # a step may be steep, too
+    large = 2.0 if draw.problem.epilogue else 1e3 if wide else 8.0  # a fused step may amplify rounding, too
     palette = np.array([0.0, -0.0, 1.0, -1.0, 1.0, 0.5, -0.5, 2.0, -3.0, large, -large, 1 / large, -1 / large, 1e-6])
     picked = draw.rng.integers(0, len(palette), draw.dims, np.uint8)
     return np.asarray(palette.astype(draw.type.dtype.numpy)[picked])
 
 
 def between(low: float, high: float) -> Role:
-    """Numbers from low to high."""
+    """Role: numbers from low to high."""
 
     def role(draw: Draw) -> Array:
         if draw.type.dtype.is_integer:
@@ -176,7 +176,7 @@ def between(low: float, high: float) -> Role:
 
 
 def nonzero(draw: Draw) -> Array:
-    """Divisors: away from zero, of either sign."""
+    """Role: divisors of either sign, away from zero."""
     if draw.type.dtype.is_integer:
         low, _ = _ends(draw.type.dtype)
         values = draw.whole(1, 9)
@@ -185,7 +185,7 @@ def nonzero(draw: Draw) -> Array:
 
 
 def weight(inner: Callable[[Draw], int]) -> Role:
-    """Factors of sums over ``inner`` terms, which keep results as large as the data."""
+    """Role: factors of sums over ``inner`` terms, scaled so that results stay as large as the data."""
 
     def role(draw: Draw) -> Array:
         values = data(draw)
@@ -200,12 +200,12 @@ _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16
 
 
 def window(draw: Draw) -> int:
-    """Summands of a convolution."""
+    """Return the number of terms of a convolution."""
     return math.prod(draw.dims[1:])
 
 
 def rows(draw: Draw) -> int:
-    """Summands of a product: what the first matrix's rows hold."""
+    """Return the number of terms of a product: the row length of the first matrix."""
     dims = draw.input_dims(0)
     return dims[-2 if draw.attr("transA", 0) else -1] if len(dims) > 1 else (dims or (1,))[0]
 
@@ -215,7 +215,7 @@ def last(draw: Draw) -> int:
 
 
 def index(size: Callable[[Draw], int], negative: bool = True) -> Role:
-    """Places among ``size`` ones; negative ones count from the end."""
+    """Role: indices into ``size`` places; negative ones count from the end."""
 
     def role(draw: Draw) -> Array:
         n = max(size(draw), 1)
@@ -229,7 +229,7 @@ def index(size: Callable[[Draw], int], negative: bool = True) -> Role:
 
 
 def along(i: int = 0, default: int = 0) -> Callable[[Draw], int]:
-    """The size of input i along the attribute axis."""
+    """Return a function for the size of input i along the attribute axis."""
 
     def size(draw: Draw) -> int:
         dims = draw.input_dims(i)
@@ -239,7 +239,7 @@ def along(i: int = 0, default: int = 0) -> Callable[[Draw], int]:
 
 
 def tuples(draw: Draw) -> Array:
-    """Indices of GatherND and ScatterND: the last dimension is a place in the first ones of the data."""
+    """Role: indices of GatherND and ScatterND, whose last dimension is an index into the first dimensions of the data."""
     batch, dims = draw.attr("batch_dims", 0), draw.input_dims(0)
     width = draw.dims[-1]
     sizes = np.array(dims[batch : batch + width], np.int64)
@@ -252,7 +252,7 @@ def tuples(draw: Draw) -> Array:
 
 
 def scattered(draw: Draw) -> Array:
-    """Indices of ScatterElements: no place twice along the axis, unless what meets there is combined."""
+    """Role: indices of ScatterElements, without duplicates along the axis unless a reduction combines them."""
     axis = draw.attr("axis", 0)
     if draw.problem.attrs.get("reduction", "none") not in ("none", b"none"):
         return index(along())(draw)
@@ -264,7 +264,7 @@ def scattered(draw: Draw) -> Array:
 
 
 def lengths(size: Callable[[Draw], int]) -> Role:
-    """Lengths of sequences: in the upper half, for time is taken on them; the first one is full."""
+    """Role: lengths of sequences in the upper half, because kernels are timed on them; the first one is full."""
 
     def role(draw: Draw) -> Array:
         n = max(size(draw), 1)
@@ -277,12 +277,12 @@ def lengths(size: Callable[[Draw], int]) -> Role:
 
 
 def steps(draw: Draw) -> int:
-    """The number of steps of a recurrent layer."""
+    """Return the number of steps of a recurrent layer."""
     return draw.input_dims(0)[1 if draw.attr("layout", 0) else 0]
 
 
 def zero_point(draw: Draw) -> Array:
-    """A zero point: anywhere in an unsigned type, near zero in a signed one; wide types have none."""
+    """Role: a zero point. Mid-range in an unsigned type, near zero in a signed one, zero in wide types."""
     low, high = _ends(draw.type.dtype) if draw.type.dtype.is_integer else (0, 0)
     if high > 1 << 16 or not draw.type.dtype.is_integer:
         return draw.cast(np.zeros(draw.dims))
@@ -290,7 +290,7 @@ def zero_point(draw: Draw) -> Array:
 
 
 def fine(i: int) -> Role:
-    """The scale of quantised weights, input i: sums over their rows stay in range, where a gate is not saturated."""
+    """Role: the scale of quantised weights (input i), so small that sums over their rows do not saturate a gate."""
 
     def role(draw: Draw) -> Array:
         depth = max((*draw.input_dims(i)[1:2], 1))
@@ -300,12 +300,12 @@ def fine(i: int) -> Role:
 
 
 def of_output(value: Callable[[Draw], object]) -> Role:
-    """What the shape of the result tells."""
+    """Role: a value that follows from the shape of the result."""
     return lambda draw: draw.cast(np.asarray(value(draw))).reshape(draw.dims)
 
 
 def above(i: int) -> Role:
-    """Not below input i."""
+    """Role: numbers not below input i."""
 
     def role(draw: Draw) -> Array:
         other = draw.made[i]
@@ -324,7 +324,7 @@ def below(draw: Draw) -> Array:
 
 
 def castable(draw: Draw) -> Array:
-    """Numbers that the type of the result holds: beyond, C says nothing."""
+    """Role: numbers that fit the result's type; in C other conversions are undefined."""
     target = draw.problem.outputs[0]
     assert isinstance(target, TensorType)
     if not target.dtype.is_integer or draw.type.dtype.is_integer or draw.type.dtype is DType.BOOL:
@@ -342,14 +342,14 @@ def exponent(draw: Draw) -> Array:
 
 
 def near_one(draw: Draw) -> Array:
-    """Factors of long products."""
+    """Role: factors of long products."""
     if draw.type.dtype.is_integer:
         return draw.whole(1, 2) if draw.kind == "tame" else draw.whole(max(_ends(draw.type.dtype)[0], -2), 2)
     return draw.uniform(0.9, 1.1)
 
 
 def corners(draw: Draw) -> Array:
-    """Regions of interest in a picture: x1, y1, x2, y2."""
+    """Role: regions of interest in an image: x1, y1, x2, y2."""
     height, width = draw.input_dims(0)[2:4]
     scale = float(draw.problem.attrs.get("spatial_scale", 1.0)) or 1.0
     low = draw.rng.random((draw.dims[0], 2)) * 0.5
@@ -358,20 +358,20 @@ def corners(draw: Draw) -> Array:
 
 
 def written(draw: Draw) -> Array:
-    """Where TensorScatter begins to write: the update must fit."""
+    """Role: the position where TensorScatter begins to write; the update must fit."""
     axis = draw.attr("axis", -2)
     room = draw.input_dims(0)[axis] - draw.input_dims(1)[axis]
     return draw.whole(0, max(room, 0))
 
 
 def ends(draw: Draw) -> Array:
-    """How many rows each sequence of an Append has, its new ones included."""
+    """Role: the number of rows of each sequence in an Append, with the new ones."""
     count = draw.input_dims(1)[draw.attr("axis", 0)]
     return draw.whole(count, max(draw.attr("rows", count), count))
 
 
 def unpooled(draw: Draw) -> Array:
-    """Places in the result of MaxUnpool: each window's maximum lies somewhere in its own plane, no two in one place."""
+    """Role: indices of MaxUnpool. Each window's maximum has its own place in its own plane."""
     batch, channels = draw.dims[:2]
     count, plane = math.prod(draw.dims[2:]), math.prod(draw.output_dims()[2:])
     places = np.linspace(0, plane - 1, count).astype(np.int64)
@@ -380,7 +380,8 @@ def unpooled(draw: Draw) -> Array:
 
 
 def mask(draw: Draw) -> Array:
-    """A mask of attention: three of four keys are seen, the first one always; or summands of scores."""
+    """Role: an attention mask. Three of four keys are visible, the first always; other types hold addends of the
+    scores."""
     if draw.type.dtype is not DType.BOOL:
         return data(draw)
     seen = draw.rng.random(draw.dims) < 0.75
@@ -389,24 +390,25 @@ def mask(draw: Draw) -> Array:
 
 
 def beside_strided(draw: Draw) -> Array:
-    """What a strided attention has behind its sources, whose number varies: masks, or lengths of keys."""
+    """Role: inputs of a strided attention after its sources, whose number varies: masks, or lengths of keys."""
     if draw.type.dtype is DType.INT64:
         return lengths(lambda draw: int(draw.problem.attrs["sizes"][4]))(draw)
     return mask(draw)
 
 
-# ---- who has which --------------------------------------------------------------------------------------------------
+# ---- roles by operation ----------------------------------------------------------------------------------------------
 
 POSITIVE, UNIT, SMALL = between(0.5, 1.5), between(-1, 1), between(-3, 3)
 SCALE = between(0.01, 0.1)
-#: of what was summed up
+#: Scales of sums.
 COARSE = between(1, 2)
-#: added to sums of products of bytes, which must not overflow
+#: Addends of sums of byte products, which must not overflow.
 ADDEND = between(-999, 999)
 
 
 def _quantised_parts(count: int) -> Mapping[int, Role]:
-    """QLinearConcat: scale and zero point of the result, then data, scale and zero point of each part."""
+    """Return the roles of QLinearConcat: scale and zero point of the result, then data, scale and zero point of each
+    part."""
     return {i: SCALE if i == 0 or (i > 1 and i % 3 == 0) else zero_point for i in range(count) if i < 2 or i % 3 != 2}
 
 
@@ -417,7 +419,7 @@ _RECURRENT: Mapping[int, Role] = {1: weight(last), 2: weight(last), 4: lengths(s
 _SIZES: Role = of_output(lambda draw: draw.output_dims())
 
 ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = {
-    # element-wise: where they are defined, and where results are of a size
+    # element-wise: values in the domain of the function, with results of moderate size
     "Acos": {0: between(-0.99, 0.99)}, "Asin": {0: between(-0.99, 0.99)}, "Atanh": {0: between(-0.9, 0.9)},
     "Acosh": {0: between(1.01, 4)}, "Log": {0: between(0.05, 4)}, "Sqrt": {0: between(0, 4)},
     "Tan": {0: UNIT}, "Exp": {0: SMALL}, "Sinh": {0: SMALL}, "Cosh": {0: SMALL},
@@ -475,7 +477,7 @@ ROLES: Mapping[str, Mapping[int, Role] | Callable[[int], Mapping[int, Role]]] = 
                  False),
         2: UNIT, 3: UNIT,
     },
-    # pictures
+    # images
     "GridSample": {1: between(-1.2, 1.2)}, MS + "GridSample": {1: between(-1.2, 1.2)},
     "RoiAlign": {1: corners, 2: index(lambda draw: draw.input_dims(0)[0], False)},
 }  # fmt: skip

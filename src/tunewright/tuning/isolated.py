@@ -1,9 +1,10 @@
-"""Measuring in another process: a candidate that crashes, hangs, eats memory or lies about time harms nobody.
+"""Measure in another process, so that a candidate that crashes, hangs, fills memory or reports false times does no
+harm.
 
-`Isolated` is a `Measurer` that forwards what it is asked to a worker (`worker`), which runs a `bench.Local`. One worker
-serves many candidates and problems; it is replaced after every fault, so nobody is blamed for what another left behind.
-The caller's process is idle while the worker works, and its clock is the witness of the worker's. Further processes
-compile what is attempted next (`ahead`), where the device is one that is compiled for.
+`Isolated` is a `Measurer` that forwards requests to a worker (`worker`), which runs a `bench.Local`. One worker serves
+many candidates and problems. It is replaced after every fault, so that no candidate is blamed for what another left
+behind. The caller's process is idle meanwhile, and its clock checks the worker's. If the device compiles kernels,
+further processes compile the next candidates (`ahead`).
 """
 
 from __future__ import annotations
@@ -38,59 +39,59 @@ from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .process import Lost, Process
 from .record import FAULTS
 
-#: most seconds until a worker is ready, and until a problem is posed: no candidate's doing, so there is time
+#: Most seconds until a worker is ready, and until a problem is posed. No candidate causes them, so they are generous.
 START_SECONDS, POSE_SECONDS = 60.0, 120.0
-#: seconds in which an idle worker may end by itself
+#: Seconds that an idle worker has to end by itself.
 PATIENCE = 0.5
-#: A worker whose memory grew by more than this since its problem was posed is replaced; beside a device with memory of
-#: its own by a half of what it may have, as results pass through pinned memory there.
+#: Growth of a worker's memory since its problem was posed, after which it is replaced. With a device that has its own
+#: memory the limit is at least half of the worker's allowance, since results pass through pinned memory.
 MOST_GROWTH = 1 << 30
-#: Least memory that a process is allowed; by default a worker gets a half of what Tunewright may use, and those that
-#: compile share as much. Beside a device with cores of its own torch and a driver have to be loaded.
+#: Least memory that a process is allowed. By default a worker gets half of Tunewright's limit, and the compiling
+#: processes together as much. Beside a device with its own cores each must load torch and a driver.
 LEAST_MEMORY, LEAST_BESIDE = 1 << 30, 4 << 30
-#: TUNE_TIMEOUT is for each step of an attempt (compiling and checking, every turn); this many of them for the whole
+#: TUNE_TIMEOUT applies to each step of an attempt (compiling and checking, every turn); the whole gets this many.
 STEPS = 3
-#: what takes less says nothing about a candidate, only about the machine
+#: A shorter timeout would measure the machine and not the candidate.
 LEAST_TIMEOUT = 1.0
-#: seconds of a search for which processes that compile ahead are started
+#: Expected seconds of a search from which on compiling ahead is worthwhile.
 WORTHWHILE = 3.0
-#: a race may take this many times what its turns should, and TUNE_TIMEOUT on top
+#: A race may take this many times the expected time of its turns, plus TUNE_TIMEOUT.
 PATIENCE_IN_RACES = 20
-#: candidates of a problem whose programs are kept until the next one
+#: Candidates of a problem whose programs are kept until the next problem.
 MOST_PROGRAMS = 1000
-#: seconds of a turn at least, with what is done before and after
+#: Least seconds of a turn, with preparation and checks.
 LEAST_TURN = 0.010
 
 T = TypeVar("T")
 
 
 class Unposed(DeviceError):
-    """The worker does not survive the posing of the problem; no candidate is to blame."""
+    """Raised if the worker does not survive posing the problem. No candidate is to blame."""
 
 
 class Doubt(enum.Enum):
-    """What a fault that does not repeat says of a candidate."""
+    """What a fault means for a candidate if it does not repeat."""
 
     OF_ITS_GUILT = "it may have done it: it is not to be used, and not to be blamed for ever"
     OF_THE_MACHINE = "it cannot have done it"
 
 
 class Worker:
-    """A process with what is known of it."""
+    """A worker process and its state."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        #: the request by which a problem was posed, and what it answered
+        #: the request that posed the problem, and the worker's refusal
         self.posed: wire.Message | None = None
         self.refusal: str | None = None
-        #: candidates that were right in it
+        #: candidates that this process found right
         self.known: set[tuple[str, Config]] = set()
         #: bytes of memory when the problem was posed, and now
         self.base = self.resident = 0
         self._asked = 0
 
     def ask(self, request: wire.Message, step: float, whole: float = math.inf) -> tuple[wire.Message, str | None]:
-        """The answer, and what is wrong with its clock."""
+        """Send a request; return the answer, and an objection to the worker's clock, if any. Raises `Lost`."""
         self._asked += 1
         began = time.monotonic()
         answer = self.process.ask({**request, "number": self._asked}, step, whole)
@@ -106,7 +107,7 @@ class Worker:
         return answer, objection
 
     def read(self, parse: Callable[[Any], T], answer: wire.Message) -> T:
-        """What the answer says."""
+        """Parse the value of an answer. Raises `Lost` if it is malformed."""
         try:
             return parse(answer.get("value"))
         except wire.Broken as error:
@@ -115,12 +116,13 @@ class Worker:
 
 
 class Isolated(Measurer):
-    """Measures in a worker process, which starts when it is first needed.
+    """Measures in a worker process, which starts on first use. Thread-safe.
 
-    ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most that the worker may allocate. ``target``:
-    what the device must be in the worker too, where that is checked. ``activity``: the descriptor of an `Activity`, for
-    whose requests the worker waits before it times anything, however long that takes, and its word that says pause.
-    ``apart``: even a single candidate is compiled in a process in which none runs, so that its programs may be kept.
+    ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most memory that the worker may allocate.
+    ``target``: target that the worker's device must have, if it is to be checked. ``activity``: descriptor of an
+    `Activity` and the number of its pause word; the worker times nothing while a request runs, however long that takes.
+    ``apart``: compile even single candidates in a separate process that runs no kernels, so that their programs may be
+    kept.
     """
 
     def __init__(
@@ -141,13 +143,13 @@ class Isolated(Measurer):
         self._shares_cores = target is None or target.device == "cpu"
         least = LEAST_MEMORY if self._shares_cores else LEAST_BESIDE
         self.memory_bytes = memory_bytes or max(least, self.settings.max_memory_bytes // 2)
-        #: workers that were started so far
+        #: number of workers started so far
         self.starts = 0
         self._lock = threading.RLock()
-        #: one at most; a list, so that the finaliser sees it and not this object
+        #: at most one; a list, so that the finaliser can refer to it without keeping this object alive
         self._workers: list[Worker] = []
-        #: the next one, which starts while this one works: torch and a GPU's context take seconds. Not where it would
-        #: take cores from what is timed.
+        #: The next worker, started while this one works, because torch and a GPU's context take seconds. Not used if it
+        #: would take cores from timed kernels.
         self._spare: list[Worker] = []
         self._problem: wire.Message | None = None
         self._regime: Regime | None = None
@@ -164,7 +166,7 @@ class Isolated(Measurer):
         self._finalizer = weakref.finalize(self, _end, self._workers, self._spare, self._ahead)
         _LIVE.add(self)
 
-    # ---- what a measurer does -------------------------------------------------------------------------------------
+    # ---- methods of a measurer ---------------------------------------------------------------------------------------
 
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
         with self._lock:
@@ -201,7 +203,7 @@ class Isolated(Measurer):
 
     def expect(self, seconds: float) -> None:
         with self._lock:
-            if seconds >= WORTHWHILE or not self._shares_cores:  # then they do not take cores from what is timed
+            if seconds >= WORTHWHILE or not self._shares_cores:  # such processes take no cores from timed kernels
                 self._ahead.start()
             if not (self._shares_cores or self._workers or self._spare):
                 with contextlib.suppress(OSError):  # it is started when it is needed
@@ -211,7 +213,7 @@ class Isolated(Measurer):
     def ahead(self) -> int:
         if not self._ahead.is_started:
             return 1
-        # Beside a device with cores of its own: while some are timed, as many are compiled.
+        # With a device that has its own cores, one batch compiles while another is timed.
         return self._ahead.count if self._shares_cores else 2 * self._ahead.count
 
     @property
@@ -222,11 +224,11 @@ class Isolated(Measurer):
         with self._lock:
             known = self._workers[0].known if self._workers else set()
             new = [who for who in map(_plain, candidates) if who not in known]
-            if len(new) > 1 or self._apart:  # one by itself is compiled as fast by the worker
+            if len(new) > 1 or self._apart:  # the worker compiles a single candidate just as fast
                 self._ahead.submit(new)
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
-        with self._lock, contextlib.suppress(InputError):  # the caller that poses it gets the error
+        with self._lock, contextlib.suppress(InputError):  # the caller gets the error when it poses the problem
             if self.beside:
                 self._ahead.foresee({"problem": serial.to_json(problem)}, map(_plain, candidates[: self.ahead]))
 
@@ -244,7 +246,7 @@ class Isolated(Measurer):
             found, doubt = self._attempt(candidate, limit, programs)
             if doubt is None:
                 return found
-            # A process also dies, or loses time, by what others do to it: it counts when it happens again.
+            # Other programs can also kill or delay a process, so the fault counts only if it happens again.
             again, still = self._attempt(candidate, limit, programs)
             if again.status is Status.OK and doubt is Doubt.OF_ITS_GUILT:
                 return Attempt(Status.FAILED, f"{found.why}; not so when it was tried again")
@@ -257,7 +259,7 @@ class Isolated(Measurer):
                 return self._race(candidates, rounds)
             except _Spoilt:
                 pass
-            # The culprit is unknown. So each candidate runs alone first, and those that pass run together.
+            # The culprit is unknown: run each candidate alone, then those that pass together.
             alone = {who: self._alone(who, rounds) for who in dict.fromkeys(map(_plain, candidates))}
             fallen = {i: bad for i, who in enumerate(candidates) if (bad := alone[_plain(who)]) is not None}
             staying = [i for i in range(len(candidates)) if i not in fallen]
@@ -276,14 +278,14 @@ class Isolated(Measurer):
             _end(self._workers, self._spare, self._ahead)
 
     def _calm(self) -> None:
-        """Nothing is timed on cores that are compiling."""
+        """Wait for compilation to end if it shares cores with timed kernels."""
         if self._shares_cores:
             self._ahead.wait(None)
 
-    # ---- one request ----------------------------------------------------------------------------------------------
+    # ---- one request -------------------------------------------------------------------------------------------------
 
     def _attempt(self, candidate: Candidate, limit: float, programs: list[Any]) -> tuple[Attempt, Doubt | None]:
-        """What came of it, and whether that may have been another's doing."""
+        """Attempt a candidate once. Also return a `Doubt` if something else may have caused the fault."""
         worker = self._posed()
         if worker.refusal is not None:
             return Attempt(Status.FAILED, worker.refusal), None
@@ -314,7 +316,7 @@ class Isolated(Measurer):
             return Race(((),) * len(candidates), dict.fromkeys(range(len(candidates)), refused))
         who = [_plain(candidate) for candidate in candidates]
         turns = sum(max(self._seconds.get(c, self.timeout), LEAST_TURN) for c in who)
-        new = len(set(who) - worker.known)  # in this process: they are attempted first
+        new = len(set(who) - worker.known)  # unknown to this process, so they are attempted first
         whole = self.timeout * (1 + STEPS * new) + PATIENCE_IN_RACES * (rounds + 1) * turns
         request = {"do": "race", "candidates": wire.candidates_json(candidates), "rounds": rounds}
         try:
@@ -335,32 +337,32 @@ class Isolated(Measurer):
         return replace(found, fallen=fallen)
 
     def _unjudged(self, attempt: Attempt) -> Attempt:
-        """What was found out by clocks is no fault where requests come first: others had the processor meanwhile."""
+        """Weaken a verdict that rests on clocks if requests have priority: they may have used the processor meanwhile."""
         if self._activity is None:
             return attempt
         return replace(attempt, status=Status.FAILED, why=f"{attempt.why} (requests came first: not judged)")
 
     def _whole(self, seconds: float) -> float:
-        """Most seconds of a request to the worker: any number where it may have to wait for others."""
+        """Return the time limit of a request; infinite if the worker may have to wait for other requests."""
         return seconds if self._activity is None else math.inf
 
     def _alone(self, candidate: Candidate, rounds: int) -> Attempt | None:
-        """What becomes of a candidate that races with nobody; None: nothing."""
+        """Race a candidate alone; return its failed attempt, or None."""
         try:
             return self._race([candidate], rounds).fallen.get(0)
         except _Spoilt as spoilt:
             return spoilt.attempt
 
     def _look_after(self, worker: Worker, status: Status) -> None:
-        """Replace a worker in which something wrong was written somewhere, or that grew too large."""
+        """Replace a worker whose memory may be corrupted or has grown too much."""
         most = MOST_GROWTH if self._shares_cores else max(MOST_GROWTH, self.memory_bytes // 2)
         if status in FAULTS or worker.resident > worker.base + most:
             worker.process.end()
 
-    # ---- the worker -----------------------------------------------------------------------------------------------
+    # ---- the worker --------------------------------------------------------------------------------------------------
 
     def _posed(self) -> Worker:
-        """A worker that knows the problem."""
+        """Return a worker to which the problem was posed."""
         if self._problem is None:
             raise RuntimeError("no problem was posed")
         for last in (False, True):
@@ -382,7 +384,7 @@ class Isolated(Measurer):
         return worker
 
     def _running(self) -> Worker:
-        """The worker; a new one where there is none, or it is gone."""
+        """Return the running worker, or start a new one."""
         if self._workers and self._workers[0].process.is_running:
             return self._workers[0]
         _end(self._workers)
@@ -394,7 +396,7 @@ class Isolated(Measurer):
                 why = _objection(self.target, worker.process.ask(None, START_SECONDS))
                 if not why:
                     if not self._shares_cores:
-                        with contextlib.suppress(OSError):  # the next one is started when it is needed
+                        with contextlib.suppress(OSError):  # the next one is then started when it is needed
                             self._spare.append(self._started())
                     return worker
             except Lost as lost:
@@ -415,12 +417,12 @@ class Isolated(Measurer):
         return Worker(_start([*command, *map(str, self._activity)], self.settings, self._activity[0]))
 
     def _command(self, module: str, memory: int) -> list[str]:
-        # -P: the folder of the caller is on its path only if it was on ours
+        # -P keeps the caller's folder off the path of the process
         return [self.python, "-P", "-m", f"{__package__}.{module}", self.device_name, str(memory)]
 
 
 class _Spoilt(Exception):
-    """A race without a result, and what spoilt it."""
+    """A race without a result, with the attempt that spoilt it."""
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt.why)
@@ -432,7 +434,7 @@ def _start(command: Sequence[str], settings: Settings, activity: int | None = No
 
 
 def _objection(target: Target | None, ready: wire.Message) -> str:
-    """What is wrong with a process's first message; empty: nothing."""
+    """Return the objection to a process's first message; empty if there is none."""
     if ready.get("kind") != "ready":
         return str(ready.get("why", ready))[:1000]
     if target is not None and ready.get("target") != repr(target):
@@ -441,14 +443,14 @@ def _objection(target: Target | None, ready: wire.Message) -> str:
 
 
 def _plain(candidate: Candidate) -> tuple[str, Config]:
-    """With a config that can be hashed."""
+    """Return the candidate with a config that can be hashed."""
     return candidate[0], Config(candidate[1])
 
 
 def _doubt(lost: Lost) -> Doubt | None:
     if lost.code is None:
         return None
-    # Nothing kills itself: that was the system, short of memory, or a person.
+    # A candidate does not send SIGKILL to itself: the system was short of memory, or a person sent it.
     return Doubt.OF_THE_MACHINE if lost.code == -signal.SIGKILL else Doubt.OF_ITS_GUILT
 
 
@@ -457,11 +459,11 @@ def _is_plausible(samples: Sequence[float], least: int) -> bool:
 
 
 def _without(attempt: Attempt, why: str) -> Attempt:
-    """The attempt of one whose times are not to be believed."""
+    """Return the attempt as wrong and without its times."""
     return replace(attempt, status=Status.WRONG, why=why, samples=(), probed=False)
 
 
-# ---- nothing is left behind ---------------------------------------------------------------------------------------
+# ---- clean-up --------------------------------------------------------------------------------------------------------
 
 _LIVE: weakref.WeakSet[Isolated] = weakref.WeakSet()
 _SHARED: dict[str, Isolated] = {}
@@ -477,7 +479,7 @@ def _end(workers: list[Worker], spare: list[Worker] | None = None, ahead: Ahead 
 
 
 def _forked() -> None:
-    """In a process that was just forked: the workers are those of the other."""
+    """Forget workers in a forked child: they belong to the parent."""
     for isolated in list(_LIVE):
         isolated._lock = threading.RLock()
         for worker in (*isolated._workers, *isolated._spare):
@@ -491,15 +493,16 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def measurer_for(device: Device, settings: Settings) -> Measurer:
-    """What measures on a device: one worker for each in this process, which ends with it. DeviceError where kernels
-    cannot be compiled."""
+    """Return the measurer of a device: one worker per device name, which ends with this process. Raises `DeviceError`
+    if the device cannot compile kernels."""
     if not device.compiles:
         raise DeviceError("there is no C compiler, so no kernel can be measured", where=device.name,
                           hint="install one: pip install ziglang")  # fmt: skip
     if device.family == "null":
-        return Local(device)  # its script cannot go to another process, and there is nothing that could crash
+        return Local(device)  # its script cannot be sent to another process, and it runs nothing that could crash
     if device.target.device == "cpu" and device.target.units < (settings.cpu_threads_num or cpu_count()):
-        settings = replace(settings, cpu_threads_num=device.target.units)  # one of several streams, which share them
+        # the device of one of several streams, which share the cores
+        settings = replace(settings, cpu_threads_num=device.target.units)
     shared = _SHARED.get(device.name)
     if shared is None or shared.settings != settings:
         if shared is not None:

@@ -1,7 +1,7 @@
-"""A JSON file that several processes may read and rewrite: bounded, checked, replaced as a whole.
+"""A JSON file that several processes may read and rewrite: bounded, checked, replaced atomically.
 
-What tuning files and lockfiles share. Nothing in such a file is trusted: it is of a bounded size, holds no member twice
-and no number beyond floats; what else it must be is for those who read it to say.
+Base of tuning files and lockfiles. Such a file is untrusted: its size is bounded, and it may not contain a member twice
+or a number that is no finite float. Subclasses and readers check everything else.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, ClassVar
 
 from ..errors import InputError
 
-#: the largest file that is read
+#: Largest file that is read.
 MOST_FILE_BYTES = 64 << 20
-#: how long to wait for another process that rewrites the file
+#: Seconds to wait for another process that rewrites the file.
 LOCK_SECONDS = 60.0
 
 
 class JsonFile:
-    """A file at a path. Safe to use from several processes and threads."""
+    """A JSON file at a path. Safe for several processes and threads."""
 
-    #: what it is called in a message, and the setting that names it
+    #: name of the file in messages, and the setting that gives its path
     title: ClassVar[str]
     setting: ClassVar[str]
 
@@ -37,9 +37,10 @@ class JsonFile:
 
     @contextmanager
     def opened(self, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """A descriptor of the file, if it is one. FileNotFoundError when there is none."""
+        """Open the file and yield its descriptor. Raises FileNotFoundError if there is none, `InputError` for other
+        problems."""
         try:
-            # opening a fifo must not wait for a writer
+            # opening a FIFO must not wait for a writer
             descriptor = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         except FileNotFoundError:
             raise
@@ -54,9 +55,9 @@ class JsonFile:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """The file as it is now, made if need be, which nobody else rewrites for a while.
+        """Lock the current file against other writers and yield its descriptor. Creates the file if needed.
 
-        Who rewrites puts another file in its place, so a lock counts only if it is on the one that is there.
+        A writer replaces the file, so a lock counts only if it is on the file that the path names now.
         """
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
@@ -77,7 +78,7 @@ class JsonFile:
             time.sleep(0.01)
 
     def load(self, descriptor: int) -> Any:
-        """The file's content; None of an empty file: it has just been made."""
+        """Return the file's content; None for an empty file, which was just created."""
         size = os.fstat(descriptor).st_size
         if size > MOST_FILE_BYTES:
             raise self.error(f"has {size:,} bytes", f"at most {MOST_FILE_BYTES:,} are read")
@@ -91,12 +92,12 @@ class JsonFile:
             raise self.error(f"is not JSON: {error}", f"name another {self.setting}") from None
 
     def replace(self, descriptor: int, text: str) -> None:
-        """Put a new content in the file's place at once. Only who holds the lock does, so one name will do."""
+        """Replace the file's content atomically. The caller must hold the lock, so one temporary name suffices."""
         if len(text) > MOST_FILE_BYTES:
             raise self.error(f"would have more than {MOST_FILE_BYTES:,} bytes", f"name another {self.setting}")
-        path = Path(os.path.realpath(self.path))  # a link stays one
+        path = Path(os.path.realpath(self.path))  # keeps a symbolic link a link
         temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)  # of a process that was killed
+        temporary.unlink(missing_ok=True)  # left by a killed process
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
                 file.write(text)
@@ -114,12 +115,12 @@ class JsonFile:
             os.close(folder)
 
     def error(self, what: str, hint: str = "") -> InputError:
-        """Something about this file."""
+        """Make an error about this file."""
         return InputError(what, where=f"{self.title} {self.path}", hint=hint)
 
 
 def short(text: str) -> str:
-    """A name out of a file, for a message."""
+    """Shorten and escape a name from a file, for a message."""
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -132,7 +133,7 @@ def _finite(text: str) -> float:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) != len(pairs):  # one of them would be lost when the file is rewritten
+    if len(found) != len(pairs):  # rewriting the file would lose one of them
         names = [name for name, _ in pairs]
         raise ValueError(f"an object has two members {short(next(n for n in names if names.count(n) > 1))}")
     return found

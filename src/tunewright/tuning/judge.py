@@ -1,8 +1,9 @@
-"""Judges kernels before their times count: what they compute against the reference, and what they write.
+"""Check kernels before their times count: compare their results with the reference, and verify what memory they write.
 
-Inputs and outputs lie between guard bands; outputs are poisoned, once with each of two bytes, so an element that is not
-written differs between the runs even where it happens to be right. The two runs must agree bit by bit (races), with the
-reference within the table of tolerances (`ops.tolerance`), and inputs must be as they were.
+Inputs and outputs lie between guard bands. Each kernel runs twice, and a different poison byte fills the outputs before
+each run. An element that is not written therefore differs between the runs, even if one value happens to be right. The
+two runs must agree bit by bit, which reveals races. The results must match the reference within the table of tolerances
+(`ops.tolerance`), and the inputs must be unchanged.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from ..solvers.steps import coarsest
 from . import inputs
 from .repeat import repeat
 
-#: bytes on either side of a tensor that nobody may write to
+#: Bytes on either side of a tensor that kernels may not write.
 GUARD = 256
-#: copies of inputs and results that judging takes at a time
+#: Copies of inputs and results that exist at a time while a kernel is judged.
 POSED = 6
-#: right results of a case that are kept: comparing bits takes a hundredth of comparing numbers, and candidates often
-#: agree
+#: Right results of a case that are kept. Candidates often agree, and comparing bits takes a hundredth of the time of
+#: comparing numbers.
 MOST_RIGHT = 2
-#: what outputs hold before a run: NaN of every float type; then large numbers
+#: Content of outputs before a run: NaN in every float type; then large numbers.
 POISONS = (0xFF, 0x7F)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a kernel, in words (empty: nothing), and its largest deviation relative to the result."""
+    """What is wrong with a kernel, in words (empty if nothing), and its largest deviation relative to the result."""
 
     wrong: str
     error: float = 0.0
 
 
-#: An operation that quantises what it computes and goes on with it: close to a tie either step is right, and large
-#: layers always meet ties. Small ones (by the sum of all their sizes) are judged.
+#: An operation that quantises its own intermediate results: near a tie both roundings are right, and large layers
+#: always contain ties. Only small ones (by the sum of all sizes) are judged.
 QUANTISED_STATE, MOST_STATE = "com.microsoft::DynamicQuantizeLSTM", 1000
 
 
@@ -59,95 +60,95 @@ class Guarded:
     """A tensor in a device's memory with guard bands around it."""
 
     def __init__(self, device: Device, type: TensorType, stagger: int = 0) -> None:
-        #: ``stagger`` moves it by this many cache lines, so that tensors of one size do not all lie alike
+        #: ``stagger`` cache lines of offset keep tensors of equal size from all having the same alignment
         self.device, self.type, self.start = device, type, GUARD + 64 * stagger
         self.buffer = device.alloc(self.start + type.nbytes + GUARD)
         self.view = device.view(self.buffer, self.start, type)
 
     @staticmethod
     def holding(device: Device, queue: Queue, array: Array, stagger: int = 0) -> Guarded:
-        """One with a copy of an array of the host."""
+        """Make one that holds a copy of a host array."""
         found = Guarded(device, TensorType.of(array), stagger)
         found.poison(queue, POISONS[0])
         queue.put(array, found.view)
         return found
 
     def twin(self, queue: Queue) -> Guarded:
-        """A copy that is made on the device."""
+        """Return a copy, made on the device."""
         found = copy(self)
         found.buffer = queue.duplicate(self.buffer)
         found.view = self.device.view(found.buffer, self.start, self.type)
         return found
 
     def poison(self, queue: Queue, byte: int) -> None:
-        """Fill it, bands included."""
+        """Fill tensor and bands with a byte."""
         queue.fill(self.buffer, byte)
 
     def tensor(self, fetched: Array) -> Array:
-        """The tensor in what `Queue.fetch` made of the buffer."""
+        """Return the tensor within the bytes that `Queue.fetch` returned for the buffer."""
         return np.ndarray(self.type.physical, self.type.dtype.numpy, fetched, self.start)
 
     def is_intact(self, fetched: Array, byte: int) -> bool:
-        """Whether nobody wrote to the bands."""
+        """Whether the bands are unchanged."""
         end = self.start + self.type.nbytes
         return not ((fetched[: self.start] != byte).any() or (fetched[end:] != byte).any())
 
 
 @dataclass(frozen=True)
 class Right:
-    """Results of a kernel that were found right, and how far off they are."""
+    """Results of a kernel that were right, and their deviation."""
 
     results: Sequence[Array]
     error: float
-    #: of each run, on a device that compares where things are: buffers with their bands
+    #: buffers of each run with their bands, if the device compares buffers itself
     buffers: Sequence[Sequence[Any]]
 
     def agrees(self, results: Sequence[Array]) -> bool:
         return all(same(mine, other) for mine, other in zip(self.results, results, strict=True))
 
     def is_in(self, queue: Queue, outs: Sequence[Guarded], run: int) -> bool:
-        """Whether the same bytes are there, and nothing was written around them."""
+        """Whether the outputs hold the same bytes, and the bands are unchanged."""
         return all(queue.equal(out.buffer, mine) for out, mine in zip(outs, self.buffers[run], strict=True))
 
 
 @dataclass
 class Kept:
-    """What judging leaves to kernels that follow on the same inputs: large tensors take longer to copy and to compare
-    than to compute."""
+    """State kept for later kernels on the same inputs: copying and comparing large tensors takes longer than computing
+    them."""
 
-    #: the last ones
+    #: the most recent right results
     right: list[Right] = field(default_factory=list)
-    #: inputs on a device that compares where things are, each with a copy: not those that kernels pack
+    #: inputs with a copy, if the device compares buffers itself; not those that kernels pack
     inputs: dict[int, tuple[Guarded, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs as the problem's layouts hold them, and what the reference makes of them."""
+    """Inputs in the problem's layouts, and the reference's results for them."""
 
     name: str
     inputs: Sequence[Array | None]
     want: Sequence[Array]
-    #: no result is infinite, or no number
+    #: all results are finite
     finite: bool
 
 
 class Judge:
-    """Judges kernels of one problem. Inputs and the reference's results are made once, when they are first needed."""
+    """Judges kernels of one problem. Inputs and the reference's results are computed once, on first use."""
 
     def __init__(self, problem: Problem, device: Device, seed: int = 0) -> None:
         self.problem, self.device, self.seed = problem, device, seed
-        #: by case
+        #: by name of the case
         self._kept: dict[str, Kept] = {}
 
     @cached_property
     def terms(self) -> float:
-        """How many summands an element of the result has."""
+        """Number of terms that are summed up for an element of the result."""
         return terms(self.problem)
 
     @cached_property
     def unfit(self) -> str | None:
-        """Why the problem cannot be judged; None when it can."""
+        """Why the problem cannot be judged; None if it can."""
         for type in [*self.problem.inputs, *self.problem.outputs]:
             if type is not None and not (isinstance(type, TensorType) and type.is_static):
                 return f"{type} has no static shape"
@@ -156,7 +157,8 @@ class Judge:
         if None in self.problem.outputs:
             return "nothing is known of a result"
         if self.problem.op == QUANTISED_STATE and sum(self.problem.sizes) > MOST_STATE:
-            # 2 of 12 random layers of 512 units differed by one step of their state from the reference, rightly so
+            # for 2 of 12 random layers of 512 units the state differed from the reference by one step, and both were
+            # right
             return "it rounds its own state: nobody can tell a step of that from a mistake"
         most, needed = free_bytes(), POSED * sum(
             t.nbytes for t in [*self.problem.inputs, *self.problem.outputs] if isinstance(t, TensorType)
@@ -175,14 +177,14 @@ class Judge:
 
     @property
     def cases(self) -> Sequence[Case]:
-        """Random inputs, on which times are taken, then edge cases where the reference takes them."""
+        """Random inputs, which are also used for timing, then edge cases if the reference accepts them."""
         first = self._random
         assert isinstance(first, Case), first
         return [first, *([self._edge] if isinstance(self._edge, Case) else [])]
 
     @cached_property
     def _random(self) -> Case | str:
-        """Random inputs; the tamest ones where the reference does not take those, or makes no numbers of them."""
+        """Random inputs; tame ones if the reference refuses those or its results are not finite."""
         found = self._case("random")
         if isinstance(found, Case) and found.finite:
             return found
@@ -191,7 +193,7 @@ class Judge:
 
     @cached_property
     def _edge(self) -> Case | str:
-        """Edge cases, unless sums overflow: where they do depends on their order."""
+        """Edge cases; tame inputs if sums overflow, because the overflow depends on the order of summation."""
         found, spec = self._case("edge"), lookup(self.problem.op)
         simple = spec is not None and spec.elementwise and not self.problem.epilogue
         return found if isinstance(found, Case) and (simple or found.finite) else self._case("tame")
@@ -216,25 +218,27 @@ class Judge:
         return Case(kind, given, want, finite)
 
     def check(self, kernel: Kernel, queue: Queue) -> Verdict:
-        """What is wrong with the kernel on any of the cases."""
+        """Check the kernel on all cases and return the verdict."""
         error = 0.0
         for case in self.cases:
             kept = self._kept.setdefault(case.name, Kept())
             verdict = examine(kernel, self.problem, self.device, queue, case.inputs, case.want, self.terms, kept)
             error = max(error, verdict.error)
             if verdict.wrong:
-                self._kept.clear()  # it may have written anywhere
+                self._kept.clear()  # the kernel may have written anywhere
                 return Verdict(f"{case.name} inputs: {verdict.wrong}", error)
         return Verdict("", error)
 
     def right(self, queue: Queue, n: int, buffer: Any) -> Any | None:
-        """What was right as output n for the random inputs and is the same as a buffer, byte by byte, on a device that
-        compares where things are; its first poison is around both."""
+        """Return the buffer of a right output n for the random inputs that equals ``buffer``, bands included; or None.
+
+        Works only on a device that compares buffers itself. The bands hold the first poison byte.
+        """
         known = self._kept.get(self.cases[0].name, Kept()).right
         return next((r.buffers[0][n] for r in known if r.buffers[0] and queue.equal(buffer, r.buffers[0][n])), None)
 
     def compare(self, n: int, array: Array, like: DType | None = None) -> str:
-        """How output n differs from the reference's result for the random inputs; empty: it does not.
+        """Describe how output n differs from the reference for the random inputs; empty if it does not.
 
         ``like``: see `Kernel`.
         """
@@ -253,9 +257,9 @@ def examine(
     terms: float = 1,
     kept: Kept | None = None,
 ) -> Verdict:
-    """What is wrong with a kernel on inputs that lie as the problem's layouts say.
+    """Run a kernel on inputs in the problem's layouts and return the verdict.
 
-    ``kept``: what others left that were right, bit by bit; what this one makes is added, if it is right.
+    ``kept``: state from earlier kernels. A right result of this kernel is added to it.
     """
     kept = Kept() if kept is None else kept
     given = pack(kernel, problem, given)
@@ -308,7 +312,7 @@ def examine(
 def _placed(
     at: int, array: Array | None, kernel: Kernel, device: Device, queue: Queue, kept: dict[int, tuple[Guarded, Any]]
 ) -> tuple[Guarded, Any] | None:
-    """An input on the device, and a copy there, to compare it with, if the device does that."""
+    """Place an input on the device, with a second copy there for comparison if the device compares buffers itself."""
     if array is None or (at in kept and at not in kernel.packings):
         return kept.get(at)
     guarded = Guarded.holding(device, queue, array)
@@ -321,7 +325,7 @@ def _placed(
 def _written(
     queue: Queue, there: Sequence[tuple[Guarded, Any] | None], given: Sequence[Array | None]
 ) -> int | None:
-    """The first input that is not as it was, bands included; None: all are."""
+    """Return the first input that changed, bands included; None if there is none."""
     held = [(at, *p, a) for at, (p, a) in enumerate(zip(there, given, strict=True)) if p is not None and a is not None]
     if queue.compares:
         return next((at for at, g, before, _ in held if not queue.equal(g.buffer, before)), None)
@@ -332,13 +336,13 @@ def _written(
 
 
 def _meant(array: Array, type: object) -> Array:
-    """The elements that count, in any order: not those that fill up a last block."""
+    """Return the elements without the padding of a last block; their order does not matter."""
     blocked = isinstance(type, TensorType) and type.layout.name == "blocked"
     return to_plain(array, _tensor(type)) if blocked else array
 
 
 def physical(problem: Problem, plain: Sequence[Array | None]) -> list[Array | None]:
-    """Logical arrays as the problem's layouts hold them; lanes that fill up a last block hold what nobody may read."""
+    """Convert logical arrays into the problem's layouts. The padding of a last block holds poison."""
     found = []
     for array, type in zip(plain, problem.inputs, strict=True):
         lies = None if array is None else from_plain(array, type)
@@ -351,7 +355,7 @@ def physical(problem: Problem, plain: Sequence[Array | None]) -> list[Array | No
 
 
 def pack(kernel: Kernel, problem: Problem, given: Sequence[Array | None]) -> list[Array | None]:
-    """Inputs with the constants rearranged as the kernel wants them."""
+    """Return the inputs, with constants packed as the kernel expects them."""
     packed = list(given)
     for i, packing in kernel.packings.items():
         array = packed[i]
@@ -361,7 +365,7 @@ def pack(kernel: Kernel, problem: Problem, given: Sequence[Array | None]) -> lis
 
 
 def terms(problem: Problem) -> float:
-    """How many summands an element of the result has: about half of the arithmetic that it takes."""
+    """Return the number of terms that are summed up for an element of the result: about half of its operations."""
     spec = lookup(problem.op)
     outputs = [t for t in problem.outputs if isinstance(t, TensorType)]
     size = sum(t.size for t in outputs)
@@ -373,7 +377,7 @@ def terms(problem: Problem) -> float:
 
 
 def _row(problem: Problem, dims: tuple[int, ...]) -> float:
-    """How many elements are summed up to scale each of them; 0 for operations that do not."""
+    """Return the number of elements summed to normalise an element; 0 for operations that do not normalise."""
     name, attrs = problem.op.rpartition("::")[2], problem.attrs
     if name.endswith(("LayerNormalization", "RMSNormalization")):
         return float(math.prod(dims[int(attrs.get("axis", -1)) :]))
@@ -390,7 +394,7 @@ def _tensor(type: object) -> TensorType:
 
 
 def same(a: Array, b: Array) -> bool:
-    """Whether two results are equal, bit by bit."""
+    """Whether two results are equal bit by bit."""
     return a.shape == b.shape and np.array_equal(_bytes(a), _bytes(b))
 
 
@@ -400,7 +404,7 @@ def _bytes(array: Array) -> Array:
 
 
 def _odd(array: Array) -> str:
-    """A truth value is 0 or 1."""
+    """Describe a Boolean that is neither 0 nor 1; empty if there is none."""
     return "a truth value is neither 0 nor 1" if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any() else ""
 
 

@@ -1,8 +1,8 @@
-"""The key of a measurement: everything that can change the answer, field by field, and what it means when one differs.
+"""The key of a measurement: every field that can change the answer, and the meaning of a difference in each field.
 
-Fields belong to groups. A *hard* difference (another operation, architecture, runtime, compiler option, solver) makes a
-stored answer useless here. A *soft* one leaves it a good guess: where the fields that differ are all of one soft group,
-the answer is provisional; where two groups differ, it is none. `compare` names the fields.
+Fields belong to groups. After a *hard* difference (operation, architecture, runtime, compiler option, solver) a stored
+answer is useless. After a *soft* one it is still a good guess. If all differing fields belong to one soft group, the
+answer is provisional; if two groups differ, it is a miss. `compare` names the differing fields.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass, fields
 from ..devices.base import Target
 from ..solvers.base import Config, Problem, Solver
 
-#: a neighbouring shape: no size differs by more than this factor, and all together by no more than this many doublings
+#: Bounds for a neighbouring shape: factor for each size, and doublings for all sizes together.
 NEAR_EACH, NEAR_ALL = 2.0, 4.0
 
 
 @dataclass(frozen=True)
 class Where:
-    """A target as a key names it."""
+    """A target as part of a key."""
 
     device: str  # cpu, gpu, null
-    processor: str  # as the hardware calls itself
+    processor: str  # name that the hardware reports
     units: int
-    arch: str  # architecture, width and number of registers, what is lacking, language of the kernels
+    arch: str  # architecture, width and number of registers, missing features, language of the kernels
     runtime: str  # two runtimes on one processor are two targets
     software: str  # versions of driver, runtime, compiler
     options: str  # of the compiler
@@ -50,14 +50,14 @@ class Where:
 
 @dataclass(frozen=True)
 class Key:
-    """One candidate's full key: what is solved, where, and with which kernel."""
+    """The full key of one candidate: the problem, the target, and the kernel."""
 
     problem: str
     where: Where
     solver: str
     version: str  # of the solver: major.minor
-    source: str  # digest of the kernel's text
-    space: str  # digest of the configs to choose from
+    source: str  # digest of the kernel's source
+    space: str  # digest of the solver's space of configs
 
     @staticmethod
     def of(problem: Problem, target: Target, solver: Solver, config: Config) -> Key:
@@ -67,15 +67,15 @@ class Key:
 
 
 def source_digest(problem: Problem, target: Target, solver: Solver, config: Config) -> str:
-    """The digest of the text that would be compiled; a problem with open shapes has none."""
+    """Return the digest of the source that would be compiled. With open shapes, it is the digest of an empty text."""
     text = solver.source(problem, config, target) if problem.is_static else ""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Group(enum.IntEnum):
-    """Soft groups, the most harmless first: in this order provisional answers are preferred."""
+    """Soft groups from least to most harmful; provisional answers are preferred in this order."""
 
-    REVISION = 1  # the solver's minor version, its text or its space changed
+    REVISION = 1  # the solver's minor version, its source or its space changed
     SOFTWARE = 2  # driver, runtime or compiler of another version
     SIBLING = 3  # another device of the same architecture
     SHAPE = 4  # a neighbouring shape
@@ -92,7 +92,7 @@ _GROUPS = {
     "space": Group.REVISION,
 }
 WHERE_FIELDS = tuple(f.name for f in fields(Where))
-#: every field of a key, in order
+#: Every field of a key, in order.
 FIELDS = ("problem", *WHERE_FIELDS, "solver", "version", "source", "space")
 
 
@@ -106,12 +106,12 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Match:
-    """How a stored key differs from the one asked for."""
+    """Comparison of a stored key with the requested one."""
 
     kind: Kind
     #: names of the fields that differ
     differs: tuple[str, ...] = ()
-    #: among provisional answers: the smaller, the nearer
+    #: orders provisional answers: smaller is nearer
     distance: tuple[float, ...] = ()
 
     def __str__(self) -> str:
@@ -119,13 +119,16 @@ class Match:
 
 
 def compare(asked: Key, stored: Key, shape_distance: float = math.inf) -> Match:
-    """How a stored key fits. ``shape_distance``: of the two problems (see `distance`), where their texts differ."""
+    """Compare a stored key with the requested one.
+
+    ``shape_distance``: the `distance` of the two problems if their texts differ.
+    """
     differs = tuple(name for name in FIELDS if _field(asked, name) != _field(stored, name))
     if not differs:
         return Match(Kind.EXACT)
     groups = {_group(name, asked, stored, shape_distance) for name in differs}
     if groups == {Group.SHAPE, Group.REVISION} and asked.version == stored.version:
-        # The text and the space of a kernel follow from the shape: they differ with it, and say nothing more.
+        # Source and space depend on the shape, so their differences add no information.
         groups = {Group.SHAPE}
         differs = tuple(name for name in differs if name not in ("source", "space"))
     if len(groups) > 1 or Group.HARD in groups:
@@ -135,7 +138,8 @@ def compare(asked: Key, stored: Key, shape_distance: float = math.inf) -> Match:
 
 
 def distance(a: Sequence[int], b: Sequence[int]) -> float:
-    """How far apart the sizes of two problems of one family are, in factors of two; infinite when not near."""
+    """Return the distance between the sizes of two problems of a family, in factors of two; infinite if they are not
+    near."""
     if len(a) != len(b) or any((x == 0) != (y == 0) for x, y in zip(a, b, strict=True)):
         return math.inf
     steps = [abs(math.log2(x / y)) for x, y in zip(a, b, strict=True) if x != y]

@@ -1,8 +1,8 @@
-"""What searches of similar problems found: another epilogue, another shape, another batch.
+"""Results of searches for similar problems: another epilogue, another shape, another batch.
 
-Problems are kin when operation, element types, layouts and constant inputs of the main operation agree; sizes, other
-attributes and what is fused may differ. What was fastest for the nearest of them is tried first. That a config is
-worth a try is all that is concluded: it is compiled, checked and timed like any other.
+Problems are kin if operation, element types, layouts and constant inputs of the main operation agree. Sizes, other
+attributes and fused steps may differ. A search first tries the candidates that were fastest for the nearest kin. They
+are compiled, checked and timed like all others.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from .key import Where
 from .measure import Candidate
 from .record import AnyRecord, Survey
 
-#: records of a knowledge base that are looked through, similar problems that are asked, candidates of each, and of all
+#: Records of a knowledge base that are examined; similar problems that are used; candidates of each problem; and of
+#: all.
 MOST_RECORDS, NEAREST, EACH, MOST = 4000, 4, 2, 6
-#: a candidate within this factor of the best one of its problem is as good
+#: A candidate within this factor of the best one for its problem is as good.
 NEAR = 1.02
 
 
 @dataclass(frozen=True)
 class _Lesson:
-    """The fastest candidates of one search, where they were faster than the default."""
+    """The fastest candidates of one search, if they were faster than the default."""
 
     problem: str
     sizes: tuple[int, ...]
@@ -36,7 +37,7 @@ class _Lesson:
 
 
 class Kin:
-    """Lessons of searches in one place, by what makes problems similar."""
+    """Lessons of searches, grouped by the properties that similar problems share."""
 
     def __init__(self, records: Iterable[AnyRecord] = ()) -> None:
         self._lessons: dict[object, list[_Lesson]] = {}
@@ -45,10 +46,10 @@ class Kin:
                 self.learn(record)
 
     def learn(self, survey: Survey) -> None:
-        """Take in what a search saw."""
+        """Add the results of a search."""
         try:
             problem = serial.from_json(survey.problem)
-        except InputError:  # it is of a version that described problems in another way
+        except InputError:  # from a version that described problems in another way
             return
         seen = sorted((one for one in survey.seen if one.gain > 1), key=lambda one: -one.gain)
         best = tuple((one.solver, one.config) for one in seen if one.gain * NEAR >= seen[0].gain)[:EACH]
@@ -57,7 +58,7 @@ class Kin:
             self._lessons.setdefault(_likeness(problem, survey.key.where), []).append(lesson)
 
     def suggestions(self, problem: Problem, where: Where) -> Iterator[Candidate]:
-        """What was fastest for similar problems, the nearest first."""
+        """Yield the candidates that were fastest for similar problems, nearest problem first."""
         mine = _sizes(problem)
         known = self._lessons.get(_likeness(problem, where), ())
         others = [lesson for lesson in known if lesson.problem != problem.key()]
@@ -75,13 +76,13 @@ def _likeness(problem: Problem, where: Where) -> object:
 
 
 def _sizes(problem: Problem) -> tuple[int, ...]:
-    """Those of the main inputs and the first result: what is fused adds none."""
+    """Return the sizes of the main inputs and of the first result; fused steps add none."""
     types = [*problem.main_inputs, *problem.outputs[:1]]
     return tuple(d for t in types if isinstance(t, TensorType) and t.is_static for d in t.dims)
 
 
 def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """In factors of two over all sizes."""
+    """Return the distance in factors of two, summed over all sizes."""
     if len(one) != len(other):
         return math.inf
     return sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one, other, strict=True))

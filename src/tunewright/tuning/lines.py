@@ -1,7 +1,7 @@
-"""Records as lines of text: ``{"digest":"<64 hex digits>","record":<content>}``, found without parsing them.
+"""Records as lines of text, ``{"digest":"<64 hex digits>","record":<content>}``, which are found without being parsed.
 
-The digest stands at a fixed place, and the content is canonical, so a line's family can be cut out of its bytes. What
-is cut out is a guess of where to look; a record is parsed, and its digest checked, before anyone sees it.
+The digest has a fixed place and the content is canonical, so a line's family can be cut out of its bytes. That gives
+only a hint where to look. A record is parsed and its digest checked before it is returned.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .record import MOST_BYTES, AnyRecord, Fault, Measurement, Survey, from_text
 _BEGIN, _MIDDLE = b'{"digest":"', b'","record":'
 _DIGEST = slice(len(_BEGIN), len(_BEGIN) + 64)
 _CONTENT = slice(len(_BEGIN) + 64 + len(_MIDDLE), -1)
-#: Members are in the order of their names, so `key` follows `family`. A parameter may have one of those names too: what
-#: stands at any of them is a guess.
+#: Members are sorted by name, so `key` follows `family`. A parameter may also have one of these names, so a hit is only
+#: a guess.
 _FAMILY, _KEY, _FAULT = b'"family":"', b'","key":{', b'"kind":"fault"'
 _FAMILIES: dict[bytes, type[Measurement] | type[Survey]] = {
     b'"kind":"measurement"': Measurement, b'"kind":"survey"': Survey
@@ -28,14 +28,14 @@ _Place: TypeAlias = tuple[bytes, int, int]
 
 
 def split(line: bytes) -> tuple[str, bytes] | None:
-    """The digest that a line claims, and its content; None when it does not look like a record."""
+    """Return the digest that a line claims, and its content; None if it does not look like a record."""
     if not line.startswith(_BEGIN) or line[_DIGEST.stop : _CONTENT.start] != _MIDDLE or not line.endswith(b"}"):
         return None
     return line[_DIGEST].decode("latin-1"), line[_CONTENT]
 
 
 def read(line: bytes) -> AnyRecord:
-    """The record of a line; InputError says what is wrong with it."""
+    """Parse the record of a line. Raises `InputError` if the line is invalid."""
     parts = split(line)
     if parts is None:
         raise InputError("it does not begin with a digest and a record", where="a record")
@@ -45,29 +45,29 @@ def read(line: bytes) -> AnyRecord:
 
 
 def fits(line: bytes) -> bool:
-    """Whether the line's content is what its digest says."""
+    """Whether the content of a line matches its digest."""
     parts = split(line)
     return parts is not None and hashlib.sha256(parts[1]).hexdigest() == parts[0]
 
 
 class Lines:
-    """A set of lines by digest, by family and by kind. Lines are parsed when they are asked for, and then kept."""
+    """A set of lines by digest, family and kind. A line is parsed on first use and the record is then kept."""
 
     def __init__(self) -> None:
-        #: where the line of a digest is: in which bytes, from where to where
+        #: place of the line with a digest: the bytes, begin and end
         self._lines: dict[bytes, _Place] = {}
-        #: other lines that claim the same digest; at most one of them all is right
+        #: other lines that claim the same digest; at most one of all is right
         self._others: dict[bytes, list[_Place]] = {}
         self._families: dict[tuple[type[AnyRecord], bytes], list[bytes]] = {}
         self._faults: list[bytes] = []
         self._parsed: dict[bytes, AnyRecord | None] = {}
-        #: records that were asked for and are not as they were written
+        #: number of requested records that did not match their digest
         self.bad = 0
-        #: what was given for a kind and family, or for faults, since the last line of theirs came
+        #: results by kind and family, and under None for faults; dropped when a line of that group is added
         self._given: dict[tuple[type[AnyRecord], bytes] | None, Sequence[Any]] = {}
 
     def take(self, data: bytes) -> list[bytes]:
-        """Take in the lines of some bytes; those that do not look like records are returned."""
+        """Add the lines of some bytes, and return those that do not look like records."""
         rest = []
         start, size = 0, len(data)
         while start < size:
@@ -102,15 +102,15 @@ class Lines:
             self._given.pop(None, None)
 
     def get(self, digest: str) -> AnyRecord | None:
-        """The record with this digest, if it is there and right."""
+        """Return the record with this digest; None if it is missing or damaged."""
         return self._get(digest.encode("utf-8", "replace"))
 
     def family(self, family: str) -> Sequence[Measurement]:
-        """Every measurement of a family, in the order of digests; the same object until it changes."""
+        """Return all measurements of a family, ordered by digest; the same object until it changes."""
         return self._of_family(Measurement, family)
 
     def surveys(self, family: str) -> Sequence[Survey]:
-        """Every survey of a family, in the order of digests; the same object until it changes."""
+        """Return all surveys of a family, ordered by digest; the same object until it changes."""
         return self._of_family(Survey, family)
 
     def _of_family(self, kind: type[Measurement] | type[Survey], family: str) -> Sequence[Any]:
@@ -123,14 +123,14 @@ class Lines:
         return self._given[at]
 
     def faults(self) -> Sequence[Fault]:
-        """Every fault, in the order of digests; the same object until they change."""
+        """Return all faults, ordered by digest; the same object until they change."""
         if None not in self._given:
             found = (self._get(digest) for digest in sorted(set(self._faults)))
             self._given[None] = tuple(f for f in found if isinstance(f, Fault))
         return self._given[None]
 
     def __iter__(self) -> Iterator[AnyRecord]:
-        """Every record, in the order of digests."""
+        """Iterate over all records, ordered by digest."""
         return (record for digest in sorted(self._lines) if (record := self._get(digest)) is not None)
 
     def _get(self, digest: bytes) -> AnyRecord | None:
@@ -144,7 +144,7 @@ class Lines:
                 found = read(data[start:end])
                 break
             except InputError:
-                continue  # `damage` of the knowledge base says where it is and why
+                continue  # `damage` of the knowledge base reports place and reason
         self._parsed[digest] = found
         self.bad += found is None
         return found

@@ -1,4 +1,4 @@
-"""Lockfiles: the exact kernel of every problem that a model poses, beside the model (docs/lockfile.md).
+"""Lockfiles: the exact kernel of every problem of a model, in a file beside the model (docs/lockfile.md).
 
 ::
 
@@ -9,11 +9,11 @@
         "<problem>": {"nodes": [...], "solver": ..., "version": ..., "config": {...}, "source": "<digest>",
                       "reproducible": true, "origin": ..., "gain": 1.31}, ...}}]}
 
-``nodes``, ``origin`` and ``gain`` are for people. The rest must fit for a kernel to be used: the place, the solver and
-its version, a config of its space, the digest of the text that would be compiled, and that it is reproducible or not.
-The file is sorted and has no dates, so that equal choices make equal bytes. Locking again adds what is missing.
+``nodes``, ``origin`` and ``gain`` are only for readers. A kernel is used if all other fields match: the place, the
+solver and its version, a config of its space, the digest of the source, and whether it is reproducible. The file is
+sorted and has no dates, so equal choices give equal bytes. Locking again adds missing entries.
 
-`LockFile` reads and writes, and trusts nothing that it reads; `Locked` is what the tuner asks.
+`LockFile` reads and writes the file and trusts nothing in it; the tuner asks `Locked`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .key import WHERE_FIELDS, Where, source_digest
 from .record import as_config, as_members, as_number, as_text, as_where
 
 SCHEMA = "tunewright.lock/1"
-#: what a file may hold: places, problems of a place, nodes of a problem, and characters of a node's name
+#: Limits of a file: places, problems of a place, nodes of a problem, and characters of a node's name.
 MOST_PLACES, MOST_PROBLEMS, MOST_NODES, LONGEST_NODE = 256, 100_000, 64, 256
 MODES = ("PERFORMANCE", "ACCURACY")
 AGAIN = "lock the model again with `tunewright lock`, or load it without FROZEN"
@@ -49,10 +49,10 @@ class Entry:
     solver: str
     version: str
     config: Config
-    #: digest of the text that is compiled (`key.source_digest`)
+    #: digest of the source that is compiled (`key.source_digest`)
     source: str
     reproducible: bool
-    #: for people: who poses the problem, where the choice came from, and how many times as fast as the default it was
+    #: for readers: the nodes with this problem, the origin of the choice, and its speed-up over the default
     nodes: tuple[str, ...] = ()
     origin: str = ""
     gain: float | None = None
@@ -62,7 +62,7 @@ class Entry:
         problem: Problem, target: Target, solver: Solver, config: Mapping[str, Any], nodes: Iterable[str], origin: str,
         gain: float | None,
     ) -> Entry:  # fmt: skip
-        """What is chosen now."""
+        """Make the entry of a current choice."""
         source = source_digest(problem, target, solver, config)
         named = tuple(sorted({name[:LONGEST_NODE] for name in nodes})[:MOST_NODES])
         gain = None if gain is None else round(gain, 4)
@@ -70,19 +70,19 @@ class Entry:
 
     @property
     def kernel(self) -> str:
-        """What must fit, as text: to Python, 1, 1.0 and true are equal."""
+        """The fields that must match, as text, because Python considers 1, 1.0 and True equal."""
         return _shown({**_json(self), "nodes": (), "origin": "", "gain": None})
 
     @property
     def name(self) -> str:
-        """A node that it is for, and how many there are."""
+        """The first node of the entry, and the number of further ones."""
         more = f" (+{len(self.nodes) - 1})" if len(self.nodes) > 1 else ""
         return f"{short(self.nodes[0])}{more}" if self.nodes else ""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is locked for one device."""
+    """The locked kernels of one device."""
 
     mode: str
     kernels: Mapping[str, Entry]
@@ -91,28 +91,28 @@ class Place:
 
 @dataclass
 class Written:
-    """What locking changed in a file."""
+    """Changes that locking made to a file."""
 
     path: Path
-    #: problems of this place that the file names now
+    #: number of problems that the file now has for this place
     total: int = 0
     added: int = 0
     same: int = 0
-    #: for each kernel that took another one's place, in words
+    #: descriptions of kernels that replaced another one
     replaced: list[str] = field(default_factory=list)
-    #: kernels that were dropped, because they were locked in the other execution mode
+    #: number of kernels removed because they were locked in the other execution mode
     dropped: int = 0
-    #: what a frozen model refuses, in words
+    #: descriptions of kernels that a frozen model would refuse
     refused: list[str] = field(default_factory=list)
 
 
 class LockFile(JsonFile):
-    """A lockfile at a path. Safe to use from several processes and threads."""
+    """A lockfile at a path. Safe for several processes and threads."""
 
     title, setting = "lockfile", "LOCK_FILE"
 
     def read(self) -> dict[Where, Place]:
-        """What is locked, by place. InputError: there is no file, or anything in it is not as it was written."""
+        """Read the locked kernels by place. Raises `InputError` if the file is missing, damaged or invalid."""
         try:
             with self.opened() as descriptor:
                 data = self.load(descriptor)
@@ -123,10 +123,10 @@ class LockFile(JsonFile):
         return self._parse(data)
 
     def add(self, where: Where, mode: str, entries: Mapping[str, Entry]) -> Written:
-        """Lock problems of a place, beside those that are locked already; makes the file.
+        """Lock problems of a place in addition to those already locked. Creates the file if needed.
 
-        What was locked in the other execution mode is dropped, and an entry with another kernel replaced. InputError:
-        the file cannot be written, or is no lockfile.
+        Kernels locked in the other execution mode are removed, and entries with another kernel are replaced. Raises
+        `InputError` if the file cannot be written or is not a lockfile.
         """
         done = Written(self.path)
         try:
@@ -143,7 +143,7 @@ class LockFile(JsonFile):
                 done.total = len(kernels)
                 places[where] = Place(mode, kernels)
                 text = _text(places)
-                self._parse(json.loads(text))  # what could not be read again is not written
+                self._parse(json.loads(text))  # a file that could not be read again must not be written
                 if text.encode() != os.pread(descriptor, len(text) + 1, 0):
                     self.replace(descriptor, text)
         except OSError as error:
@@ -151,7 +151,7 @@ class LockFile(JsonFile):
         done.refused = [f"{e.name or p[:80]}: {e.solver}" for p, e in entries.items() if not e.reproducible]
         return done
 
-    # ---- reading: nothing in a file is trusted ----------------------------------------------------------------------
+    # ---- reading: files are untrusted data ---------------------------------------------------------------------------
 
     def _parse(self, data: Any) -> dict[Where, Place]:
         schema = data.get("schema") if isinstance(data, dict) else None
@@ -199,11 +199,11 @@ def _entry(data: Any) -> Entry:
     )  # fmt: skip
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _merged(old: Entry | None, new: Entry, done: Written) -> Entry:
-    """The entry to write, counted. Of a kernel that stays, so does what is told about it."""
+    """Return the entry to write, and count the change. An unchanged kernel keeps its old description."""
     if old is None:
         done.added += 1
         return new
@@ -216,7 +216,7 @@ def _merged(old: Entry | None, new: Entry, done: Written) -> Entry:
 
 
 def _differing(old: Entry, new: Entry) -> str:
-    """The first field that differs, with both values."""
+    """Describe the first field that differs, with both values."""
     for name in ("solver", "version", "config", "source", "reproducible"):
         one, other = (_shown(getattr(entry, name)) for entry in (old, new))
         if one != other:
@@ -229,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _text(places: Mapping[Where, Place]) -> str:
-    """The file's text: sorted, a member a line, so that people and diffs can read it."""
+    """Return the file's text: sorted, one member per line, so that diffs are readable."""
     rows = [
         {
             "where": {name: getattr(where, name) for name in WHERE_FIELDS},
@@ -252,16 +252,16 @@ def _json(entry: Entry) -> dict[str, Any]:
 
 
 def default_path(model: str | os.PathLike[str]) -> Path:
-    """Where the lockfile of a model is unless LOCK_FILE says otherwise: beside it."""
+    """Return the default path of a model's lockfile, which is beside the model."""
     path = Path(model)
     return path.with_name(f"{path.name}.lock.json")
 
 
-# ---- asking ---------------------------------------------------------------------------------------------------------
+# ---- asking ----------------------------------------------------------------------------------------------------------
 
 
 class Locked:
-    """What LOCK_FILE names, checked against what is here. ``told`` gets what is not used, once each."""
+    """The content of LOCK_FILE, checked against this machine. ``told`` is called once for each entry that is not used."""
 
     def __init__(self, path: str, frozen: bool, told: Callable[[str], None]) -> None:
         self.file, self.frozen, self._told = LockFile(path), frozen, told
@@ -270,7 +270,7 @@ class Locked:
 
     @staticmethod
     def of(settings: Settings, told: Callable[[str], None]) -> Locked | None:
-        """As the settings say; None without LOCK_FILE."""
+        """Make the object for these settings; None without LOCK_FILE."""
         if settings.lock_file:
             return Locked(settings.lock_file, settings.frozen, told)
         if settings.frozen:
@@ -286,9 +286,10 @@ class Locked:
         why_not: Callable[[Solver], str | None],
         barred: Callable[[Solver, Config], str | None],
     ) -> tuple[Solver, Config] | None:
-        """The kernel that is locked for a problem, if it fits; LockError if it does not and the model is frozen.
+        """Return the locked kernel of a problem if it matches. Raises `LockError` if it does not and the model is
+        frozen.
 
-        ``why_not`` says which of the ``solvers`` take the problem, ``barred`` why a candidate must not run.
+        ``why_not`` returns why a solver does not accept the problem; ``barred`` returns why a candidate must not run.
         """
         where = Where.of(target)
         at = (problem.key(), where)
@@ -310,7 +311,7 @@ class Locked:
         return found
 
     def _refuse(self, why: str, problem: str, layer: str = "", quietly: bool = False) -> None:
-        """Raise if the model is frozen; else tell it, and what is known otherwise is used."""
+        """Raise if the model is frozen; else report the mismatch, and other knowledge is used."""
         if self.frozen:
             what = f"{why}; the problem is {problem}" if problem else why
             raise LockError(f"the model is frozen, and lockfile {self.file.path} does not fit: {what}", hint=AGAIN)
@@ -319,7 +320,7 @@ class Locked:
             self._told(f"lockfile {self.file.path}{about}: {why}; it is not used")
 
     def _elsewhere(self, where: Where) -> str:
-        """The place that comes nearest, and how it differs."""
+        """Describe the nearest locked place and how it differs."""
         if not self.places:
             return "no place at all"
 
@@ -341,7 +342,7 @@ class Locked:
         why_not: Callable[[Solver], str | None],
         barred: Callable[[Solver, Config], str | None],
     ) -> tuple[Solver, Config] | str:
-        """The solver and config; or why they cannot be used, with the field that differs."""
+        """Return solver and config; or why they cannot be used, naming the field that differs."""
         solver = next((s for s in solvers if s.id == entry.solver), None)
         if solver is None:
             return f"there is no solver {short(entry.solver)} here"
@@ -368,13 +369,13 @@ class Locked:
 
 
 def short_value(value: object) -> str:
-    """A field of a place, for a message."""
+    """Shorten and quote a field of a place, for a message."""
     text = str(value)
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 def _config_of(entry: Entry, problem: Problem, target: Target, solver: Solver) -> Config | None:
-    """The solver's own config that reads like the entry's: to Python, 1 and true are equal."""
+    """Return the solver's own config whose text equals the entry's, because Python considers 1 and True equal."""
     default = Config(solver.default(problem, target))
     if _shown(default) == _shown(entry.config):
         return default

@@ -1,10 +1,11 @@
-"""What is known about a problem: the layers of knowledge bases, asked in order, and the candidates that are barred.
+"""Answers for a problem: the layers of knowledge bases, asked in order, and the candidates that are barred.
 
-Layers stand above each other: the tuning file, the user's knowledge base, the system's. What is found is checked again
-(the solver exists, accepts the problem, has the config in its space, is not barred), because a stored answer may be
-older than the code. Of one candidate the nearest match counts, in the highest layer that has it: that is how a newer
-and worse measurement of the user demotes what the system recommends. An exact answer of any layer comes before a
-provisional one; a candidate that was not found faster than the default never answers.
+The layers are the tuning file, the user's knowledge base and the system's, in this order. A stored answer may be older
+than the code, so it is checked: the solver exists, accepts the problem, has the config in its space, and is not barred.
+
+Of each candidate the nearest match counts, from the highest layer that has it. A newer and worse measurement of the
+user thereby demotes a recommendation of the system. An exact answer of any layer comes before a provisional one. A
+candidate that was not found faster than the default never answers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from .database import Database, better, newest
 from .key import Key, Kind, Match, Where, compare, distance
 from .record import Fault, Measurement
 
-#: the number of other problems, the nearest ones, whose answers are looked at
+#: Number of other problems, nearest first, whose answers are considered.
 NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A knowledge base with the name under which its answers are known."""
+    """A knowledge base with a name for its answers."""
 
     name: str
     database: Database
@@ -34,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Found:
-    """A stored answer that can be used here."""
+    """A stored answer that is usable here."""
 
     solver: Solver
     config: Config
@@ -45,7 +46,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the layers say: the best answer first, and why the nearest other record is none."""
+    """The usable answers, best first, and why the nearest other record is not usable."""
 
     found: tuple[Found, ...] = ()
     nearest: str = ""
@@ -56,15 +57,15 @@ class Answer:
 
 
 class Lookup:
-    """Asks layers, the first one first."""
+    """Asks the layers in order."""
 
     def __init__(self, layers: Sequence[Layer] = (), accurate: bool = False) -> None:
         self.layers = tuple(layers)
-        #: EXECUTION_MODE_HINT = ACCURACY
+        #: whether EXECUTION_MODE_HINT is ACCURACY
         self.accurate = accurate
-        #: measurements by problem, of each layer and family, with the sequence that they were grouped out of
+        #: per layer and family: the stored sequence, and its measurements grouped by problem
         self._grouped: dict[tuple[str, str], tuple[Sequence[Measurement], dict[str, list[Measurement]]]] = {}
-        #: faults by solver, of each layer, with the sequence that they were sorted out of
+        #: per layer: the stored sequence, and its faults grouped by solver
         self._sorted: dict[str, tuple[Sequence[Fault], dict[str, list[Fault]]]] = {}
 
     def ask(
@@ -75,7 +76,8 @@ class Lookup:
         why_not: Callable[[Solver], str | None],
         default: tuple[str, Config] | None = None,
     ) -> Answer:
-        """Answers for a static problem among ``solvers``; ``why_not`` says which of them may be used."""
+        """Return the answers for a static problem among ``solvers``. ``why_not`` returns why a solver may not be used,
+        or None."""
         known = {s.id: s for s in solvers}
         keys = _Keys(problem, target)
         order = {layer.name: n for n, layer in enumerate(self.layers)}
@@ -95,7 +97,7 @@ class Lookup:
             return Answer(nearest="nothing is known of problems like this one")
         usable = {m.digest: (name, match) for name, match, m in candidates.values() if m.evidence.gain.low >= 1}
         ranked = better((match, m) for name, match, m in candidates.values() if m.digest in usable)
-        # sorted() keeps the order among equals: within a kind and a layer it is that of the module `database`
+        # the sort is stable: within a kind and a layer the order of module `database` remains
         ranked.sort(key=lambda pair: (pair[0].kind is not Kind.EXACT, order[usable[pair[1].digest][0]]))
         found = tuple(
             Found(known[m.key.solver], m.config, usable[m.digest][0], match, m) for match, m in ranked
@@ -103,14 +105,14 @@ class Lookup:
         return Answer(found, min(misses)[1] if misses else "")
 
     def _near(self, layer: Layer, problem: Problem) -> list[Measurement]:
-        """What a layer has of a problem and of those that are nearest to it."""
+        """Return the measurements that a layer has of a problem and of its nearest neighbours."""
         groups = self._groups(layer, problem)
         far = ((distance(problem.sizes, ms[0].sizes), text) for text, ms in groups.items() if text != problem.key())
         texts = [problem.key(), *(text for _, text in heapq.nsmallest(NEIGHBOURS, far))]
         return [m for text in texts for m in groups.get(text, ())]
 
     def _groups(self, layer: Layer, problem: Problem) -> Mapping[str, Sequence[Measurement]]:
-        """What counts of a problem's family in a layer, by problem."""
+        """Return the measurements of a problem's family that count in a layer, grouped by problem."""
         stored = layer.database.family(problem.family())
         if not stored:
             return {}
@@ -124,7 +126,7 @@ class Lookup:
         return known[1]
 
     def measured_sizes(self, problem: Problem, target: Target) -> frozenset[tuple[int, ...]]:
-        """Sizes of problems of the same family for which something was measured on a target's processor."""
+        """Return the sizes of problems of the same family that were measured on the target's processor."""
         here, found = Where.of(target), set[tuple[int, ...]]()
         for layer in self.layers:
             for group in self._groups(layer, problem).values():
@@ -132,13 +134,14 @@ class Lookup:
         return frozenset(found)
 
     def fastest(self, problem: Problem, where: Where) -> float | None:
-        """Seconds of the fastest candidate that was measured for exactly a problem on a processor; None: none was."""
+        """Return the seconds of the fastest candidate measured for exactly this problem on a processor; None if there
+        is none."""
         groups = [group for layer in self.layers if (group := self._groups(layer, problem))]
         there = (m for group in groups for m in group.get(problem.key(), ()))
         return min((m.evidence.seconds for m in there if _same_processor(m.key.where, where)), default=None)
 
     def worse(self, problem: Problem, target: Target) -> set[tuple[str, Config]]:
-        """Candidates that were measured for a problem on a target's processor, and were slower than the default."""
+        """Return the candidates measured for a problem on the target's processor that were slower than the default."""
         here = Where.of(target)
         found: dict[tuple[str, Config], Measurement] = {}
         for layer in self.layers:
@@ -158,13 +161,13 @@ class Lookup:
         why_not: Callable[[Solver], str | None],
         default: tuple[str, Config] | None,
     ) -> tuple[str, Match]:
-        """Empty and how it matches; or why a stored measurement is no answer here."""
+        """Return "" and the match; or the reason why a stored measurement is not usable here."""
         missed = Match(Kind.MISS)
         solver = known.get(m.key.solver)
         if solver is None:
             return "there is no such solver here", missed
         far = 0.0 if m.key.problem == problem.key() else distance(problem.sizes, m.sizes)
-        # cheap first: the text of a kernel is written only where all else fits
+        # cheap checks first: a kernel's source is generated only if everything else fits
         like = replace(m.key, problem=problem.key(), where=keys.where, version=solver.version)
         rough = compare(like, m.key, far)
         if rough.kind is Kind.MISS:
@@ -180,7 +183,7 @@ class Lookup:
         barred = self.barred(solver, m.config, problem, target, default)
         if barred is not None:
             return barred, missed
-        # where the shape differs, the text and the space say nothing more
+        # if the shape differs, source and space add no information
         match = rough if m.key.problem != problem.key() else compare(keys.key(solver, m.config), m.key, far)
         return (str(match) if match.kind is Kind.MISS else ""), match
 
@@ -192,15 +195,15 @@ class Lookup:
         target: Target,
         default: tuple[str, Config] | None = None,
     ) -> str | None:
-        """Why a candidate must not run on a target; None when nothing speaks against it.
+        """Return why a candidate must not run on a target; None if it may.
 
-        Every way to an answer asks here: what is stored, searched, locked, and the default.
+        Every source of answers asks here: stored records, searches, lockfiles, and the default.
         """
         found = self.quarantined(solver, config, problem, target, default)
         return self.inexact(solver, config, problem) if found is None else found
 
     def inexact(self, solver: Solver, config: Config, problem: Problem) -> str | None:
-        """Why a candidate is not accurate enough for EXECUTION_MODE_HINT."""
+        """Return why a candidate is not accurate enough for EXECUTION_MODE_HINT; else None."""
         why = solver.inexact(problem, config) if self.accurate else None
         return None if why is None else f"excluded by EXECUTION_MODE_HINT = ACCURACY: {why}"
 
@@ -212,10 +215,10 @@ class Lookup:
         target: Target,
         default: tuple[str, Config] | None = None,
     ) -> str | None:
-        """The fault for which a candidate must not run on a target; None when there is none.
+        """Return the fault for which a candidate must not run on a target; None if there is none.
 
-        A candidate that crashed, hung or was wrong once is out for every problem on that device and driver, but for the
-        default, which is out for that problem alone: without it there would be none.
+        A candidate that crashed, hung or gave a wrong result is barred for every problem on that device and driver. The
+        default is barred only for the problem of the fault, because otherwise no candidate would remain.
         """
         where = Where.of(target)
         for layer in self.layers:
@@ -261,7 +264,7 @@ def _nearer(
 
 
 class _Keys:
-    """The keys that candidates would have now; spaces and texts are made once."""
+    """The keys that candidates have now. Spaces and sources are computed once."""
 
     def __init__(self, problem: Problem, target: Target) -> None:
         self.problem, self.target, self.where = problem, target, Where.of(target)

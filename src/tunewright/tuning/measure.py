@@ -1,7 +1,8 @@
-"""What measures candidates: a `Measurer`. `bench.Local` does it in this process, `isolated.Isolated` in a worker.
+"""The interface for measuring candidates: `Measurer`. `bench.Local` measures in this process, `isolated.Isolated` in a
+worker.
 
-A measurer serves one device and one problem at a time (`pose`). It compiles, checks and times; it decides nothing about
-who is better: that is `session`, from the samples.
+A measurer serves one device, and one problem at a time (`pose`). It compiles, checks and times candidates. `session`
+decides from the samples which candidate is better.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ from typing import TypeAlias
 from ..search.base import Status
 from ..solvers.base import Config, Problem
 
-#: a solver's id and a config of its space
+#: A solver's id and a config of its space.
 Candidate: TypeAlias = tuple[str, Config]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of one candidate by itself."""
+    """Result of one candidate measured alone."""
 
     status: Status
-    #: why it is not OK
+    #: reason if the status is not OK
     why: str = ""
-    #: seconds per execution, of each turn; a single probe where more was not worth it
+    #: seconds per execution of each turn; one value if the candidate was only probed
     samples: tuple[float, ...] = ()
-    #: largest deviation from the reference relative to the result's largest element, over every input it was checked on
+    #: largest deviation from the reference over all cases, relative to the largest element of the result
     error: float = 0.0
-    #: how long compiling and checking took
+    #: seconds of compiling and of checking
     compile_seconds: float = 0.0
     check_seconds: float = 0.0
-    #: it was slower than `limit`, and only probed
+    #: True if the candidate was slower than `limit` and only probed
     probed: bool = False
 
 
 @dataclass(frozen=True)
 class Race:
-    """Interleaved turns: ``samples[i]`` are the seconds per execution of candidate i, one for each round."""
+    """Interleaved turns: ``samples[i]`` holds the seconds per execution of candidate i, one value for each round."""
 
     samples: tuple[tuple[float, ...], ...]
-    #: candidates that fell out (index -> what became of them); their samples end there
+    #: failed attempts of candidates that dropped out, by index; their samples end there
     fallen: dict[int, Attempt] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Regime:
-    """How data was fed: copies rotate so that it comes from memory (cold), or there is one (warm)."""
+    """How data is supplied: from rotating copies, so that it comes from memory (cold), or from a single copy (warm)."""
 
     kind: str  # cold, warm
     copies: int
@@ -59,56 +60,57 @@ class Measurer(ABC):
 
     @abstractmethod
     def pose(self, problem: Problem, seed: int = 0, regime: str = "cold") -> str | None:
-        """Turn to a problem: make inputs and the reference's results. None, or why it cannot be measured."""
+        """Turn to a problem: make inputs and the reference's results. Returns why it cannot be measured, or None."""
 
     @abstractmethod
     def attempt(self, candidate: Candidate, limit: float = float("inf")) -> Attempt:
-        """Compile, check, probe; measure unless the probe is slower than ``limit`` seconds."""
+        """Compile, check and probe a candidate. Measure it unless the probe is slower than ``limit`` seconds."""
 
     @abstractmethod
     def race(self, candidates: Sequence[Candidate], rounds: int) -> Race:
-        """Time candidates that passed `attempt`, in turns of random order; results are checked again afterwards.
+        """Time candidates that passed `attempt`, in turns of random order, and check their results afterwards.
 
-        The same candidate may stand in the list twice: that is how a control of noise is made.
+        The same candidate may be listed twice; its second row serves as a control of noise.
         """
 
     def expect(self, seconds: float) -> None:  # noqa: B027 (there may be nothing to do)
-        """A search of this many seconds begins: start what `prepare` will need, if that pays."""
+        """Announce a search of this many seconds. The measurer may start processes for `prepare`."""
 
     @property
     def ahead(self) -> int:
-        """How many candidates `prepare` takes at a time with profit."""
+        """Number of candidates that `prepare` can usefully take at a time."""
         return 1
 
     @property
     def beside(self) -> bool:
-        """What is prepared is compiled while others are timed."""
+        """Whether prepared candidates are compiled while others are timed."""
         return False
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (there may be nothing to do)
-        """These will be attempted next: compile them at the same time, where that can be done."""
+        """Announce the next candidates; the measurer may compile them in parallel."""
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (as above)
-        """This problem is posed next, and these will be attempted first: compile them when nothing else is to be."""
+        """Announce the next problem and its first candidates; the measurer may compile them when it is otherwise idle."""
 
     def ready(self, candidate: Candidate, seconds: float) -> bool:
-        """Wait for what `prepare` began with a candidate; False if that is not done in time."""
+        """Wait until `prepare` has finished with a candidate. Returns False if that takes longer than ``seconds``."""
         return True
 
     def alike(self, candidate: Candidate, other: Candidate) -> None:  # noqa: B027 (there may be nothing to know)
-        """A candidate differs in arguments alone from another one that was compiled: it has the same programs."""
+        """Note that ``candidate`` has the same programs as ``other``, which was compiled: they differ only in
+        arguments."""
 
     def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
-        """What was compiled for a candidate of the posed problem, by a process in which no candidate ever ran: files
-        by the key of each program in the kernel cache."""
+        """Return the programs of a candidate that were compiled in a process that never ran a candidate: files by the
+        key of each program in the kernel cache."""
         return {}
 
     @abstractmethod
     def regime(self) -> Regime:
-        """How the posed problem is measured."""
+        """Return the regime of the posed problem."""
 
     def close(self) -> None:  # noqa: B027 (nothing to close is a fine default)
-        """Give back memory and processes."""
+        """Release memory and processes."""
 
     def __enter__(self) -> Measurer:
         return self

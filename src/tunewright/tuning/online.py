@@ -1,11 +1,11 @@
-"""Tuning while models are loaded, or meet new shapes: its time, who is told of it, and the result file.
+"""Tuning while models are loaded or meet new shapes: time limits, progress messages, and the result file.
 
-A model has TUNE_SECONDS for each problem that it meets, and TUNE_BUDGET in all. What one search takes longer than it
-was given (a step that could not be interrupted, a worker that starts) is taken from the following ones, so that the
-whole is bounded; what it did not come to is named, and left to the next load.
+A model has TUNE_SECONDS for each problem that it meets, and TUNE_BUDGET in total. Time that a search takes beyond its
+share (a step that cannot be interrupted, a worker that starts) is deducted from the following searches. The total is
+thereby bounded. Problems that were not reached are named and left to the next load.
 
-Progress goes to listeners (`progress.listening`), which the command line does; else to the logger, and where
-stderr is a terminal, to a line there.
+Progress goes to the listener that the command line installs (`progress.listening`). Without a listener it goes to the
+logger and, if stderr is a terminal, to a line there.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from .tuner import Choice, Tuner
 
 LOG = logging.getLogger("tunewright")
-#: a search shorter than this finds nothing, and is left to the next load
+#: A shorter search finds nothing and is left to the next load.
 LEAST_SECONDS = 0.5
-#: seconds of tuning before a terminal shows it, between two pictures there, and between two lines of the log
+#: Seconds of tuning before a terminal shows progress; between two updates there; and between two lines of the log.
 PATIENCE, REDRAWN, LOGGED = 2.0, 0.25, 5.0
-#: characters of a problem, and problems that are named as left
+#: Characters of a problem's name; and the number of unreached problems that are named.
 LONGEST, NAMED = 40, 5
 
 
 @dataclass(frozen=True)
 class News:
-    """How far the tuning of a load is."""
+    """Progress of the tuning during a load."""
 
     problem: str
-    #: which of how many problems that have to be tuned; these are those that are known so far
+    #: number of this problem, and of all problems to be tuned that are known so far
     number: int
     total: int
     progress: Progress
-    #: seconds that it has taken so far, and takes at most from now on
+    #: seconds used so far, and most seconds that remain
     elapsed: float
     left: float
 
@@ -64,7 +64,7 @@ class News:
 
 
 def coming(tuner: Tuner, problems: Iterable[Problem], device: Device) -> contextlib.AbstractContextManager[None]:
-    """Around the choices of a plan of these problems: they share their time, and progress counts them."""
+    """Context for the choices of a plan with these problems: they share their time, and progress counts them."""
     return tuner.searches.load(lambda: sum(tuner.is_missing(problem, device) for problem in dict.fromkeys(problems)))
 
 
@@ -73,10 +73,10 @@ class Searches:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings, self._clock = settings, clock
-        #: seconds that searches have taken, problems that they were for, and keys of what was left
+        #: seconds used by searches, number of problems met, keys of the problems left
         self.spent, self.met = 0.0, 0
         self.left: list[str] = []
-        #: of the load under way: problems that are to be tuned, as far as they are known; loads may be nested
+        #: for the current load: number of known problems to be tuned, and depth, since loads may be nested
         self._total = self._depth = 0
         self._lock = threading.Lock()
         self._tuned, self._begun = 0, 0.0
@@ -84,7 +84,7 @@ class Searches:
 
     @contextlib.contextmanager
     def load(self, wanted: Callable[[], int]) -> Iterator[None]:
-        """The problems of a plan follow; ``wanted`` counts those that will be searched."""
+        """Context of a load. ``wanted`` returns the number of problems that will be searched."""
         count = wanted()
         with self._lock:
             if not self._depth:
@@ -100,7 +100,7 @@ class Searches:
                 self._end()
 
     def seconds(self) -> float | None:
-        """What the next problem may take; None: nothing that is worth it, and the next load goes on."""
+        """Return the time for the next problem; None if too little remains, so that the next load must continue."""
         each, most = self.settings.tune_seconds, self.settings.tune_budget
         left = min(each, each * (self.met + 1) - self.spent, most - self.spent if most else math.inf)
         return left if left >= min(each / 2, LEAST_SECONDS) else None
@@ -109,7 +109,7 @@ class Searches:
         self, problem: Problem, device: Device, default: Choice, strategy: str | None,
         search: Callable[[float, Callable[[Progress], None]], Outcome | None],
     ) -> Outcome | None:  # fmt: skip
-        """Search with the time that there is; None where there is none, or nothing to choose from."""
+        """Search within the available time. Returns None if no time is left or there is no choice."""
         seconds = self.seconds()
         self.left = [key for key in self.left if key != problem.key()]
         self.met += 1
@@ -147,7 +147,7 @@ class Searches:
             sys.stderr.flush()
 
     def _end(self) -> None:
-        """A load is through."""
+        """End a load: clear the line and report."""
         if math.isfinite(self._shown):
             sys.stderr.write("\r\x1b[K")
             self._shown = -math.inf
@@ -169,7 +169,7 @@ class Searches:
 
 
 class Online:
-    """What this process tunes while it loads or runs models: one file, in which problem follows problem."""
+    """The result file of everything that this process tunes while it loads or runs models."""
 
     def __init__(self, settings: Settings, device: Device) -> None:
         named = {"AUTO_TUNE_MODE": settings.auto_tune_mode, "FIND_MODE": settings.find_mode}
@@ -186,7 +186,7 @@ class Online:
     def begin(
         self, problem: Problem, device: Device, default: Choice, strategy: str | None, seconds: float
     ) -> None:  # fmt: skip
-        """A search begins."""
+        """Note the begin of a search."""
         self._layers.append({
             **problem_json(problem, device.name, self._settings), "device": device.name, "nodes": [],
             "strategy": strategy, "seconds": None, "after": None, "floor": None, "bound": "", "hope": None,
@@ -197,7 +197,7 @@ class Online:
         self._file.write(state="search", layers=self._layers)
 
     def end(self, outcome: Outcome | None) -> None:
-        """It is over; without an outcome there was nothing to choose from, or it failed."""
+        """Note the end of a search. ``outcome`` is None if there was no choice or the search failed."""
         entry = self._layers[-1]
         self._tuning += time.monotonic() - self._since
         before = (entry["before"]["solver"], entry["before"]["config"])
@@ -215,12 +215,12 @@ class Online:
         )  # fmt: skip
 
 
-#: by folder and process: a child that was forked has a file of its own
+#: By folder and process: a forked child has its own file.
 _ONLINE: dict[tuple[str, int], Online] = {}
 
 
 def online(settings: Settings, device: Device) -> Online:
-    """The file of this process."""
+    """Return the result file of this process."""
     at = settings.tune_result_path, os.getpid()
     if at not in _ONLINE:
         _ONLINE[at] = Online(settings, device)

@@ -1,8 +1,8 @@
-"""Measuring at a pace: a `Measurer` that works a bounded share of the time, and rests in between.
+"""Measure at a limited pace: a `Measurer` that works for a bounded share of the time and rests in between.
 
-Everything that costs the machine something goes through `Pace.work`: what is compiled, checked and timed. Rests and
-waiting for requests are no part of a search's time: `Pace.clock` stands still meanwhile, so a search of five seconds
-works for five seconds, whenever that is.
+Everything that costs machine time goes through `Pace.work`: compiling, checking and timing. Rests and waits for
+requests do not count as search time, because `Pace.clock` stands still meanwhile. A search of five seconds therefore
+works for five seconds, however long it lasts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .activity import Gate
 from .claims import MachineTurn
 from .measure import Attempt, Candidate, Measurer, Race, Regime
 
-#: seconds of work that may be saved up while there is nothing to do
+#: Seconds of work that may accumulate while there is nothing to do.
 SAVED = 0.5
-#: seconds of a rest at most, before wishes to pause or to stop are looked for again
+#: Most seconds of a rest before requests to pause or stop are checked again.
 REST = 0.25
 
 T = TypeVar("T")
 
 
 class Pace:
-    """How much of the time may be spent on work. ``duty``: a share of it, up to 1."""
+    """Limits the share of time spent on work. ``duty``: that share, up to 1."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Pace:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._gate, self._duty, self._turn, self._now, self._sleep = gate, duty, turn, now, sleep
-        #: is called before each piece of work, and while it waits for one
+        #: called before each piece of work, and while waiting for it
         self.between: Callable[[], object] = lambda: None
-        #: seconds in which it did not work
+        #: seconds without work
         self._idle = 0.0
         self._start = now()
-        #: seconds of work that it may do at once; below 0 it has to rest
+        #: seconds of work available now; below 0 it must rest
         self._tokens, self._at, self._worked = SAVED, self._start, 0.0
 
     def clock(self) -> float:
@@ -52,7 +52,7 @@ class Pace:
         return self._now() - self._start - self._idle
 
     def work(self, job: Callable[[], T]) -> T:
-        """Do something as soon as it may be done."""
+        """Run a job as soon as it is allowed, and return its result."""
         self.rest()
         waited = self._gate.waited
         try:
@@ -63,11 +63,11 @@ class Pace:
             self._idle += self._gate.waited - waited
 
     def forgive(self, seconds: float) -> None:
-        """These seconds were no work: a caller waited for news."""
+        """Exclude these seconds from the work: a caller waited for messages."""
         self._idle += seconds
 
     def rest(self) -> None:
-        """Sleep until there is work to be done."""
+        """Sleep until work is allowed."""
         while (seconds := self._due()) > 0:
             begin = self._now()
             self.between()
@@ -76,7 +76,7 @@ class Pace:
         self.between()
 
     def _due(self) -> float:
-        """Seconds to rest; 0: it may work."""
+        """Return the seconds to rest; 0 if work is allowed."""
         now, worked = self._now(), self.clock()
         self._tokens += (now - self._at) * self._duty - (worked - self._worked)
         self._at, self._worked = now, worked
@@ -89,7 +89,7 @@ class Pace:
 
 
 class Paced(Measurer):
-    """Another measurer, at a pace."""
+    """Runs another measurer at a limited pace."""
 
     def __init__(self, inner: Measurer, pace: Pace) -> None:
         self.inner, self.pace = inner, pace
@@ -125,11 +125,11 @@ class Paced(Measurer):
 
 
 def give_way(priority: str) -> None:
-    """Let this process, and what it starts, run when nobody else wants to. ``priority``: IDLE, LOW or NORMAL."""
+    """Lower the priority of this process and of those that it starts. ``priority``: IDLE, LOW or NORMAL."""
     if priority == "NORMAL":
         return
     with contextlib.suppress(OSError):
         os.nice(19)
     if priority == "IDLE" and hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):  # not everywhere, and not from every policy
+        with contextlib.suppress(OSError):  # not available everywhere, and not allowed from every policy
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Where knowledge bases and the heuristic are, and who opens them: each place is opened once in a process."""
+"""Locate and open knowledge bases and the heuristic; each place is opened once per process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .database import Database
 if TYPE_CHECKING:
     from .heuristic import Heuristic
 
-#: the heuristic's file in the folder of a knowledge base
+#: File name of the heuristic in the folder of a knowledge base.
 HEURISTIC = "heuristic.json"
-#: the folder of what ships
+#: Folder of the shipped data.
 SHIPPED = Path(__file__).parents[1] / "data"
 _OPEN: dict[tuple[str, Path], Database] = {}
 
 
 def user_folder(settings: Settings) -> Path:
-    """USER_DB_PATH, else TUNE_BANK_PATH, else a folder among the user's data."""
+    """Return USER_DB_PATH, else TUNE_BANK_PATH, else a folder in the user's data."""
     named = settings.user_db_path or settings.tune_bank_path
     if named:
         return Path(named).expanduser().absolute()
@@ -29,14 +29,14 @@ def user_folder(settings: Settings) -> Path:
 
 
 def system_folder(settings: Settings) -> Path:
-    """SYSTEM_DB_PATH, else what ships with the package."""
+    """Return SYSTEM_DB_PATH, else the folder that ships with the package."""
     if settings.system_db_path:
         return Path(settings.system_db_path).expanduser().absolute()
     return SHIPPED
 
 
 def warnings(settings: Settings) -> list[str]:
-    """What is odd about these settings."""
+    """Return warnings about contradictory settings."""
     one, other = settings.user_db_path, settings.tune_bank_path
     if one and other and Path(one).expanduser().absolute() != Path(other).expanduser().absolute():
         return [f"USER_DB_PATH ({one}) and TUNE_BANK_PATH ({other}) differ: USER_DB_PATH is used"]
@@ -49,17 +49,18 @@ def warnings(settings: Settings) -> list[str]:
 
 
 def open_user(settings: Settings) -> Database:
-    """The user's knowledge base."""
+    """Open the user's knowledge base."""
     return _open(settings.user_db_mode, user_folder(settings))
 
 
 def open_system(settings: Settings) -> Database:
-    """The system's knowledge base, which is only read."""
+    """Open the system's knowledge base, which is read-only."""
     return _open("SYSTEM", system_folder(settings))
 
 
 def heuristic_file(settings: Settings) -> Path | None:
-    """HEURISTIC_PATH, else the file in the user's folder, else the one in the system's; None where there is none."""
+    """Return HEURISTIC_PATH, else the file in the user's folder, else that in the system's folder; None if there is
+    none."""
     if settings.heuristic_path is not None:
         return Path(settings.heuristic_path).expanduser().absolute() if settings.heuristic_path else None
     there = (user_folder(settings) / HEURISTIC, system_folder(settings) / HEURISTIC)
@@ -67,18 +68,19 @@ def heuristic_file(settings: Settings) -> Path | None:
 
 
 def open_heuristic(settings: Settings) -> Heuristic | None:
-    """The heuristic, read again when its file has changed; one that cannot be read is none, and a warning says so."""
+    """Return the heuristic, read again if its file changed. None if there is none, or with a warning if it is
+    unreadable."""
     path = heuristic_file(settings)
     if path is None:
         return None
-    from .heuristic_file import load  # who has tuned everything needs none
+    from .heuristic_file import load  # imported late: a fully tuned model does not need it
 
     return load(path)
 
 
 def open_path(path: Path) -> Database:
-    """Any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl), a tuning file (.json), or a model
-    that carries records (.onnx)."""
+    """Open any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl), a tuning file (.json), or a
+    model with embedded records (.onnx)."""
     path = path.absolute()
     if path.suffix == ".json":
         from .tuning_file import TuningFile
@@ -102,13 +104,13 @@ def open_path(path: Path) -> Database:
 
 def _open(mode: str, folder: Path) -> Database:
     if (mode, folder) not in _OPEN:
-        # Opening reads nothing, so that two threads may do it at once: the first one's stays.
+        # Opening reads nothing, so two threads may do it at once; the first object is kept.
         _OPEN.setdefault((mode, folder), _opener(mode)(folder))
     return _OPEN[mode, folder]
 
 
 def _opener(mode: str) -> Callable[[Path], Database]:
-    """Imported when it is needed: most programs use one of them."""
+    """Return the class of a mode, imported on demand because most programs use only one."""
     if mode == "SHARED":
         from .shared import SharedDatabase
 

@@ -1,23 +1,23 @@
-"""When to search, for which problems, among which candidates, and how: the one table, and `decide`, which reads it.
+"""When to search, for which problems, among which candidates, and how: one table, read by `decide`.
 
-Four settings are the axes. *When*: TUNING_MODE, as in OpenVINO. *Which problems*: FIND_ENFORCE, *which candidates*:
-FIND_MODE, as in MIOpen. *How*: AUTO_TUNE_MODE, as in MindSpore. `RULES` has one row for every combination of the first
-two with what matters of the others; no combination has two rows, and every combination has one (a test counts them).
+Four settings are the axes. *When*: TUNING_MODE, as in OpenVINO. *Which problems*: FIND_ENFORCE, and *which candidates*:
+FIND_MODE, both as in MIOpen. *How*: AUTO_TUNE_MODE, as in MindSpore. `RULES` has exactly one row for every combination
+of the first two and the relevant values of the others; a test counts them.
 
-Tuning is *requested* by TUNING_CREATE. TUNING_BACKGROUND searches nothing while a model is loaded or meets a shape: a
-helper process does, beside the model that serves (`plugins.background`). TUNING_USE_EXISTING searches nothing unless
-FIND_ENFORCE 3 or 4 demands it, and TUNING_DISABLED never does. AUTO_TUNE_MODE NO_TUNE never searches either; where one
-of the two overrules a wish, a warning says so. Whatever the row, the layers of the knowledge base answer, and nothing
-that is stored is overwritten: a search adds measurements. FIND_ENFORCE 5 alone deletes, in the user's knowledge base.
+TUNING_CREATE *requests* tuning. With TUNING_BACKGROUND a load or a new shape searches nothing; a helper process
+searches beside the serving model (`plugins.background`). TUNING_USE_EXISTING searches only if FIND_ENFORCE 3 or 4
+demands it. TUNING_DISABLED and AUTO_TUNE_MODE NO_TUNE never search; if one of them overrules another setting, a warning
+says so. In every row the layers of the knowledge base answer, and nothing stored is overwritten: a search adds
+measurements. Only FIND_ENFORCE 5 deletes, in the user's knowledge base.
 
-What FIND_MODE means stands in `FINDS`. FAST never searches by itself: where nothing answers, the immediate solver (the
-heuristic's, else the default) is used as it is, and a search that FIND_ENFORCE demands stays in that solver's space.
+`FINDS` defines FIND_MODE. FAST never searches by itself: without an answer, the immediate solver (the heuristic's, else
+the default) is used as it is. A search that FIND_ENFORCE demands stays in that solver's space.
 
-TUNING_FILE stands on top of the layers, but for TUNING_DISABLED, and but for a search of what is known already: the
-file keeps the entries that it has, so they would hide what is measured anew. TUNING_CREATE extends it.
+TUNING_FILE is the top layer, with two exceptions: under TUNING_DISABLED, and in a search of known problems. The file
+keeps its entries, so they would hide the new measurements. TUNING_CREATE extends the file.
 
-LOCK_FILE comes before all of it: what it names is not searched. FROZEN = YES overrules every row: nothing is searched,
-deleted or written.
+LOCK_FILE comes before everything: problems that it names are not searched. FROZEN = YES overrules every row: nothing is
+searched, deleted or written.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ class Search(enum.Enum):
     """Which problems are tuned."""
 
     NEVER = "never"
-    MISSING = "missing"  # what is not known (see `Known`)
+    MISSING = "missing"  # problems that are not known (see `Known`)
     ALWAYS = "always"
 
 
 class Known(enum.Enum):
     """Which answers make a problem known."""
 
-    EXACT = "exact"  # exact ones of a knowledge base
-    STORED = "stored"  # provisional ones too
-    ANY = "any"  # whatever answers, the heuristic too
+    EXACT = "exact"  # exact answers of a knowledge base
+    STORED = "stored"  # provisional answers too
+    ANY = "any"  # any answer, including the heuristic's
 
 
 class Candidates(enum.Enum):
-    """What a search may choose from."""
+    """The candidates that a search may choose from."""
 
     ALL = "all"  # every solver, whole spaces
     GENERIC = "generic"  # solvers that compile nothing for a new shape (not `Solver.tuned_only`)
-    IMMEDIATE = "immediate"  # the solver that would be used without a search, its whole space
+    IMMEDIATE = "immediate"  # the whole space of the solver that would be used without a search
 
 
 class File(enum.Flag):
-    """What is done with TUNING_FILE."""
+    """Use of TUNING_FILE."""
 
     UNUSED = 0
     READ = 1
@@ -66,7 +66,7 @@ class File(enum.Flag):
 
 @dataclass(frozen=True)
 class Rule:
-    """One row. The first four fields say when it holds, the others what follows."""
+    """One row. The first four fields are the condition, the others the consequence."""
 
     mode: str
     enforce: str  # any of these digits
@@ -123,24 +123,24 @@ RULES = (
     Rule(_BESIDE,    "5",   "any", "any",    _NEVER,   True,  _READ,      _CLEAN_BESIDE),
 )  # fmt: skip
 
-#: FIND_MODE -> what counts as known, and which candidates take part
+#: FIND_MODE -> answers that make a problem known, and candidates of a search.
 FINDS = {
     "NORMAL": (Known.EXACT, Candidates.ALL),
     "FAST": (Known.ANY, Candidates.IMMEDIATE),
     "HYBRID": (Known.STORED, Candidates.ALL),
     "DYNAMIC_HYBRID": (Known.STORED, Candidates.GENERIC),
 }
-#: which kinds of stored answers make a problem known
+#: Kinds of stored answers that make a problem known.
 _KNOWN = {
     Known.EXACT: {Kind.EXACT},
     Known.STORED: {Kind.EXACT, Kind.PROVISIONAL},
     Known.ANY: {Kind.EXACT, Kind.PROVISIONAL},
 }
 _ENFORCE_NAMES = {"1": "NONE", "2": "DB_UPDATE", "3": "SEARCH", "4": "SEARCH_DB_UPDATE", "5": "DB_CLEAN"}
-#: AUTO_TUNE_MODE besides the names of strategies
+#: Values of AUTO_TUNE_MODE, besides the names of strategies.
 MODES = ("AUTO", "NO_TUNE", "RL", "GA", "RL,GA", "GA,RL")
 
-#: operations that go over axes or windows and keep little; a domain does not matter. Reduce* are too.
+#: Operations that reduce over axes or windows, in any domain; operations named Reduce* belong here too.
 _REDUCE = frozenset({
     "ArgMax", "ArgMin", "AveragePool", "BatchNormalization", "CumProd", "CumSum", "GlobalAveragePool", "GlobalLpPool",
     "GlobalMaxPool", "GroupNorm", "GroupNormalization", "Hardmax", "InstanceNormalization", "LRN", "LayerNormalization",
@@ -153,7 +153,7 @@ _CUBE = {"Conv": "conv", "MatMul": "matmul", "Gemm": "matmul"}
 
 
 def op_class(op: str) -> str:
-    """The class of an operation as AUTO_TUNE_MODE knows it: elementwise, broadcast, reduce, conv, matmul or other."""
+    """Return the class of an operation for AUTO_TUNE_MODE: elementwise, broadcast, reduce, conv, matmul or other."""
     name = op.rpartition("::")[2]
     for part, kind in _CUBE.items():
         if part in name:
@@ -168,7 +168,7 @@ def op_class(op: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the settings mean. A caller logs each warning once."""
+    """The decisions that follow from the settings. The caller logs each warning once."""
 
     search: Search
     known: Known
@@ -177,32 +177,32 @@ class Policy:
     delete: bool
     #: the entries of TUNING_FILE are the first layer
     use_tuning_file: bool
-    #: exact answers that a load uses, new ones and known ones, are added to TUNING_FILE where they are missing
+    #: add exact answers that a load uses, new or known, to TUNING_FILE if they are missing there
     extend_tuning_file: bool
     #: one of `MODES` or the name of a strategy
     how: str
     warnings: tuple[str, ...] = ()
 
     def wanted(self, kind: Kind | None, from_heuristic: bool = False) -> bool:
-        """Whether to search for a problem.
+        """Return whether to search for a problem.
 
-        ``kind``: how well the best stored answer fits, None where there is none. ``from_heuristic``: there is none, and
-        the heuristic answers.
+        ``kind``: match of the best stored answer, None if there is none. ``from_heuristic``: no answer is stored, and
+        the heuristic gives one.
         """
         if self.search is not Search.MISSING:
             return self.search is Search.ALWAYS
         return not (self.known is Known.ANY if from_heuristic else kind in _KNOWN[self.known])
 
     def strategy(self, op: str) -> str | None:
-        """The strategy that searches for an operation; None: none does."""
+        """Return the strategy that searches for an operation; None for no search."""
         if self.how == "AUTO":
             return "auto"
-        # the class of an operation decides only where both modes are allowed
+        # the class of an operation matters only if both modes are allowed
         return search.strategy_for(self.how, op_class(op) if "," in self.how else "") if self.how in MODES else self.how
 
 
 def decide(settings: Settings) -> Policy:
-    """The policy that settings ask for; SettingsError for an unknown AUTO_TUNE_MODE."""
+    """Return the policy for these settings. Raises `SettingsError` for an unknown AUTO_TUNE_MODE."""
     mode, enforce, find = settings.tuning_mode, settings.find_enforce, settings.find_mode
     how = _how(settings.auto_tune_mode)
     rule = next(r for r in RULES if r.holds(mode, enforce, how != "NO_TUNE", find == "FAST"))

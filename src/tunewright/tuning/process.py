@@ -1,7 +1,7 @@
-"""A process at the other end of a channel: limited in time and in what it prints, and ended for certain.
+"""A child process behind a channel, with limits on its time and output, that is certain to end.
 
-The parent sleeps until something happens. A process that hangs, prints without end, dies or sends nonsense is ended
-with everything that it started, and `Lost` says what it did.
+The parent sleeps until something happens. A process that hangs, floods its output, dies or sends invalid data is ended
+together with all processes that it started. `Lost` describes what happened.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from ..search.base import Status
 from . import wire
 
-#: bytes that a process may print during one request, how many of the last are kept, and shown
+#: Bytes that a process may print during one request; bytes of its last output that are kept; and characters shown.
 MOST_OUTPUT, KEPT_OUTPUT, SHOWN_OUTPUT = 8 << 20, 4096, 200
-#: seconds that a process has to be gone in, once it hung up or was killed
+#: Seconds that a process has to disappear after it hung up or was killed.
 GONE = 2.0
 
 
 class Lost(Exception):
-    """The process is gone, or had to be ended. ``code``: its exit status, or the signal (negative), if it died."""
+    """The process is gone or had to be ended. ``code``: its exit status if it died, or the negative signal number."""
 
     def __init__(self, status: Status, why: str, code: int | None = None) -> None:
         super().__init__(why)
@@ -35,17 +35,19 @@ class Lost(Exception):
 
 
 class Process:
-    """One process, from its start to its end. The command gets two more arguments: the descriptors of the channel, and
-    of the lifeline, a pipe that says nothing until the parent is gone.
+    """One process from start to end. Its command gets two more arguments: the descriptors of the channel and of the
+    lifeline.
+
+    The lifeline is a pipe that reports only the end of the parent.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], activity: int | None = None
     ) -> None:
-        """``activity``: the descriptor of an `Activity`, for a process that works beside requests.
+        """``activity``: descriptor of an `Activity`, for a process that works beside requests.
 
-        That one stays in this session. Linux shares the processor out among sessions first (autogroups), so the least
-        priority in a session of its own would still take as much of it as all that serves.
+        Such a process stays in this session. Linux first divides the processor among sessions (autogroups). In a
+        session of its own even a process of least priority would get as much as the whole serving session.
         """
         self._owner, self._open = os.getpid(), True
         self._channel, theirs = socket.socketpair()
@@ -78,18 +80,18 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is there, and it is ours: not that of a process which this one was forked from."""
+        """Whether the process runs and belongs to this process, not to the parent that this one was forked from."""
         return self._open and self._owner == os.getpid() and not self._has_died()
 
     @property
     def has_sent(self) -> bool:
-        """Whether nothing of the last request waits to be read by it."""
+        """Whether the last request is completely sent."""
         return not self._outgoing
 
     def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
-        """What it answers to a request; None: the first message of all.
+        """Send a request and return the answer; with None, wait for the first message.
 
-        ``step``: most seconds until there is a sign of life, ``whole``: until there is an answer.
+        ``step``: most seconds between signs of life. ``whole``: most seconds until the answer.
         """
         self.begin(request, step, whole)
         while (message := self.answer(math.inf)) is None:
@@ -97,20 +99,20 @@ class Process:
         return message
 
     def begin(self, request: wire.Message | None, step: float, whole: float = math.inf) -> None:
-        """Ask, and go on; `answer` has what comes of it."""
+        """Send a request without waiting; `answer` returns the result."""
         self._outgoing = b"" if request is None else wire.pack(request)
         self._printed = 0
         self._began = self._heard = time.monotonic()
         self._step, self._whole, self._late = step, whole, False
 
     def answer(self, seconds: float) -> wire.Message | None:
-        """What it answers to the request that was begun; None if nothing came within ``seconds``."""
+        """Return the answer to the current request; None if nothing came within ``seconds``."""
         try:
             return self._answer(time.monotonic() + seconds)
         except wire.Broken as error:
             self.end()
             raise Lost(Status.CRASHED, f"its process sent {error}{self._said()}") from None
-        except BaseException:  # Ctrl-C too: the answer that it owes must not be taken for the next one
+        except BaseException:  # also on Ctrl-C: a late answer must not be mistaken for the next one
             self.end()
             raise
 
@@ -130,21 +132,22 @@ class Process:
                 raise Lost(Status.TIMEOUT, f"took longer than {limit}{self._said()}")
             if looked and now >= until:
                 return None
-            self._late = left <= 0  # it may be us who slept: one more look
+            self._late = left <= 0  # this process may have slept itself, so it checks once more
             self._wait(max(min(left, until - now), 0.0))
             looked = True
 
     def register(self, poll: select.poll) -> None:
-        """Have a poll look out for what happens here."""
+        """Register the process's descriptors with a poll object."""
         poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         if self._output >= 0:
             poll.register(self._output, select.POLLIN)
 
     def _wait(self, seconds: float) -> None:
-        """Sleep until something happens, and deal with it."""
+        """Sleep until something happens, and process it."""
         poll = select.poll()
         self.register(poll)
-        # Who inherited its end of the channel may outlive it, and there is no news: so its death is looked for as well.
+        # A process that inherited the other end of the channel may outlive the child, so the child's death is checked
+        # too.
         events = dict(poll.poll(math.ceil(min(seconds, 1.0) * 1e3)))
         if self._output in events:
             self._listen()
@@ -168,7 +171,7 @@ class Process:
             self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
 
     def _listen(self) -> None:
-        """Take in what it printed."""
+        """Read what the process printed."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._output, 1 << 16)
             if not data:
@@ -178,22 +181,23 @@ class Process:
             self._tail = (self._tail + data)[-KEPT_OUTPUT:]
 
     def _said(self) -> str:
-        """Its last words: one line, since reasons are kept and shared, and tracebacks are full of paths."""
+        """Return the last line that the process printed. Only one line, because reasons are stored and shared, and
+        tracebacks contain paths."""
         lines = self._tail.decode("utf-8", "replace").strip().splitlines()
         text = "".join(c for c in lines[-1][-SHOWN_OUTPUT:] if c.isprintable()) if lines else ""
         return f" (it printed: {text})" if text else ""
 
-    # ---- its end --------------------------------------------------------------------------------------------------
+    # ---- its end -----------------------------------------------------------------------------------------------------
 
     def _has_died(self) -> bool:
-        """Whether it is not reaped by that: until then nobody else can have its number."""
+        """Whether the process has died. Does not reap it, so that no other process can get its number yet."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def _loss(self) -> Lost:
-        """What became of it, once it hung up."""
+        """Determine how the process ended after it hung up."""
         late = time.monotonic() + GONE
         while not (died := self._has_died()) and time.monotonic() < late:
             time.sleep(0.005)
@@ -209,7 +213,8 @@ class Process:
         return Lost(Status.CRASHED, f"its process ended with {name}{self._said()}", code)
 
     def end(self, patience: float = 0.0) -> None:
-        """Make an end of it, and of what it started; an idle one is given some patience to go by itself."""
+        """End the process and everything that it started. With ``patience``, an idle one gets these seconds to end by
+        itself."""
         if not self._open:
             return
         if self._owner != os.getpid():
@@ -228,8 +233,8 @@ class Process:
         self._close()
 
     def abandon(self) -> None:
-        """Let go of it, in a process that was forked from its owner."""
-        self._child.returncode = 0  # it is not a child of this process: there is nothing to wait for
+        """Forget the process in a forked child of its owner."""
+        self._child.returncode = 0  # it is not a child of this process, so there is nothing to wait for
         self._close()
 
     def _close(self) -> None:

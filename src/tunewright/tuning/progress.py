@@ -1,4 +1,4 @@
-"""The time of a tuning session: its budget, where it went, whether it should stop, and who listens."""
+"""Time of a tuning session: budget, time per phase, requests to stop, and listeners for progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .measure import Candidate
 
-#: who shows how far the tuning of a load is, the newest last
+#: Listeners for the progress of tuning during loads, the newest last.
 _LISTENERS: list[Callable[[str], None]] = []
 
 
@@ -26,28 +26,28 @@ def listening(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def listener() -> Callable[[str], None] | None:
-    """Who is told now."""
+    """Return the current listener, or None."""
     return _LISTENERS[-1] if _LISTENERS else None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a session is."""
+    """Progress of a session."""
 
     phase: str  # search, race, confirm
     attempted: int
     failed: int
-    #: the fastest so far, and its seconds per execution; those of the default
+    #: the fastest candidate so far with its seconds per execution, and those of the default
     best: Candidate | None
     best_seconds: float
     default_seconds: float
-    #: seconds used, and those that the session has
+    #: seconds used, and seconds of the whole session
     elapsed: float
     budget: float
 
 
 class Watch:
-    """Time since the start against a budget. ``stop`` asks whether to end at once."""
+    """Time since the start against a budget. ``stop`` returns whether to end at once."""
 
     def __init__(
         self, budget: float, stop: Callable[[], bool] | None = None, clock: Callable[[], float] = time.monotonic
@@ -64,13 +64,13 @@ class Watch:
         return self._clock() - self._start
 
     def enter(self, phase: str) -> None:
-        """From now on time is spent on a phase; an empty one ends the account."""
+        """Count time from now on for a phase; an empty name ends counting."""
         now = self._clock()
         if self._phase:
             self.spent[self._phase] = self.spent.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until a share of the budget is used; none after a stop."""
+        """Return the seconds until a share of the budget is used; 0 after a stop."""
         self.stopped = self.stopped or (self._stop is not None and self._stop())
         return 0.0 if self.stopped else max(0.0, share * self.budget - self.elapsed)

@@ -1,7 +1,7 @@
-"""What a knowledge base holds: `Measurement`s, `Fault`s of candidates that crashed, hung or were wrong, and `Survey`s.
+"""The records of a knowledge base: `Measurement`; `Fault` of a candidate that crashed, hung or was wrong; and `Survey`.
 
-A record is a value with a digest of its content, so a set of records can be merged by union on any machine. Its JSON is
-canonical (sorted members, no blanks); whatever is read is checked field by field, and anything odd raises `InputError`.
+A record is a value with a digest of its content, so sets of records can be merged by union on any machine. Its JSON is
+canonical (sorted members, no blanks). Every field is checked when it is read, and any violation raises `InputError`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from ..search.base import Status
 from ..search.space import Config, Scalar
 from .key import WHERE_FIELDS, Key, Where
 
-#: Longest text of a field, and most of what a record holds: a file must not make us build without end.
+#: Limits of a record: characters of a field, samples, parameters, bytes and nesting. A file must not make the reader
+#: build without bound.
 LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
-#: sightings of a survey
+#: Most sightings of a survey.
 MOST_SEEN = 2000
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z")
-#: How data is fed: as it comes inside the running network; weights from memory and the rest from the cache, as in most
-#: networks; all from memory; all from the cache.
+#: How data is supplied. network: as in the running network. layer: weights from memory and the rest from the cache, as
+#: in most networks. cold: all from memory. warm: all from the cache.
 REGIMES = ("network", "layer", "cold", "warm")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of times from interleaved pairs: its median, the interval it lies in, and from how many pairs."""
+    """A ratio of times from interleaved pairs: its median, its interval, and the number of pairs."""
 
     median: float
     low: float
@@ -46,13 +47,13 @@ class Ratio:
 
     @staticmethod
     def one() -> Ratio:
-        """The ratio of something to itself."""
+        """Return the ratio of something to itself."""
         return Ratio(1.0, 1.0, 1.0, 0)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How a measurement came about, and what it found."""
+    """Circumstances and results of a measurement."""
 
     #: median of the samples, and their quartiles
     seconds: float
@@ -61,15 +62,15 @@ class Evidence:
     samples: tuple[float, ...]
     #: largest deviation from the reference, relative to the largest element of the result
     error: float
-    #: time of the default through time of this candidate: above 1 it is faster
+    #: time of the default divided by time of this candidate; above 1 the candidate is faster
     gain: Ratio
-    #: the same of the default against itself, in the same turns: what noise alone can do
+    #: the same for the default against itself in the same turns; it shows the noise
     control: Ratio
-    #: the gain was found on samples of its own, after the candidate had been picked
+    #: whether separate samples, taken after the candidate was picked, confirm the gain
     confirmed: bool
-    #: the default that it was compared with: solver and config
+    #: solver and config of the default that the candidate was compared with
     default: tuple[str, Config]
-    #: one of `REGIMES`, over how many copies and bytes
+    #: one of `REGIMES`, with the number of copies and bytes
     regime: str
     copies: int
     nbytes: int
@@ -77,7 +78,7 @@ class Evidence:
 
 
 class Record(ABC):
-    """Content with a digest. Equal digests are the same record."""
+    """Content with a digest. Records with equal digests are equal."""
 
     kind: str
     key: Key
@@ -87,7 +88,7 @@ class Record(ABC):
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """The content as JSON."""
+        """Return the content as JSON data."""
 
     @cached_property
     def text(self) -> str:
@@ -107,7 +108,7 @@ class Record(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Measurement(Record):
-    """One candidate's time for one problem in one place, with its evidence."""
+    """Time of one candidate for one problem in one place, with its evidence."""
 
     kind = "measurement"
     key: Key
@@ -115,7 +116,7 @@ class Measurement(Record):
     evidence: Evidence
     #: the problem as JSON (`solvers.serial`), so that it can be posed again
     problem: Mapping[str, Any]
-    #: the key's problem with sizes left open, and those sizes: neighbours are found by them
+    #: the key's problem with open sizes, and those sizes; used to find neighbours
     family: str
     sizes: tuple[int, ...]
     date: str  # UTC, as in 2026-11-15T12:00:00Z
@@ -144,7 +145,7 @@ class Measurement(Record):
 
 @dataclass(frozen=True, eq=False)
 class Fault(Record):
-    """A candidate that must not be used: it crashed, hung or was wrong."""
+    """A candidate that must not be used, because it crashed, hung or was wrong."""
 
     kind = "fault"
     key: Key
@@ -163,27 +164,27 @@ class Fault(Record):
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a session saw of one candidate: a few turns, good for a search to go on from, not for an answer."""
+    """A session's result for one candidate from a few turns: good enough to continue a search, not for an answer."""
 
     solver: str
     version: str  # of the solver
     config: Config
-    #: the default's time through its time; 0: it could not be used (it did not compile, was refused, ...)
+    #: time of the default divided by its time; 0 if it was unusable (did not compile, was refused, ...)
     gain: float
 
 
 @dataclass(frozen=True, eq=False)
 class Survey(Record):
-    """Every candidate that one session looked at, but for faults, which have records of their own: nobody has to look
-    again, and a heuristic learns from it.
+    """Every candidate that one session examined, except faults, which have their own records.
 
-    Its key and config are those of the default that gains refer to.
+    Later sessions need not examine them again, and the heuristic learns from them. Key and config are those of the
+    default that the gains refer to.
     """
 
     kind = "survey"
     key: Key
     config: Config
-    #: seconds of the default, as the session saw it
+    #: seconds of the default in that session
     seconds: float
     seen: tuple[Sighting, ...]
     #: one of `REGIMES`
@@ -204,22 +205,22 @@ class Survey(Record):
 
 
 AnyRecord: TypeAlias = Measurement | Fault | Survey
-#: what makes a candidate a fault; one that does not compile is merely of no use
+#: Statuses that make a candidate a fault; one that does not compile is merely useless.
 FAULTS = frozenset({Status.WRONG, Status.TIMEOUT, Status.CRASHED})
 
 
 def now() -> str:
-    """The date of a record that is made now. Always as long: dates are compared as texts."""
+    """Return the date for a new record. It has a fixed length, because dates are compared as text."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def to_line(record: AnyRecord) -> str:
-    """A record as a line of a file: its digest, then its content."""
+    """Return a record as a line of a file: its digest, then its content."""
     return f'{{"digest":"{record.digest}","record":{record.text}}}'
 
 
 def from_line(line: str) -> AnyRecord:
-    """The record of a line; InputError when anything about it is not as it was written."""
+    """Parse the record of a line. Raises `InputError` if anything differs from what was written."""
     data = _json(line)
     if not isinstance(data, dict) or set(data) != {"digest", "record"}:
         raise _wrong("a line has the members digest and record")
@@ -230,7 +231,7 @@ def from_line(line: str) -> AnyRecord:
 
 
 def from_text(text: str, digest: str) -> AnyRecord:
-    """The record of a stored content; InputError when it is not what the digest says."""
+    """Parse stored content. Raises `InputError` if it does not match the digest."""
     if len(text) > MOST_BYTES or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() != digest:
         raise _wrong("the digest does not fit the content")
     record = parse(_json(text))
@@ -240,7 +241,7 @@ def from_text(text: str, digest: str) -> AnyRecord:
 
 
 def parse(data: Any) -> AnyRecord:
-    """A record from JSON."""
+    """Build a record from JSON data."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "measurement":
         given = as_members(data, {"kind", "key", "config", "evidence", "problem", "family", "sizes", "date", "tool"})
@@ -268,7 +269,7 @@ def parse(data: Any) -> AnyRecord:
 
 
 def _posed(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], str, tuple[int, ...]]:
-    """The problem, its family and its sizes."""
+    """Return the problem, its family and its sizes."""
     if not isinstance(given["problem"], dict):
         raise _wrong("problem is not an object")
     _plain(given["problem"])
@@ -288,7 +289,7 @@ def _ratio_json(ratio: Ratio) -> list[float]:
     return [float(ratio.median), float(ratio.low), float(ratio.high), ratio.pairs]
 
 
-# ---- reading: data from a file, never trusted ---------------------------------------------------------------------
+# ---- reading: files are untrusted data -------------------------------------------------------------------------------
 
 
 def _wrong(what: str) -> InputError:
@@ -309,7 +310,8 @@ def _no_constant(text: str) -> float:
 
 
 def _plain(data: Any, depth: int = 0) -> None:
-    """JSON reads 1e999 as infinity, and nests as deeply as a file likes: neither could be written again."""
+    """Check nesting and numbers of JSON data. JSON reads 1e999 as infinity and allows any depth; neither could be
+    written."""
     if depth > DEEPEST:
         raise _wrong("it is nested too deeply")
     if isinstance(data, float) and not math.isfinite(data):

@@ -1,8 +1,8 @@
-"""Large problems are judged on few different pictures, or rows, which are repeated.
+"""Judge large problems on a few different images, or rows, which are repeated.
 
-The reference runs on the host. For 64 pictures it would take longer than all candidates together, and most of what it
-computes would be the same work for other numbers: pictures do not know of each other. So it gets a few of them, as many
-as no tile and no split divides, and a kernel, which gets them over and over, has to make the same of each.
+The reference runs on the host. For 64 images it would take longer than all candidates together, although images are
+independent and the work is the same for each. The reference therefore computes a few images. Their number is one that
+no tile size and no split divides. A kernel gets them repeatedly and must give the same result for each.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..ops.fused import REORDER
 from ..ops.pixels import PIXELS
 from ..solvers.base import Array, Problem
 
-#: elements of inputs and results from which on a problem is large
+#: Elements of inputs and results from which a problem counts as large.
 LARGE = 1 << 22
-#: how many of them are different; primes, so that no tile has the same number of them
+#: Numbers of different images and rows. They are primes, so that no tile size divides them.
 PICTURES, ROWS = 5, 331
-#: the same along the longest of several axes of rows, which are ROWS at least together with the others
+#: The same along the longest of several row axes; all axes together have at least ROWS rows.
 ALONG = (13, 29, 53, 101, ROWS)
-#: their first axis counts pictures
+#: Operations whose first axis counts images.
 _PICTURES = frozenset({
     "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
     REORDER, PIXELS,
 })  # fmt: skip
-#: rows along the last axis are on their own, by default
+#: Operations whose rows along an axis are independent, with the default axis.
 _ALONG = {
     "LayerNormalization": -1, "RMSNormalization": -1, "Softmax": -1, "LogSoftmax": -1,
     "com.microsoft::SkipLayerNormalization": -1, "com.microsoft::SkipSimplifiedLayerNormalization": -1,
@@ -38,8 +38,8 @@ _ALONG = {
 
 @dataclass(frozen=True)
 class Repeat:
-    """A problem with fewer pictures or rows, and the axis along which each tensor has them (None: it has none), which
-    is the same in its layout."""
+    """A problem with fewer images or rows, and the axis that counts them in each tensor (None: it has no such axis).
+    The axis is the same in the tensor's layout."""
 
     problem: Problem
     inputs: tuple[int | None, ...]
@@ -47,12 +47,12 @@ class Repeat:
     number: int
 
     def wide(self, array: Array, axis: int | None) -> Array:
-        """A tensor with as many as the large problem has."""
+        """Repeat a tensor to the size of the large problem."""
         return array if axis is None else np.asarray(np.take(array, np.arange(self.number) % array.shape[axis], axis))
 
 
 def repeat(problem: Problem) -> Repeat | None:
-    """How a large static problem is made of few; None where it is small, or what it computes is not known to be so."""
+    """Reduce a large static problem to few images or rows. None if it is small or its rows may depend on each other."""
     types = [t for t in (*problem.inputs, *problem.outputs) if isinstance(t, TensorType)]
     first = problem.inputs[0] if problem.inputs else None
     if sum(t.size for t in types) < LARGE or not isinstance(first, TensorType) or None in problem.outputs:
@@ -69,7 +69,7 @@ def repeat(problem: Problem) -> Repeat | None:
     main = len(problem.main_inputs)
     for i, type in enumerate(problem.inputs):
         if not isinstance(type, TensorType) or (i < main and i > 0 and problem.constant[i]):
-            places.append(None)  # weights are the same for all
+            places.append(None)  # weights are the same for all images
             continue
         place = axis - (len(first.dims) - len(type.dims))
         if i < main and len(type.dims) != len(first.dims) and type.size > 1:
@@ -86,7 +86,7 @@ def repeat(problem: Problem) -> Repeat | None:
 
 
 def _axis(problem: Problem, first: TensorType) -> int | None:
-    """The axis of pictures, or the longest one of rows."""
+    """Return the axis of images, or the longest axis of rows."""
     rank, spec = len(first.dims), lookup(problem.op)
     if rank < 2 or spec is None:
         return None

@@ -1,8 +1,8 @@
-"""The result file of a tuning: `tune_result_{timestamp}_pid{pid}.json`, which exists from the start of tuning.
+"""The result file of a tuning: `tune_result_{timestamp}_pid{pid}.json`, which exists from the start.
 
-One JSON object, replaced atomically whenever there is news, so it can be watched and stays valid however tuning ends.
-docs/tune-files.md has its members. This module holds what all kinds of tuning share. `online` writes what a process
-tunes as it loads models, `plugins.tune_result` the tuning of whole models and of dumped problems.
+It is one JSON object, replaced atomically at each change. It can therefore be watched, and stays valid however tuning
+ends. docs/tune-files.md describes its members. This module holds the part common to all kinds of tuning. `online`
+writes the tuning of a process that loads models; `plugins.tune_result` that of whole models and dumped problems.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ SCHEMA = "tunewright.tune/1"
 
 
 class ResultFile:
-    """Writes the file; no folder (an empty name): it is only kept here. An error of the disk is told once."""
+    """Writes the result file. With an empty folder name it keeps the content in memory only. Disk errors are reported
+    once."""
 
     def __init__(self, folder: str, head: Mapping[str, Any]) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d%H%M%S")
         self.path = Path(folder).expanduser() / f"tune_result_{stamp}_pid{os.getpid()}.json" if folder else None
-        if self.path is not None and self.path.exists():  # of this process and second
+        if self.path is not None and self.path.exists():  # another one of this process from the same second
             self.path = _numbered(self.path)
-        #: what the file holds, or should
+        #: the file's content, also if it could not be written
         self.content: dict[str, Any] = {"schema": SCHEMA, **head}
         self._told = False
 
     @property
     def is_written(self) -> bool:
-        """Whether the file exists: it has a name, and no error prevented it."""
+        """Whether the file exists: it has a name, and no error prevented writing."""
         return self.path is not None and not self._told
 
     def write(self, **members: Any) -> None:
-        """Members change, and so does the file."""
+        """Change members and rewrite the file."""
         self.content.update(members)
         if self.path is None:
             return
@@ -61,7 +62,7 @@ class ResultFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             os.replace(unfinished, self.path)
-        except (OSError, ValueError, RuntimeError) as error:  # of writing; of names that no file can have
+        except (OSError, ValueError, RuntimeError) as error:  # failed writes, and invalid file names
             if not self._told:
                 why = getattr(error, "strerror", None) or error
                 LOG.warning("%s: cannot be written, and tuning goes on: %s", self.path, why)
@@ -69,12 +70,12 @@ class ResultFile:
 
 
 def _numbered(path: Path) -> Path:
-    """The first name like this that is free."""
+    """Return the first free name with a number appended."""
     return next(p for n in count(2) if not (p := path.with_stem(f"{path.stem}_{n}")).exists())
 
 
 def head(kind: str, model: str | None, device: Device, settings: Mapping[str, Any], budget: float | None) -> Any:
-    """The members that are known from the start. ``kind``: model, problems or online."""
+    """Return the members that are known at the start. ``kind``: model, problems or online."""
     where = Where.of(device.target)
     return {
         "kind": kind, "state": "search", "model": model, "device": device.name,
@@ -85,7 +86,7 @@ def head(kind: str, model: str | None, device: Device, settings: Mapping[str, An
 
 
 def problem_json(problem: Problem, device: str, settings: Settings) -> dict[str, Any]:
-    """A problem, and the command that poses it there; None where it is too long for one."""
+    """Describe a problem with the command that poses it on a device; the command is None if there is none."""
     try:
         line = suggest.driver(problem, device, settings)
     except InputError:
@@ -102,13 +103,13 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def ratio_json(ratio: Ratio | None) -> Sequence[float] | None:
-    """[median, low, high, pairs]; None too for an unknown ratio."""
+    """Return [median, low, high, pairs]; None for a missing or unknown ratio."""
     known = ratio is not None and all(map(math.isfinite, (ratio.median, ratio.low, ratio.high)))
     return [ratio.median, ratio.low, ratio.high, ratio.pairs] if ratio is not None and known else None
 
 
 def outcome_json(outcome: Outcome | None) -> dict[str, Any]:
-    """What a search found, and all that it looked at."""
+    """Describe the result of a search and every candidate that it examined."""
     return {
         "reason": outcome.reason if outcome is not None else "",
         "open": outcome is not None and outcome.is_open,

@@ -1,11 +1,12 @@
-"""The data that timed executions work on: a ring of copies, so that it comes from where it comes from in a network.
+"""Data of timed executions: a ring of copies, so that a kernel sees the cache state that it would see in a network.
 
-A slot of the ring holds a copy of every input and outputs of its own. Executions take slots in turn, and the position
-goes on from candidate to candidate, so what an execution touches was used last a whole revolution ago: longer than the
-last-level cache remembers. Where even the largest ring is too small for that, another buffer is read between
-revolutions. That is the cold regime. In a network only the weights were used so long ago, and the layer before has just
-written the rest: in the layer regime slots have weights of their own, and share everything else. One slot that is used
-again and again is the warm regime.
+In the cold regime a slot of the ring holds a copy of every input, and its own outputs. Executions use the slots in
+turn, and the position continues from candidate to candidate. The data of an execution was therefore last used a whole
+revolution ago, and the last-level cache no longer holds it. If even the largest ring is too small for that, another
+buffer is read between revolutions.
+
+In a network only weights are that old; the previous layer has just written the rest. In the layer regime each slot
+therefore has its own weights, and everything else is shared. The warm regime uses one slot again and again.
 """
 
 from __future__ import annotations
@@ -25,62 +26,62 @@ from ..solvers.base import Array, Kernel, Problem
 from .judge import POISONS, Case, Guarded
 from .measure import Regime
 
-#: a ring holds this many times the last-level cache, but no more copies than this; two at least
+#: Size of a ring as a multiple of the last-level cache, and bounds on the number of slots.
 CACHES, MOST_SLOTS, LEAST_SLOTS = 2, 256, 2
-#: the part of free memory that a ring may take, and that all copies of a problem may take
+#: Shares of free memory that a ring may use, and that all copies of a problem may use.
 MOST_MEMORY, ALL_MEMORY = 1 / 4, 1 / 2
-#: the regimes
+#: The regimes.
 KINDS = ("layer", "cold", "warm")
-#: lines of a cache by which tensors are moved at random: else those of one size would lie alike in all slots
+#: Cache lines of random offset; otherwise tensors of one size would have the same alignment in all slots.
 STAGGER = 32
 
 
 class Copies:
-    """One input, a copy for each slot."""
+    """One input with a copy for each slot."""
 
     def __init__(self, ring: Ring, array: Array, count: int) -> None:
         self.array = array
         self.nbytes = array.nbytes * count
         ring.reserve(self.nbytes)
         first = Guarded.holding(ring.device, ring.queue, array, ring.stagger())
-        if ring.queue.compares:  # copied there
+        if ring.queue.compares:  # copied on the device
             others = [first.twin(ring.queue) for _ in range(count - 1)]
         else:
             others = [Guarded.holding(ring.device, ring.queue, array, ring.stagger()) for _ in range(count - 1)]
         self._slots = [first, *others]
-        #: what nobody is given
+        #: a copy that no kernel sees
         self._kept = first.twin(ring.queue) if ring.queue.compares else None
 
     def is_intact(self, queue: Queue, slot: int) -> bool:
-        """A slot holds what it should, bands included, on a queue that compares where things are."""
+        """Whether a slot is unchanged, bands included. Needs a queue that compares buffers itself."""
         assert self._kept is not None
         return queue.equal(self.at(slot).buffer, self._kept.buffer)
 
     def at(self, slot: int) -> Guarded:
-        """What an execution on a slot of the ring reads: a single copy serves them all."""
+        """Return the copy that an execution on a slot reads; a single copy serves all slots."""
         return self._slots[slot % len(self._slots)]
 
 
 class Ring:
-    """Slots for one problem. Not safe to use from several threads."""
+    """Slots for one problem. Not thread-safe."""
 
     def __init__(self, problem: Problem, device: Device, queue: Queue, case: Case, kind: str, seed: int) -> None:
         self.problem, self.device, self.queue, self.case, self.kind = problem, device, queue, case, kind
         self._rng = np.random.default_rng(seed)
         types = [t for t in problem.outputs if isinstance(t, TensorType)]
-        #: whether each slot has a copy of its own of an input, and outputs of its own
+        #: per input: whether each slot has its own copy
         self.own = [kind == "cold" or (kind == "layer" and constant) for constant in problem.constant]
         self.slot_bytes = sum(a.nbytes for a, own in zip(case.inputs, self.own, strict=True) if a is not None and own)
         results = sum(t.nbytes for t in types)
         self.slot_bytes += results if kind == "cold" else 0
         wanted = CACHES * device.cache_bytes if self.slot_bytes else 0
         self.slots = _slots(self.slot_bytes, wanted, _memory(device)) if self.slot_bytes else 1
-        #: what is read between revolutions
+        #: bytes of another buffer to read between revolutions
         self.rest = max(wanted - self.slots * self.slot_bytes, 0) if kind == "cold" else 0
         self._sweeper: Sweeper | None = None
         self.position = 0
         self._copies: weakref.WeakValueDictionary[tuple[int, str, int], Copies] = weakref.WeakValueDictionary()
-        #: every input as it is
+        #: unpacked inputs, made on demand
         self._plain: list[Copies | None] = [None] * len(case.inputs)
         count = self.slots if kind == "cold" else 1
         self.reserve(count * results)
@@ -96,21 +97,21 @@ class Ring:
         return Regime(kind, self.slots, self.slots * self.slot_bytes + self.rest + shared)
 
     def stagger(self) -> int:
-        """None where whole buffers are compared on the device; and where tensors lie means little to a GPU."""
+        """Return a random offset. 0 if the device compares whole buffers; alignment matters little to a GPU."""
         return 0 if self.queue.compares else int(self._rng.integers(STAGGER))
 
     def reserve(self, nbytes: int) -> None:
-        """MemoryError if this would take memory that other processes need."""
+        """Raise MemoryError if this many bytes would take memory that other processes need."""
         most = _memory(self.device) * ALL_MEMORY
         if nbytes > most:
             raise MemoryError(f"copies for timing need {nbytes:,} bytes more, of {int(most):,} that may be taken")
 
     def has_room(self) -> bool:
-        """Packed inputs of another candidate may be kept."""
+        """Whether packed inputs of another candidate may be kept."""
         return sum(c.nbytes for c in self._copies.values()) < _memory(self.device) * MOST_MEMORY
 
     def inputs(self, kernel: Kernel, twin: int) -> list[Copies | None]:
-        """The inputs as a kernel wants them. Packed constants are shared by equal packings; a twin has its own."""
+        """Return the inputs packed for a kernel. Equal packings share their copies, but a twin gets its own."""
         found: list[Copies | None] = []
         for i, array in enumerate(self.case.inputs):
             packing = kernel.packings.get(i)
@@ -130,7 +131,7 @@ class Ring:
         return found
 
     def take(self, count: int) -> list[int]:
-        """The slots of the next executions."""
+        """Return the slots of the next executions."""
         if self.rest and self.position + count > self.slots:
             self.sweep()
             self.position = 0
@@ -139,11 +140,11 @@ class Ring:
         return slots
 
     def most(self) -> int:
-        """Executions of a turn: no more than there are slots where data is to be cold."""
+        """Return the most executions of a turn: with cold data no more than there are slots."""
         return self.slots if self.slot_bytes else MOST_SLOTS
 
     def sweep(self) -> None:
-        """Push everything out of the caches."""
+        """Evict everything from the caches, in the cold regime."""
         if self.kind == "cold" and self.device.cache_bytes:
             if self._sweeper is None:
                 self._sweeper = Sweeper(self.device, self.queue, CACHES * self.device.cache_bytes)
@@ -156,12 +157,13 @@ class Ring:
 
 
 class Sweeper:
-    """Reads (on a device with memory of its own: writes) a buffer that is larger than the caches."""
+    """Reads a buffer larger than the caches; on a device with its own memory it writes the buffer."""
 
     def __init__(self, device: Device, queue: Queue, nbytes: int) -> None:
         self.queue, self.device = queue, device
         if device.shares_memory:
-            # A core has caches of its own: one thread for each reads its part. Ones: pages of zeros are all the same.
+            # Cores have private caches, so one thread per core reads its part. Ones, since zero pages may share one
+            # physical page.
             parts = max(device.target.units, 1)
             self.parts = [np.ones(-(-nbytes // parts // 8), np.uint64) for _ in range(parts)]
         else:
@@ -186,11 +188,11 @@ def _slots(slot_bytes: int, wanted: int, memory: float) -> int:
 
 
 def _memory(device: Device) -> float:
-    """Bytes that could be taken."""
+    """Return the bytes that are free on the device."""
     free = free_bytes() if device.shares_memory else device.memory_bytes
     return math.inf if free is None else float(free)
 
 
 def views(copies: Sequence[Copies | None], slot: int) -> list[Any]:
-    """The inputs of one execution."""
+    """Return the inputs of one execution."""
     return [None if c is None else c.at(slot).view for c in copies]

@@ -1,4 +1,4 @@
-"""What can still be read of a broken SQLite file of a knowledge base: row by row, and in its bytes."""
+"""Read what is left of a broken SQLite file of a knowledge base: row by row, and from its bytes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Iterator
 
 from .database import Event
 
-#: what SQLite raises over a broken file; Python cannot even decode some of its messages
+#: Errors of SQLite for a broken file; Python cannot even decode some of its messages.
 ERRORS = (sqlite3.Error, MemoryError, UnicodeDecodeError)
-#: After this number of unreachable rows in a row there are none left: a page holds far fewer.
+#: Consecutive unreachable rows after which none are left: a page holds far fewer.
 MOST_FAILURES = 5000
-#: stands before the family's digest of a survey
+#: Prefix of the family's digest of a survey.
 APART = "survey-"
-#: A record that lies on one page: its digest, its kind, the digest of its family if it has one, its content.
+#: A record within one page: its digest, its kind, the digest of its family if it has one, its content.
 _KINDS = b"measurement[0-9a-f]{64}|survey%s[0-9a-f]{64}|fault" % APART.encode()
 _ROW = re.compile(rb'([0-9a-f]{64})(?:%s)(?=\{"config":)' % _KINDS)
 _PAGE = 1 << 16
 
 
 def rows(connection: sqlite3.Connection) -> Iterator[tuple[object, object]]:
-    """Digest and text of every row that can be reached in one way or another; most of them more than once."""
+    """Yield digest and text of every row that some query reaches; most rows come more than once."""
     yield from _run(connection, "SELECT digest, text FROM records NOT INDEXED")
     row, failures = 0, 0
     while failures < MOST_FAILURES:
-        try:  # >= and not >: to look behind a row would lead through the page that it is on
+        try:  # >= instead of >, because > would first read the page of the previous row
             query = "SELECT rowid, digest, text FROM records NOT INDEXED WHERE rowid >= ? ORDER BY rowid"
             for number, digest, text in connection.execute(query, (row,)):
                 row, failures = max(row, number) + 1, 0
@@ -41,7 +41,7 @@ def rows(connection: sqlite3.Connection) -> Iterator[tuple[object, object]]:
 
 
 def _run(connection: sqlite3.Connection, query: str, *values: object) -> Iterator[tuple[object, object]]:
-    """The rows of a query until something fails."""
+    """Yield the rows of a query until something fails."""
     try:
         yield from connection.execute(query, values)
     except ERRORS:
@@ -49,7 +49,7 @@ def _run(connection: sqlite3.Connection, query: str, *values: object) -> Iterato
 
 
 def events(connection: sqlite3.Connection) -> list[Event]:
-    """The log, as far as it can be read."""
+    """Return the readable part of the log."""
     found: list[Event] = []
     try:
         for row in connection.execute("SELECT date, action, what FROM events NOT INDEXED"):
@@ -61,10 +61,9 @@ def events(connection: sqlite3.Connection) -> list[Event]:
 
 
 def carved(data: bytes) -> Iterator[tuple[str, str]]:
-    """Digest and text of every record that lies in one piece somewhere, whatever the structure around it is.
+    """Yield digest and text of every record that lies contiguously in the bytes, whatever surrounds it.
 
-    One that was removed from the file may be among them: the space that it took is cleared, but a page that was
-    rearranged before may have kept a copy.
+    A deleted record may be among them. Its space is cleared, but a page that was rearranged before may hold a copy.
     """
     decoder = json.JSONDecoder()
     for row in _ROW.finditer(data):

@@ -1,7 +1,7 @@
-"""A tuning session: search, race the leaders, confirm the winner against the default, and say what was found.
+"""A tuning session: search, race the leaders, confirm the winner against the default, and report the result.
 
-The default takes part in everything and stays unless something is faster beyond noise. All decisions follow from what
-the measurer says and from the seed, so on a scripted clock they repeat exactly.
+The default takes part in every phase and stays unless a candidate is faster beyond noise. All decisions follow from the
+measurer's answers and the seed, so with a scripted clock they repeat exactly.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from .progress import Progress, Watch
 from .record import FAULTS, Fault, Measurement, Ratio, Survey
 from .statistics import UNKNOWN, unknown
 
-#: shares of the budget at which the search ends, and the race; what is left belongs to the confirmation
+#: Shares of the budget at which the search and the race end; the rest belongs to the confirmation.
 SEARCH_SHARE, RACE_SHARE = 0.65, 0.80
-#: the same where others decide: a little is left for comparing the fastest once more
+#: The share for the search if the caller decides; the rest is for comparing the fastest once more.
 ONLY_SEARCH_SHARE = 0.92
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session found."""
+    """Result of a session."""
 
-    #: what to use from now on
+    #: the candidate to use from now on
     chosen: Candidate
-    #: it is not the default
+    #: whether it differs from the default
     changed: bool
-    #: why, in words
+    #: the reason in words
     reason: str
-    #: of the chosen one over the default, where it was confirmed; and what noise alone did
+    #: confirmed gain of the chosen candidate over the default, and the ratio of the control
     gain: Ratio | None = None
     control: Ratio | None = None
-    #: what is wrong with the default itself: then the best correct candidate replaces it, and no gain is asked for
+    #: fault of the default itself; the best correct candidate then replaces it without having to show a gain
     default_fault: str | None = None
     records: tuple[Measurement, ...] = ()
     faults: tuple[Fault, ...] = ()
-    #: what was seen of every candidate but the faulty ones; None where the default was all
+    #: results for every candidate except faults; None if only the default was examined
     survey: Survey | None = None
-    #: every candidate that was looked at, in order
+    #: every examined candidate, in order
     trials: tuple[Tried, ...] = ()
-    #: seconds by phase (search, race, confirm), and how much of them went into compiling and checking
+    #: seconds by phase (search, race, confirm), and those spent on compiling and checking
     seconds: Mapping[str, float] = field(default_factory=dict)
-    #: nothing was found to be faster, and the search came not far enough to say that nothing is
+    #: whether nothing was found to be faster, but the search was too short to rule it out
     is_open: bool = False
-    #: no strategy had anything left to attempt
+    #: whether no strategy had a candidate left
     ended: bool = False
 
     @property
@@ -88,15 +88,16 @@ def tune(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Find the fastest correct candidate within a time.
+    """Find the fastest correct candidate within a time limit.
 
-    ``strategy``: the name of one, or which one searches a solver's space by the solver's id (None: only its default and
-    seeds are attempted). ``seeds``: by solver, configs to try first. ``known``: what was measured here before; the best
-    of it is measured again. ``surveys``: what earlier sessions saw of candidates; of what this one would see as well
-    only the best is attempted again. ``barred``: why a candidate must not be attempted, or None. Unless it is to
-    ``decide``, the time is all for the search, and who asked decides between the fastest elsewhere. ``report`` is
-    called after each step, ``stop`` asked before each; after a stop nothing changes, and what was found is kept as
-    unconfirmed. ``keep`` is called with what there is when an exception ends it, such as that of Ctrl-C.
+    ``strategy``: name of a strategy, or a function from a solver's id to the strategy for its space. For None only the
+    solver's default and seeds are attempted. ``seeds``: configs to try first, by solver. ``known``: earlier
+    measurements here; the best are measured again. ``surveys``: results of earlier sessions; of those that apply, only
+    the best candidates are attempted again. ``barred``: returns why a candidate must not be attempted, or None.
+
+    ``decide``: if False, all time goes to the search, and the caller decides between the fastest candidates. ``keep``:
+    called with the current outcome if an exception, such as that of Ctrl-C, ends the session. ``report``: called after
+    each step. ``stop``: asked before each step. After a stop nothing changes, and results are kept as unconfirmed.
     """
     watch = Watch(seconds, stop, clock)
     default = plain(default)
@@ -113,10 +114,10 @@ def tune(
     watch.enter("search")
     try:
         begin = watch.elapsed
-        if hunt.opens_together:  # the default is compiled with those that come next
+        if hunt.opens_together:  # the default is compiled together with the next candidates
             some = [who for who in opening(problem, target, default, fit, seeds) if barred(*who) is None]
             measurer.prepare(some[: measurer.ahead])
-        measurer.ready(default, watch.left())  # what starts meanwhile is no part of the attempt
+        measurer.ready(default, watch.left())  # waiting for compilation does not count for the attempt
         first = hunt.open(default, watch.elapsed - begin)
         hunt.run(solvers, pick, seed, seeds, known, session.seen(surveys), *shares)
         if not hunt.found:
@@ -124,7 +125,7 @@ def tune(
             return session.outcome(default, why, default_fault=first.why or str(first.status))
         hunt.heat()
         return session.settle() if decide else session.leave_open()
-    except BaseException as error:  # Ctrl-C above all
+    except BaseException as error:  # mainly for Ctrl-C
         if keep is not None:
             keep(session.outcome(default, f"broken off: {type(error).__name__}"))
         raise
@@ -137,8 +138,10 @@ def opening(
     solvers: Sequence[Solver],
     seeds: Mapping[str, Sequence[Config]],
 ) -> list[Candidate]:
-    """What a search attempts first, whatever comes of it: the default, then those of the solvers that take the problem,
-    then what is likely to be good."""
+    """Return the candidates that a search attempts first in any case.
+
+    These are the default, then the defaults of solvers that accept the problem, then seeds and likely configs.
+    """
     wanted = [plain(default), *(plain((s.id, s.default(problem, target))) for s in solvers)]
     for s in solvers:
         wanted += [plain((s.id, config)) for config in (*seeds.get(s.id, ()), *s.likely(problem, target))]
@@ -159,10 +162,12 @@ def duel(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Measurement | Fault:
-    """Measure one candidate against the default now. Confirmed: it is still faster beyond noise. Or its fault.
+    """Measure one candidate against the default now. Returns its measurement, confirmed if it is still faster; or its
+    fault.
 
-    DeviceError when it cannot be measured: the problem cannot be posed, the default is faulty, the candidate does not
-    compile here. A measurement that noise left open has an interval that spans 1; who asked may ask again.
+    Raises `DeviceError` if it cannot be measured: the problem cannot be posed, the default is faulty, or the candidate
+    does not compile here. If noise prevents a decision, the interval of the measurement contains 1; the caller may try
+    again.
     """
     watch = Watch(seconds, stop, clock)
     default, candidate = plain(default), plain(candidate)
@@ -191,13 +196,13 @@ def duel(
 
 
 def _by_id(solvers: Sequence[Solver]) -> dict[str, Solver]:
-    """Those that take part, and all others: the default's solver may not be among those that are searched."""
+    """Return all registered solvers and those that take part, since the default's solver may not be searched."""
     return {s.id: s for s in (*registered(), *solvers)}
 
 
 @dataclass
 class _Session:
-    """What the phases of one session share."""
+    """State that the phases of a session share."""
 
     problem: Problem
     target: Target
@@ -226,16 +231,16 @@ class _Session:
                 )
             )  # fmt: skip
 
-    # ---- from leaders to an outcome ---------------------------------------------------------------------------
+    # ---- from leaders to an outcome ----------------------------------------------------------------------------------
 
     def settle(self) -> Outcome:
-        """Race, confirm, decide. A candidate that fails on the way is out, and the rest starts over."""
+        """Race, confirm and decide. If a candidate fails on the way, it is removed and the others start over."""
         hunt = self.hunt
         while True:
             baseline = hunt.found.get(self.default) or hunt.best
             if baseline is None:
                 return self.outcome(self.default, "no candidate stayed correct", default_fault=self._default_fault())
-            # what was confirmed before is measured again: if it is no better than the default now, that is news
+            # candidates confirmed earlier are measured again, to notice if they are no longer better than the default
             before = {plain((m.key.solver, m.config)) for m in self.known if m.evidence.confirmed}
             raced = Contest([baseline.candidate] * 2 + hunt.leaders(baseline, before))
             picked = self._race(raced)
@@ -252,7 +257,7 @@ class _Session:
             return self._conclude(baseline, raced, final, found)
 
     def leave_open(self) -> Outcome:
-        """The fastest as unconfirmed records; where nothing comes near the default, that it is the answer."""
+        """Return the fastest candidates as unconfirmed records; or the default as the answer if nothing comes near it."""
         hunt = self.hunt
         baseline = hunt.found.get(self.default) or hunt.best
         assert baseline is not None
@@ -273,7 +278,7 @@ class _Session:
         return replace(found, is_open=not hunt.is_enough)
 
     def _race(self, raced: Contest) -> int | None:
-        """The row to confirm. One leader by itself needs no race: the confirmation is one."""
+        """Return the row to confirm, or None. A single leader goes straight to the confirmation."""
         leaders = raced.leaders
         if self.watch.left() <= 0 or len(leaders) == 1:
             return leaders[0] if leaders else None
@@ -283,7 +288,7 @@ class _Session:
         return picked
 
     def _fell(self, contest: Contest) -> bool:
-        """Take out who fell; whether that needs a new start: the baseline fell, or the one to be confirmed."""
+        """Remove failed candidates. Returns whether to start over: the baseline failed, or no leader is left."""
         for row, attempt in contest.fallen.items():
             self.hunt.discard(contest.entrants[row], attempt)
         return contest.upset or (bool(contest.fallen) and not contest.leaders)
@@ -319,14 +324,14 @@ class _Session:
         return f"{begin}, {gain.median:.3f} times as fast ({spread}; {noise})"
 
     def _default_fault(self) -> str | None:
-        """What is wrong with the default: the last that was found out about it."""
+        """Return the latest fault of the default; None if it is correct."""
         if self.default in self.hunt.found:
             return None
         return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
 
     def _is_open(self, raced: Contest, found: Confirmation | None) -> bool:
-        """Nobody can say yet whether something is faster than the default."""
-        if found is None:  # nobody was left to be confirmed: because of the race, or because there was no time for it
+        """Whether it is still open if something is faster than the default."""
+        if found is None:  # no candidate was left to confirm, because of the race or for lack of time
             short = any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
         else:
             short = found.verdict in (Verdict.NOISY, Verdict.SHORT)
@@ -334,12 +339,12 @@ class _Session:
         return not is_gain and (short or not self.hunt.is_enough)
 
     def _of_default(self, who: Candidate, samples: Sequence[float], control: Ratio, is_answer: bool) -> Measurement:
-        """The default's own record: an answer, or how far the search for a better one came."""
+        """Return the record of the default: an answer, or a note of how far the search came."""
         made = self.measurement(who, samples, Ratio.one(), control, is_answer, who)
         about = {**made.evidence.environment, evidence.EXTENT: self.hunt.extent}
         return replace(made, evidence=replace(made.evidence, environment=about))
 
-    # ---- records ----------------------------------------------------------------------------------------------
+    # ---- records -----------------------------------------------------------------------------------------------------
 
     def _records(
         self, baseline: Found, raced: Contest, final: Contest, found: Confirmation | None
@@ -358,7 +363,7 @@ class _Session:
         for row, candidate in enumerate(raced.entrants):
             if row > 1 and candidate in self.hunt.found and (found is None or candidate != final.entrants[2]):
                 gain = raced.gain(row, ALPHA)
-                if not gain.pairs:  # no time was left to race it
+                if not gain.pairs:  # there was no time to race it
                     gain = replace(gain, median=baseline.seconds / self.hunt.found[candidate].seconds)
                 samples = raced.samples[row]
                 made.append(
@@ -367,7 +372,7 @@ class _Session:
         return tuple(m for m in made if not self._would_demote(m))
 
     def _would_demote(self, m: Measurement) -> bool:
-        """The newest measurement of a candidate counts: one that tells less must not stand before a confirmed one."""
+        """Whether a new, weaker measurement would replace a confirmed one, since the newest one of a candidate counts."""
         if m.evidence.confirmed:
             return False
         gain, default = m.evidence.gain, m.evidence.default
@@ -377,7 +382,7 @@ class _Session:
     def measurement(
         self, who: Candidate, samples: Sequence[float], gain: Ratio, control: Ratio, confirmed: bool, default: Candidate
     ) -> Measurement:
-        """A record; without samples of a contest those of the attempt stand in it."""
+        """Return a record; without samples of a contest it holds those of the attempt."""
         attempt = self.hunt.found[who].attempt
         return evidence.measurement(
             self.problem, self.target, self.solvers[who[0]], who[1], samples or attempt.samples, attempt.error, gain,
@@ -385,7 +390,7 @@ class _Session:
         )  # fmt: skip
 
     def seen(self, surveys: Sequence[Survey]) -> dict[Candidate, float]:
-        """What surveys say that this session would find out as well: gains over the same default in the same place."""
+        """Return the gains in surveys that apply to this session: over the same default in the same place."""
         solver, found = self.solvers.get(self.default[0]), dict[Candidate, float]()
         if solver is None or not surveys:
             return found
@@ -398,7 +403,10 @@ class _Session:
         return found
 
     def survey(self) -> Survey | None:
-        """What this session saw. Faults have records of their own, and what is barred was not looked at."""
+        """Return the survey of this session; None if only the baseline was examined.
+
+        Faults have records of their own, and barred candidates were not examined.
+        """
         hunt = self.hunt
         baseline = hunt.found.get(self.default) or hunt.best
         if baseline is None:

@@ -1,4 +1,4 @@
-"""The devices of a device string one by one, for what looks at one at a time: tuning, explaining, locking."""
+"""Split a device string into its devices, for tools that handle one at a time: tuning, explaining, locking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .find import find
 from .hetero import LOOKING, Hetero, bare
 from .multi import Multi
 
-#: inferences that say about how long a subgraph takes: the least of them, since others may disturb one
+#: Number of inferences for the estimate of a subgraph's time; the shortest counts, since others may disturb some.
 TIMES = 4
 
 
@@ -32,24 +32,24 @@ class Section:
 
     number: int
     model: Model
-    #: what those before made for it
+    #: the outputs of earlier subgraphs
     inputs: Mapping[str, Any]
-    #: of an inference of it, more or less
+    #: approximate seconds of an inference of the subgraph
     seconds: float
-    #: its device has but one kernel for everything: the operators' references
+    #: whether its device only has the operators' reference kernels
     is_reference: bool
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A device as it serves in a device string: what is done for it by itself holds there, too."""
+    """One device of a device string with its settings. Whatever is tuned for it alone also applies within the string."""
 
     device: str
-    #: settings that are its own: the streams of ``CPU(2)``
+    #: its own settings, such as the streams of ``CPU(2)``
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: examples that it runs together
+    #: number of examples that it runs together
     batch: int = 1
-    #: what it runs of a model that HETERO shares out; None: all of it
+    #: the part that it runs of a model divided by HETERO; None: the whole model
     section: Section | None = None
 
     def __str__(self) -> str:
@@ -60,13 +60,13 @@ class Apart:
         return f"{self.device}({streams}){batch}" if streams else f"{self.device}{batch}"
 
     def model(self, model: Model) -> Model:
-        """The model as it runs there."""
+        """Return the model that this device runs."""
         if self.section is not None:
             return self.section.model
         return batched(model, self.batch) if self.batch > 1 else model
 
     def inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs for that: an example, repeated."""
+        """Return inputs for that model; for a batch, the example is repeated."""
         if self.section is not None:
             return dict(self.section.inputs)
         if self.batch == 1:
@@ -77,11 +77,11 @@ class Apart:
 def apart(
     device: str, settings: Settings, model: Model | None = None, inputs: Mapping[str, Any] | None = None
 ) -> list[Apart]:
-    """The devices that a string names, in its order; of a single device, that.
+    """Return the devices of a string in order; a single device gives just that one.
 
-    BATCH runs two models: several examples at a time, and one, where the others did not come. ``model``: where the
-    number is left open, it is the one that was measured to be best for it. With ``inputs`` for it HETERO places it, and
-    there is one for each subgraph, in the order in which they run.
+    BATCH runs two models: one for several examples, and one for a single example in case the others did not arrive.
+    ``model``: if the batch size is not given, the one measured to be best for this model is used. With ``inputs`` for
+    the model, HETERO places it, and the result has one entry per subgraph, in the order in which they run.
     """
     plugin = find(device, replace(settings, allow_auto_batching=False))
     if isinstance(plugin, Multi | Auto):
@@ -102,9 +102,9 @@ def apart(
 def _sections(
     plugin: Hetero, model: Model, inputs: Mapping[str, Any], settings: Settings, own: Mapping[str, Any]
 ) -> list[Apart]:
-    """What HETERO gives each device, compiled, run to know its inputs, and again to know about how long it takes.
+    """Return the subgraphs of HETERO, each compiled, run once for its inputs, and again for its approximate time.
 
-    Nothing is tuned for that. Where one device has it all, that is the model as it is.
+    Nothing is tuned for this. If one device runs everything, the result is the unchanged model.
     """
     placed = plugin.place(model, settings)
     plugin.check(placed)
@@ -133,7 +133,7 @@ def _seconds(request: DeviceRequest, inputs: Mapping[str, Any]) -> float:
 
 
 def placement(device: str, settings: Settings, model: Model) -> dict[str, str]:
-    """The device of every node that HETERO would run, as it places them now."""
+    """Return the device of every node as HETERO places them now."""
     plugin = find(device, settings)
     assert isinstance(plugin, Hetero)
     placed = plugin.place(model, Settings.make(LOOKING, settings))
@@ -146,12 +146,12 @@ def _title(number: int, device: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one device runs of a model, with inputs for that; ``title``: which it is, where there are several."""
+    """The part of a model that one device runs, with inputs for it. ``title`` identifies it among several."""
 
     title: str
     compiled: DeviceModel
     inputs: Mapping[str, Any]
-    #: of a single device: what a user would hold
+    #: for a single device: the model as the user gets it
     served: CompiledModel | None = None
 
 
@@ -162,7 +162,7 @@ def pieces(
     settings: Settings,
     compile: Callable[[Model, str, Mapping[str, Any]], CompiledModel],
 ) -> Iterator[Piece]:
-    """What each device of a string runs: the whole model, or its subgraphs where HETERO shares it out."""
+    """Yield the part for each device of a string: the whole model, or the subgraphs of HETERO."""
     plugin = find(device, replace(settings, allow_auto_batching=False))
     if isinstance(plugin, Hetero):
         yield from _subgraphs(compile(model, device, {}), inputs)
@@ -177,7 +177,7 @@ def pieces(
 
 
 def _subgraphs(compiled: CompiledModel, inputs: Mapping[str, Any]) -> Iterator[Piece]:
-    """Subgraphs in the order in which they run, each with what those before made for it."""
+    """Yield the subgraphs in the order in which they run, each with the outputs of earlier ones as its inputs."""
     assert isinstance(compiled, HeteroModel)
     values = dict(inputs)
     for number, subgraph in enumerate(compiled.subgraphs):

@@ -1,7 +1,7 @@
 """``AUTO`` and ``AUTO:GPU.0,CPU``: the best device that is ready serves (docs/multi.md).
 
-While a GPU compiles, or tunes, the processor serves; then the GPU does, and no request notices. A device that cannot
-compile the model or fails is replaced by the next one.
+While a GPU compiles or tunes, the CPU serves; then the GPU takes over without interrupting requests. A device that
+fails or cannot compile the model is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEVELS = {"LOW": 0, "MEDIUM": 1, "HIGH": 2}
 
 
 class _Claims:
-    """The models of AUTO in this process: those of higher MODEL_PRIORITY have the first choice of devices."""
+    """The models of AUTO in this process. Those with a higher MODEL_PRIORITY choose devices first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class _Claims:
     def add(self, pool: Pool, level: int) -> None:
         with self._lock:
             self._pools[pool] = level
-        # Of the pool itself, not of the model that holds it: it would still be here when that is told.
+        # Attached to the pool and not to the model that holds it: the pool would otherwise still exist when this runs.
         weakref.finalize(pool, self._settle_soon).atexit = False
         self.settle()
 
@@ -47,7 +47,7 @@ class _Claims:
         self.settle()
 
     def settle(self) -> None:
-        """Tell every model which devices those above it want."""
+        """Tell every model which devices the models above it want."""
         with self._lock:
             wanted: list[tuple[int, str]] = []
             for pool, level in sorted(self._pools.items(), key=lambda item: -item[1]):
@@ -56,7 +56,7 @@ class _Claims:
                 wanted.append((level, pool.wanted(taken)))
 
     def _settle_soon(self) -> None:
-        """When a model ends: that may be anywhere, also while a thread holds a lock."""
+        """Call `settle` in a thread, since a model may end anywhere, even while a thread holds a lock."""
         threading.Thread(target=self.settle, name="tunewright-auto", daemon=True).start()
 
 
@@ -64,7 +64,7 @@ _CLAIMS = _Claims()
 
 
 class Auto(Plugin):
-    """The best device serves, or all of them where the hint is CUMULATIVE_THROUGHPUT."""
+    """The best device serves, or all devices if the hint is CUMULATIVE_THROUGHPUT."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
         names = list(names) or split(settings.multi_device_priorities)
@@ -75,7 +75,7 @@ class Auto(Plugin):
         return support(self.parts, model)
 
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
-        if len(self.parts) == 1:  # nothing to choose: it is that device
+        if len(self.parts) == 1:  # without a choice, the only device serves
             only = self.parts[0]
             LOG.info("AUTO: %s is the only device", only.name)
             return only.plugin.compile(model, only.settings, consume=consume)
@@ -85,7 +85,7 @@ class Auto(Plugin):
             warn_of_references(self.parts, "AUTO")
         else:
             _CLAIMS.add(pool, _LEVELS[settings.model_priority])
-        # A processor has compiled within a second or so: nobody need wait for the others.
+        # The CPU compiles within about a second, so nobody needs to wait for the other devices.
         try:
             pool.compile_first(next((part.name for part in self.parts if part.is_cpu), None))
         except BaseException:
@@ -95,7 +95,7 @@ class Auto(Plugin):
 
 
 def _all(settings: Settings) -> list[Part]:
-    """Every device that can be opened: GPUs in their order, then the processor."""
+    """Return every device that can be opened: GPUs in order, then the CPU."""
     found = []
     for name in sorted(visible(), key=lambda name: (not name.startswith("GPU"), len(name), name)):
         try:

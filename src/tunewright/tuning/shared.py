@@ -1,19 +1,20 @@
-"""The user's knowledge base in a folder on a network: a file for each writer, and no locks.
+"""The user's knowledge base in a network folder: one file per writer, and no locks.
 
-Locks of network file systems cannot be relied on, so nobody ever writes to another's file. A writer makes a file of its
-own in ``writers`` and only ever appends to it; readers take the union of all lines of all files, in any order. A line
-is ``{"digest":D,"record":...}`` for a record, or ``{"digest":D,"note":...}`` with the digest of a note, which is one of
+Locks of network file systems are unreliable, so no process ever writes to another's file. A writer creates its own file
+in ``writers`` and only appends to it. Readers take the union of all lines of all files, in any order. A line is
+``{"digest":D,"record":...}`` for a record. It is ``{"digest":D,"note":...}`` with the note's digest for one of these
+notes:
 
 * ``{"removed":R,"turn":n}``: record R was removed,
 * ``{"restored":R,"turn":n}``: record R was added again after that,
 * ``{"event":[date, action, what, nanoseconds]}``: a line of the log.
 
-A record is there if its line is, and its last turn is not a removal: it begins in turn 1, a removal names the turn that
-it saw, and adding it again begins the next turn. So removing beats a writer that added the same record at the same time
-without knowing of it, an explicit `add` afterwards brings it back, and the order in which files are read, or merged by
-`compact`, means nothing.
+A record exists if its line exists and its last turn is not a removal. It begins in turn 1. A removal names the turn
+that it saw, and adding the record again begins the next turn. A removal therefore beats a writer that adds the same
+record concurrently without knowing of it, and a later explicit `add` brings the record back. The order in which files
+are read, or merged by `compact`, does not matter.
 
-A last line without its end belongs to a writer that is at work, or was killed: it counts for nothing.
+An incomplete last line belongs to a writer that is still writing or was killed; it is ignored.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from .record import LONGEST, AnyRecord, Fault, Measurement, Survey, from_text, n
 
 FOLDER = "writers"
 ENDING = ".jsonl"
-#: A writer goes on with its file for so long after its last line, and `compact` leaves files alone for so long: far
-#: apart, so that clocks may differ, and no file is taken away from one who writes.
+#: Seconds after its last line in which a writer continues its file, and seconds in which `compact` leaves a file alone.
+#: They lie far apart because clocks may differ, and a file must never be taken from an active writer.
 IDLE_SECONDS, STALE_SECONDS = 3600.0, 86400.0
-#: with this number of files a new writer tidies up first
+#: From this number of files on, a new writer first calls `compact`.
 MANY_FILES = 64
 MOST_EVENTS = 10_000
-#: how often the folder is read while others change it
+#: Most times that the folder is read again while others change it.
 TRIES = 5
-#: longest line that is looked at, largest file that is read
+#: Longest line that is parsed as a note, and most bytes of a file that are read.
 MOST_LINE, MOST_FILE_BYTES = 4 << 20, 1 << 30
 _NOTE = re.compile(rb'\{"digest":"([0-9a-f]{64})","note":(\{.*\})\}')
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -58,12 +59,12 @@ T = TypeVar("T")
 
 @dataclass
 class _File:
-    """How far a writer's file has been read."""
+    """Reading state of a writer's file."""
 
     node: int
     changed: int
     size: int = 0
-    #: behind the last whole line
+    #: position after the last complete line
     offset: int = 0
     #: why it cannot be read
     trouble: str | None = None
@@ -80,7 +81,7 @@ class _Writer:
 
 
 class SharedDatabase(Database, Forkable):
-    """A folder that several machines write to. ``host`` names this one in the names of its files."""
+    """A folder that several machines write to. ``host`` names this machine in the names of its files."""
 
     def __init__(self, folder: Path, host: str | None = None) -> None:
         self._folder = folder / FOLDER
@@ -89,7 +90,7 @@ class SharedDatabase(Database, Forkable):
         super().__init__()
 
     def start_anew(self) -> None:
-        #: of what was read, for as long as that takes; of writing, which waits for disks
+        #: one lock for the state of reading, held briefly; one for writing, which waits for disks
         self._lock, self._writing = threading.RLock(), threading.RLock()
         self._writer: _Writer | None = None
         self._trouble: str | None = None
@@ -102,7 +103,7 @@ class SharedDatabase(Database, Forkable):
         self._removed: dict[str, int] = {}
         self._restored: dict[str, int] = {}
         self._events: set[tuple[int, Event]] = set()
-        #: what was given for a kind and family, and what it was made from
+        #: results by kind and family, with the sequences that they were made from
         self._given: dict[tuple[str, str], tuple[Sequence[Any], Sequence[Any]]] = {}
 
     def __del__(self) -> None:
@@ -111,7 +112,7 @@ class SharedDatabase(Database, Forkable):
         except AttributeError:
             pass
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- asking ------------------------------------------------------------------------------------------------------
 
     @property
     def read_only(self) -> str | None:
@@ -163,7 +164,7 @@ class SharedDatabase(Database, Forkable):
         return found
 
     def _present(self, at: tuple[str, str], records: Sequence[T]) -> Sequence[T]:
-        """Those that were not removed, as the same object until they change."""
+        """Return the records that were not removed; the same object until they change."""
         source, given = self._given.get(at, (None, ()))
         if source is not records:
             given = tuple(r for r in records if not self._is_removed(r.digest))  # type: ignore[attr-defined]
@@ -173,15 +174,15 @@ class SharedDatabase(Database, Forkable):
     def _is_removed(self, digest: str) -> bool:
         return self._removed.get(digest, 0) >= self._restored.get(digest, 1)
 
-    # ---- reading files ----------------------------------------------------------------------------------------------
+    # ---- reading files -----------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Take in what has been written since the last time. What cannot be read is a miss."""
+        """Read what was written since the last time. Unreadable parts are skipped."""
         for _ in range(TRIES):
             before = self._folder_time()
             self._take_in()
             if self._folder_time() == before:
-                return  # else files came or went meanwhile, and a line may have moved from one to another
+                return  # otherwise files came or went meanwhile, and a line may have moved from one to another
 
     def _folder_time(self) -> int:
         try:
@@ -208,13 +209,13 @@ class SharedDatabase(Database, Forkable):
 
     @staticmethod
     def _is_other(file: _File, status: os.stat_result | None) -> bool:
-        """The file is not the one that was read: gone, replaced, cut off or changed in place."""
+        """Whether a file is not the one that was read: it is gone, replaced, truncated or changed in place."""
         if status is None or status.st_ino != file.node or status.st_size < file.size:
             return True
         return status.st_size == file.size and status.st_mtime_ns != file.changed
 
     def _read(self, name: str, file: _File, size: int) -> None:
-        """The lines that are new in a file."""
+        """Read the new lines of a file."""
         try:
             with open(self._folder / name, "rb") as stream:
                 stream.seek(file.offset)
@@ -238,10 +239,10 @@ class SharedDatabase(Database, Forkable):
             *texts, at = note["event"]
             self._events.add((at, Event(*texts)))
 
-    # ---- writing ----------------------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[AnyRecord]) -> int:
-        # What could not be read again must not be taken.
+        # a record that could not be read again must not be stored
         given = {record.digest: from_text(record.text, record.digest) for record in records}
         with self._writing:
             lines, new = [], 0
@@ -273,7 +274,7 @@ class SharedDatabase(Database, Forkable):
             self._append([_framed({"event": [now(), *texts, time.time_ns()]})])
 
     def _append(self, lines: Sequence[str]) -> None:
-        """Write lines to the own file; they are on disk when this returns."""
+        """Append lines to this object's own file. They are on disk when this returns."""
         if not lines:
             return
         try:
@@ -282,23 +283,23 @@ class SharedDatabase(Database, Forkable):
                 write_all(writer.descriptor, "".join(f"{line}\n" for line in lines).encode("ascii"))
                 os.fsync(writer.descriptor)
             except OSError:
-                self._close()  # the file's contents are unknown now: half a line must stay its last
+                self._close()  # the file's content is unknown now, and half a line must remain its last
                 raise
             writer.last = time.time()
         except OSError as error:
             raise failed(self.path, error) from None
 
     def _own(self) -> _Writer:
-        """The own file, a new one where there is none, or where the old one may be gone."""
+        """Return the own file; a new one if there is none or the old one may be gone."""
         writer = self._writer
         if writer is not None:
             with contextlib.suppress(OSError):
                 if os.stat(writer.path).st_ino == writer.node and abs(time.time() - writer.last) < IDLE_SECONDS:
                     return writer
             self._close()
-        make_folder(self._folder, 0o777)  # who may share it is up to the folder that it is in
+        make_folder(self._folder, 0o777)  # the parent folder's permissions decide who may share it
         if len(_stats(self._folder)) >= MANY_FILES:
-            with contextlib.suppress(DatabaseError):  # tidying up can wait
+            with contextlib.suppress(DatabaseError):  # merging can wait
                 self.compact()
         path = self._folder / self._name()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -316,10 +317,10 @@ class SharedDatabase(Database, Forkable):
             os.close(writer.descriptor)
 
     def compact(self, stale_seconds: float = STALE_SECONDS) -> int:
-        """Merge the files of writers that are done, those untouched for so long, into one; how many went.
+        """Merge the files that were not changed for ``stale_seconds`` into one, and return how many were removed.
 
-        The new file is complete and on disk before an old one goes, so that at no time a line is missing, and several
-        machines may do it at once: lines that are there twice count once. Contents of removed records are left out.
+        The new file is complete and on disk before an old one is removed, so no line is ever missing. Several machines
+        may merge at once, because duplicate lines count once. The content of removed records is dropped.
         """
         with self._writing:
             with self._lock:
@@ -355,16 +356,16 @@ class SharedDatabase(Database, Forkable):
         return _note(line) is not None if parts is None else fits(line) and not self._is_removed(parts[0])
 
     def _tidy(self, limit: float, mine: Path) -> None:
-        """Remove what others who were killed while they merged have left."""
+        """Delete unfinished files of other processes that were killed while merging."""
         for left in self._folder.glob(f"*{ENDING}.new"):
             with contextlib.suppress(FileNotFoundError):
                 if left != mine and left.stat().st_mtime <= limit:
                     left.unlink()
 
     def _retire(self, name: str, before: os.stat_result) -> int:
-        """Take a merged file away; one with damage stays under another name."""
+        """Remove a merged file; a file with damage is renamed instead."""
         path = self._folder / name
-        with contextlib.suppress(FileNotFoundError):  # another machine was quicker
+        with contextlib.suppress(FileNotFoundError):  # another machine removed it first
             status = path.stat()
             if (status.st_size, status.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
                 return 0
@@ -377,7 +378,7 @@ class SharedDatabase(Database, Forkable):
 
 
 def _stats(folder: Path) -> dict[str, os.stat_result]:
-    """The writers' files."""
+    """Return the files of all writers."""
     found = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -395,7 +396,7 @@ def _framed(note: dict[str, object]) -> str:
 
 
 def _note(line: bytes) -> dict[str, Any] | None:
-    """What a line says that is no record; None when it is not as it was written."""
+    """Parse a line that holds a note; None if it is no note or damaged."""
     found = _NOTE.fullmatch(line) if len(line) <= MOST_LINE else None
     if found is None or hashlib.sha256(found[2]).hexdigest().encode() != found[1]:
         return None
@@ -415,7 +416,7 @@ def _note(line: bytes) -> dict[str, Any] | None:
 
 
 def _bad_lines(path: Path) -> tuple[list[str], bool]:
-    """The lines of a file that are not as they were written, each with the reason; whether the last one is torn."""
+    """Return the damaged lines of a file, each with the reason, and whether the last line is incomplete."""
     bad = []
     with open(path, "rb") as stream:
         whole, _, torn = stream.read(MOST_FILE_BYTES).rpartition(b"\n")

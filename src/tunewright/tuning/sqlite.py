@@ -1,12 +1,12 @@
-"""The user's knowledge base in a SQLite file, for a folder on a disk of this machine.
+"""The user's knowledge base in a SQLite file, for a folder on a local disk.
 
-A rollback journal and full syncs: what `add` has returned from is on disk. A question holds a lock for as long as it
-takes. A writer holds the folder's lock too, so that a file is never replaced under another writer's hands.
+A rollback journal and full syncs make every completed `add` durable. A query holds SQLite's lock while it runs. A
+writer also holds the folder's lock, so that a file is never replaced while another process writes to it.
 
-Nothing in the file is trusted. Its tables must be exactly ours, every content is checked against its digest when it is
-read, and a row that does not fit is a miss. A file that cannot be used at all is a miss as a whole; the next write puts
-it aside, under another name, and takes what can still be read of it into a new one (`salvage`). A file of a later
-format, which has a higher number and other tables, is left alone.
+Nothing in the file is trusted. Its tables must be exactly those defined here, and every content is checked against its
+digest. A row that does not match is skipped. An unusable file gives no answers; the next write moves it aside and
+copies what is still readable into a new file (`salvage`). A file of a later format, with a higher number and other
+tables, is left alone.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _TABLES = {
     "records_of_family": "CREATE INDEX records_of_family ON records (family)",
     "events": "CREATE TABLE events (date TEXT NOT NULL, action TEXT NOT NULL, what TEXT NOT NULL)",
 }
-#: what is in the schema of a file of ours: the tables, and the index that SQLite makes for the digests
+#: Schema of a valid file: the tables, and the index that SQLite makes for the digests.
 _SCHEMA = {*_TABLES.items(), ("sqlite_autoindex_records_1", None)}
-#: A row that is there already is written again only if something has happened to it.
+#: Rewrites an existing row only if it differs.
 _ADD = (
     "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (digest)"
     " DO UPDATE SET kind = excluded.kind, family = excluded.family, text = excluded.text"
     " WHERE kind IS NOT excluded.kind OR family IS NOT excluded.family OR text IS NOT excluded.text"
 )
 
-#: A page holds a few records whole, so that each can be found in the bytes of a broken file.
+#: A page holds a few whole records, so that each can be found in the bytes of a broken file.
 PAGE_BYTES = 8192
-#: How long a question waits for a writer, and for other questions of this process: together less than 5 seconds.
+#: Seconds that a query waits for a writer, and for other queries of this process: together less than 5.
 BUSY_SECONDS, QUEUE_SECONDS = 3.0, 1.0
-#: how long a writer waits for other writers, and for readers
+#: Seconds that a writer waits for other writers, and for readers.
 LOCK_SECONDS, WRITE_SECONDS = 60.0, 10.0
-#: most events that are kept, most families that are remembered
+#: Most events that are kept, and most families whose results are kept.
 MOST_EVENTS, MOST_FAMILIES = 10_000, 4096
 _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT,
            sqlite3.SQLITE_TOOBIG}  # fmt: skip
@@ -66,21 +66,21 @@ T = TypeVar("T")
 
 
 class _Damaged(Exception):
-    """The file is of no use as it is."""
+    """The file is unusable in its present state."""
 
 
 class _Newer(Exception):
-    """The file is of a later format."""
+    """The file has a later format."""
 
 
 class SqliteDatabase(Database, Forkable):
-    """The file ``kb.sqlite`` in a folder. Reading makes nothing; the first write makes folder and file."""
+    """The file ``kb.sqlite`` in a folder. Reading creates nothing; the first write creates folder and file."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path
         self._file = path / FILE
         self.path = str(self._file)
-        #: the file that the last full check found good
+        #: the file that passed the last full check
         self._sound: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
         self._inherited: list[sqlite3.Connection | None] = []
@@ -88,13 +88,13 @@ class SqliteDatabase(Database, Forkable):
 
     def start_anew(self) -> None:
         self._lock = threading.Lock()
-        self._inherited.append(self._connection)  # closing it is the parent's business
+        self._inherited.append(self._connection)  # the parent must close it
         self._connection = None
         self._stamp: tuple[int, int] | None = None
         self._version: int | None = None
-        #: what was found in a family, and in which version of the file
+        #: results by family, with the version of the file
         self._known: dict[str, tuple[int | None, Sequence[AnyRecord]]] = {}
-        #: why the last question was a miss
+        #: why the last query gave no answer
         self._trouble: str | None = None
 
     def __del__(self) -> None:
@@ -102,7 +102,7 @@ class SqliteDatabase(Database, Forkable):
         if connection is not None:
             connection.close()
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- asking ------------------------------------------------------------------------------------------------------
 
     @property
     def read_only(self) -> str | None:
@@ -132,7 +132,7 @@ class SqliteDatabase(Database, Forkable):
         return self._ask(lambda connection: self._column(connection, ""), ())
 
     def _column(self, connection: sqlite3.Connection, family: str) -> Sequence[Any]:
-        """The records with this in their column, the same object as before if it still holds all of them."""
+        """Return the records with this value in their column; the same object as before if it still holds all of them."""
         known = self._known.get(family)
         if known is None or known[0] != self._version:
             query = "SELECT {} FROM records WHERE family = ? ORDER BY digest"
@@ -153,7 +153,7 @@ class SqliteDatabase(Database, Forkable):
         rows: list[tuple[object, object]] = []
 
         def ask(connection: sqlite3.Connection) -> None:
-            # In the table's own order: an index may be broken. What was read before something fails is kept.
+            # In the table's own order, because an index may be broken. Rows read before a failure are kept.
             for row in connection.execute("SELECT digest, text FROM records NOT INDEXED"):
                 rows.append(row)
 
@@ -195,7 +195,7 @@ class SqliteDatabase(Database, Forkable):
         return found
 
     def _ask_apart(self, question: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Ask what may take long on a connection of its own, so that no other question waits for it."""
+        """Run a long query on a separate connection, so that other queries do not wait for it."""
         if _stamp(self._file) is None:
             return None
         connection = _connect(self._file, "rw", BUSY_SECONDS)
@@ -204,7 +204,7 @@ class SqliteDatabase(Database, Forkable):
             return question(connection)
 
     def _ask(self, question: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-        """Ask in one short transaction, which waits for a writer at most once. What cannot be asked is a miss."""
+        """Run a query in one short transaction that waits for a writer at most once. Returns ``nothing`` if it fails."""
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
             self._trouble = "other threads of this process took too long"
             return nothing
@@ -236,7 +236,7 @@ class SqliteDatabase(Database, Forkable):
             self._lock.release()
 
     def _current(self) -> sqlite3.Connection | None:
-        """A connection to the file that is there now, if there is one."""
+        """Return a connection to the file that exists now; None if there is none."""
         while True:
             stamp = _stamp(self._file)
             if stamp is None:
@@ -246,7 +246,7 @@ class SqliteDatabase(Database, Forkable):
                 return self._connection
             self._forget()
             self._connection = _connect(self._file, "rw", BUSY_SECONDS)
-            self._stamp = stamp  # and look again: the file that was opened may be another one already
+            self._stamp = stamp  # check again: the opened file may already have been replaced
 
     def _forget(self) -> None:
         connection, self._connection, self._stamp, self._version = self._connection, None, None, None
@@ -255,10 +255,10 @@ class SqliteDatabase(Database, Forkable):
         if connection is not None:
             connection.close()
 
-    # ---- writing ----------------------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[AnyRecord]) -> int:
-        # What could not be read again must not be taken: that it is here would be all that anyone ever knows of it.
+        # A record that could not be read again must not be stored: the caller keeps no other copy.
         rows = [_row(from_text(record.text, record.digest)) for record in records]
 
         def write(connection: sqlite3.Connection) -> int:
@@ -282,7 +282,7 @@ class SqliteDatabase(Database, Forkable):
         self._write(lambda connection: _note(connection, action, what))
 
     def repair(self) -> Sequence[str]:
-        """Make a damaged file anew from what can be read of it, and put it aside; what was damaged."""
+        """Move a damaged file aside and build a new one from its readable parts. Returns the damage."""
         found = self.damage()
         if found:
             try:
@@ -295,7 +295,7 @@ class SqliteDatabase(Database, Forkable):
         return found
 
     def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """One transaction, on disk when this returns; before it, whatever the file needs to be usable."""
+        """Run one transaction, which is on disk when this returns. Repairs the file first if it is unusable."""
         try:
             make_folder(self._folder)
             with self._locked():
@@ -311,7 +311,7 @@ class SqliteDatabase(Database, Forkable):
             raise DatabaseError(f"cannot be written: {newer}", where=self.path, hint=hint) from None
 
     def _change(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """The job in a transaction of its own. `_Damaged` when the file is not there or not fit for it."""
+        """Run the job in its own transaction. Raises `_Damaged` if the file is missing or unusable."""
         stamp = _stamp(self._file)
         if stamp is None:
             self._build([], [])
@@ -319,13 +319,13 @@ class SqliteDatabase(Database, Forkable):
         try:
             with _opened(self._file, "rw") as connection:
                 _check(connection)
-                # Once for each file: to write into a broken one may destroy what is still good in it.
+                # Once per file: writing to a broken file may destroy its good parts.
                 if stamp != self._sound and (faults := _faults_of(connection)):
                     raise _Damaged("; ".join(faults))
                 result = job(connection)
                 connection.execute("COMMIT")
         except salvage.ERRORS as error:
-            # A number in the file's head says who may write; when the system would let us, the number is wrong.
+            # A number in the file's header says who may write. If the system allows writing, that number is damaged.
             barred = _code(error) == sqlite3.SQLITE_READONLY and self.read_only is None
             if barred or _code(error) in _BROKEN:
                 raise _Damaged(_reason(error)) from None
@@ -334,7 +334,7 @@ class SqliteDatabase(Database, Forkable):
         return result
 
     def _repair(self, reason: str) -> None:
-        """Put the file aside, and what can still be read of it into a new one."""
+        """Move the file aside, and copy its readable parts into a new one."""
         day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")
         names = (self._file.with_name(f"{FILE}.damaged-{day}-{n}") for n in range(1, 1 << 30))
         aside = next(name for name in names if not os.path.lexists(name))
@@ -348,7 +348,7 @@ class SqliteDatabase(Database, Forkable):
             events.extend(salvage.events(connection))
 
         if self._file.is_file():
-            # Only where the tables are ours: in another file a plain SELECT may compute for ever.
+            # Only with our tables: in another file a plain SELECT may run forever.
             with contextlib.suppress(*_ERRORS, _Damaged):
                 self._ask_apart(save)
             for digest, text in salvage.carved(self._file.read_bytes()):
@@ -359,8 +359,8 @@ class SqliteDatabase(Database, Forkable):
         LOG.warning("%s was damaged and is made anew: %s", self.path, what)
 
     def _build(self, records: Iterable[AnyRecord], events: Iterable[Event], aside: Path | None = None) -> None:
-        """A new file, in place when all of it is on disk. The old one, if any, is then known by another name."""
-        for left in self._folder.glob(f"{FILE}.new-*"):  # of a process that was killed; nobody else is here now
+        """Build a new file and move it into place once it is on disk. The old file, if any, moves to ``aside``."""
+        for left in self._folder.glob(f"{FILE}.new-*"):  # left by a killed process; no other one can be here now
             left.unlink()
         new = self._file.with_name(f"{FILE}.new-{os.getpid()}-{secrets.token_hex(4)}")
         with _opened(new, "rwc") as connection:
@@ -383,7 +383,7 @@ class SqliteDatabase(Database, Forkable):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The folder's lock. It goes with the process that holds it, however that ends."""
+        """Hold the folder's lock. It ends with its process in any case."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             end = time.monotonic() + LOCK_SECONDS
@@ -396,17 +396,17 @@ class SqliteDatabase(Database, Forkable):
                         raise OSError(f"other processes held its lock for {LOCK_SECONDS:g} seconds") from None
                     time.sleep(0.003)
             yield
-            # A child that was forked meanwhile shares the descriptor, and closing ours alone would leave it locked.
+            # A child forked meanwhile shares the descriptor, so closing it here would leave the folder locked.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
 
-# ---- the file -------------------------------------------------------------------------------------------------------
+# ---- the file --------------------------------------------------------------------------------------------------------
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """Which file is there; None when there is none. `_Damaged` when it cannot be a database."""
+    """Return the identity of the existing file, or None. Raises `_Damaged` if it cannot be a database."""
     try:
         found = os.stat(file)
     except FileNotFoundError:
@@ -419,13 +419,14 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _connect(file: Path, mode: str, seconds: float) -> sqlite3.Connection:
-    """Open a file. In mode ``rw`` nothing is made; a journal left by a killed process is played back."""
+    """Open a file. Mode ``rw`` creates nothing, but plays back the journal of a killed process."""
     connection = sqlite3.connect(
         f"{file.absolute().as_uri()}?mode={mode}", seconds, isolation_level=None, check_same_thread=False, uri=True
     )
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 4 * MOST_BYTES)
-    # EXTRA is FULL with a sync of the folder when the journal goes: without it a power cut may bring the journal back.
+    # EXTRA adds to FULL a sync of the folder after the journal's deletion; a power cut may otherwise restore the
+    # journal.
     for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = EXTRA", "secure_delete = ON",
                    "temp_store = MEMORY", "mmap_size = 0", f"page_size = {PAGE_BYTES}"):  # fmt: skip
         connection.execute(f"PRAGMA {pragma}")
@@ -434,7 +435,7 @@ def _connect(file: Path, mode: str, seconds: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    """Whatever was not committed inside is undone."""
+    """Run a block in a transaction, and roll back what it did not commit."""
     connection.execute(begin)
     try:
         yield
@@ -445,14 +446,14 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(file: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """A connection in a transaction that may write; who uses it commits."""
+    """Open a connection in a writing transaction; the caller commits."""
     connection = _connect(file, mode, WRITE_SECONDS)
     with contextlib.closing(connection), _transaction(connection, "BEGIN IMMEDIATE"):
         yield connection
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """The file is one of ours, with our tables and nothing beside them."""
+    """Raise unless the file has our format and exactly our tables."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     schema = set(connection.execute("SELECT name, sql FROM sqlite_master").fetchall())
     if version > FORMAT and schema != _SCHEMA:
@@ -465,13 +466,13 @@ def _check(connection: sqlite3.Connection) -> None:
 
 
 def _faults_of(connection: sqlite3.Connection) -> list[str]:
-    """What SQLite finds wrong in the structure of the file."""
+    """Return the errors that SQLite finds in the structure of the file."""
     found = [line for (text,) in connection.execute("PRAGMA integrity_check(8)") for line in str(text).splitlines()]
     return [] if found == ["ok"] else [line for line in found if not line.startswith("***")]
 
 
 def _code(error: BaseException) -> int:
-    """SQLite's primary code of an error."""
+    """Return SQLite's primary code of an error."""
     if isinstance(error, UnicodeDecodeError):
         return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
@@ -486,13 +487,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _column(kind: type[Measurement] | type[Survey], family: str) -> str:
-    """What stands in the column ``family``: surveys stand apart, because who asks for measurements is in a hurry."""
+    """Return the value of the column ``family``. Surveys have another one, because queries for measurements must be
+    fast."""
     digest = hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
     return digest if kind is Measurement else f"{salvage.APART}{digest}"
 
 
 def _family(record: AnyRecord) -> str:
-    """The same of a record: faults have no family."""
+    """Return that value for a record; it is empty for faults."""
     return "" if isinstance(record, Fault) else _column(type(record), record.family)
 
 
@@ -507,7 +509,7 @@ def _record(digest: object, text: object) -> AnyRecord:
 
 
 def _records(rows: Iterable[tuple[object, object]]) -> Iterator[AnyRecord]:
-    """The records of rows that are as they were written; `damage` names the others."""
+    """Yield the undamaged records of rows; `damage` reports the others."""
     for digest, text in rows:
         with contextlib.suppress(InputError):
             yield _record(digest, text)

@@ -1,12 +1,12 @@
-"""Who is faster, and how sure that is: intervals of ratios from interleaved turns. Pure functions over samples.
+"""Compare candidates by intervals of ratios from interleaved turns. Pure functions over samples.
 
-Why the intervals are honest on a noisy machine: candidates take turns, and the order within each round is drawn at
-random. If two of them differ by a factor alone, then which one met the worse moment of a round is a fair coin, thrown
-anew each round, whatever the noise is: drift, bursts of other load, autocorrelation, heavy tails. So the logarithm of
-the ratio, less that of the factor, has a random sign in every round, independent of its size. That is all the
-signed-rank interval assumes. No model of the noise is fitted, and nothing is said to be normal.
+The intervals are valid on a noisy machine for this reason. Candidates take turns, and the order within each round is
+random. If two of them differ only by a factor, a fair coin decides in each round which one meets the worse moment. This
+holds for any noise: drift, bursts of other load, autocorrelation, heavy tails. The logarithm of the ratio, minus that
+of the factor, therefore has a random sign in every round, independent of its size. The signed-rank interval assumes
+nothing else. No model of the noise is fitted, and no distribution is assumed to be normal.
 
-Rounds are left out by a rule that is blind to who is who (`quiet`), which keeps this argument.
+The rule that leaves out rounds (`quiet`) does not know which candidate is which, so the argument still holds.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .record import Ratio
 
 Floats = npt.NDArray[np.float64]
 
-#: bounds of a ratio of which nothing is known; a record holds finite numbers
+#: Bounds of an unknown ratio; a record holds only finite numbers.
 UNKNOWN = 1e6
-#: rounds at which a sequential test looks for the first time; then at twice as many, and so on
+#: Rounds before the first look of a sequential test; each later look comes after twice as many.
 FIRST_LOOK = 8
-#: A round is quiet when both times together are within this factor of the lowest tenth. Jitter of 10 % stays inside, a
-#: competitor for the core does not. A tenth of the rounds counts in any case, and at least this number.
+#: A round is quiet if both times together lie within this factor of the lowest tenth. Jitter of 10 % stays inside, a
+#: competitor for the core does not. At least a tenth of the rounds counts, and at least this number.
 QUIET, LEAST_QUIET = 1.35, 16
-#: spread (between quartiles) of log-ratios that jitter does not make
+#: Spread between the quartiles of log-ratios that jitter alone does not cause.
 ROUGH = 0.2
-#: up to this number of rounds the distribution is computed; beyond, it is close to normal (a test compares them)
+#: Up to this number of rounds the exact distribution is used; beyond it is nearly normal (a test compares them).
 _EXACT = 100
 
 
 def quiet(first: Sequence[float], second: Sequence[float]) -> tuple[Floats, Floats]:
-    """The rounds of a pair that were not disturbed, judged by both times together.
+    """Return the undisturbed rounds of a pair, judged by both times together.
 
-    It is not about precision alone. Who is faster on a busy machine need not be on a quiet one: kernels that hand out
-    work in small parts suffer less from a core that is taken away.
+    This affects more than precision: the faster candidate on a busy machine may be the slower one on a quiet machine.
+    Kernels that distribute work in small parts suffer less when a core is taken away.
     """
     count = min(len(first), len(second))
     a, b = np.asarray(first[:count], np.float64), np.asarray(second[:count], np.float64)
@@ -54,10 +54,10 @@ def quiet(first: Sequence[float], second: Sequence[float]) -> tuple[Floats, Floa
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float], alpha: float) -> Ratio:
-    """How many times as long the first takes as the second; the interval is wrong with a chance of at most ``alpha``.
+    """Return the ratio of ``slower`` to ``faster``; its interval is wrong with a probability of at most ``alpha``.
 
-    The samples are of the same rounds. The median is that of the means of all pairs of log-ratios (Hodges and
-    Lehmann's): nearly as sharp as a mean, and no outlier moves it far.
+    Both samples come from the same rounds. The median is the Hodges-Lehmann estimate over all pairs of log-ratios. It
+    is nearly as precise as a mean, and an outlier hardly changes it.
     """
     a, b = quiet(slower, faster)
     count = len(a)
@@ -69,18 +69,18 @@ def ratio(slower: Sequence[float], faster: Sequence[float], alpha: float) -> Rat
     middle = float(np.median(means))
     reach = signed_rank_reach(count, alpha / 2)
     low, high = (means[reach], means[-1 - reach]) if reach >= 0 else (-math.inf, math.inf)
-    # whatever the timer says, a record holds finite numbers
+    # whatever the timer reports, a record must hold finite numbers
     middle, low, high = (min(max(math.exp(min(float(x), 99.0)), 1 / UNKNOWN), UNKNOWN) for x in (middle, low, high))
     return Ratio(middle, low, high, count)
 
 
 def unknown(found: Ratio) -> bool:
-    """Whether there were too few rounds to say anything."""
+    """Whether there were too few rounds for a statement."""
     return found.high >= UNKNOWN
 
 
 def relative(slower: Sequence[float], faster: Sequence[float]) -> float:
-    """The median of `ratio` alone."""
+    """Return only the median of `ratio`."""
     a, b = quiet(slower, faster)
     logs = np.log(a) - np.log(b)
     rows, columns = np.triu_indices(len(logs))
@@ -94,10 +94,11 @@ def rough(slower: Sequence[float], faster: Sequence[float]) -> bool:
 
 
 def estimate(slower: Sequence[float], faster: Sequence[float]) -> float:
-    """The ratio from a few rounds, without an interval: `relative`, or where rounds are `rough`, of the shortest times.
+    """Return the ratio from a few rounds without an interval: `relative`, or the ratio of the shortest times if they
+    are `rough`.
 
-    Measured with five others at work on two cores, 25 rounds each: the two shortest times are off by 10 to 20 %,
-    medians by 20 to 30 %. On a calm machine it is the other way round, 3 % against 1.5 %.
+    Measured with five other processes on two cores, 25 rounds each: the two shortest times err by 10 to 20 %, medians
+    by 20 to 30 %. On an idle machine they err by 3 % and 1.5 %.
     """
     if not rough(slower, faster):
         return relative(slower, faster)
@@ -107,29 +108,29 @@ def estimate(slower: Sequence[float], faster: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def signed_rank_reach(count: int, tail: float) -> int:
-    """The largest rank sum that chance falls to or below with a probability of at most ``tail``; -1: there is none."""
+    """Return the largest rank sum whose cumulative probability is at most ``tail``; -1 if there is none."""
     if tail <= 0 or 2.0**-count > tail:
         return -1
     if count > _EXACT:
         spread = math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
-        # a little less: never more certain than the real distribution
+        # slightly lower, so that it never claims more certainty than the exact distribution
         return math.floor(count * (count + 1) / 4 + NormalDist().inv_cdf(tail) * spread) - 3
     return int(np.searchsorted(_signed_rank(count), tail, side="right")) - 1
 
 
 @lru_cache(maxsize=128)
 def _signed_rank(count: int) -> Floats:
-    """P(W <= w) of the signed-rank sum W for w = 0, 1, ..."""
+    """Return P(W <= w) of the signed-rank sum W for w = 0, 1, ..."""
     chances = np.zeros(count * (count + 1) // 2 + 1)
     chances[0] = 1.0
-    for rank in range(1, count + 1):  # each rank counts or does not, with even odds
+    for rank in range(1, count + 1):  # each rank is included or not, with equal probability
         chances[rank:] += chances[:-rank].copy()
         chances /= 2
     return np.cumsum(chances)
 
 
 def looks(limit: int) -> Iterator[int]:
-    """The numbers of rounds after which a sequential test looks: it doubles them, and ends at the limit."""
+    """Yield the numbers of rounds at which a sequential test looks: doubling, and finally the limit."""
     rounds = FIRST_LOOK
     while rounds < limit:
         yield rounds
@@ -139,19 +140,19 @@ def looks(limit: int) -> Iterator[int]:
 
 @dataclass
 class Spending:
-    """What a sequential test may risk: ``alpha`` over all of its looks, spent in proportion to the rounds.
+    """Divides the risk ``alpha`` of a sequential test among its looks, in proportion to the rounds.
 
-    The risks of the looks add up to alpha at most, so the intervals of all looks hold together. Half of it is left for
-    the last look, where it is needed most; large differences are seen early all the same.
+    The risks of all looks sum up to at most alpha, so the intervals of all looks hold together. The last look gets all
+    that is left.
     """
 
     alpha: float
     spent: float = 0.0
 
     def at(self, rounds: int, planned: int, last: bool = False) -> float:
-        """The risk to take after this number of the planned rounds. The last look takes what is left.
+        """Return the risk to take after this number of the planned rounds. The last look takes what is left.
 
-        The plan may change with the time that rounds take, never with what they found.
+        The plan may depend on the duration of rounds, but never on their results.
         """
         due = self.alpha if last else self.alpha * min(1.0, rounds / planned)
         risk = max(0.0, due - self.spent)
@@ -160,11 +161,11 @@ class Spending:
 
 
 def leader(samples: Sequence[Sequence[float]], entrants: Sequence[int]) -> int:
-    """The entrant with the shortest time, by pairs with the first row of the samples."""
+    """Return the entrant with the shortest time, compared in pairs with the first row of the samples."""
     return max(entrants, key=lambda i: (relative(samples[0], samples[i]), -i))
 
 
 def losers(samples: Sequence[Sequence[float]], entrants: Sequence[int], alpha: float, margin: float = 0.0) -> set[int]:
-    """The entrants that can be dropped: for certain they are not faster than the leader by more than a margin."""
+    """Return the entrants to drop: those that are certainly not faster than the leader by more than a margin."""
     first = leader(samples, entrants)
     return {i for i in entrants if i != first and ratio(samples[i], samples[first], alpha).low > 1.0 - margin}

@@ -1,8 +1,7 @@
-"""With how many streams and requests, and in which batches, a model is served best, by measurement: kept beside the
-user's knowledge base.
+"""The measured best numbers of streams, requests and batches for a model, stored beside the user's knowledge base.
 
-Records of kernels have problems as their keys, and a whole model is none; so these answers have a file of their own, in
-the same folder: ``streams.json``, an answer per model, target and what else matters.
+Records of kernels have problems as keys, and a whole model is no problem. These answers therefore have their own file
+in the same folder: ``streams.json``, with an answer per model, target and relevant settings.
 """
 
 from __future__ import annotations
@@ -32,32 +31,32 @@ LOG = logging.getLogger("tunewright")
 
 FILE = "streams.json"
 SCHEMA = "tunewright.streams/1"
-#: answers that are kept; the oldest go first
+#: Most answers that are kept; the oldest are dropped first.
 MOST = 1000
-#: more streams or requests than that are a damaged file
+#: A larger number of streams or requests means that the file is damaged.
 LARGEST = 4096
-#: measurements on a busy machine after which an answer stands as it is
+#: Measurements on a busy machine after which an answer becomes final.
 MOST_TRIES = 3
-#: elements of a constant that says what a node does, and not with which weights
+#: Constants of up to this many elements are part of the structure; larger ones are weights.
 FEW = 8
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was measured to be best, and all that was compared."""
+    """The configuration that was measured to be best, and all that were compared."""
 
     streams: int
     requests: int
-    #: inferences per second by "streams x requests", as in "2x4", and "2x32x8" where 8 requests run together
+    #: inferences per second by "streams x requests", as in "2x4"; "2x32x8" if 8 requests run together
     rates: Mapping[str, float]
-    #: requests that run together
+    #: number of requests that run together
     batch: int = 1
     #: why no larger batch was compared
     ended: str = ""
-    #: why it is not certain, and how often that was measured; it is measured again by the next load that may
+    #: why the answer is uncertain, and how often it was measured; a later load measures again
     doubt: str = ""
     tries: int = 1
-    #: for people: which model, on what, when and by which version
+    #: for readers: model, target, date and version
     model: str = ""
     target: str = ""
     #: of the model's structure
@@ -67,12 +66,12 @@ class Answer:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether it is used, and the next load that may measures again."""
+        """Whether the answer is used now but measured again by a later load."""
         return bool(self.doubt) and self.tries < MOST_TRIES
 
     @staticmethod
     def of(found: Any) -> Answer | None:
-        """Out of a file; None where it is none."""
+        """Parse an answer from a file; None if it is invalid."""
         try:
             names = {f.name for f in dataclasses.fields(Answer)}
             answer = Answer(**{k: v for k, v in found.items() if k in names})
@@ -87,8 +86,8 @@ class Answer:
 
 
 def told(rates: Mapping[str, float]) -> str:
-    """In a line: streams x requests (x batch), and inferences per second. Of each batch, where there are several, the
-    best alone."""
+    """Describe rates in one line: streams x requests (x batch), and inferences per second. If there are several
+    batches, only the best rate of each is shown."""
     shown = dict(rates)
     if any(batch_of(name) > 1 for name in rates):
         best: dict[int, str] = {}
@@ -101,13 +100,13 @@ def told(rates: Mapping[str, float]) -> str:
 
 
 def batch_of(name: str) -> int:
-    """The batch of a compared point: 8 in "2x32x8", 1 in "2x4"."""
+    """Return the batch of a compared configuration: 8 in "2x32x8", 1 in "2x4"."""
     third = name.split("x")[2:3]
     return int(third[0]) if third and third[0].isdecimal() else 1
 
 
 def key(graph: Graph, target: Target, settings: Settings, batches: bool = False) -> str:
-    """What an answer depends on. Weights are not part of it. ``batches``: requests may run together."""
+    """Return the key of an answer. It does not depend on weights. ``batches``: requests may run together."""
     text = _hash(graph)
     others = (settings.inference_precision_hint, settings.execution_mode_hint, settings.performance_hint_num_requests)
     text.update(repr((target, others)).encode())
@@ -117,7 +116,7 @@ def key(graph: Graph, target: Target, settings: Settings, batches: bool = False)
 
 
 def digest(graph: Graph) -> str:
-    """The digest of a model's structure, whatever it runs on."""
+    """Return the digest of a model's structure, independent of the device."""
     return _hash(graph).hexdigest()[:16]
 
 
@@ -130,7 +129,7 @@ def _hash(graph: Graph) -> hashlib._Hash:
 
 
 def _lines(graph: Graph) -> Iterator[str]:
-    """A graph's structure: every node with its attributes, and where its inputs come from."""
+    """Yield a graph's structure as text: every node with its attributes and the sources of its inputs."""
     numbers: dict[Value, str] = {v: f"in{i} {v.type}" for i, v in enumerate(graph.inputs)}
 
     def name(value: Value | None) -> str:
@@ -166,7 +165,7 @@ class StreamsFile(JsonFile):
         return StreamsFile(places.user_folder(settings) / FILE)
 
     def read(self) -> dict[str, Answer]:
-        """All answers. What is damaged is none, and a warning says so."""
+        """Return all answers. Warns and returns none if the file is damaged."""
         try:
             with self.opened() as descriptor:
                 return self._answers(descriptor)
@@ -180,7 +179,7 @@ class StreamsFile(JsonFile):
         return self.read().get(key)
 
     def add(self, key: str, answer: Answer) -> None:
-        """Keep an answer; where that is impossible (a read-only folder), the next process measures anew."""
+        """Store an answer. If that fails (a read-only folder), it warns, and the next process measures again."""
         dated = dataclasses.replace(
             answer, date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), version=__version__
         )
@@ -197,7 +196,7 @@ class StreamsFile(JsonFile):
             LOG.warning("%s: measured streams cannot be kept: %s", self.path, error)
 
     def forget(self, which: Callable[[str, Answer], bool]) -> dict[str, Answer]:
-        """Drop answers, and say which: the next load with NUM_STREAMS = AUTO measures anew."""
+        """Remove answers and return them. The next load with NUM_STREAMS = AUTO measures again."""
         if not self.path.exists():
             return {}
         try:

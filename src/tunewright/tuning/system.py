@@ -1,6 +1,6 @@
-"""A knowledge base that is only read: a file of JSON Lines, such as the one that ships, or what `kb export` wrote.
+"""A read-only knowledge base: a file of JSON Lines, such as the shipped one or the output of `kb export`.
 
-The file is read when it is first asked, and again when it has changed. A line that is not as it was written is a miss.
+The file is read on first use, and again after each change. Damaged lines are skipped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .lines import Lines, read
 from .record import AnyRecord, Fault, Measurement, Survey, to_line
 
 FILE = "system.jsonl"
-#: the largest file that is read
+#: Largest file that is read.
 MOST_FILE_BYTES = 1 << 30
 
 
 class SystemDatabase(Database, Forkable):
-    """The records of ``system.jsonl`` in a folder, or of another file there. None where there is no such file."""
+    """The records of ``system.jsonl`` in a folder, or of another file there. Empty if the file does not exist."""
 
-    #: what to do where records are damaged
+    #: advice for damaged records
     remedy = "`tunewright kb path` names them; put a good copy in its place"
 
     def __init__(self, folder: Path, file: str = FILE) -> None:
@@ -95,7 +95,7 @@ class SystemDatabase(Database, Forkable):
         return found
 
     def _current(self) -> Lines:
-        """The lines as they are in the file now."""
+        """Return the lines of the file as it is now."""
         try:
             now = os.stat(self._file)
             stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
@@ -114,12 +114,12 @@ class SystemDatabase(Database, Forkable):
         return lines
 
     def _read(self) -> bytes:
-        """The file's bytes; none where there is no file."""
+        """Return the file's bytes; empty if there is no file."""
         try:
             found = os.stat(self._file)
         except FileNotFoundError:
             return b""
-        if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for its writer
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
             raise OSError("it is not a file")
         if found.st_size > MOST_FILE_BYTES:
             raise OSError(f"it is larger than {MOST_FILE_BYTES >> 20} MiB")
@@ -127,7 +127,7 @@ class SystemDatabase(Database, Forkable):
 
 
 def write_lines(path: Path, records: Iterable[AnyRecord]) -> None:
-    """Write records to a file, in the order of digests, each once. It is replaced as a whole or not at all."""
+    """Write the distinct records to a file, ordered by digest. The file is replaced atomically."""
     lines = {record.digest: to_line(record) for record in records}
     try:
         replace_file(path, "".join(f"{lines[digest]}\n" for digest in sorted(lines)).encode("ascii"))

@@ -1,8 +1,8 @@
-"""The shapes that models met, how often, and how long they took: a file beside the user's knowledge base.
+"""The shapes that models met, with counts and seconds, in a file beside the user's knowledge base.
 
-Only shapes, counts and seconds are kept, never data. Each process that records writes an entry of its own, whose counts
-only grow. Merging takes the larger entry of each process, so it does not matter how often, in which order or over which
-ways files are merged: nothing is counted twice. Nothing in a file is trusted.
+The file holds only shapes, counts and seconds, never data. Each recording process writes its own entry, whose counts
+only grow. Merging takes the larger entry of each process. Files can therefore be merged in any order and repeatedly,
+and nothing is counted twice. Nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ LOG = logging.getLogger("tunewright")
 
 FILE = "traffic.json"
 SCHEMA = "tunewright.traffic/1"
-#: models, entries of each, shapes of an entry, inputs and dimensions that are kept; the oldest entries go first
+#: Limits: models, entries of a model, shapes of an entry, inputs, dimensions. The oldest entries are dropped first.
 MOST_MODELS, MOST_ENTRIES, MOST_SHAPES, MOST_INPUTS, MOST_DIMENSIONS = 200, 64, 256, 256, 32
-#: the longest name, and a larger size or count than that is a damaged file
+#: Longest name, and the largest valid size or count of a file.
 LONGEST, LARGEST = 500, 1 << 53
 
-#: shapes of a model's inputs, in its order
+#: Shapes of a model's inputs, in the model's order.
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one process met of one model: counts and seconds by shapes."""
+    """The traffic of one model in one process: counts and seconds by shapes."""
 
     date: str
     rows: Mapping[Shapes, tuple[int, float]]
 
     @property
     def count(self) -> int:
-        """Inferences in all."""
+        """Total number of inferences."""
         return sum(count for count, _ in self.rows.values())
 
 
 @dataclass(frozen=True)
 class ModelTraffic:
-    """What all processes met of one model."""
+    """The traffic of one model in all processes."""
 
-    #: for people, and the names of its inputs
+    #: name for readers, and the names of the model's inputs
     name: str
     inputs: tuple[str, ...]
-    #: by the process that wrote it
+    #: by the process that wrote the entry
     entries: Mapping[str, Entry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """Shapes of a model's inputs, and the part of the time that they took, between 0 and 1."""
+    """Shapes of a model's inputs, and their share of the time, between 0 and 1."""
 
     shapes: Mapping[str, tuple[int, ...]]
     weight: float
@@ -69,12 +69,12 @@ class Weighted:
     seconds: float
 
 
-#: by the digest of a model's structure (`streams.digest`)
+#: Models by the digest of their structure (`streams.digest`).
 Traffic: TypeAlias = Mapping[str, ModelTraffic]
 
 
 def merged(one: Traffic, other: Traffic) -> dict[str, ModelTraffic]:
-    """Both. Of each process the entry that counts more is the later one."""
+    """Merge two sets of traffic. Of each process the entry with more inferences is the later one."""
     found = dict(one)
     for key, model in other.items():
         mine = found.get(key)
@@ -91,7 +91,7 @@ def merged(one: Traffic, other: Traffic) -> dict[str, ModelTraffic]:
 
 
 def weighted(model: ModelTraffic, most: int | None = None) -> list[Weighted]:
-    """The shapes that a model met, those first that took most time; the ``most`` of them, whose weights make 1."""
+    """Return the ``most`` shapes of a model with the most time, in descending order. Their weights sum up to 1."""
     rows: dict[Shapes, tuple[int, float]] = {}
     for entry in model.entries.values():
         for shapes, (count, seconds) in entry.rows.items():
@@ -108,17 +108,17 @@ def weighted(model: ModelTraffic, most: int | None = None) -> list[Weighted]:
 
 
 class TrafficFile(JsonFile):
-    """The traffic of one folder, or a file of it that was written elsewhere."""
+    """The traffic file of a folder, or a copy of one from elsewhere."""
 
     title, setting = "recorded traffic", "USER_DB_PATH"
 
     @staticmethod
     def of(settings: Settings) -> TrafficFile:
-        """The one beside the user's knowledge base."""
+        """Return the file beside the user's knowledge base."""
         return TrafficFile(places.user_folder(settings) / FILE)
 
     def read(self) -> dict[str, ModelTraffic]:
-        """All of it. InputError where the file is damaged as a whole; entries that are damaged are left out."""
+        """Read all traffic without damaged entries. Raises `InputError` if the whole file is damaged."""
         try:
             with self.opened() as descriptor:
                 return self._parsed(descriptor)
@@ -126,7 +126,7 @@ class TrafficFile(JsonFile):
             return {}
 
     def add(self, traffic: Traffic) -> None:
-        """Merge what was met into the file. InputError where that cannot be done: nothing that was there is lost."""
+        """Merge traffic into the file. Raises `InputError` if writing fails; the old content then remains."""
         try:
             make_folder(self.path.parent)
             with self.locked() as descriptor:
@@ -140,7 +140,7 @@ class TrafficFile(JsonFile):
             raise self.error(f"cannot be written: {error.strerror or error}") from None
 
     def forget(self, which: Callable[[str, ModelTraffic], bool]) -> dict[str, ModelTraffic]:
-        """Drop models, and say which."""
+        """Remove models and return them."""
         if not self.path.exists():
             return {}
         with self.locked() as descriptor:
@@ -162,7 +162,7 @@ class TrafficFile(JsonFile):
 
 
 def to_text(traffic: Traffic) -> str:
-    """The content of a file; what is beyond the bounds of one is left out, the oldest first."""
+    """Return the content of a file. Entries beyond its limits are left out, oldest first."""
     models = {
         key: {
             "name": model.name[:LONGEST], "inputs": list(model.inputs),
@@ -174,12 +174,12 @@ def to_text(traffic: Traffic) -> str:
 
 
 def _rows(entry: Entry) -> list[Any]:
-    """Lists of shapes, count and seconds."""
+    """Return rows of shapes, count and seconds."""
     return [[[list(shape) for shape in shapes], *numbers] for shapes, numbers in entry.rows.items()]
 
 
 def find(settings: Settings, digest: str, model: str) -> ModelTraffic:
-    """What was recorded of a model; InputError, which says what to do, where that is nothing."""
+    """Return the recorded traffic of a model. Raises `InputError` with advice if there is none."""
     file = TrafficFile.of(settings)
     found = file.read().get(digest)
     if found is None or not any(entry.rows for entry in found.entries.values()):
@@ -189,7 +189,7 @@ def find(settings: Settings, digest: str, model: str) -> ModelTraffic:
 
 
 def today() -> str:
-    """The date of an entry that is written now."""
+    """Return the date for a new entry."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -206,11 +206,11 @@ def _bounded(traffic: Traffic) -> dict[str, ModelTraffic]:
     return found
 
 
-# ---- reading: data from a file, never trusted -----------------------------------------------------------------------
+# ---- reading: files are untrusted data -------------------------------------------------------------------------------
 
 
 def _model(data: Any) -> ModelTraffic | None:
-    """A model out of a file; None where it is none."""
+    """Parse a model from a file; None if it is invalid."""
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return None
     inputs, entries = data.get("inputs"), data.get("entries")
@@ -235,7 +235,7 @@ def _entry(data: Any, inputs: int) -> Entry | None:
 
 
 def _row(data: Any, inputs: int) -> tuple[Shapes, tuple[int, float]]:
-    """ValueError or TypeError where it is none."""
+    """Parse a row. Raises ValueError or TypeError if it is invalid."""
     shapes, count, seconds = data
     if len(shapes) != inputs or any(type(shape) is not list or len(shape) > MOST_DIMENSIONS for shape in shapes):
         raise ValueError
@@ -261,7 +261,8 @@ def _is_date(value: object) -> bool:
 
 
 def merge_files(into: TrafficFile, paths: Iterable[Path]) -> dict[str, ModelTraffic]:
-    """Merge files of others; what they had. InputError where one is missing or no such file: then nothing is taken."""
+    """Merge other files and return their content. Raises `InputError`, before anything is merged, if a file is missing
+    or invalid."""
     found: dict[str, ModelTraffic] = {}
     for path in paths:
         if not path.exists():

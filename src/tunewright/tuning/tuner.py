@@ -1,7 +1,7 @@
-"""The one place that picks a solver: `Tuner.choose` returns a `Choice` with its origin and every refusal.
+"""The tuner, the only place that picks a solver. `Tuner.choose` returns a `Choice` with its origin and all refusals.
 
-What was measured answers first (`lookup`), then the `heuristic`, then the default. Where the policy wants it, what is
-not known is searched (`session`), and the answer comes from what was found and stored.
+Measurements answer first (`lookup`), then the `heuristic`, then the default. If the policy demands it, an unknown
+problem is searched (`session`), and the stored result of the search answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .lookup import Answer, Found, Layer, Lookup
 from .policy import Candidates, Policy, Search, decide
 from .record import AnyRecord, Measurement, Survey
 
-if TYPE_CHECKING:  # what only searches need is imported when one begins: most processes run what is known
+if TYPE_CHECKING:  # modules for searches are imported when one begins: most processes only use known answers
     from .heuristic import Advice, Heuristic
     from .lockfile import Locked
     from .measure import Measurer
@@ -40,11 +40,11 @@ if TYPE_CHECKING:  # what only searches need is imported when one begins: most p
     from .session import Outcome
 
 LOG = logging.getLogger("tunewright")
-#: the number of the heuristic's picks that are attempted before a search guesses
+#: Number of the heuristic's picks that a search attempts first.
 GUESSES = 3
-#: A device's measurer serves one problem at a time, and two searches at once would disturb each other.
+#: A device's measurer serves one problem at a time, and parallel searches would disturb each other.
 _SEARCHING = threading.RLock()
-#: choices that a tuner remembers (see `Tuner.chosen`)
+#: Most choices that a tuner remembers (see `Tuner.chosen`).
 MOST_CHOSEN = 10_000
 
 
@@ -63,13 +63,13 @@ def _locked(settings: Settings) -> Locked | None:
 
 
 def _custom(settings: Settings) -> dict[str, Solver]:
-    from ..solvers.custom import CustomSolver, read  # few have any
+    from ..solvers.custom import CustomSolver, read  # imported late, because custom layers are rare
 
     return {name: CustomSolver(layer, settings) for name, layer in read(settings.config_file).items()}
 
 
 class Tuner:
-    """Chooses among the solvers that accept a problem."""
+    """Chooses among the solvers that accept a problem. Thread-safe."""
 
     def __init__(
         self,
@@ -81,24 +81,24 @@ class Tuner:
         heuristic: Heuristic | None = None,
     ) -> None:
         self.settings, self._heuristic = settings, heuristic
-        #: by operation: kernels of CONFIG_FILE, which come before all others
+        #: kernels of CONFIG_FILE by operation; they come before all others
         self.custom = _custom(settings) if settings.config_file else {}
         self._given = candidates
         self._candidates, self._defaults = cache(self._asked), cache(self._untuned)
         self.policy = decide(settings)
         self.user = places.open_user(settings) if user is None else user
-        #: what could not be written to the user's knowledge base
+        #: records that could not be written to the user's knowledge base
         self._unsaved = MemoryDatabase()
         layers = _layers(settings, self.policy, self.user, system)
         accurate = settings.execution_mode_hint == "ACCURACY"
         self.lookup = Lookup([Layer(Origin.SEARCH.value, self._unsaved), *layers], accurate)
-        #: LOCK_FILE; it comes before all of them
+        #: LOCK_FILE; it comes before all layers
         self.locked = _locked(settings)
-        #: what was chosen for each problem on each device, the oldest first: what `lock` writes down
+        #: the choice for each problem on each device, oldest first; `lock` writes them down
         self.chosen: dict[tuple[str, Where], tuple[Problem, Device, Choice]] = {}
         self._choosing = threading.Lock()
         self._measurer, self.clock = measurer, time.monotonic
-        #: problems that were searched, or forgotten, by this tuner: once is enough
+        #: problems that this tuner has searched or forgotten, which happens once
         self._done: set[tuple[str, Where]] = set()
         #: digests that are in TUNING_FILE
         self._filed: set[str] = set()
@@ -106,45 +106,46 @@ class Tuner:
             warn(text)
 
     def carry(self, records: Database) -> None:
-        """Ask what the model carries, too, behind the user's knowledge base (USE_EMBEDDED)."""
+        """Add the records embedded in the model as a layer behind the user's knowledge base (USE_EMBEDDED)."""
         layers = list(self.lookup.layers)
         at = next(n for n, layer in enumerate(layers) if layer.name == Origin.SYSTEM.value)
         self.lookup = Lookup([*layers[:at], Layer(Origin.MODEL.value, records), *layers[at:]], self.lookup.accurate)
 
     @property
     def serves_classes(self) -> bool:
-        """What it chooses for some shapes may serve a class of them: nothing is searched, locked or noted for each."""
+        """Whether a choice for some shapes may serve a whole class of them: nothing is searched, locked or noted per
+        shape."""
         noted = self.settings.enable_tune_dump or self.settings.enable_logging_cmd or self.policy.extend_tuning_file
         return self.policy.search is Search.NEVER and not (noted or self.custom or self.locked or self.policy.delete)
 
     @cached_property
     def searches(self) -> Searches:
-        """What is tuned as a model is loaded, and meets new shapes."""
+        """The searches of this model during loads and for new shapes."""
         from .online import Searches
 
         return Searches(self.settings)
 
     @cached_property
     def heuristic(self) -> Heuristic | None:
-        """Read when it is first asked: who has tuned everything needs none."""
+        """The heuristic. Read on first use, because a fully tuned model does not need it."""
         return places.open_heuristic(self.settings) if self._heuristic is None else self._heuristic
 
     @cached_property
     def candidates(self) -> tuple[Solver, ...]:
-        """Every solver, whatever device it is for, in order of rank."""
+        """All solvers for all devices, in order of rank."""
         return (*self.custom.values(), *(solvers() if self._given is None else self._given))
 
     def _asked(self, op: str, language: str) -> list[Solver]:
-        """The solvers that have a say, in order of rank."""
+        """Return the solvers for an operation and a language, in order of rank."""
         known = (*self.custom.values(), *(solvers(language, op) if self._given is None else self._given))
         return [s for s in known if (s.ops is None or op in s.ops) and s.language in (None, language)]
 
     def _untuned(self, op: str, language: str) -> list[Solver]:
-        """Those that may be chosen without a measurement."""
+        """Return those of them that may be chosen without a measurement."""
         return [s for s in self._candidates(op, language) if not s.tuned_only]
 
     def choose(self, problem: Problem, device: Device) -> Choice:
-        """The solver to use. UnsupportedError with every solver's reason when there is none."""
+        """Return the solver to use. Raises `UnsupportedError` with every solver's reason if there is none."""
         if self.settings.enable_tune_dump or self.settings.enable_logging_cmd:
             from . import dump
 
@@ -157,14 +158,14 @@ class Tuner:
         return choice
 
     def _locked(self, problem: Problem, device: Device) -> Choice | None:
-        """What LOCK_FILE names. LockError where a frozen model meets anything else."""
+        """Return the choice of LOCK_FILE, if any. Raises `LockError` if a frozen model meets anything else."""
         if self.locked is None:
             return None
 
         def barred(solver: Solver, config: Config) -> str | None:
             try:
                 default = self.default(problem, device)
-            except UnsupportedError:  # what is locked may be all that is left
+            except UnsupportedError:  # the locked kernel may be the only one left
                 return self.lookup.barred(solver, config, problem, device.target)
             mine = (default.solver.id, default.config)
             return self.lookup.barred(solver, config, problem, device.target, mine)
@@ -216,17 +217,17 @@ class Tuner:
         return Choice(best.solver, best.config, origin, default.ask, best.match, best.measurement)
 
     def _custom(self, problem: Problem, device: Device) -> Solver | None:
-        """A kernel of CONFIG_FILE that takes the problem."""
+        """Return the kernel of CONFIG_FILE if it accepts the problem."""
         mine = self.custom.get(problem.op)
         if mine is None or mine.language != device.target.language or self.why_not(mine, problem, device) is not None:
             return None
         return mine
 
     def default(self, problem: Problem, device: Device) -> Choice:
-        """What runs when nothing was measured."""
+        """Return the choice without any measurement."""
         barred: dict[str, str] = {}
         for solver in self._defaults(problem.op, device.target.language):
-            # On the host a kernel finds out shapes as it runs; others are made for those that are known.
+            # Host kernels learn shapes when they run; other kernels need static shapes.
             if (solver.host or problem.is_static) and self.why_not(solver, problem, device) is None:
                 config = solver.default(problem, device.target)
                 why = self.lookup.barred(solver, config, problem, device.target, (solver.id, config))
@@ -239,7 +240,7 @@ class Tuner:
         raise UnsupportedError(f"no solver for {problem.op} on {device.name}: {reasons(rejected)}")
 
     def _bars(self, problem: Problem, device: Device) -> str:
-        """Why no kernel of the device's own is the default, although some accept the problem."""
+        """Return why none of the device's own kernels is the default although some accept the problem."""
         for solver in self._defaults(problem.op, device.target.language):
             if not solver.host and self.why_not(solver, problem, device) is None:
                 config = solver.default(problem, device.target)
@@ -247,14 +248,14 @@ class Tuner:
         return "used only where it was measured"
 
     def known(self, problem: Problem, device: Device, default: Choice) -> Answer:
-        """What the knowledge bases say about a static problem."""
+        """Ask the knowledge bases about a static problem."""
         asked = self._candidates(problem.op, device.target.language)
-        # a default on the host stands in for one of the device's own that is barred
+        # a host default replaces one of the device's own that is barred
         mine = None if default.solver.host and device.family != "host" else (default.solver.id, default.config)
         return self.lookup.ask(problem, device.target, asked, lambda s: self.why_not(s, problem, device), mine)
 
     def _known_alone(self, problem: Problem, device: Device) -> Choice | None:
-        """What the knowledge bases say where there is no default: it may be barred."""
+        """Ask the knowledge bases for a problem without a default, which may be barred."""
         if not problem.is_static:
             return None
         asked = self._candidates(problem.op, device.target.language)
@@ -268,7 +269,7 @@ class Tuner:
         return self.ask(problem, device)[1]
 
     def advise(self, problem: Problem, device: Device, default: Choice, most: int = 1) -> Advice | None:
-        """What the heuristic says about a static problem, up to ``most`` picks; None where it is not asked."""
+        """Return the heuristic's advice for a static problem, with up to ``most`` picks; None if it does not apply."""
         if self.heuristic is None or default.solver.host:
             return None
         mine = (default.solver.id, default.config)
@@ -286,14 +287,14 @@ class Tuner:
     def _wants(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
         if answer.best is not None:
             return self.policy.wanted(answer.best.match.kind)
-        if self.policy.search is not Search.MISSING:  # whatever the heuristic says
+        if self.policy.search is not Search.MISSING:  # independent of the heuristic
             return self.policy.wanted(None)
         advice = self.advise(problem, device, default)
         wanted = self.policy.wanted(None, from_heuristic=advice is not None and bool(advice.picks))
         return wanted and not evidence.is_given_up(self.measured(problem, device), (default.solver.id, default.config))
 
     def _forget(self, problem: Problem, device: Device) -> None:
-        """Drop what the user's knowledge base has of a problem on this device."""
+        """Delete what the user's knowledge base has about a problem on this device."""
         where = Where.of(device.target)
         if (problem.key(), where) in self._done:
             return
@@ -301,11 +302,11 @@ class Tuner:
         mine = [m.digest for m in self.measured(problem, device)]
         seen = [s.digest for s in self.user.surveys(problem.family()) if s.key.problem == problem.key()]
         if mine or seen:
-            self.user.remove([*mine, *seen])  # an error here is the user's to know: deleting was all that was asked for
+            self.user.remove([*mine, *seen])  # errors reach the user, because deleting was the whole request
             self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
 
     def measured(self, problem: Problem, device: Device) -> list[Measurement]:
-        """What the user's knowledge base has of a problem on this device, whatever the software was."""
+        """Return the measurements of a problem on this device in the user's knowledge base, for any software version."""
         here = Where.of(device.target)
 
         def is_here(there: Where) -> bool:
@@ -315,7 +316,7 @@ class Tuner:
         return [m for m in stored if m.key.problem == problem.key() and is_here(m.key.where)]
 
     def _search(self, problem: Problem, device: Device, default: Choice) -> bool:
-        """Tune a problem; False when there is nothing to choose, or it was done already, here or by another thread."""
+        """Tune a problem. Returns False if there is no choice, or if it was done already, here or by another thread."""
         answer = self.known(problem, device, default)
         if not self._is_missing(problem, device, default, answer):
             return False
@@ -329,12 +330,12 @@ class Tuner:
             warn(f"nothing can be tuned, and what is known is used: {error}")
             outcome = None
         if self.searches.left[-1:] == [problem.key()]:
-            return False  # the next load goes on with it
+            return False  # the next load continues with it
         self._done.add((problem.key(), Where.of(device.target)))
         return outcome is not None
 
     def is_missing(self, problem: Problem, device: Device) -> bool:
-        """`choose` would search for it."""
+        """Whether `choose` would search for this problem."""
         with suppress(UnsupportedError):
             default = self.default(problem, device)
             is_fixed = not problem.is_static or default.solver.host
@@ -342,17 +343,17 @@ class Tuner:
         return False
 
     def _is_missing(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> bool:
-        """Whether it is to be searched, and this tuner has not done so."""
+        """Whether the problem should be searched and this tuner has not done so."""
         is_done = (problem.key(), Where.of(device.target)) in self._done
         return not is_done and self._wants(problem, device, default, answer)
 
     def expect(self, device: Device, seconds: float) -> None:
-        """A search of this many seconds will begin: slow starters may start beside the first steps."""
+        """Announce a search of this many seconds, so that slow processes may start beside the first steps."""
         if device.target.device != "cpu":
             self._measurer(device, self.settings).expect(seconds)
 
     def foresee(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> None:
-        """A search that follows the one which begins now: what it attempts first may be compiled beside that one."""
+        """Announce the search after the next one; its first candidates may be compiled during the next one."""
         measurer = self._measurer(device, self.settings)
         if measurer.beside:
             from . import session
@@ -363,11 +364,11 @@ class Tuner:
 
     @cached_property
     def kin(self) -> Kin:
-        """What searches of similar problems found."""
+        """Results of searches for similar problems."""
         return Kin(self.user)
 
     def _seeds(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> dict[str, list[Config]]:
-        """Configs to try first, by solver: what is known, and what the heuristic would pick."""
+        """Return configs to try first, by solver: known ones, the heuristic's picks, and those of similar problems."""
         seeds: dict[str, list[Config]] = {}
         for found in answer.found:
             seeds.setdefault(found.solver.id, []).append(found.config)
@@ -390,10 +391,9 @@ class Tuner:
         regime: str | None = None,
         decide: bool = True,
     ) -> Outcome | None:
-        """Tune a problem, whatever is known, and store what was found; None when there is nothing to choose.
+        """Tune a problem even if it is known, and store the result. Returns None if there is no choice.
 
-        ``seconds`` and ``regime``: unless given, as the settings say. Unless it is to ``decide``, nothing that was
-        found answers yet.
+        ``seconds`` and ``regime`` default to the settings. If ``decide`` is False, the results do not answer yet.
         """
         with _SEARCHING:
             return self._tune(problem, device, default, answer, report, seconds, stop, regime, decide)
@@ -446,23 +446,23 @@ class Tuner:
         return outcome
 
     def _surveys(self, problem: Problem) -> list[Survey]:
-        """What sessions before saw of candidates for a problem, wherever that was."""
+        """Return the surveys of a problem from all layers."""
         found = (s for layer in self.lookup.layers for s in layer.database.surveys(problem.family()))
         return [s for s in found if s.key.problem == problem.key()]
 
     def _barred(
         self, solver: Solver, config: Config, problem: Problem, device: Device, default: tuple[str, Config]
     ) -> str | None:
-        """Why a candidate is not attempted."""
+        """Return why a candidate is not attempted; None if it is."""
         most = self.settings.tune_max_workspace
-        if most and (solver.id, config) != default:  # that runs in any case
+        if most and (solver.id, config) != default:  # the default runs in any case
             needed = solver.workspace(problem, config, device) or 0
             if needed > most:
                 return f"it needs {needed:,} bytes of workspace, and TUNE_MAX_WORKSPACE is {most:,}"
         return self.lookup.barred(solver, config, problem, device.target, default)
 
     def _store(self, problem: Problem, outcome: Outcome) -> None:
-        """Keep what a session found."""
+        """Store the result of a session."""
         LOG.info("tuned %s: %s", problem.key(), outcome.reason)
         records: list[AnyRecord] = [*outcome.records, *outcome.faults]
         records += [outcome.survey] if outcome.survey is not None else []
@@ -474,7 +474,7 @@ class Tuner:
             self._unsaved.add(records)
 
     def _extend(self, found: Found) -> None:
-        """Add an answer to TUNING_FILE, where it is missing."""
+        """Add an answer to TUNING_FILE if it is missing there."""
         exact = found.match.kind is Kind.EXACT and found.layer != Origin.FILE.value
         if exact and found.measurement.digest not in self._filed:
             from .tuning_file import TuningFile
@@ -488,7 +488,7 @@ class Tuner:
                 warn(text)
 
     def _taking_part(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> list[Solver]:
-        """The solvers among which to search, as FIND_MODE says."""
+        """Return the solvers that take part in a search, as FIND_MODE demands."""
         if self.policy.candidates is Candidates.IMMEDIATE:
             advice = None if answer.best is not None else self.advise(problem, device, default)
             guessed = advice.picks[0][0] if advice is not None and advice.picks else default.solver
@@ -502,7 +502,8 @@ class Tuner:
         ]
 
     def is_late(self, problem: Problem, device: Device) -> bool:
-        """Nobody can solve it before its shapes or an operand's value are known; a kernel of the device may then."""
+        """Whether a problem has no solver until its shapes or an operand's value are known, but may have a kernel of
+        the device then."""
         if self.settings.host_fallback or device.family == "host":
             return False
         asked = self._defaults(problem.op, device.target.language)
@@ -512,14 +513,15 @@ class Tuner:
         return any(isinstance(answer, Missing) for answer in answers)
 
     def ask(self, problem: Problem, device: Device) -> tuple[list[Solver], dict[str, str]]:
-        """The solvers that accept a problem, the default first, and what each of the others said."""
+        """Return the solvers that accept a problem, default first, and the reasons of the others."""
         asked = self._candidates(problem.op, device.target.language)
         answers = {solver: self.why_not(solver, problem, device) for solver in asked}
         accepting = [solver for solver, reason in answers.items() if reason is None]
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """None if fusing loses nothing: a solver runs the fused problem, the device's if it ran the plain one."""
+        """Return None if fusing loses nothing: a solver runs the fused problem, on the device if the plain one ran
+        there."""
         own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
         if own:
             return f"CONFIG_FILE has a kernel for {own[0]}"
@@ -534,13 +536,13 @@ class Tuner:
         return None
 
     def why_not(self, solver: Solver, problem: Problem, device: Device) -> str | None:
-        """None when the solver may be used for the problem on the device; else the reason."""
+        """Return None if the solver may be used for the problem on the device; else the reason."""
         if solver.host and device.family != "host" and not self.settings.host_fallback:
             return "HOST_FALLBACK is NO"
         return solver.why_not(problem, device.target)
 
     def why_not_layout(self, problem: Problem, device: Device) -> str | None:
-        """None when a kernel of the device's own solves a problem that is in some layout."""
+        """Return None if one of the device's own kernels solves a problem in a layout; else the reason."""
         if problem.op in self.custom:
             return f"CONFIG_FILE has a kernel for {problem.op}, which takes plain tensors"
         if self._on_device(problem, device, by_default=True):
@@ -548,23 +550,23 @@ class Tuner:
         return f"the device cannot work in it: {reasons(self.ask(problem, device)[1])}"
 
     def knows(self, op: str, device: Device) -> bool:
-        """A solver that names the operation makes kernels for the device."""
+        """Whether a solver that names the operation makes kernels for the device."""
         return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
-        """Whether some kernel of the device's own solves it; ``by_default``: and may, whatever was measured."""
+        """Whether one of the device's own kernels solves it; with ``by_default``, one that needs no measurement."""
         asked = self._defaults(problem.op, device.target.language)
         taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
         return any(not by_default or self._may_default(s, problem, device) for s in taking)
 
     def _may_default(self, solver: Solver, problem: Problem, device: Device) -> bool:
-        """EXECUTION_MODE_HINT leaves a solver that takes a problem its default config."""
-        if not self.lookup.accurate or not problem.is_static:  # configs are for shapes that are known
+        """Whether EXECUTION_MODE_HINT allows the default config of a solver that accepts the problem."""
+        if not self.lookup.accurate or not problem.is_static:  # configs need static shapes
             return True
         return self.lookup.inexact(solver, solver.default(problem, device.target), problem) is None
 
     def layouts(self, problem: Problem, device: Device) -> tuple[Layout, Layout] | None:
-        """The layouts (first input, output) that the device's solvers would rather have for a plain problem."""
+        """Return the layouts (first input, output) that the device's solvers prefer for a plain problem."""
         for solver in self._defaults(problem.op, device.target.language):
             found = solver.preferred(problem, device.target)
             if found is not None:
@@ -573,12 +575,12 @@ class Tuner:
 
 
 def reasons(rejected: Mapping[str, str]) -> str:
-    """What every solver said, in one line."""
+    """Join the reasons of all solvers in one line."""
     return "; ".join(f"{k}: {v}" for k, v in rejected.items()) or "there are no solvers"
 
 
 def _layers(settings: Settings, policy: Policy, user: Database, system: Database | None) -> list[Layer]:
-    """What is asked, the first one first."""
+    """Return the layers in the order in which they are asked."""
     system = places.open_system(settings) if system is None else system
     found = [Layer(Origin.USER.value, user), Layer(Origin.SYSTEM.value, system)]
     if policy.use_tuning_file:
@@ -594,5 +596,5 @@ def _layers(settings: Settings, policy: Policy, user: Database, system: Database
 
 @cache
 def warn(text: str) -> None:
-    """Tell the user once per process."""
+    """Warn the user once per process."""
     LOG.warning(text)

@@ -1,18 +1,18 @@
-"""TUNING_FILE: tuned kernels in a JSON file of the two-level form that OpenVINO's GPU tuning has, with keys beside it.
+"""TUNING_FILE: tuned kernels in a JSON file with the two levels of OpenVINO's GPU tuning, and keys beside them.
 
 ::
 
     {"<execution units>": {
-        "<hash>": ["<kernel name>", <index>], ...,
-        "keys": {"<hash>": {"digest": ..., "record": {...}, "space": {"hash": ..., "params": {...}}}, ...}}}
+      "<hash>": ["<kernel name>", <index>], ...,
+      "keys": {"<hash>": {"digest": ..., "record": {...}, "space": {"hash": ..., "params": {...}}}, ...}}}
 
 The hash stands for a problem in a place: 32 hex digits of SHA-256 over the key's problem and where (`hash_of`). The
-kernel name is the id of a solver, the index the number of its config in the solver's space (`Space.index`). What those
-two levels leave open stands under ``keys``: the whole measurement with its digest, and the space's hash and parameters.
-An entry counts only if all of it agrees; any other is ignored with the reason, as is one without a key, which is what
-files of OpenVINO have. Whether an answer can be used here, by the solvers as they are now, is for `lookup` to say.
+kernel name is the id of a solver. The index is the number of its config in the solver's space (`Space.index`). The two
+levels do not say everything. ``keys`` therefore holds the whole measurement with its digest, and hash and parameters of
+the space. An entry counts only if all of it agrees. Other entries are ignored with a reason, and so are entries without
+a key, as in OpenVINO's files. `lookup` decides whether the present solvers can use an answer.
 
-Entries are only ever added. Whatever else is in the file stays: other sections, members that are unknown here.
+Entries are only added. Everything else in the file stays: other sections, and unknown members.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .json_file import JsonFile, short
 from .key import WHERE_FIELDS, Key, Kind, Match, Where
 from .record import MOST_PARAMETERS, AnyRecord, Measurement, parse
 
-#: the most values of a space's parameters
+#: Most values of all parameters of a space.
 MOST_VALUES = 1 << 16
 KEYS = "keys"
 _UNITS = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -43,14 +43,14 @@ _ARCH = re.compile(r"(.*); ([0-9]{1,9}) registers of ([0-9]{1,9}) bytes; ([^;]*)
 
 
 class TuningFile(JsonFile):
-    """A tuning file at a path. Safe to use from several processes and threads."""
+    """A tuning file at a path. Safe for several processes and threads."""
 
     title, setting = "tuning file", "TUNING_FILE"
 
     def read(self, *, new: bool = False) -> tuple[list[Measurement], list[str]]:
-        """The measurements of the entries that are sound, and what was ignored, each with the reason.
+        """Return the measurements of valid entries, and a reason for everything that was ignored.
 
-        InputError: there is no file (unless it may be ``new``), it cannot be read, or it is not of this form at all.
+        Raises `InputError` if there is no file (unless it may be ``new``), or if it is unreadable or has another form.
         """
         try:
             with self.opened() as descriptor:
@@ -78,14 +78,14 @@ class TuningFile(JsonFile):
         return found, ignored
 
     def as_database(self, *, new: bool = False) -> MemoryDatabase:
-        """The sound entries as a layer; its `damage` says what was ignored."""
+        """Return the valid entries as a layer; its `damage` tells what was ignored."""
         return _Layer(str(self.path), *self.read(new=new))
 
     def extend(self, records: Iterable[AnyRecord]) -> tuple[int, list[str]]:
-        """Add the best answer for each problem in each place, unless the file has one; makes the file.
+        """Add the best answer for each problem in each place unless the file has one. Creates the file if needed.
 
-        Returns how many entries are new, and why each of the others was not added. When it returns they are on disk.
-        InputError: the file cannot be written, or is not of this form.
+        Returns the number of new entries, which are then on disk, and why each of the others was not added. Raises
+        `InputError` if the file cannot be written or has another form.
         """
         skipped: list[str] = []
         entries = list(_entries(records, skipped))
@@ -115,7 +115,7 @@ class TuningFile(JsonFile):
         return added, skipped
 
     def _parse(self, descriptor: int) -> dict[str, Any]:
-        """The file's content. An empty file is one without entries."""
+        """Return the file's content. An empty file has no entries."""
         data = self.load(descriptor)
         if data is None:
             return {}
@@ -135,14 +135,14 @@ def export(path: str | os.PathLike[str], records: Iterable[AnyRecord]) -> tuple[
 
 
 def hash_of(key: Key) -> str:
-    """What a key's problem and place are called in a tuning file."""
+    """Return the name of a key's problem and place in a tuning file."""
     place = [getattr(key.where, name) for name in WHERE_FIELDS]
     text = json.dumps([key.problem, *place], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 
 class _Layer(MemoryDatabase):
-    """The entries of a file; what is added to it stays in memory."""
+    """The entries of a file. Records added to it stay in memory."""
 
     def __init__(self, path: str, records: Iterable[Measurement], ignored: Sequence[str]) -> None:
         super().__init__(records)
@@ -152,7 +152,7 @@ class _Layer(MemoryDatabase):
         return list(self._ignored)
 
 
-# ---- reading: nothing in a file is trusted --------------------------------------------------------------------------
+# ---- reading: files are untrusted data -------------------------------------------------------------------------------
 
 
 def _is_section(name: str, content: Any) -> bool:
@@ -160,7 +160,7 @@ def _is_section(name: str, content: Any) -> bool:
 
 
 def _entry(units: int, name: str, entry: Any, keys: Any) -> Measurement:
-    """The measurement of an entry; an error says why it does not count."""
+    """Return the measurement of an entry. Raises an error with the reason if it does not count."""
     if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
         raise InputError("is not a list of a kernel's name and an index")
     if not isinstance(keys, dict) or name not in keys:
@@ -208,15 +208,15 @@ def _check_space(m: Measurement, index: int, space: Any) -> None:
 
 
 def _canonical(config: Config) -> str:
-    """To Python, 1, 1.0 and true are equal."""
+    """Return a config as text, because Python considers 1, 1.0 and True equal."""
     return json.dumps(dict(config), sort_keys=True)
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _entries(records: Iterable[AnyRecord], skipped: list[str]) -> Iterator[tuple[Measurement, int, Space]]:
-    """The best answer for each problem and place with its index and space, in the order of hashes."""
+    """Yield the best answer for each problem and place with its index and space, ordered by hash."""
     groups: dict[str, list[Measurement]] = {}
     for m in newest(r for r in records if isinstance(r, Measurement)):
         groups.setdefault(hash_of(m.key), []).append(m)
@@ -235,7 +235,7 @@ def _entries(records: Iterable[AnyRecord], skipped: list[str]) -> Iterator[tuple
 
 
 def _space(m: Measurement) -> Space:
-    """The space to which a measurement's config belongs."""
+    """Return the space that contains a measurement's config."""
     solver = next((s for s in solvers() if s.id == m.key.solver), None)
     if solver is None:
         raise InputError(f"there is no solver {m.key.solver} here that could tell the index of its config")
@@ -246,7 +246,7 @@ def _space(m: Measurement) -> Space:
         reason = solver.why_not(problem, target)
         space = Space({}) if reason is not None else solver.space(problem, target)
         changed = space.hash != m.key.space or m.config not in space
-    except Exception as error:  # a record may come from anywhere, and a solver need not expect all that it can say
+    except Exception as error:  # a record may come from anywhere, and a solver need not expect all possible content
         raise InputError(f"{m.key.solver} does not understand it: {error!r}") from None
     if reason is not None:
         raise InputError(f"{m.key.solver} refuses it: {reason}")
@@ -256,7 +256,7 @@ def _space(m: Measurement) -> Space:
 
 
 def _target(where: Where) -> Target | None:
-    """The target that a key names, as far as solvers look at it; None when the text is of another version."""
+    """Rebuild the target of a key, as far as solvers use it; None if the text comes from another version."""
     found = _ARCH.fullmatch(where.arch)
     if found is None:
         return None
@@ -277,7 +277,7 @@ def _title(m: Measurement) -> str:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """The file's text: an entry a line, so that people and diffs can read it."""
+    """Return the file's text: one entry per line, so that diffs are readable."""
     parts = [f"{_json(name)}: {_lines(content, 1)}" for name, content in data.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

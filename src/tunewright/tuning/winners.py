@@ -1,7 +1,7 @@
-"""Programs of what a session found to be fast: they go into the kernel cache, so that nobody compiles them again.
+"""Store the programs of a session's fastest candidates in the kernel cache, so that they are not compiled again.
 
-Only programs of compiling processes are stored, in which no candidate ever ran: one that writes where it must not
-cannot reach what later processes load.
+Only programs from compiling processes are stored, because no candidate ever ran there. A candidate that writes out of
+bounds therefore cannot change what later processes load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .session import Outcome
 
 
 def keep_programs(measurer: Measurer, outcome: Outcome, device: Device, settings: Settings) -> None:
-    """Store the programs of all candidates that have records, which are the default and the fastest."""
+    """Store the programs of all candidates with records, which are the default and the fastest."""
     cache = KernelCache.of(settings)
     if cache is None:
         return

@@ -1,7 +1,7 @@
-"""What a measurer and its worker say to each other: frames of JSON, and values that are checked when they are read.
+"""Messages between a measurer and its worker: frames of JSON, and values that are checked when they are read.
 
-A frame is its length (four bytes) and a JSON object. A worker runs kernels that may be broken, so its parent takes
-nothing for granted: whatever is not as it should be raises `Broken`.
+A frame is a length (four bytes) and a JSON object. A worker runs kernels that may be broken, so its parent trusts
+nothing: any violation raises `Broken`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ..search.space import Config
 from .measure import Attempt, Candidate, Race, Regime
 
 Message: TypeAlias = dict[str, Any]
-#: files of compiled programs, by the key of each
+#: Files of compiled programs, by the key of each program.
 Programs: TypeAlias = Mapping[str, Mapping[str, bytes]]
 
-#: longest frame, most samples of one candidate, longest text
+#: Longest frame, most elements of a list, longest text.
 MOST_BYTES, MOST_SAMPLES, LONGEST = 64 << 20, 1 << 16, 1 << 16
-#: seconds that a request may seem longer than it is, and a timed stretch: a process was woken late
+#: Seconds by which a request or a timed stretch may seem longer than it is, because a process was woken late.
 BUSY, LATE = 0.25, 50e-6
-#: readings of clocks may differ by this much
+#: Factor and seconds by which clock readings may differ.
 MORE, MORE_SECONDS = 1.01, 1e-4
 _LENGTH = struct.Struct("!I")
 
 
 class Broken(Exception):
-    """What came is no message."""
+    """The data is not a valid message."""
 
 
 def pack(message: Message) -> bytes:
-    """The frame of a message. Infinity is a limit like any other, so JSON is Python's, which has it."""
+    """Return the frame of a message. Uses Python's JSON, which can represent infinite limits."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(body) > MOST_BYTES:
         raise Broken(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
@@ -43,13 +43,13 @@ def pack(message: Message) -> bytes:
 
 
 class Reader:
-    """Puts frames together from pieces."""
+    """Assembles frames from pieces."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete with these bytes."""
+        """Yield the messages that these bytes complete."""
         self._data += data
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
@@ -69,7 +69,7 @@ class Reader:
             yield message
 
 
-# ---- values: to JSON, and back with a check of every field --------------------------------------------------------
+# ---- values: to JSON, and back with a check of every field -----------------------------------------------------------
 
 
 def candidates_json(candidates: Sequence[Candidate]) -> list[Any]:
@@ -86,7 +86,7 @@ def programs_json(programs: Programs) -> list[Any]:
 
 
 def programs(data: Any) -> Programs:
-    """Compiled programs: files by the key of their program."""
+    """Parse compiled programs: files by the key of their program."""
     found: dict[str, dict[str, bytes]] = {}
     for pair in _list(data):
         key, files = _list(pair, 2)
@@ -123,7 +123,7 @@ def race_json(race: Race) -> Message:
 
 
 def race(data: Any, count: int) -> Race:
-    """``count``: of the candidates that were sent."""
+    """Parse a race. ``count``: number of candidates that were sent."""
     given = _members(data, "samples", "fallen")
     rows = tuple(_numbers(row) for row in _list(given["samples"]))
     fallen: dict[int, Attempt] = {}
@@ -149,7 +149,7 @@ def pose_json(refusal: str | None, regime: Regime | None) -> Message:
 
 
 def pose(data: Any) -> tuple[str | None, Regime | None]:
-    """Why a problem cannot be measured, or how it is."""
+    """Parse the answer to posing a problem: the reason why it cannot be measured, or the regime."""
     given = _members(data, "refusal", "regime")
     if given["refusal"] is not None:
         return _text(given["refusal"]), None
@@ -158,10 +158,10 @@ def pose(data: Any) -> tuple[str | None, Regime | None]:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a worker's clocks say of a request: how long it took, and how much of it was timed.
+    """Readings of a worker's clocks for a request: its duration, and the time of its timed stretches.
 
-    ``stamped`` is what the timed stretches took by a clock that was taken hold of before any candidate ran; ``claimed``
-    is what the candidate's times were made from.
+    ``stamped`` is their time by a clock function saved before any candidate ran. ``claimed`` is the time from which the
+    candidate's times were computed.
     """
 
     whole: float
@@ -178,10 +178,11 @@ class Clock:
         return Clock(_number(took), whole(stretches), _number(stamped), _number(claimed))
 
     def objection(self, took: float) -> str | None:
-        """Why that cannot be true, if the request took so long by the clock of who asked; None when it may be.
+        """Return why the readings cannot be true if the request took ``took`` seconds by the caller's clock; else None.
 
-        What the worker did lies between our two looks at our clock, and what it claims between two of its own, so more
-        is impossible. Less is not, since who is woken may be woken late: then it must be much less.
+        The worker's work lies between two readings of the caller's clock, and its claimed time between two of its own.
+        More time is therefore impossible. Less is possible, since a process may be woken late, so only much less is an
+        objection.
         """
         if not took / 2 - BUSY <= self.whole <= took * MORE + MORE_SECONDS:
             return f"its process has a clock that disagrees with ours: {self.whole:.4g} s for what took {took:.4g} s"
@@ -192,7 +193,7 @@ class Clock:
 
 
 def whole(data: Any, end: int = 1 << 62) -> int:
-    """A number from 0 up to, but not including, ``end``."""
+    """Check that data is a number from 0 up to, but not including, ``end``."""
     if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < end:
         raise Broken(f"{str(data)[:80]} where a whole number belongs")
     return data

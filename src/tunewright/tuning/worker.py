@@ -1,7 +1,7 @@
 """The process that runs candidates: ``python -m tunewright.tuning.worker``, started by `isolated.Isolated`.
 
-It answers one request after the other until its parent closes the channel, or dies. Whatever a candidate does to it
-(crash, hang, eat memory) is the parent's to notice.
+It answers requests one by one until its parent closes the channel or dies. The parent handles everything that a
+candidate does to this process: crash, hang, exhaust memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .activity import Gate
 from .bench import Broke, Local
 from .measure import Attempt, Candidate
 
-#: seconds between two signs of life
+#: Seconds between two signs of life.
 ALIVE = 0.05
-#: taken hold of before any candidate can put another in its place
+#: saved before any candidate could replace it
 _now = time.monotonic
 
 
@@ -46,7 +46,7 @@ class Channel:
         self._raw.sendall(wire.pack(message))
 
     def receive(self) -> wire.Message:
-        """The next message. When there is no parent any more, there is nothing left to do."""
+        """Return the next message. Exits if the parent is gone."""
         while not self._waiting:
             data = self._raw.recv(1 << 16)
             if not data:
@@ -56,7 +56,7 @@ class Channel:
 
 
 class Announced:
-    """Is called before and after timed stretches: stamps them, and lets the parent know that we are alive."""
+    """Callback around timed stretches: measures their time, and sends the parent signs of life."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._told = channel, _now()
@@ -64,7 +64,7 @@ class Announced:
         self._begun = 0.0
 
     def alive(self) -> None:
-        """Let the parent know that we are alive, unless it was told just now."""
+        """Send the parent a sign of life, unless the last one was just sent."""
         if _now() > self._told + ALIVE:
             self._channel.send(kind="alive")
             self._told = _now()
@@ -82,10 +82,11 @@ class Announced:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the device's name, most bytes of memory, the descriptors of the channel and of the lifeline.
+    """Serve requests. Arguments: the device's name, most bytes of memory, the descriptors of the channel and the
+    lifeline.
 
-    In front of these two may be the descriptor of an `activity.Activity`, and the number of the word in it that says
-    pause: nothing is timed while a request runs.
+    Before these two there may be the descriptor of an `activity.Activity` and the number of its pause word. Nothing is
+    then timed while a request runs.
     """
     name, memory, *activity, channel_number, lifeline = arguments
     channel = Channel(socket.socket(fileno=int(channel_number)))
@@ -97,12 +98,12 @@ def main(arguments: list[str]) -> None:
         device = open_device(name)
         gate = Gate(*map(int, activity)) if activity else None
         local = Local(device, timing=announced, gate=gate, waiting=announced.alive)
-    except Exception as error:  # a driver may raise anything; the parent says what to do
+    except Exception as error:  # a driver may raise anything; the parent decides what to do
         channel.send(kind="failed", why=f"{error.__class__.__name__}: {error}")
         return
-    kernel_cache.forgo()  # the device's own programs are there: it found the thread pool and the like in the cache
+    kernel_cache.forgo()  # the device has loaded its own programs, such as the thread pool, from the cache
     gc.collect()
-    gc.freeze()  # what is here stays here
+    gc.freeze()  # these objects stay for the whole life of the process
     channel.send(kind="ready", target=repr(device.target))
     while True:
         request = channel.receive()
@@ -110,7 +111,8 @@ def main(arguments: list[str]) -> None:
         announced.clear()
         value = _answer(local, request)
         claimed = local.timed - timed
-        # On a device with a memory of its own, what was queued before a stretch ends within it: no clock can tell.
+        # On a device with its own memory, work queued before a stretch ends within it, so the clocks cannot be
+        # compared.
         stamped = announced.stamped if device.shares_memory else claimed
         clock = wire.Clock(_now() - began, announced.stretches, stamped, claimed)
         number = request["number"]
@@ -129,13 +131,14 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
         gathered = Gathered(wire.programs(request["programs"]), closed=True)
         with kernel_cache.using(gathered):
             attempt = _attempt(local, candidates[0], request["limit"])
-        gathered.groups.clear()  # a program keeps alive where it came from
+        gathered.groups.clear()  # a program keeps its source files alive
         return wire.attempt_json(attempt)
-    return wire.race_json(local.race(candidates, request["rounds"]))  # in a race the culprit is unknown
+    # in a race it is unknown which candidate broke the device
+    return wire.race_json(local.race(candidates, request["rounds"]))
 
 
 def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
-    """An attempt, also at one that breaks the device: the parent replaces this process then."""
+    """Attempt a candidate. If it breaks the device, report a crash; the parent then replaces this process."""
     try:
         return local.attempt(candidate, limit)
     except Broke as broke:
@@ -143,7 +146,7 @@ def _attempt(local: Local, candidate: Candidate, limit: float) -> Attempt:
 
 
 def open_device(name: str) -> Device:
-    """The device of exactly that name, by the implementation that the parent uses for it."""
+    """Open the device of exactly this name, with the implementation that the parent uses for it."""
     families: dict[str, type[Device]] = discovery.find("tunewright.devices", key=lambda d: d.family)
     reasons, kind = list[str](), name.partition(".")[0]
     unlikely = {family: device.kinds is not None and kind not in device.kinds for family, device in families.items()}
@@ -156,10 +159,10 @@ def open_device(name: str) -> Device:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Have the system kill this group when the parent is gone, even if something hangs or holds the GIL.
+    """Have the system kill this process group when the parent dies, even if a thread hangs or holds the GIL.
 
-    The parent alone holds the other end of the pipe and never writes to it, so its end is the only news. A signal at
-    the parent's death (PR_SET_PDEATHSIG) would not do: it comes when the *thread* ends that started this process.
+    Only the parent holds the other end of the pipe and never writes to it, so the pipe reports only its end. A signal
+    at the parent's death (PR_SET_PDEATHSIG) is unsuitable: it comes when the *thread* ends that started this process.
     """
     os.set_inheritable(lifeline, False)
     if hasattr(fcntl, "F_SETSIG"):
@@ -167,14 +170,15 @@ def die_with_parent(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
-            if not os.read(lifeline, 1):  # it died before we listened
+            if not os.read(lifeline, 1):  # the parent died before this process listened
                 raise SystemExit(0)
 
 
 def limit(memory: int) -> None:
-    """A candidate that asks for too much gets an error, leaves no core, and is the first to go when memory is short.
+    """Limit memory: a request for too much fails. Also forbid core dumps, and be the first to be killed when memory is
+    short.
 
-    What counts is data, not addresses: drivers reserve far more of those than they will ever use.
+    The limit counts data, not addresses, because drivers reserve far more addresses than they use.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -185,7 +189,7 @@ def limit(memory: int) -> None:
 
 
 def _resident() -> int:
-    """Bytes of memory in use, where the system tells it."""
+    """Return the bytes of memory in use; 0 if the system does not report them."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -1,8 +1,8 @@
-"""Tuning beside a model that serves: `start` and the handle that it returns (docs/background.md).
+"""Tune a model while it serves: `start` and the handle that it returns (docs/background.md).
 
-A helper process of low priority searches (`background_helper`), and a thread of this process does what only it can do:
-it says which layers matter, swaps winners in and watches whether requests get faster (`background_swap`). The thread
-sleeps as long as there is no news. Nothing that a request does waits for either of them.
+A helper process of low priority searches (`background_helper`). A thread of this process does what only this process
+can do. It names the layers that matter, swaps winners in, and checks whether requests get faster (`background_swap`).
+The thread sleeps while there is no news. No request waits for the helper or the thread.
 """
 
 from __future__ import annotations
@@ -36,48 +36,51 @@ from .background_swap import Layer, OwnRuns, Swap, Winner
 from .streams import sample
 
 LOG = logging.getLogger("tunewright")
-#: shapes of a model that are tuned for: those that took most time
+#: Most shapes of a model that are tuned: those that took most time.
 MOST_SHAPES = 4
-#: seconds between two looks at the helper, at which shapes came, and without a request until the network runs by itself
+#: Seconds between two checks of the helper; between two checks for new shapes; and without a request before the network
+#: runs by itself.
 LOOK, NEW_SHAPES, IDLE = 0.1, 5.0, 1.0
-#: seconds for which winners wait for others to be tried with
+#: Seconds that winners wait for others, in order to be tried together.
 GATHERING = 15.0
-#: seconds without a turn after which a trial ends undecided
+#: Seconds without a turn after which a trial ends undecided.
 STALE = 120.0
-#: times that a helper is started again, and seconds before that
+#: Most restarts of a helper, and seconds before the first one.
 MOST_RESTARTS, RESTART = 3, 1.0
-#: seconds that a helper has to start in
+#: Seconds that a helper may take to start.
 START_SECONDS = 120.0
-#: seconds that a thread has to end in when its process ends
+#: Seconds that a thread has to end when its process ends.
 GOING = 2.0
 
 
 @dataclass
 class _Shape:
-    """Inputs of some types that matter, and the layers that serve them."""
+    """Relevant types of inputs, and the layers that serve them."""
 
     types: tuple[Type | None, ...]
     layers: dict[str, Layer]
-    #: seconds that requests of these shapes took so far
+    #: total seconds of requests with these shapes
     seconds: float
-    #: winners that are to be swapped in; groups of them that lost together, and are tried apart
+    #: winners to be swapped in, and groups that lost together and are now tried in parts
     waiting: list[Winner] = field(default_factory=list)
     groups: deque[Sequence[Winner]] = field(default_factory=deque)
-    #: how many times as fast as before it is
+    #: speed-up so far
     gain: float = 1.0
 
-    #: when the first of those that wait came
+    #: time at which the first of the waiting winners came
     since: float = 0.0
 
     def add(self, winner: Winner) -> None:
-        """One more waits."""
+        """Add a waiting winner."""
         self.since = self.since if self.waiting else time.monotonic()
         self.waiting.append(winner)
 
     def next(self, at_once: bool) -> Sequence[Winner]:
-        """Who is tried next: parts of a group that lost, or all that wait, once some time was given to others to come.
+        """Return the next winners to try: part of a group that lost; or all waiting ones, after time for others to
+        come.
 
-        A trial tells a large gain from none sooner than a small one, and each takes as many requests.
+        Winners are tried together because a large gain shows sooner than a small one, and every trial needs as many
+        requests.
         """
         if self.groups:
             return self.groups.popleft()
@@ -88,13 +91,13 @@ class _Shape:
 
     @property
     def is_open(self) -> bool:
-        """A request waits."""
+        """Whether winners are waiting."""
         return bool(self.waiting or self.groups)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What `start` was asked for."""
+    """The arguments of `start`."""
 
     budget: float
     duty: float
@@ -156,16 +159,16 @@ def _duty(default: float, given: float | None) -> float:
 
 
 class _Tuning(BackgroundTuning):
-    """The handle. Its thread holds it weakly: who drops the model ends the tuning."""
+    """The handle. Its thread holds only a weak reference, so dropping the model ends the tuning."""
 
     def __init__(self, model: DeviceModel, wish: Wish) -> None:
         self._model, self._wish = weakref.ref(model), wish
         self._began, self._pid = time.monotonic(), os.getpid()
         self._activity = activity.of_process()
-        #: words of its own: a wish to pause, and the network when it runs by itself
+        #: its own words in the activity: a request to pause, and the network when it runs by itself
         self._pause, self._word = self._activity.take(), self._activity.take()
         self._gate = activity.Gate(self._activity.descriptor, self._pause)
-        #: traffic is recorded whether or not the model is tuned
+        #: True if traffic is recorded independently of tuning
         self._is_recorded = model.meter is not None
         meter = model.meter or Meter([v.name for v in model.graph.inputs])
         model.meter = meter.continued(self._activity)
@@ -174,18 +177,19 @@ class _Tuning(BackgroundTuning):
         self._own: OwnRuns | None = None
         self._done: set[str] = set()
         self._looked = -math.inf
-        #: when the network may run by itself again; when a request last began or ended, and a run of the network's own
+        #: times: when the network may run by itself again; when a user's request last began or ended; and when the
+        #: network last ran by itself
         self._idle_until = self._asked = self._ran = 0.0
-        #: turns of the trial so far, and when that last changed
+        #: turns of the trial so far, and when that number last changed
         self._turns, self._turned = 0, math.inf
-        #: layers that the helper was told of
+        #: keys of the layers that the helper knows
         self._told: set[str] = set()
         self._is_paused, self._rests = False, False
-        #: its status does not change any more; nothing of it is left
+        #: whether the status is final
         self._is_final = False
         self._over, self._stop = threading.Event(), threading.Event()
         self._status = BackgroundStatus("starting", "", 0, 0, 0, 0, 0, 1.0, 0.0, 0.0)
-        #: the helper, one at most; a list, so that the finaliser sees it and not this object
+        #: at most one helper; a list, so that the finaliser can refer to it without keeping this object alive
         self._helpers: list[Process] = []
         self._is_ready, self._restart = False, 0.0
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tunewright-background",
@@ -194,7 +198,7 @@ class _Tuning(BackgroundTuning):
         _LIVE.add(self)
         self._thread.start()
 
-    # ---- what a user asks for -------------------------------------------------------------------------------------
+    # ---- public methods ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         self._set_paused(True)
@@ -203,7 +207,7 @@ class _Tuning(BackgroundTuning):
         self._set_paused(False)
 
     def _set_paused(self, is_paused: bool) -> None:
-        if not self._is_final and self._pid == os.getpid():  # else the word is another's
+        if not self._is_final and self._pid == os.getpid():  # otherwise the word may belong to another request
             self._is_paused = is_paused
             self._activity.pause(self._pause, is_paused)
 
@@ -225,10 +229,10 @@ class _Tuning(BackgroundTuning):
     def wait(self, timeout: float | None = None) -> bool:
         return self._pid != os.getpid() or self._over.wait(timeout)
 
-    # ---- the thread -----------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """A look at everything; False when there is nothing more to do."""
+        """Do one round of work. Returns False if nothing more is to be done."""
         model = self._model()
         if model is None or self._stop.is_set():
             self._finish("stopped", "the model is gone" if model is None else "the process ends")
@@ -242,14 +246,14 @@ class _Tuning(BackgroundTuning):
             elif not self._is_paused:
                 self._begin_swap(model)
             self._conclude()
-        except Exception as error:  # what serves goes on as it is
+        except Exception as error:  # the model continues to serve unchanged
             model.trial = None
             LOG.warning("background tuning ends: %s: %s", type(error).__name__, error, exc_info=error)
             self._finish("failed", f"{type(error).__name__}: {error}")
         return not self._over.is_set()
 
     def _close(self) -> None:
-        """Leave nothing behind: the helper, a trial, what is noted of requests."""
+        """Clean up: end the helper and the trial, and stop recording requests."""
         model = self._model()
         if model is not None:
             model.trial = None
@@ -265,7 +269,7 @@ class _Tuning(BackgroundTuning):
         self._report("phase")
 
     def _look_for_shapes(self, model: DeviceModel) -> None:
-        """Which shapes matter, and their layers: told to the helper."""
+        """Find the shapes that matter and their layers, and tell the helper."""
         if time.monotonic() < self._looked + NEW_SHAPES and self._shapes:
             return
         self._looked = time.monotonic()
@@ -305,10 +309,10 @@ class _Tuning(BackgroundTuning):
         self._rests = False
         self._helpers[0].begin({"layers": layers}, math.inf)
 
-    # ---- the helper -----------------------------------------------------------------------------------------------
+    # ---- the helper --------------------------------------------------------------------------------------------------
 
     def _hear(self, model: DeviceModel) -> None:
-        """Take in what the helper says; start one where there is none and something is left to do."""
+        """Process the helper's messages. Starts a helper if there is none and there is work."""
         if not self._helpers:
             if time.monotonic() >= self._restart and self._shapes:
                 self._start(model)
@@ -325,7 +329,7 @@ class _Tuning(BackgroundTuning):
 
     def _start(self, model: DeviceModel) -> None:
         settings, device = model.env.settings, model.env.device
-        if device.target.device == "cpu":  # one of several streams has a part of the threads
+        if device.target.device == "cpu":  # a device of one of several streams has only part of the threads
             settings = replace(settings, cpu_threads_num=device.target.units)
         module = f"{__package__}.background_helper"
         shared = map(str, (self._activity.descriptor, self._pause))
@@ -346,7 +350,7 @@ class _Tuning(BackgroundTuning):
         }, START_SECONDS)  # fmt: skip
 
     def _lost(self, why: str) -> None:
-        """The helper is gone."""
+        """Handle the loss of the helper: restart it later, or fail."""
         while self._helpers:
             self._helpers.pop().end()
         restarts = self._status.restarts + 1
@@ -377,7 +381,7 @@ class _Tuning(BackgroundTuning):
             self._layer(message)
 
     def _layer(self, message: wire.Message) -> None:
-        """What became of a layer; a kernel that is better than the present one waits for its swap."""
+        """Process the result of a layer. A kernel that is better than the present one waits for its swap."""
         key, state = str(message["problem"]), message["state"]
         if state == "claimed":
             self._update(why="another process tunes some of its layers")
@@ -394,10 +398,10 @@ class _Tuning(BackgroundTuning):
         self._update(layers_done=len(self._done & keys), layers_left=len(keys - self._done))
         self._report("layer")
 
-    # ---- swaps ----------------------------------------------------------------------------------------------------
+    # ---- swaps -------------------------------------------------------------------------------------------------------
 
     def _begin_swap(self, model: DeviceModel) -> None:
-        """Try the winners of the shapes that matter most: all that wait together, or parts of a group that lost."""
+        """Try winners of the most important shapes: all waiting ones together, or part of a group that lost."""
         at_once = self._rests or not self._status.layers_left
         chosen = ((shape, group) for shape in self._shapes if (group := shape.next(at_once)))
         shape, group = next(chosen, (None, ()))
@@ -414,7 +418,7 @@ class _Tuning(BackgroundTuning):
             self._update(phase="comparing")
 
     def _judge(self, model: DeviceModel) -> None:
-        """See whether the trial is decided; run the network where nobody else does."""
+        """Check whether the trial is decided. Runs the network if no requests come."""
         assert self._swap is not None
         shape, swap = self._swap
         found = swap.jury.verdict(swap.trial)
@@ -437,7 +441,7 @@ class _Tuning(BackgroundTuning):
             self._report("rollback")
 
     def _give_up(self, model: DeviceModel, swap: Swap) -> None:
-        """End a trial that nobody takes part in: others may have one. The next load uses the winners all the same."""
+        """End a trial without requests, so that another can begin. The next load uses the winners anyway."""
         turns = len(swap.trial.told)
         if turns != self._turns or self._is_paused:
             self._turns, self._turned = turns, time.monotonic()
@@ -446,13 +450,13 @@ class _Tuning(BackgroundTuning):
             self._update(phase="tuning", why="no requests came of the shapes that kernels were to be compared for")
 
     def _gain(self) -> float:
-        """How many times as fast all requests together are."""
+        """Return the speed-up of all requests together."""
         before = sum(shape.seconds or 1e-9 for shape in self._shapes)
         after = sum((shape.seconds or 1e-9) / shape.gain for shape in self._shapes)
         return before / after if after else 1.0
 
     def _run_idle(self, model: DeviceModel, shape: _Shape, swap: Swap) -> None:
-        """Turns of the network by itself, when no request has come for a while, and no more than the duty allows."""
+        """Run turns of the network if no request has come for a while, within the share of time that ``duty`` allows."""
         now, last = time.perf_counter(), self._gate.last
         self._asked = last if last > self._ran else self._asked
         if now < max(self._asked + IDLE, self._idle_until) or self._gate.is_serving:
@@ -469,7 +473,7 @@ class _Tuning(BackgroundTuning):
         try:
             with self._gate.sample() as taken:
                 told = self._own.pair(swap.trial)
-        except TunewrightError as error:  # random inputs are not for every model
+        except TunewrightError as error:  # random inputs do not suit every model
             LOG.info("the network cannot be run by itself: %s", error)
             self._idle_until = math.inf
             return
@@ -480,7 +484,7 @@ class _Tuning(BackgroundTuning):
             swap.trial.tell(number, seconds)
         self._idle_until = now + (self._ran - now) / self._wish.duty
 
-    # ---- the end --------------------------------------------------------------------------------------------------
+    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> None:
         if self._swap is not None or self._is_final:
@@ -500,7 +504,7 @@ class _Tuning(BackgroundTuning):
 
     @property
     def _is_spent(self) -> bool:
-        """Whether too little is left of the budget for another search."""
+        """Whether the remaining budget is too small for another search."""
         return self._status.worked > self._wish.budget - LEAST_SECONDS
 
     def _is_static(self) -> bool:
@@ -529,11 +533,11 @@ class _Tuning(BackgroundTuning):
         if self._wish.report is not None:
             try:
                 self._wish.report(what, self.status())
-            except Exception:  # of the user's: it must not end what serves
+            except Exception:  # an error in the user's callback must not disturb serving
                 LOG.warning("a callback of background tuning failed", exc_info=True)
 
     def abandon(self) -> None:
-        """In a process that was just forked: the helper and the thread are those of the other."""
+        """Forget helper and thread in a forked child: they belong to the parent."""
         for helper in self._helpers:
             helper.abandon()
         self._helpers.clear()
@@ -546,13 +550,13 @@ class _Tuning(BackgroundTuning):
 
 
 def _serve(handle: weakref.ref[_Tuning]) -> None:
-    """The thread."""
+    """Main function of the thread."""
     while (tuning := handle()) is not None and tuning.step():
         del tuning
 
 
 def _end(helpers: list[Process], stop: threading.Event, thread: threading.Thread) -> None:
-    """The handle is gone, or the process ends."""
+    """Finaliser: the handle is gone, or the process ends."""
     stop.set()
     if threading.current_thread() is not thread and thread.is_alive():
         thread.join(GOING)

@@ -1,9 +1,8 @@
-"""The process that tunes for one that serves: ``python -m tunewright.plugins.background_helper``.
+"""Process that tunes for a serving process: ``python -m tunewright.plugins.background_helper``.
 
-It is told which layers there are, searches them one after the other with the sessions that all tuning uses, and tells
-what it found. It runs when nobody else wants the processor, a bounded share of the time, and its worker times nothing
-while a request runs. It keeps nothing to itself: what a search finds is in the knowledge base before it is told, so it
-may be killed at any moment.
+The serving process sends it layers. The helper searches them one by one with ordinary tuning sessions, and reports the
+results. It has low priority and works for a bounded share of the time, and its worker times nothing while a request
+runs. It may be killed at any moment, because a result is in the knowledge base before it is reported.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from ..tuning.worker import Channel, die_with_parent
 from .single import open_device
 from .tune_search import QUIET
 
-#: times TUNE_TIMEOUT: who runs only when nobody else wants to takes longer
+#: Factor for TUNE_TIMEOUT, because a process of low priority takes longer.
 PATIENCE = 10.0
-#: seconds until a layer that another process tunes is looked at again, between two messages about progress, and between
-#: two looks for layers that came
+#: Seconds until a layer that another process tunes is checked again; between two messages about progress; and between
+#: two checks for new layers.
 LATER, TELLING, LOOKING = 5.0, 0.5, 0.5
-#: searches of a layer that may leave it open whether something is faster
+#: Most searches of a layer that stays open.
 MOST_TRIES = 3
-#: seconds that a search has at least
+#: Least seconds of a search.
 LEAST_SECONDS = 2.0
 
 
@@ -59,18 +58,18 @@ class Task:
 
     key: str
     problem: Problem
-    #: what serves it now
+    #: the kernel that serves it now
     present: Candidate
-    #: seconds that a faster kernel might save, in some unit that all layers share
+    #: seconds that a faster kernel might save, in a unit common to all layers
     hope: float
-    #: when it is to be looked at (again); infinite: it is done
+    #: time of the next check; infinite if the layer is done
     due: float = 0.0
-    #: searches of it so far
+    #: number of searches so far
     tries: int = 0
 
 
 class _Line(Channel):
-    """The helper's end of the channel, which can be asked whether there is anything to read."""
+    """The helper's end of the channel, which can tell whether data is there."""
 
     def has(self, seconds: float) -> bool:
         """Whether a message, or its beginning, arrives within ``seconds``."""
@@ -78,7 +77,7 @@ class _Line(Channel):
 
 
 class _Kept(Gathered):
-    """Programs for who serves, which are also kept for later loads."""
+    """Programs for the serving process, which are also stored for later loads."""
 
     def __init__(self, disk: KernelCache | None) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Helper:
         self.claims = Claims(folder)
         self.pace = Pace(self.gate, float(wishes["duty"]), MachineTurn(folder))
         self.pace.between = self._between
-        # one that compiles at a time: compilers are not to take cores from requests
+        # one compiling process at a time, since compilers must not take cores from requests
         own = replace(self.settings, compilation_num_threads=1)
         timeout = PATIENCE * max(self.settings.tune_timeout, LEAST_TIMEOUT)
         inner = Isolated(
@@ -112,18 +111,18 @@ class Helper:
         self.tuner = Tuner(self.settings, measurer=lambda device, settings: self.measurer)
         self.tuner.clock = self.pace.clock
         self.tasks: dict[str, Task] = {}
-        #: candidates of searches that have ended, and of the one that runs
+        #: candidates of finished searches, and of the current one
         self.tried, self.trying = 0, 0
         self._at = ""
         self._told = 0.0
 
     @property
     def budget(self) -> float:
-        """Seconds of work that are left."""
+        """Seconds of work that remain."""
         return float(self.wishes["budget"] or math.inf) - self.pace.clock()
 
     def run(self) -> None:
-        """Until the other side hangs up."""
+        """Work until the other side hangs up."""
         while True:
             task = self._next()
             if task is None or self.budget < LEAST_SECONDS:
@@ -134,7 +133,7 @@ class Helper:
             self._take(task)
             self._listen(0.0)
 
-    # ---- what is to be done ---------------------------------------------------------------------------------------
+    # ---- choice of layers --------------------------------------------------------------------------------------------
 
     def _open(self) -> list[Task]:
         return [task for task in self.tasks.values() if task.due < math.inf]
@@ -144,7 +143,7 @@ class Helper:
         return max(due, key=lambda task: task.hope, default=None)
 
     def _listen(self, seconds: float | None) -> None:
-        """Hear what the other side wants; None: wait for it, however long."""
+        """Process messages for up to ``seconds``; None waits without limit."""
         begin = self.pace.clock()
         while self.line.has(3600.0 if seconds is None else seconds):
             message = self.line.receive()
@@ -160,16 +159,16 @@ class Helper:
         self.pace.forgive(self.pace.clock() - begin)
 
     def _seconds(self, task: Task) -> float:
-        """A layer's share of the remaining time, by its hope among the layers to come; or TUNE_SECONDS."""
+        """Return a layer's share of the remaining time according to its hope; TUNE_SECONDS if the budget is infinite."""
         if self.budget == math.inf:
             return max(self.settings.tune_seconds, LEAST_SECONDS)
         hopes = sum(other.hope for other in self._open())
         return min(self.budget, max(LEAST_SECONDS, self.budget * task.hope / hopes if hopes else self.budget))
 
-    # ---- one layer ------------------------------------------------------------------------------------------------
+    # ---- one layer ---------------------------------------------------------------------------------------------------
 
     def _take(self, task: Task) -> None:
-        """Look at a layer: tune it, unless its answer is known or another process is at it."""
+        """Tune a layer unless its answer is known or another process is tuning it."""
         try:
             default = self.tuner.default(task.problem, self.device)
         except UnsupportedError as error:
@@ -200,7 +199,7 @@ class Helper:
         task.tries += 1
         found = self.tuner.known(task.problem, self.device, default).best
         if (found is None or found.match.kind is not Kind.EXACT) and task.tries < MOST_TRIES:
-            task.hope /= 2  # noise or a short time left it open: others come first now
+            task.hope /= 2  # noise or a short time left it open: other layers come first now
             return
         gain = None if outcome.gain is None else outcome.gain.median
         self._done(task, "searched", outcome.reason, outcome.chosen, gain)
@@ -208,7 +207,7 @@ class Helper:
     def _done(
         self, task: Task, state: str, reason: str, best: Candidate | None = None, gain: float | None = None
     ) -> None:
-        """Tell what came of a layer, with the programs of a kernel that is to take the place of the present one."""
+        """Report the result of a layer, with the programs of a kernel that should replace the present one."""
         task.due = math.inf
         programs: list[Any] = []
         if best is not None and best != task.present:
@@ -220,7 +219,7 @@ class Helper:
         )  # fmt: skip
 
     def _programs(self, problem: Problem, best: Candidate) -> list[Any]:
-        """Compiled programs of a kernel, so that who serves need not wait for a compiler; none where that failed."""
+        """Return the compiled programs of a kernel, so that the serving process need not compile; empty on failure."""
         if self.device.target.device != "cpu":
             return []
         if found := self.measurer.programs(best):
@@ -234,13 +233,13 @@ class Helper:
 
         return self.pace.work(build)
 
-    # ---- telling --------------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------------------------------------
 
     def _progress(self, progress: Progress) -> None:
         self.trying = progress.attempted
 
     def _between(self) -> None:
-        """Between two pieces of work."""
+        """Renew claims and report progress between two pieces of work."""
         self.claims.renew()
         self._tell()
 
@@ -255,7 +254,8 @@ class Helper:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the descriptor of the activity, its word that says pause, the channel's and the lifeline's."""
+    """Run the helper. Arguments: descriptor of the activity, its pause word, descriptors of the channel and the
+    lifeline."""
     descriptor, pause, channel, lifeline = map(int, arguments)
     line = _Line(socket.socket(fileno=channel))
     die_with_parent(lifeline)

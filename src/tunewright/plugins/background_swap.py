@@ -1,7 +1,7 @@
-"""Kernels that take the place of others while a model serves, and go back where requests got slower.
+"""Replace kernels while a model serves, and go back if requests get slower.
 
-A new plan is made beside the one that serves, from kernels that are compiled already. Then requests take both in turns
-(`runtime.trial`), and their latencies decide: the network has the last word, whatever a kernel gained by itself.
+A new plan is made beside the serving one, from kernels that are already compiled. Requests then use both plans in turns
+(`runtime.trial`), and their latencies decide. The latency in the network counts, not the gain of a kernel alone.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from .tune import Pinned
 from .tune_search import QUIET
 
 LOG = logging.getLogger("tunewright")
-#: the chance that a swap is said to be slower, or faster, than it is
+#: Risk that a swap is wrongly called slower or faster.
 ALPHA = 0.02
-#: pairs of inferences after which a trial ends in any case, and those at its beginning that warm up
+#: Pairs of inferences after which a trial ends in any case, and pairs at its beginning that warm up.
 MOST_PAIRS, WARM_UP = 192, 2
-#: a plan that is this many times slower in all of this number of pairs is not tried any longer
+#: A trial ends early if the new plan is FAR_SLOWER in all of at least EARLY pairs.
 FAR_SLOWER, EARLY = 1.5, 4
-#: where nothing is certain at the end, a plan that seems slower than this is not kept
+#: Without a certain result at the end, a plan with a lower median ratio is not kept.
 SEEMS_SLOWER = 0.99
-#: arithmetic and bytes per second of some device: layers are only compared with each other by them
+#: Assumed operations and bytes per second, only used to compare layers with each other.
 FLOPS, BANDWIDTH = 2e11, 2e10
-#: seconds after which Python lets another thread run while a plan is made; 5 ms otherwise, which a request would wait
+#: Switch interval of Python's threads while a plan is made; by default it is 5 ms, and requests would wait that long.
 INTERVAL = 0.3e-3
 
 
 class Verdict(enum.Enum):
-    """What a trial says of the new plan."""
+    """Verdict of a trial on the new plan."""
 
     FASTER = "faster"
     ALIKE = "no difference beyond noise"
@@ -71,7 +71,7 @@ class Verdict(enum.Enum):
 
 
 class Jury:
-    """Decides a trial as soon as it can be told, by a sequential test over pairs of latencies."""
+    """Decides a trial as early as possible, by a sequential test over pairs of latencies."""
 
     def __init__(self) -> None:
         self._spending = statistics.Spending(ALPHA)
@@ -79,7 +79,7 @@ class Jury:
         self._next = next(self._looks)
 
     def verdict(self, trial: Trial) -> tuple[Verdict, Ratio] | None:
-        """The verdict and how many times as fast the new plan is; None: more pairs are needed."""
+        """Return the verdict and the speed-up of the new plan; None if more pairs are needed."""
         old, new = (seconds[WARM_UP:] for seconds in trial.pairs())
         found = None
         if EARLY <= len(old) < MOST_PAIRS and min(new) > FAR_SLOWER * max(old):
@@ -105,13 +105,13 @@ class Layer:
     problem: Problem
     device: Device
     present: Candidate
-    #: by rough count of its work, in all nodes that pose it
+    #: rough seconds of its work, summed over all nodes that pose it
     hope: float = 0.0
 
 
 @dataclass(frozen=True)
 class Winner:
-    """A kernel that won by itself."""
+    """A kernel that won when measured alone."""
 
     layer: Layer
     candidate: Candidate
@@ -124,19 +124,19 @@ class Winner:
 
 @dataclass
 class Swap:
-    """Winners on trial, for inputs of some types."""
+    """Winners on trial for inputs of some types."""
 
     types: tuple[Type | None, ...]
     winners: Sequence[Winner]
     trial: Trial
     tuner: Pinned
     jury: Jury = field(default_factory=Jury)
-    #: the new plan poses the same problems as the old one, so that a loss is these winners' doing
+    #: whether the new plan poses the same problems as the old one; only then do these winners explain a loss
     is_alike: bool = True
 
 
 def types_of(model: DeviceModel, shapes: Shapes) -> tuple[Type | None, ...]:
-    """Types of the inputs for some shapes."""
+    """Return the types of the inputs for some shapes."""
     types = [value.type for value in model.graph.inputs]
     return tuple(
         type.with_shape(shape) if isinstance(type, TensorType) else type
@@ -145,17 +145,17 @@ def types_of(model: DeviceModel, shapes: Shapes) -> tuple[Type | None, ...]:
 
 
 def plan_of(model: DeviceModel, types: Sequence[Type | None]) -> Plan | None:
-    """The plan that serves these types now; None where another one could not take its place."""
+    """Return the plan that serves these types now; None if another plan could not replace it."""
     if not all(isinstance(type, TensorType) and type.is_static for type in types):
         return None
     like = [np.broadcast_to(np.zeros((), t.dtype.numpy), t.dims) for t in types if isinstance(t, TensorType)]
     plan = model.program.plan_for(like)
-    # results that grow live on from one inference to the next, in memory of this very plan
+    # growing results live on between inferences, in the memory of this plan
     return None if plan.template is not None and plan.template.states else plan
 
 
 def layers_of(model: DeviceModel, types: tuple[Type | None, ...], plan: Plan) -> dict[str, Layer]:
-    """The problems that can be tuned for these types, with what solves them now."""
+    """Return the problems that can be tuned for these types, with their present candidates."""
     found: dict[str, Layer] = {}
     for device, problem, choice in _posed(model, types, plan):
         if choice.solver.host or not problem.is_static:
@@ -175,7 +175,7 @@ def _posed(
             if step.choice is not None:
                 yield inner.device, Problem.of(step.node), step.choice
         return
-    # a plan for a class of shapes has the sizes that it was made for: pose the problems for these
+    # a plan for a class of shapes has the sizes that it was made for, so the problems are posed for these shapes
     graph, env = model.program.graph.clone(), model.env
     for value, type in zip(graph.inputs, types, strict=True):
         value.type = type
@@ -183,14 +183,14 @@ def _posed(
     for node in graph.nodes:
         problem = Problem.of(node)
         if not node.bodies and problem.is_static:
-            with suppress(TunewrightError):  # a reference of the host serves it
+            with suppress(TunewrightError):  # a host reference serves it
                 yield env.device, problem, env.tuner.choose(problem, env.device)
 
 
 def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[Winner]) -> Swap | None:
-    """Make a plan with winners beside what serves, and let requests take both in turns. None: it makes no difference.
+    """Make a plan with winners beside the serving one, and start a trial of both. None if the plan would not differ.
 
-    TunewrightError where no other plan can be made.
+    Raises `TunewrightError` if no other plan can be made.
     """
     old = plan_of(model, types)
     if old is None:
@@ -221,7 +221,7 @@ def begin(model: DeviceModel, types: tuple[Type | None, ...], winners: Sequence[
 
 
 def _built(model: DeviceModel, tuner: Pinned, winner: Winner) -> list[tuple[Choice, Kernel]]:
-    """The kernel of a winner, from programs that the helper has compiled."""
+    """Build the kernel of a winner from programs that the helper compiled."""
     solver = next(s for s in tuner.candidates if s.id == winner.candidate[0])
     cache = Gathered(winner.programs, closed=True) if winner.programs else KernelCache.of(model.env.settings)
     choice = Choice(solver, winner.candidate[1], Origin.SEARCH, dict)
@@ -232,9 +232,9 @@ def _built(model: DeviceModel, tuner: Pinned, winner: Winner) -> list[tuple[Choi
 
 
 def end(model: DeviceModel, swap: Swap, verdict: Verdict, gain: Ratio) -> list[Sequence[Winner]]:
-    """Keep the new plan, or go back to the old one; winners to be tried again, in smaller groups.
+    """End a trial: keep the new plan, or go back to the old one. Returns smaller groups of winners to try next.
 
-    A kernel that lost in the network is recorded: nobody is to try it again.
+    A kernel that lost in the network is recorded, so that it is not tried again.
     """
     model.trial = None
     if verdict.stays:
@@ -252,7 +252,7 @@ def end(model: DeviceModel, swap: Swap, verdict: Verdict, gain: Ratio) -> list[S
 
 
 def record_loss(model: DeviceModel, winner: Winner, gain: Ratio) -> None:
-    """Write down that a kernel lost in the running network, as `tune` does; where it stood against the default, that
+    """Record that a kernel lost in the running network, as `tune` does. If it ran against the default, also record that
     the default stays."""
     tuner, problem, device = model.env.tuner, winner.layer.problem, winner.layer.device
     stored = tuner.measured(problem, device)
@@ -277,7 +277,7 @@ def _newest(stored: Sequence[Measurement], candidate: Candidate) -> Measurement 
 
 
 def _in_network(before: Measurement, gain: Ratio) -> Measurement:
-    """What the network says of a candidate that was measured by itself."""
+    """Turn a candidate's own measurement into one of the network with this gain."""
     evidence: Evidence = replace(
         before.evidence, gain=gain, control=Ratio.one(), confirmed=True, regime="network", copies=1, nbytes=0
     )
@@ -289,7 +289,7 @@ _SWITCHING = threading.Lock()
 
 @contextmanager
 def yielding() -> Iterator[None]:
-    """Let requests of other threads have the interpreter at once: a plan is made by thousands of lines of Python."""
+    """Let requests of other threads get the interpreter quickly while a plan is made, which runs much Python code."""
     with _SWITCHING:
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, INTERVAL))
@@ -300,14 +300,14 @@ def yielding() -> Iterator[None]:
 
 
 class OwnRuns:
-    """The network in turns while nobody asks anything of it: then a trial need not wait for requests."""
+    """Runs the network in turns while no requests come, so that a trial need not wait for them."""
 
     def __init__(self, model: DeviceModel, values: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]):
         self._executor = model.create_infer_request().executor
         self._program, self._values = model.program, [values[v.name] for v in model.graph.inputs]
 
     def pair(self, trial: Trial) -> list[tuple[int, float]]:
-        """One turn of each plan: their numbers and seconds; nothing where a request had a turn in between."""
+        """Run one turn of each plan and return their numbers and seconds; empty if a request took a turn in between."""
         told: list[tuple[int, float]] = []
         for _ in range(2):
             number, plan = trial.turn()

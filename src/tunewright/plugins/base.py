@@ -1,4 +1,4 @@
-"""A plugin serves a device name: it says which nodes it can run, and compiles."""
+"""Interface of plugins. A plugin serves a device name: it tells which nodes it can run, and compiles models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..settings import Settings
 
 @dataclass(frozen=True)
 class Support:
-    """The solver that would run a node, or why there is none; a solver on the host is marked. True if there is one."""
+    """The solver that would run a node, marked if it runs on the host; or why there is none. True if there is one."""
 
     solver: str | None
     on_host: bool = False
-    #: what every other solver of the operation said
+    #: the reasons of the operation's other solvers
     rejected: Mapping[str, str] = field(default_factory=dict)
-    #: the device, where the model has several
+    #: the device, if the model uses several
     device: str = ""
 
     def __bool__(self) -> bool:
@@ -31,9 +31,9 @@ class Choice:
     """How requests of a model are served, and why."""
 
     streams: int
-    #: that keep all of them busy
+    #: number of requests that keeps all streams busy
     requests: int
-    #: that run together
+    #: number of requests that run together
     batch: int
     why: str
 
@@ -45,12 +45,13 @@ class Plugin(ABC):
 
     @abstractmethod
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
-        """Per node of the model, by name: who runs it here, or why nobody."""
+        """Return, for each node by name, the solver that runs it here, or why there is none."""
 
     def choice(self, model: Model, settings: Settings) -> Choice | None:
-        """How requests would be served; nothing is compiled or measured. None: by several devices, each in its way."""
+        """Return how requests would be served, without compiling or measuring. None if several devices serve, each in
+        its way."""
         return None
 
     @abstractmethod
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> CompiledModel:
-        """``consume``: the model is nobody else's, and may be taken apart."""
+        """Compile a model. ``consume``: the caller gives up the model, so compilation may take it apart."""

@@ -1,9 +1,8 @@
-"""``BATCH:GPU.0(8)``: requests of single examples are run together, eight at a time (docs/multi.md).
+"""``BATCH:GPU.0(8)``: requests with single examples run together, eight at a time (docs/multi.md).
 
-Without a number, and on a GPU that is asked for throughput (ALLOW_AUTO_BATCHING), the batch is the one that was
-measured to be best; NUM_STREAMS = AUTO measures it. Where nothing was measured it is `SIZE`: on an NVIDIA H200 eight
-examples of a network took 2.1 to 4 times as long as one (three networks, docs/gpu.md), and what a batch that does not
-pay would cost is seen at run time, when it is left out.
+Without a number, and on a GPU with a throughput hint (ALLOW_AUTO_BATCHING), the batch size is the one measured to be
+best; NUM_STREAMS = AUTO measures it. Without a measurement it is `SIZE`. On an NVIDIA H200, eight examples took 2.1 to
+4 times as long as one (three networks, docs/gpu.md). At run time a batch that does not pay is detected and left out.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ LOG = logging.getLogger("tunewright")
 
 Served = TypeVar("Served", bound=CompiledModel)
 
-#: examples in a batch, where nobody says how many and nothing was measured
+#: Batch size if none is given and nothing was measured.
 SIZE = 8
 
 
 class Batch(Plugin):
-    """One device that runs the requests of several as one."""
+    """A device that runs several requests as one."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
         found = parse(names, "BATCH")
@@ -52,19 +51,19 @@ class Batch(Plugin):
 
     @classmethod
     def over(cls, device: SingleDevice) -> Batch:
-        """The same for a device, where the model allows it; else it is the device as it is."""
+        """Make the plugin for a device whose models may run in batches; a model that may not runs on the device alone."""
         made = cls.__new__(cls)
         made._set(device, 0, required=False)
         return made
 
     def _set(self, device: SingleDevice, size: int, required: bool) -> None:
-        #: ``size`` 0: as it was measured; ``required``: a model that cannot is an error
+        #: ``size`` 0: the measured size; ``required``: a model that cannot run in batches is an error
         self.single, self.size, self.required = device, size, required
         self.name = f"BATCH:{device.name}({size})" if size else f"BATCH:{device.name}"
 
     @property
     def requests(self) -> int:
-        """How many it takes at a time, as far as that is known without a model."""
+        """The number of requests that run at a time, as far as it is known without a model."""
         return (self.size or SIZE) * self.single.streams
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
@@ -92,7 +91,8 @@ class Batch(Plugin):
             if made is not None:
                 return made
         point, told = self._point(answer, settings)
-        if self.size and is_automatic(settings):  # the batch is given: how many of them are best side by side?
+        # the batch size is given; this measures how many streams of them are best
+        if self.size and is_automatic(settings):
             try:
                 found = self.single.compile(batched(model, self.size), settings)
                 point, told = point._replace(streams=found.streams.count), f"{told}; {found.streams_origin}"
@@ -123,12 +123,12 @@ class Batch(Plugin):
         return _served(alone, point, told)
 
     def alone(self, model: Model, settings: Settings, streams: int) -> DeviceModel:
-        """The model for single examples."""
+        """Compile the model for single examples."""
         given = dataclasses.replace(settings, num_streams=streams)
         return of_device(self.single.whole, given).compile(model, given)
 
     def together(self, alone: DeviceModel, model: Model, settings: Settings, streams: int, batch: int) -> BatchModel:
-        """The model for this number of examples beside the one for a single example; an error if that is impossible."""
+        """Compile the model for ``batch`` examples beside the one for a single example. Raises if that is impossible."""
         made = self.alone(batched(model, batch), settings, streams)
         for name, type in made.outputs.items():
             _check_output(name, alone.outputs[name], type, batch)
@@ -136,14 +136,16 @@ class Batch(Plugin):
         return BatchModel(name, alone, made, batch, streams, timeout)
 
     def _why_not(self, model: Model, settings: Settings) -> str:
-        """Why requests of a model do not run together; empty: they may. Who asked for it learns it as an error."""
+        """Return why requests of a model do not run together; empty if they may. Raises instead if batches were
+        requested."""
         try:
             batched(model, 1)
         except TunewrightError as error:
             if self.required:
                 raise self._refusal(f"batches are not possible: {error}") from None
             return f"batches are not possible: {error}"
-        # Who names BATCH says that examples are independent, and the first batch is compared. Nobody did here.
+        # A user who names BATCH states that examples are independent, and the first batch is compared. Here nobody
+        # stated it.
         found = "" if self.required else why_not(model, settings)
         return found and f"it is not proven that examples are independent: {found}"
 
@@ -151,12 +153,12 @@ class Batch(Plugin):
         return UnsupportedError(why, where=self.name, hint=f"name the device alone: {self.single.name}")
 
     def _point(self, answer: Answer | None, settings: Settings) -> tuple[Point, str]:
-        """What to compile, and why."""
+        """Return what to compile, and why."""
         most = settings.performance_hint_num_requests
         if answer is not None and measured_streams(settings):
             return Point(answer.streams, answer.requests, answer.batch), origin(answer)
         streams = self.single.streams
-        if answer is not None:  # the streams are the user's
+        if answer is not None:  # the user chose the streams
             return Point(streams, 0, answer.batch), f"batch {origin(answer)}"
         if self.size:
             return Point(streams, 0, self.size), f"{self.name} is named"
@@ -176,10 +178,10 @@ def _requests(point: Point, settings: Settings) -> int:
 
 
 def with_batches(device: SingleDevice, settings: Settings) -> Plugin:
-    """A device, with batches where settings allow them (ALLOW_AUTO_BATCHING) and they pay: on a GPU.
+    """Return a device with batches if settings allow them (ALLOW_AUTO_BATCHING) and they pay, which means on a GPU.
 
-    Not where others' requests count, too (EXCLUSIVE_ASYNC_REQUESTS), nor where kernels are fixed (FROZEN): a lockfile
-    has those of the model as it is.
+    Not if requests of other models count too (EXCLUSIVE_ASYNC_REQUESTS). Not with fixed kernels (FROZEN) either,
+    because a lockfile has the kernels of the unbatched model.
     """
     wanted = settings.allow_auto_batching and settings.performance_hint != "LATENCY"
     barred = settings.exclusive_async_requests or settings.frozen or settings.performance_hint_num_requests == 1
@@ -187,7 +189,7 @@ def with_batches(device: SingleDevice, settings: Settings) -> Plugin:
 
 
 def _check_output(name: str, alone: Type | None, together: Type | None, size: int) -> None:
-    """Every example must have its part of the output. What is not known here is seen at the first inference."""
+    """Check that every example has its part of the output. Unknown sizes are checked at the first inference."""
     if not isinstance(together, TensorType):
         raise UnsupportedError(f"{together} is not made of examples", where=f"output {name!r}")
     wanted: Shape | None = None

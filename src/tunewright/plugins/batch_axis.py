@@ -1,9 +1,9 @@
-"""Do the examples of a batch depend on each other? A proof, from the graph alone, that they do not.
+"""Prove from the graph alone that the examples of a batch do not depend on each other.
 
-The model is looked at with two numbers of examples, and has to be the same but for them. A tensor that depends on the
-inputs is, in the order of its elements, ``before`` x examples x the rest: every operation must keep examples apart, and
-so says where they are in its results. What is the same for every example (weights, what is computed from them) has to
-treat all of them alike. An operation that no rule is for proves nothing; nor do loops and branches.
+The model is examined with two numbers of examples, and must be the same except for them. In its order of elements, a
+tensor that depends on the inputs is ``before`` x examples x the rest. Every operation must keep examples apart, and its
+rule tells where they are in the results. Tensors that do not depend on the inputs (weights and what follows from them)
+must treat all examples alike. An operation without a rule proves nothing; neither do loops and branches.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..passes.standard import NEUTRAL
 from ..settings import Settings
 from .batch_rules import RULES, Examples, Unproven, elementwise, reduced
 
-#: examples that the proof is done with: seldom sizes of anything else
+#: Numbers of examples for the proof; other sizes are rarely equal to them.
 COUNTS = (7, 5)
 
 
 def batched(model: Model, size: int) -> Model:
-    """The model for this number of examples at a time; UnsupportedError if its inputs are not one example each."""
+    """Return the model for this number of examples. Raises `UnsupportedError` if its inputs are not one example each."""
     shapes: dict[str, list[int | str | None]] = {}
     for name, type in model.inputs.items():
         where = f"input {name!r}"
@@ -46,7 +46,7 @@ def batched(model: Model, size: int) -> Model:
 
 
 def why_not(model: Model, settings: Settings) -> str:
-    """Why the examples of a model may depend on each other, or on how many they are; empty: they do not."""
+    """Return why the examples of a model may depend on each other or on their number; empty if they do not."""
     try:
         one, other = (_Proof(_folded(batched(model, count), settings), count) for count in COUNTS)
         one.check()
@@ -58,14 +58,14 @@ def why_not(model: Model, settings: Settings) -> str:
 
 
 def _folded(model: Model, settings: Settings) -> Graph:
-    """Without the arithmetic on shapes; nobody wants drawings of it."""
+    """Return the graph without arithmetic on shapes. Graph dumps are switched off for it."""
     graph = model.graph.clone()
     run_passes(graph, NEUTRAL, Context(replace(settings, graph_dumps_dir="")))
     return graph
 
 
 class _Proof(Examples):
-    """The graph is followed from its inputs to its outputs."""
+    """Follows the graph from its inputs to its outputs."""
 
     def check(self) -> None:
         for node in self.graph.nodes:
@@ -100,12 +100,12 @@ class _Proof(Examples):
             self.before[value] = math.prod(self.dims(value)[:axis])
 
 
-#: inputs that say sizes: those of the results tell them. A view has nothing else but its first
+#: Inputs that hold sizes, which the results show anyway. In a view, all inputs but the first are such.
 _SIZES = {"Expand": (1,), "Slice": (2,), "Resize": (3,)}
 
 
 def _check_same(one: _Proof, other: _Proof) -> None:
-    """With other numbers of examples it is the same model: nothing in it is computed from how many they are."""
+    """Check that the model is the same for another number of examples, so that nothing is computed from that number."""
     nodes = list(zip(one.graph.nodes, other.graph.nodes, strict=False))
     if len(one.graph.nodes) != len(other.graph.nodes) or any(
         (a.op, freeze(a.attrs), len(a.inputs)) != (b.op, freeze(b.attrs), len(b.inputs)) for a, b in nodes
@@ -124,7 +124,7 @@ def _check_same(one: _Proof, other: _Proof) -> None:
 
 
 def _alike(one: Value, other: Value | None) -> bool:
-    """Constants are the same, but for parts that are repeated for each example."""
+    """Whether constants are equal except for parts repeated for each example."""
     a, b = one.const, None if other is None else other.const
     if a is None or b is None or a.ndim != b.ndim or a.dtype != b.dtype:
         return False

@@ -1,4 +1,4 @@
-"""Where the examples of a batch are in what an operation makes: rules for the operations that keep them apart."""
+"""Rules for operations that keep the examples of a batch apart: where the examples are in the results."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..ir.graph import Graph, Node, Value
 
 
 class Unproven(Exception):
-    """What may depend on other examples, and why."""
+    """Raised if an operation may mix examples, with the reason."""
 
 
 class Examples:
-    """Where examples are in the values of a graph, as far as it was followed."""
+    """Positions of the examples in the values of a graph, as far as it was followed."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self.graph, self.count = graph, count
-        #: of values that depend on the inputs: the product of sizes in front of the examples
+        #: for values that depend on the inputs: the product of the sizes before the examples
         self.before: dict[Value, int] = dict.fromkeys(graph.inputs, 1)
 
     def has(self, value: Value | None) -> bool:
-        """Whether it depends on the inputs."""
+        """Whether the value depends on the inputs."""
         return value in self.before
 
     def dims(self, value: Value) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ class Examples:
         return value
 
     def axis(self, value: Value) -> int:
-        """Where the examples are: one axis, or its outer part."""
+        """Return the axis of the examples, which may be only its outer part."""
         dims, before = self.dims(value), self.before[value]
         for axis, size in enumerate(dims):
             if math.prod(dims[:axis]) == before and size > 1:
@@ -49,7 +49,7 @@ class Examples:
         raise Unproven(f"has {value.name!r}, whose examples are not along an axis")
 
     def one_example(self, value: Value) -> tuple[int, ...]:
-        """The sizes that it would have with one example."""
+        """Return the sizes of a value with one example."""
         dims, axis = self.dims(value), self.axis(value)
         return (*dims[:axis], dims[axis] // self.count, *dims[axis + 1 :])
 
@@ -60,7 +60,8 @@ class Examples:
                 raise Unproven(f"takes input {i} from the examples")
 
     def alike(self, value: Value, axis: int) -> None:
-        """What does not depend on the examples is the same for each of them along an axis (below 0: it has none)."""
+        """Raise unless a value that is independent of the examples is the same for each along an axis (below 0: no
+        axis)."""
         size = self.dims(value)[axis] if axis >= 0 else 1
         if size == 1:
             return
@@ -71,19 +72,19 @@ class Examples:
             raise Unproven(f"takes {value.name!r}, which differs from example to example")
 
     def constant(self, node: Node, i: int) -> list[int]:
-        """The numbers of an input that says what to do."""
+        """Return the numbers of an input that controls the operation."""
         value = self.input(node, i)
         if value.const is None:
             raise Unproven(f"is told by {value.name!r} what to do, which is computed")
         return [int(n) for n in value.const.reshape(-1)]
 
 
-#: where the examples are in each result
+#: Returns the axis of the examples in each result.
 Rule = Callable[[Examples, Node], Sequence[int]]
 
 
 def _aligned(proof: Examples, values: Sequence[Value | None], rank: int) -> int:
-    """Numpy's broadcasting to ``rank`` axes: the axis of the examples, on which all agree."""
+    """Return the common axis of the examples when values are broadcast to ``rank`` axes as in numpy."""
     given = [v for v in values if v is not None]
     places = {proof.axis(v) + rank - len(proof.dims(v)) for v in given if proof.has(v)}
     sizes = {proof.dims(v)[proof.axis(v)] for v in given if proof.has(v)}
@@ -101,7 +102,7 @@ def elementwise(proof: Examples, node: Node) -> list[int]:
 
 
 def _first(*data: int) -> Rule:
-    """Examples come first in these inputs, and in the results; the others are weights."""
+    """Rule: examples come first in these inputs and in the results; the other inputs are weights."""
 
     def rule(proof: Examples, node: Node) -> Sequence[int]:
         proof.only(node, *data)
@@ -129,7 +130,7 @@ def _pooled(proof: Examples, node: Node) -> Sequence[int]:
 
 
 def _attention(proof: Examples, node: Node) -> Sequence[int]:
-    """Queries, keys and values of each example; a mask may be for all of them."""
+    """Rule: queries, keys and values belong to examples; a mask may apply to all of them."""
     for i in range(3):
         if not proof.has(node.input(i)):
             raise Unproven(f"takes input {i} from elsewhere")
@@ -145,7 +146,7 @@ def _attention(proof: Examples, node: Node) -> Sequence[int]:
 
 
 def _turned(proof: Examples, node: Node) -> Sequence[int]:
-    """Rotary embeddings: angles for each example, or for all of them; or a table, and the places of each example."""
+    """Rule of rotary embeddings: angles for each example or for all of them; or a table, and positions of each example."""
     table = node.input(3) is not None
     for i, value in enumerate(node.inputs[1:], 1):
         if value is not None and not proof.has(value) and not (table and i < 3):
@@ -154,7 +155,7 @@ def _turned(proof: Examples, node: Node) -> Sequence[int]:
 
 
 def _fused_product(proof: Examples, node: Node) -> Sequence[int]:
-    """A product that may turn its second operand."""
+    """Rule of a product that may transpose its second operand."""
     if any(node.attrs.get(name, 0) for name in ("transA", "transBatchA", "transBatchB")):
         raise Unproven("turns its first operand, or batches")
     proof.only(node, 0)
@@ -166,7 +167,7 @@ def _fused_product(proof: Examples, node: Node) -> Sequence[int]:
 
 
 def _along(default: int | None, *, behind: bool = False) -> Rule:
-    """Works along an axis, the attribute's; ``behind``: and along all that follow it."""
+    """Rule: works along the attribute's axis; with ``behind``, also along all later axes."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
         proof.only(node, 0)
@@ -230,7 +231,7 @@ def _joined(proof: Examples, node: Node) -> list[int]:
 
 
 def _kept(*others: int) -> Rule:
-    """Sizes along other axes change; along that of the examples nothing happens, as its size tells."""
+    """Rule: sizes along other axes may change; along that of the examples the size stays, so nothing happens there."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
         proof.only(node, 0)
@@ -301,7 +302,7 @@ def _gathered(proof: Examples, node: Node) -> list[int]:
 
 
 def _product(first: int, second: int) -> Rule:
-    """Products of two inputs. The others, scales and zero points, are one number, or belong to the second's columns."""
+    """Rule of products of two inputs. Scales and zero points are single numbers, or belong to the second's columns."""
 
     def rule(proof: Examples, node: Node) -> list[int]:
         proof.only(node, first, second)
@@ -336,7 +337,7 @@ def _gemm(proof: Examples, node: Node) -> list[int]:
 
 
 def _recurrent(proof: Examples, node: Node) -> list[int]:
-    """X and initial states; results are Y, and the last states."""
+    """Rule: examples are in X and the initial states, in Y and the last states."""
     proof.only(node, 0, 4, 5, 6)
     if node.attrs.get("layout", 0):
         raise Unproven("has examples in front, which no rule is for")
@@ -352,7 +353,7 @@ def _recurrent(proof: Examples, node: Node) -> list[int]:
 
 
 def _scaled(proof: Examples, node: Node) -> list[int]:
-    """Quantising: one scale, or one for each place along an axis."""
+    """Rule of quantisation: one scale, or one for each position along an axis."""
     proof.only(node, 0)
     value, scale = proof.input(node, 0), proof.input(node, 1)
     axis, rank = proof.axis(value), len(proof.dims(value))

@@ -1,7 +1,7 @@
-"""MAX_BATCH_SIZE and OPTIMAL_BATCH_SIZE: a model with ever larger batches, measured on its device.
+"""MAX_BATCH_SIZE and OPTIMAL_BATCH_SIZE: measure a model with ever larger batches on its device.
 
-A batch fits when its working memory, with the weights and for every stream, leaves room on the device; what the next
-batch will need is known before it is tried, since all but the weights grows with it.
+A batch fits if the weights and the working memory of all streams leave room on the device. The memory of the next batch
+is known before it is tried, because everything but the weights grows with the batch.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ..tuning.streams import Answer, batch_of
 from .single import SingleDevice, streams
 from .streams import known
 
-#: options that are no settings
+#: Options that are not settings.
 MODEL, MEMORY, SECONDS, LIMIT = "MODEL_PTR", "AVAILABLE_DEVICE_MEM_SIZE", "TIME_LIMIT", "MAX_BATCH"
-#: examples per second may fall so far below the best seen: what is within it is noise
+#: Share of the best speed in examples per second above which differences count as noise.
 LOSS = 0.97
-#: seconds for all batches together, the largest that is tried, seconds that each is timed for, and inferences at least
+#: Seconds for all batches together; largest batch; seconds of timing for each; and least number of inferences.
 ALL_SECONDS, MOST, EACH_SECONDS, LEAST = 20.0, 1024, 0.3, 3
-#: the part of the free memory that may be used
+#: Share of the free memory that may be used.
 ROOM = 0.8
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One batch: its speed in examples per second, and what it needs."""
+    """One batch: its speed in examples per second, and its memory."""
 
     batch: int
     rate: float
@@ -46,11 +46,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Batches:
-    """What was measured, and why it ended."""
+    """The measured batches, and why the search ended."""
 
     tried: tuple[Tried, ...]
     ended: str
-    #: the one that requests run together in, where that was measured (`batch_tune`)
+    #: the batch in which requests run together, if it was measured (`batch_tune`)
     chosen: int = 0
 
     @property
@@ -59,21 +59,21 @@ class Batches:
 
     @property
     def largest(self) -> int:
-        """That does not lose speed."""
+        """The largest batch that does not lose speed."""
         return max(self.chosen, max(one.batch for one in self.tried if one.rate >= LOSS * self.best))
 
     @property
     def optimal(self) -> int:
-        """The smallest that is as fast as any: more only waits longer."""
+        """The smallest batch that is as fast as any; a larger one only makes requests wait longer."""
         return self.chosen or min(one.batch for one in self.tried if one.rate >= LOSS * self.best)
 
 
 def measure_batches(device: Device, settings: Settings, options: Mapping[str, Any]) -> Batches:
-    """Try 1, 2, 4, ... examples of a model. ``options``: MODEL_PTR, a `Model` or a path; AVAILABLE_DEVICE_MEM_SIZE,
-    bytes; TIME_LIMIT, seconds; MAX_BATCH; and settings.
+    """Try 1, 2, 4, ... examples of a model.
 
-    What NUM_STREAMS = AUTO has measured of requests that run together is the answer, where it has and nothing bounds
-    the batches but the model.
+    ``options``: MODEL_PTR, a `Model` or a path; AVAILABLE_DEVICE_MEM_SIZE, bytes; TIME_LIMIT, seconds; MAX_BATCH; and
+    settings. If the options set no bounds, a stored measurement of NUM_STREAMS = AUTO with requests that run together
+    is the answer.
     """
     bounded = any(plain(str(key)) in (MEMORY, SECONDS, LIMIT) for key in options)
     given = {plain(str(key)): value for key, value in options.items()}
@@ -98,7 +98,8 @@ def measure_batches(device: Device, settings: Settings, options: Mapping[str, An
 
 
 def measured(model: Model, device: Device, settings: Settings) -> Answer | None:
-    """What was measured of a model's requests that run together. An open batch and one example are the same model."""
+    """Return what was measured of a model's requests that run together. An open batch and a batch of one are the same
+    model."""
     try:
         one = with_batch(model, 1)
     except TunewrightError:
@@ -107,7 +108,7 @@ def measured(model: Model, device: Device, settings: Settings) -> Answer | None:
 
 
 def _of(answer: Answer) -> Batches:
-    """What was measured of requests that run together: each batch with the streams and requests that suit it best."""
+    """Convert a stored measurement: each batch with the rate of its best streams and requests."""
     rates: dict[int, float] = {}
     for name, rate in answer.rates.items():
         rates[batch_of(name)] = max(rate, rates.get(batch_of(name), 0.0))
@@ -121,7 +122,7 @@ def _measure(
     until = time.monotonic() + seconds
     count = streams(device, settings)
     plugin = SingleDevice(device.with_threads(max(1, device.target.units // count)), count)
-    # Nothing is tuned for a question, and other models' requests do not wait for it.
+    # This measurement tunes nothing, and requests of other models do not wait for it.
     settings = replace(
         settings, tuning_mode="TUNING_USE_EXISTING", find_enforce="1", exclusive_async_requests=False, num_streams=count
     )  # fmt: skip
@@ -145,7 +146,7 @@ def _measure(
             best = mine, rate
         del compiled, mine
         found = Batches(tuple(tried), "")
-        if rate < LOSS * found.best and tried[-2].rate < LOSS * found.best:  # twice: once may be noise
+        if rate < LOSS * found.best and tried[-2].rate < LOSS * found.best:  # twice in a row, because once may be noise
             return replace(found, ended="larger batches lose speed")
         batch *= 2
         if batch > most:
@@ -157,7 +158,7 @@ def _measure(
 
 
 def with_batch(model: Model, batch: int) -> Model:
-    """The model with another first dimension of its inputs. InputError where that is not all that is open."""
+    """Return the model with another first dimension of its inputs. Raises `InputError` if other dimensions are open."""
     shapes: dict[str, tuple[int | str | None, ...]] = {}
     for name, type in model.inputs.items():
         if not isinstance(type, TensorType) or not type.shape:
@@ -173,21 +174,21 @@ def with_batch(model: Model, batch: int) -> Model:
 
 
 def _memory(compiled: DeviceModel) -> tuple[int, int]:
-    """Bytes of the weights, and of one request."""
+    """Return the bytes of the weights, and of one request."""
     each = sum(plan.arena_bytes + sum(plan.results.values()) for plan in plans(compiled.program))
     each += sum(t.nbytes for t in compiled.inputs.values() if isinstance(t, TensorType) and t.is_static)
     return usage([compiled])["constants"], each
 
 
 def fits(compiled: DeviceModel, streams: int) -> bool:
-    """Whether requests of this number of streams fit beside what is in the device's memory now."""
+    """Whether requests of this number of streams fit beside the current content of the device's memory."""
     device = compiled.env.device
     free = device.free_bytes or device.memory_bytes
     return free is None or streams * _memory(compiled)[1] <= ROOM * free
 
 
 class Timed:
-    """A batch, ready to be timed."""
+    """A batch that is ready to be timed."""
 
     def __init__(self, compiled: DeviceModel, batch: int) -> None:
         self.batch, self._request = batch, compiled.create_infer_request()
@@ -195,13 +196,13 @@ class Timed:
         self.seconds()
 
     def seconds(self) -> float:
-        """Seconds of one inference."""
+        """Run one inference and return its seconds."""
         begin = time.perf_counter()
         self._request.infer(self._inputs)
         return time.perf_counter() - begin
 
     def against(self, best: tuple[Timed, float] | None, seconds: float) -> float:
-        """Examples per second; with the best batch so far in turns, so that a busy machine slows both down."""
+        """Measure examples per second, in turns with the best batch so far, so that a busy machine slows both down."""
         times: list[float] = []
         others: list[float] = []
         end = time.perf_counter() + seconds

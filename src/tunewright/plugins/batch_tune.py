@@ -1,8 +1,8 @@
-"""NUM_STREAMS = AUTO where requests may run together: streams and requests first, then ever larger batches, measured.
+"""NUM_STREAMS = AUTO if requests may run together: measure streams and requests first, then ever larger batches.
 
-A batch is compared, in turns, with the best so far, and has to be faster by more than noise: it makes every request
-wait for others. The search ends when two in a row were not faster, when the next one would not fit, when the
-application does not keep as many requests going, or when `SECONDS` are over.
+A batch is compared in turns with the best one so far. It must be faster beyond noise, since it makes every request wait
+for others. The search ends in four cases: two in a row were not faster; the next one would not fit; the application
+does not have as many requests in flight; or `SECONDS` are over.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tunewright")
 
-#: seconds after which no larger batch is begun, and seconds for which a batch is compared with the best so far
+#: Seconds after which no larger batch is begun, and seconds for comparing a batch with the best so far.
 SECONDS, STEP = 30.0, 1.0
-#: the largest that is tried: more requests than four times as many few applications have
+#: Largest batch that is tried: few applications have more requests in flight than four times as many.
 MOST = 64
 
 
 def tuned(plugin: Batch, model: Model, one: Model, settings: Settings) -> tuple[Answer | None, CompiledModel | None]:
-    """What is best for a model, kept for later loads, and the model that serves so. None: it cannot be measured, and
-    the log says why; no model: it is still to be compiled, with what tuning finds. ``one``: it takes one example."""
-    # Nothing is tuned for models that are only compared.
+    """Measure the best configuration of a model, store it, and return it with the model that serves so.
+
+    Returns None for the answer if it cannot be measured; the log has the reason. Returns None for the model if it still
+    has to be compiled with tuning. ``one``: the model for one example.
+    """
+    # Models that are only compared are not tuned.
     quiet = dataclasses.replace(settings, tuning_mode=_QUIET.get(settings.tuning_mode, settings.tuning_mode),
                                 find_enforce="1")  # fmt: skip
     found = streams.compare_streams(
@@ -63,7 +66,7 @@ _QUIET = {"TUNING_CREATE": "TUNING_USE_EXISTING"}
 
 
 class _Climb:
-    """Batches of 2, 4, 8 ... examples, as long as they pay."""
+    """Tries batches of 2, 4, 8 ... examples as long as they pay."""
 
     def __init__(self, plugin: Batch, model: Model, one: Model, settings: Settings, found: Compared) -> None:
         self._plugin, self._model, self._settings, self._found = plugin, model, settings, found
@@ -80,7 +83,7 @@ class _Climb:
             else:
                 self.ended = self._bound(batch) or self._try(batch)
             lost = 0 if self.best.batch == batch else lost + 1
-            if lost == 2 and not self.ended:  # twice: once may be noise
+            if lost == 2 and not self.ended:  # twice in a row, because once may be noise
                 self.ended = f"batches of {batch // 2} and {batch} do not pay"
 
     def _bound(self, batch: int) -> str:
@@ -90,7 +93,7 @@ class _Climb:
         return f"no more than {MOST} are tried" if batch > MOST else ""
 
     def _try(self, batch: int) -> str:
-        """Compare a batch with the best so far; why there is no use in larger ones, or empty."""
+        """Compare a batch with the best one so far. Returns why larger ones are useless, or an empty string."""
         try:
             tried = self._points(batch)
             if not tried:
@@ -106,7 +109,8 @@ class _Climb:
         if rates is None:
             return f"a batch of {batch} takes too long to be compared within {STEP:g} s"
         before = self.rates[self.best]
-        for point in tried:  # the machine may be faster or slower than it was for the others: they are made comparable
+        # scaled by the best one so far, because the machine's speed may have changed since the earlier measurements
+        for point in tried:
             ratios = [mine / its for mine, its in zip(rates[point], rates[self.best], strict=True)]
             self.rates[point] = before * statistics.median(ratios)
         won = streams.best(rates)
@@ -115,15 +119,19 @@ class _Climb:
         return ""
 
     def _run_different(self, made: BatchModel) -> None:
-        """A batch of examples that differ, which it compares with each of them alone: measuring takes the same ones."""
+        """Run a batch of different examples, which the batch model compares with single runs; the measurement repeats
+        one example."""
         queue = AsyncInferQueue(made, made.size)
         for number in range(made.size):
             queue.start_async(self._examples[number % len(self._examples)])
         queue.wait_all()
 
     def _points(self, batch: int) -> dict[Point, BatchModel]:
-        """With the streams that are best so far, and with the next fewer ones: enough requests to fill a batch on each,
-        and twice as many, which come together while others run."""
+        """Compile a batch for the best number of streams so far and the next smaller one.
+
+        For each there are two points: as many requests as fill a batch per stream, and twice as many, which arrive
+        while others run.
+        """
         counts = [n for n in self._found.models if n <= self.best.streams][-2:]
         most = self._settings.performance_hint_num_requests
         whole, found = self._plugin.single.whole, dict[Point, BatchModel]()

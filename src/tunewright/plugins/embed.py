@@ -1,4 +1,4 @@
-"""What tuning found for a model, put into its file and taken out again; `tuning.embedded` writes and reads the file."""
+"""Put a model's tuning results into its file and take them out again; `tuning.embedded` handles the file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from ..tuning.record import Measurement
 
 
 def problems_of(model: DeviceModel) -> set[str]:
-    """Keys of the problems that a compiled model has posed so far."""
+    """Return the keys of the problems that a compiled model has posed so far."""
     return {problem for problem, _ in model.env.tuner.chosen}
 
 
 def answers(layers: Iterable[Database], problems: set[str]) -> list[Measurement]:
-    """Confirmed measurements of problems that count (the newest of each candidate), the largest gains first."""
+    """Return the confirmed, newest measurements of problems, the largest gains first."""
     mine = [m for m in measurements(layers) if m.key.problem in problems]
     confirmed = [m for m in newest(mine) if m.evidence.confirmed]
     return sorted(confirmed, key=lambda m: (-m.evidence.gain.low, m.digest))
 
 
 def measurements(layers: Iterable[Database]) -> list[Measurement]:
-    """Those of several knowledge bases, each once."""
+    """Return the distinct measurements of several knowledge bases."""
     found = {r.digest: r for layer in layers for r in layer if isinstance(r, Measurement)}
     return list(found.values())
 
 
 def put(path: Path, to: Path, found: list[Measurement]) -> tuple[list[Measurement], int]:
-    """Write a model with these measurements and with those that it carries; what is left out, and how many bytes they
-    take. What is given comes first where not all fit."""
+    """Write a model with these measurements in addition to its own.
+
+    Returns the measurements that were left out, and the bytes of the others. If not all fit, the new ones come first.
+    """
     if to.absolute().parent != path.absolute().parent and _is_split(path):
         raise InputError(
             "has its weights in files beside it, which would not be found there", where=str(path),
@@ -46,7 +48,7 @@ def put(path: Path, to: Path, found: list[Measurement]) -> tuple[list[Measuremen
 
 
 def _is_split(model: Path) -> bool:
-    """Whether weights are in other files."""
+    """Whether the model's weights are in other files."""
     import onnx
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 

@@ -1,4 +1,5 @@
-"""The plugin of a device string: a device's name, or several behind ``HETERO:``, ``MULTI:`` or ``AUTO:``."""
+"""Find the plugin of a device string: a device's name, or several behind ``HETERO:``, ``MULTI:``, ``AUTO:`` or
+``BATCH:``."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from .single import SEVERAL, SingleDevice, of_device, open_device, visible
 
 
 def is_several(device: str) -> bool:
-    """Whether it names a plugin over several devices."""
+    """Whether the string names a plugin over several devices."""
     return device.partition(":")[0].strip().upper() in SEVERAL
 
 
 def find(device: str, settings: Settings) -> Plugin:
-    """The plugin that serves a device string; SettingsError or DeviceError when there is none."""
+    """Return the plugin that serves a device string. Raises `SettingsError` or `DeviceError` if there is none."""
     if not isinstance(device, str) or not device.strip():
         raise SettingsError(f"device {device!r} is not a name", hint=f"the devices are {', '.join(visible())}")
     kind, _, names = device.partition(":")
     if not is_several(device):
         plugin = single(device.strip(), settings)
-        if plugin.device.target.device != "gpu":  # batches pay on GPUs alone
+        if plugin.device.target.device != "gpu":  # batches pay only on GPUs
             return plugin
         from .batch import with_batches
 
@@ -36,7 +37,7 @@ def find(device: str, settings: Settings) -> Plugin:
 
 
 def single(device: str, settings: Settings) -> SingleDevice:
-    """The plugin of one device, with its streams; DEVICE_ID says which one, where the name alone does not."""
+    """Return the plugin of one device, with its streams. DEVICE_ID selects the device if the name does not."""
     if settings.device_id and "." not in device:
         device = f"{device}.{settings.device_id}"
     return of_device(open_device(device, settings), settings)

@@ -1,4 +1,4 @@
-"""``HETERO:A,B,...``: a model whose nodes run on several devices, the first listed preferred (docs/hetero.md)."""
+"""``HETERO:A,B,...``: nodes of a model run on several devices, the first listed preferred (docs/hetero.md)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .several import usable
 from .single import SingleDevice
 from .tune_search import QUIET
 
-#: of compiling a whole model to see what its kernels take: nothing is tuned, dumped or locked for that
+#: Settings for compiling a whole model only to examine its kernels: nothing is tuned, dumped or locked.
 LOOKING = QUIET | {
     "LOCK_FILE": "", "FROZEN": "NO", "ENABLE_TUNE_DUMP": "NO", "ENABLE_LOGGING_CMD": "NO", "GRAPH_DUMPS_DIR": "",
     "SOURCES_DUMPS_DIR": "",
 }  # fmt: skip
-#: what can be said of a whole model before devices have a say: constants and shapes that are known need no device
+#: Passes over the whole model before it is divided: constants and known shapes need no device.
 PREPARE = (UnknownOps(), DeadCode(), Propagate(keep_quantised=True), DeadCode())
 
 
@@ -43,22 +43,22 @@ class Placed:
 
     graph: Graph
     labels: dict[Node, int]
-    #: where it comes from: "priorities", "costs", "measurement", "hand" or what a caller says
+    #: origin of the placement: "priorities", "costs", "measurement", "hand", or a name that the caller gives
     origin: str
-    #: seconds of nodes, where they are, more or less
+    #: approximate seconds of each node on its device
     seconds: dict[Node, float]
     #: nodes that no device runs, with the reasons
     unable: dict[Node, str] = field(default_factory=dict)
 
     def parts(self) -> list[Part]:
-        """One graph for each run of nodes on one device; the whole as it is, where there is but one."""
+        """Return one graph for each run of nodes on one device; the whole graph if there is only one device."""
         if len(set(self.labels.values())) == 1 and len(self.graph):
             return [Part(next(iter(self.labels.values())), self.graph.nodes, self.graph)]
         return split(self.graph, self.labels, self.seconds)
 
 
 class Hetero(Plugin):
-    """Places nodes, cuts the graph, and has each part compiled by its device's own plugin."""
+    """Places nodes, divides the graph, and has each part compiled by its device's plugin."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
         names = list(names) or [n.strip() for n in settings.target_fallback.split(",") if n.strip()]
@@ -76,17 +76,18 @@ class Hetero(Plugin):
         if twice is not None:
             raise SettingsError(f"HETERO names {twice} twice", hint="each device once, the preferred one first")
         self.name = f"HETERO:{','.join(self.names)}"
-        #: names that a device may be called by
+        #: possible names of each device
         self.spellings = [(plugin.name, given) for plugin, given in zip(self.plugins, names, strict=True)]
 
     @property
     def devices(self) -> list[Device]:
         return [plugin.device for plugin in self.plugins]
 
-    # ---- placing ----------------------------------------------------------------------------------------------------
+    # ---- placing -----------------------------------------------------------------------------------------------------
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
-        """As the device of each node says, with its name. Nodes that need none are asked of the first."""
+        """Return the answer of each node's device, with the device's name. Nodes without a device get the first one's
+        answer."""
         placed = self.place(model, settings)
         own = [plugin.query(model, settings) for plugin in self.plugins]
         chosen = {n.name: d for node, d in placed.labels.items() for n in (node, *_inner(node))}
@@ -95,7 +96,7 @@ class Hetero(Plugin):
         }
 
     def place(self, model: Model, settings: Settings) -> Placed:
-        """A device for each node, as HETERO_PLACEMENT says; what was fixed by hand stays."""
+        """Choose a device for each node according to HETERO_PLACEMENT. Nodes placed by hand stay there."""
         task = Task(self, model, settings)
         mode = settings.hetero_placement
         if task.fixed and len(task.fixed) == len(task.graph):
@@ -111,14 +112,14 @@ class Hetero(Plugin):
                 return task.placed(labels, "costs")
         return task.placed(task.by_priority(), "priorities")
 
-    # ---- compiling --------------------------------------------------------------------------------------------------
+    # ---- compiling ---------------------------------------------------------------------------------------------------
 
     def compile(self, model: Model, settings: Settings, *, consume: bool = False) -> HeteroModel:
         check_disabled(settings)
         return self.compile_placed(model, self.place(model, settings), settings)
 
     def compile_placed(self, model: Model, placed: Placed, settings: Settings) -> HeteroModel:
-        """A model with these devices for its nodes."""
+        """Compile a model with this placement."""
         self.check(placed)
         tuner, nodes = Tuner(settings), [(n.name, n.op) for g in model.graph.walk() for n in g.nodes]
         parts = placed.parts()
@@ -131,7 +132,7 @@ class Hetero(Plugin):
         return HeteroModel(self.name, placed.graph, compiled, told, nodes, self._streams(), placed.origin)
 
     def check(self, placed: Placed) -> None:
-        """Raise where no device runs a node."""
+        """Raise if no device runs a node."""
         for node, why in placed.unable.items():
             where = f"node {node.name!r} ({node.op})"
             raise UnsupportedError(f"no device of {self.name} runs it: {why}", where=where)
@@ -143,7 +144,7 @@ class Hetero(Plugin):
 
 
 class Task:
-    """Placing one model: the graph before it is cut, what devices say about it, and what is fixed."""
+    """Placement of one model: the undivided graph, the devices' answers, and the nodes placed by hand."""
 
     def __init__(self, plugin: Hetero, model: Model, settings: Settings) -> None:
         self.plugin, self.model, self.settings = plugin, model, settings
@@ -157,13 +158,14 @@ class Task:
 
     @cached_property
     def answers(self) -> list[dict[str, Support]]:
-        """The answer of each device for each node."""
+        """Answers for each node, by device."""
         return [self._answers(plugin) for plugin in self.plugin.plugins]
 
     def _answers(self, plugin: SingleDevice) -> dict[str, Support]:
-        """What a device says of each node; it has a kernel also for what becomes part of other nodes there.
+        """Return a device's answer for each node. A node that the device fuses into another one counts as having a
+        kernel.
 
-        Else a normalisation, which convolutions take in, would cut a network behind every one of them.
+        Otherwise a normalisation that convolutions absorb would divide a network after every convolution.
         """
         model = bare(self.model, self.graph)
         found = plugin.query(model, self.settings)
@@ -188,21 +190,22 @@ class Task:
         return hetero_place.by_priority(self.graph, self.answers, self.fixed)
 
     def stored(self, names: Mapping[str, str]) -> dict[Node, int] | None:
-        """What a file says; None where it does not fit the model any more."""
+        """Return a stored placement; None if it no longer fits the model."""
         number = {name: i for i, name in enumerate(self.plugin.names)}
         found = {node: number.get(names.get(node.name, ""), -1) for node in self.graph.nodes}
         right = all(d >= 0 and self.answers[d][n.name] for n, d in found.items())
         return found if right and all(found[n] == d for n, d in self.fixed.items()) else None
 
     def by_known_costs(self, estimates: bool) -> dict[Node, int] | None:
-        """The cheapest cut; None where devices do not know what nodes take. ``estimates`` will do, else."""
+        """Return the cheapest placement; None if the costs of nodes are unknown. With ``estimates``, estimated costs
+        suffice."""
         static = all(v.tensor is not None and v.tensor.is_static for v in self.graph.inputs)
         if not static or not (estimates or all(d.family != "host" for d in self.plugin.devices)):
-            return None  # nobody measures kernels for open shapes, nor references: that much is known beforehand
+            return None  # kernels for open shapes are never measured, and neither are references
         looking = Settings.make(LOOKING, self.settings)
         tuner = Tuner(looking)
         costs: dict[str, hetero_costs.Costs] = {}
-        # processors first: kernels of GPUs take long to compile, and one device that knows nothing is enough
+        # CPUs first: kernels of GPUs compile slowly, and one device with unknown costs ends the search
         for plugin in sorted(self.plugin.plugins, key=lambda plugin: plugin.device.target.device != "cpu"):
             found = self.known(plugin, looking, tuner)
             if found is None or not (found.is_known or estimates):
@@ -211,7 +214,7 @@ class Task:
         return self.cheapest([costs[name] for name in self.plugin.names])
 
     def known(self, plugin: SingleDevice, settings: Settings, tuner: Tuner) -> hetero_costs.Costs | None:
-        """What a device's kernels for the whole model take, as far as known; None if it cannot run the model."""
+        """Return the known costs of a device's kernels for the whole model; None if the device cannot run it."""
         try:
             compiled = plugin.compile(bare(self.model, self.graph), settings, tuner)
         except UnsupportedError:
@@ -223,7 +226,7 @@ class Task:
         for node in self.graph.nodes:
             able = [self.fixed.get(node, d) == d and bool(said[node.name]) for d, said in enumerate(self.answers)]
             seconds[node] = [c.seconds[node] if can else math.inf for c, can in zip(costs, able, strict=True)]
-        # What is fixed to different devices cannot be together, whatever a device makes of it.
+        # Nodes fixed to different devices cannot stay together, even if a device would fuse them.
         follow = [list(pair) for pair in hetero_place.followers(self.graph).items()]
         groups = (
             group
@@ -238,7 +241,7 @@ class Task:
         return problem.spread(hetero_place.by_cut(problem))
 
     def all_on(self, device: int) -> dict[Node, int]:
-        """Everything on one device, but what is fixed elsewhere or cannot run there."""
+        """Place everything on one device, except nodes that are fixed elsewhere or cannot run there."""
         elsewhere = self.by_priority()
         return {
             n: self.fixed.get(n, device if self.answers[device][n.name] else elsewhere[n]) for n in self.graph.nodes
@@ -255,7 +258,7 @@ class Task:
 
 
 def bare(model: Model, graph: Graph) -> Model:
-    """Another graph as a model, without what was said of the first one's nodes."""
+    """Make a model of another graph, without the declarations about the first graph's nodes."""
     return replace(model, graph=graph, affinity={}, declared={})
 
 

@@ -1,7 +1,7 @@
-"""Which node runs on which device, by hand: a mapping of names, from a model (`Model.affinity`) or a file.
+"""Placement of nodes by hand: a mapping of names to devices, from a model (`Model.affinity`) or a file.
 
-A file is JSON, ``{"conv1": "GPU", "softmax": "CPU"}``, or CSV with a node and a device in each line. What it does not
-name is placed automatically.
+A file is JSON, ``{"conv1": "GPU", "softmax": "CPU"}``, or CSV with a node and a device in each line. Nodes that it does
+not name are placed automatically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = ("node", "device")
 
 
 def read(path: str | os.PathLike[str], most: int) -> dict[str, str]:
-    """The mapping in a file, whose size is limited. InputError says what is wrong with it, and where."""
+    """Read the mapping from a file of at most ``most`` bytes. Raises `InputError` naming the mistake and its place."""
     where = str(path)
     try:
         if os.path.getsize(path) > most:
@@ -65,7 +65,7 @@ def _csv(text: str, where: str) -> dict[str, str]:
 
 
 def write(path: str | os.PathLike[str], affinity: Mapping[str, str]) -> None:
-    """A file that `read` reads, to be edited."""
+    """Write a file that `read` accepts, for editing."""
     if Path(path).suffix.lower() == ".csv":
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -81,7 +81,7 @@ def write(path: str | os.PathLike[str], affinity: Mapping[str, str]) -> None:
 
 
 def device_number(name: str, devices: Sequence[Sequence[str]], where: str) -> int:
-    """The device of that name; each has several spellings."""
+    """Return the number of the device with this name; each device has several spellings."""
     for number, spellings in enumerate(devices):
         if name.strip().upper() in (s.upper() for s in spellings):
             return number
@@ -92,10 +92,10 @@ def device_number(name: str, devices: Sequence[Sequence[str]], where: str) -> in
 def fixed(
     affinity: Mapping[str, str], original: Graph, prepared: Graph, devices: Sequence[Sequence[str]]
 ) -> dict[Node, int]:
-    """Nodes of the prepared graph with the device that the user chose for them.
+    """Return the nodes of the prepared graph that the user placed, with their devices.
 
-    A name may be that of a node, or of one that was written out as several when the model was read. InputError for
-    names that are nowhere in the model, and for nodes in bodies, which go where their node goes.
+    A name may belong to a node, or to one that was split into several nodes when the model was read. Raises
+    `InputError` for unknown names and for nodes in bodies, which follow their outer node.
     """
     if not affinity:
         return {}

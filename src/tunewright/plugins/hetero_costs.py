@@ -1,8 +1,8 @@
-"""What nodes cost on devices, and what it costs to hand values over.
+"""Costs of nodes on devices, and of transfers between devices.
 
-A node's seconds on a device are those of the kernel that stands for it in the whole model's plan there: as a request
-measured them (`profiled`), or else as the knowledge bases have them (`known`), where they have them. What nobody has
-measured is estimated from its work, times how far the device's other kernels are from such estimates.
+The seconds of a node on a device are those of its kernel in the plan of the whole model there. They come from a request
+(`profiled`), or from the knowledge bases (`known`). For nodes without a measurement they are estimated from the work,
+scaled by the ratio of the device's measured kernels to their estimates.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..tuning.ceilings import work_of
 from ..tuning.costs import BANDWIDTH, STEP, VECTORS
 from ..tuning.key import Kind
 
-#: of numpy's references: operations and bytes per second, and seconds of a call
+#: Of numpy references: operations and bytes per second, and seconds of a call.
 HOST_FLOPS, HOST_BANDWIDTH, HOST_STEP = 5e9, 2e9, 30e-6
-#: of each multiprocessor of a GPU
+#: Operations and bytes per second of each multiprocessor of a GPU.
 GPU_FLOPS, GPU_BANDWIDTH = 3e11, 25e9
-#: where shapes are open: of operations that do the work of a network, and of all others
+#: Seconds for open shapes: of the operations with most of a network's work, and of all others.
 HEAVY, LIGHT = 1e-3, 2e-6
-#: seconds on a device are known if this part of its estimated time was measured
+#: Costs count as known if this share of the estimated time was measured.
 ENOUGH = 0.5
-#: what is sent to and fro to see how long it takes, and how often
+#: Bytes of transfers that are timed, and number of repetitions.
 SMALL, LARGE, TIMES = 1 << 12, 1 << 22, 5
 
 
@@ -47,7 +47,7 @@ class Costs:
     seconds: dict[Node, float]
     #: nodes that are one kernel there
     together: list[list[Node]]
-    #: the part of the estimated time that was measured
+    #: share of the estimated time that was measured
     share: float
 
     @property
@@ -56,7 +56,7 @@ class Costs:
 
 
 def estimate(problem: Problem, device: Device) -> float | None:
-    """Seconds of a static problem on a device of this kind; None where its work is not known."""
+    """Estimate the seconds of a static problem on a device of this kind; None if its work is unknown."""
     work = work_of(problem)
     if isinstance(work, str):
         return None
@@ -70,7 +70,7 @@ def estimate(problem: Problem, device: Device) -> float | None:
 
 
 def roughly(node: Node, device: Device) -> float:
-    """Seconds of a node by itself, whatever is known of its shapes."""
+    """Estimate the seconds of a single node, also if its shapes are unknown."""
     if not node.bodies:
         found = estimate(Problem.of(node), device)
         if found is not None:
@@ -82,7 +82,7 @@ def roughly(node: Node, device: Device) -> float:
 
 
 def known(graph: Graph, model: DeviceModel) -> Costs | None:
-    """From the kernels of the whole model's plan, where it has one already: what was measured for exactly them."""
+    """Return costs from exact measurements of the kernels in the whole model's plan; None if there is no plan yet."""
     plans = model.program.plans
     if not plans:
         return None
@@ -97,7 +97,7 @@ def known(graph: Graph, model: DeviceModel) -> Costs | None:
 
 
 def profiled(graph: Graph, request: DeviceRequest, values: Mapping[str, Any], times: int = 3) -> Costs:
-    """From counters: a request's least seconds of each step in several inferences. It has PERF_COUNT."""
+    """Return costs from a request's counters: the least seconds of each step over several inferences. Needs PERF_COUNT."""
     least: dict[str, float] = {}
     for lap in range(times + 1):
         request.run(values)
@@ -139,7 +139,7 @@ def _costs(
         spent = real if real is not None else scale * guess
         if nodes:
             seconds[nodes[0]] += spent
-        else:  # what was inserted, between layouts for example: every node pays its share of it
+        else:  # inserted steps, such as those between layouts, are distributed over all nodes
             stray += spent
     total = sum(seconds.values())
     if stray and total:
@@ -149,10 +149,10 @@ def _costs(
 
 @dataclass(frozen=True)
 class Link:
-    """Between the host's memory and a device's."""
+    """Speed of transfers between the memories of host and device, in one direction."""
 
     latency: float = 0.0
-    #: seconds of a byte
+    #: seconds per byte
     byte: float = 0.0
 
     def seconds(self, nbytes: int) -> float:
@@ -164,7 +164,7 @@ _LOCK = threading.Lock()
 
 
 def links(device: Device) -> tuple[Link, Link]:
-    """To a device and from it, measured once in a process. Where memory is shared nothing moves."""
+    """Return the links to and from a device, measured once per process. With shared memory, nothing is moved."""
     if device.shares_memory:
         return Link(), Link()
     with _LOCK:
@@ -204,7 +204,7 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def transfer(devices: Sequence[Device]) -> Callable[[int, int, int], float]:
-    """(from, to, bytes) -> seconds of handing a value over, through the host."""
+    """Return a function (from, to, bytes) -> seconds for a transfer through the host."""
     known = [links(device) for device in devices]
 
     def seconds(source: int, target: int, nbytes: int) -> float:

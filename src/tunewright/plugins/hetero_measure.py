@@ -1,8 +1,8 @@
-"""The fastest placement of a model by measurement: candidates run in turns, and the best one is kept for later loads.
+"""Find the fastest placement of a model by measurement: candidates run in turns, and the best one is stored.
 
-Candidates are each device by itself, the order of devices, the cheapest cut and the earliest end by what each layer was
-found to take. Devices by themselves are among them, so that what is kept is never slower than the best of them beyond
-noise; a split must gain more than ``WORTHWHILE`` to be preferred.
+Candidates are each device alone, the order of devices, the cheapest cut, and the earliest end according to the measured
+time of each layer. They include single devices, so the stored placement is never slower than the best of these beyond
+noise. A split must gain more than ``WORTHWHILE`` to be preferred.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..tuning.tuner import Tuner
 from . import hetero_costs, hetero_place, hetero_store
 from .hetero import LOOKING, Hetero, Placed, Task, bare
 
-#: inferences of a candidate, at least and at most
+#: Least and most turns of a candidate.
 LEAST, MOST = 5, 200
-#: seconds for which candidates run in one turn, at least
+#: Least seconds of a turn.
 TURN = 5e-3
-#: how many times as fast as the best single device a split must be
+#: Least speed-up of a split over the best single device.
 WORTHWHILE = 1.01
 
 
 @dataclass
 class Candidate:
-    """One placement, and how long an inference took with it."""
+    """One placement, and the time of an inference with it."""
 
     name: str
     placed: Placed
-    #: median of its turns; None: it was not run
+    #: median of its turns; None if it was not run
     seconds: float | None = None
     subgraphs: int = 0
     #: why it was not run
@@ -50,18 +50,18 @@ class Candidate:
 
 @dataclass
 class Measured:
-    """What was compared, and what is used from now on."""
+    """The compared placements, and the one that is used from now on."""
 
     candidates: list[Candidate]
     best: Candidate
     #: node -> device
     affinity: dict[str, str]
-    #: where it is kept
+    #: file in which it is stored
     path: Path
 
 
 def measure(plugin: Hetero, model: Model, inputs: Mapping[str, Any], settings: Settings, budget: float) -> Measured:
-    """Compare placements for such inputs for ``budget`` seconds, and keep the best one in the user's data folder."""
+    """Compare placements on these inputs for ``budget`` seconds, and store the best one in the user's data folder."""
     task = Task(plugin, model, settings)
     candidates = _candidates(task, inputs)
     _race(plugin, model, candidates, inputs, settings, budget)
@@ -84,7 +84,7 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _candidates(task: Task, inputs: Mapping[str, Any]) -> list[Candidate]:
-    """All placements that differ, the simplest name first."""
+    """Return all distinct placements, the simplest first."""
     named: list[tuple[str, dict[Node, int]]] = [
         (f"all on {name}", task.all_on(d)) for d, name in enumerate(task.plugin.names)
     ]
@@ -103,7 +103,7 @@ def _candidates(task: Task, inputs: Mapping[str, Any]) -> list[Candidate]:
 
 
 def _profile(task: Task, inputs: Mapping[str, Any]) -> list[hetero_costs.Costs] | None:
-    """What nodes take on each device in the whole model; None where one of them cannot run all of it."""
+    """Measure the nodes on each device in the whole model; None if a device cannot run all of it."""
     settings = Settings.make(LOOKING | {"PERF_COUNT": "YES"}, task.settings)
     tuner, found = Tuner(settings), []
     for plugin in task.plugin.plugins:
@@ -119,14 +119,14 @@ def _race(
     plugin: Hetero, model: Model, candidates: list[Candidate], inputs: Mapping[str, Any], settings: Settings,
     budget: float,
 ) -> None:  # fmt: skip
-    """Run candidates in turns, in random order: what disturbs one disturbs all."""
+    """Run candidates in turns and in random order, so that disturbances affect all of them."""
     requests = {}
     for candidate in candidates:
         try:
             compiled = plugin.compile_placed(model, candidate.placed, settings)
             request = compiled.create_infer_request()
             begin = time.perf_counter()
-            for _ in range(2):  # the first may compile kernels
+            for _ in range(2):  # the first inference may compile kernels
                 begin = time.perf_counter()
                 request.infer(inputs)
         except TunewrightError as error:

@@ -1,7 +1,7 @@
-"""Where nodes go: by the order of devices, by the least sum of costs, or by the earliest end.
+"""Place nodes on devices: by the order of devices, by the least sum of costs, or by the earliest end.
 
-A node that is fixed stays where it is; so does one that a device cannot run, elsewhere. Costs are seconds of nodes on
-devices (`hetero_costs`), and of handing a value over.
+Fixed nodes stay on their device, and no node goes to a device that cannot run it. Costs are the seconds of nodes on
+devices (`hetero_costs`), and of transfers.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..ops import lookup
 from ..passes.layout_cut import least_cut
 from .base import Support
 
-#: least seconds that are told apart in a cut, whose costs are whole numbers
+#: Resolution of a cut in seconds; its costs are integers.
 TICK = 1e-9
-#: what no cut may cost
+#: Price of an edge that no cut may contain.
 FORBIDDEN = 1 << 50
-#: edges that a flow may look at: a placement is found once, and used often
+#: Most edges that a flow examines; a placement is computed once and used often.
 MOST_STEPS = 2_000_000
-#: rounds over all pairs of devices, where there are more than two
+#: Most rounds over all pairs of devices, if there are more than two.
 MOST_ROUNDS = 4
 
 
 def by_priority(
     graph: Graph, answers: Sequence[Mapping[str, Support]], fixed: Mapping[Node, int]
 ) -> dict[Node, int]:  # fmt: skip
-    """The first device with a kernel of its own for a node; where none has one, the first that runs it at all.
+    """Choose the first device with its own kernel for a node; without one, the first that runs it at all.
 
-    What `followers` names has no device that would be best: it goes where its result is read.
+    No device is best for the nodes that `followers` returns; each goes to the device of its reader.
     """
     found: dict[Node, int] = {}
     reader = followers(graph)
@@ -47,16 +47,16 @@ def by_priority(
 
 
 def followers(graph: Graph) -> dict[Node, Node]:
-    """Nodes that had better be where their first reader is: those over constants, and arithmetic on shapes.
+    """Return nodes that should be with their first reader: those over constants, and arithmetic on shapes.
 
-    They cost nothing to speak of, and who reads them can be planned for them only where it sees how they come about.
+    They cost almost nothing, and their reader can be planned for their values only if it sees how they are computed.
     """
     found: dict[Node, Node] = {}
     for node in graph.nodes:
         spec = lookup(node.op)
         if node.bodies or spec is None:
             continue
-        asks = spec.value_from_types is not None  # Shape: whatever it reads, its result is one
+        asks = spec.value_from_types is not None  # the result of Shape is arithmetic on shapes, whatever its input is
         known = all(v is None or v.const is not None or v.producer in found for v in node.inputs)
         readers = [r for v in node.outputs for r in v.users]
         if readers and (asks or known):
@@ -66,19 +66,19 @@ def followers(graph: Graph) -> dict[Node, Node]:
 
 @dataclass
 class Problem:
-    """What a placement is looked for in. ``seconds`` of a node by device; math.inf where it cannot run."""
+    """A placement problem. ``seconds``: time of a node by device; math.inf if the device cannot run it."""
 
     graph: Graph
     seconds: Mapping[Node, Sequence[float]]
-    #: of handing a value over: (from, to, bytes) -> seconds
+    #: transfer of a value: (from, to, bytes) -> seconds
     transfer: Callable[[int, int, int], float]
     devices: int
-    #: nodes that a device runs as one kernel: they are never parted
+    #: nodes that a device runs as one kernel; they are never separated
     together: Sequence[Sequence[Node]] = field(default_factory=tuple)
 
     @cached_property
     def units(self) -> list[list[Node]]:
-        """Nodes that go together, in order."""
+        """Groups of nodes that stay together, in order."""
         leader = {node: node for node in self.graph.nodes}
 
         def find(node: Node) -> Node:
@@ -100,12 +100,12 @@ class Problem:
         return {node: k for k, unit in enumerate(self.units) for node in unit}
 
     def cost(self, k: int, device: int) -> float:
-        """The seconds of a unit on a device."""
+        """Return the seconds of a unit on a device."""
         return sum(self.seconds[node][device] for node in self.units[k])
 
     @cached_property
     def edges(self) -> list[tuple[int, int, list[int]]]:
-        """(unit that makes a value, its bytes, other units that read it)."""
+        """(unit that makes a value, bytes of the value, other units that read it)."""
         found = []
         for node in self.graph.nodes:
             for value in node.outputs:
@@ -115,7 +115,7 @@ class Problem:
         return found
 
     def total(self, labels: Sequence[int]) -> float:
-        """Seconds of all nodes and transfers, one after the other."""
+        """Return the sum of the seconds of all nodes and transfers."""
         found = sum(self.cost(k, device) for k, device in enumerate(labels))
         for maker, size, readers in self.edges:
             for device in {labels[r] for r in readers} - {labels[maker]}:
@@ -123,18 +123,18 @@ class Problem:
         return found
 
     def spread(self, labels: Sequence[int]) -> dict[Node, int]:
-        """The label of each node, from the labels of units."""
+        """Convert labels of units into labels of nodes."""
         return {node: labels[k] for k, unit in enumerate(self.units) for node in unit}
 
 
 def nbytes(value: Value) -> int:
-    """Bytes of a value; one of unknown size counts as small."""
+    """Return the bytes of a value; an unknown size counts as small."""
     tensor = value.tensor
     return tensor.nbytes if tensor is not None and tensor.is_static else 1024
 
 
 def by_cut(problem: Problem) -> list[int]:
-    """The least sum of costs: exact for two devices; for more, cuts between pairs as long as they gain."""
+    """Minimise the sum of costs: exactly for two devices, and by repeated cuts between pairs for more."""
     every = range(problem.devices)
     starts = [[_cheapest(problem, k, [d, *every]) for k in range(len(problem.units))] for d in every]
     best = min(starts, key=problem.total)
@@ -151,13 +151,13 @@ def by_cut(problem: Problem) -> list[int]:
 
 
 def _cheapest(problem: Problem, k: int, order: Sequence[int]) -> int:
-    """The first device, if it runs the unit; else the cheapest that does."""
+    """Return the first device if it runs the unit; else the cheapest that does."""
     first = order[0]
     return first if problem.cost(k, first) < math.inf else min(order, key=lambda d: problem.cost(k, d))
 
 
 def _cut_pair(problem: Problem, labels: Sequence[int], zero: int, one: int) -> list[int]:
-    """The best choice between two devices for all units that are on either of them."""
+    """Choose optimally between two devices for all units on either of them."""
     mine = [k for k, device in enumerate(labels) if device in (zero, one)]
     number = {k: n for n, k in enumerate(mine)}
     prices = [0] * len(mine)
@@ -172,17 +172,17 @@ def _cut_pair(problem: Problem, labels: Sequence[int], zero: int, one: int) -> l
     edges: list[tuple[int, int, int]] = []
     for maker, size, readers in problem.edges:
         inside = [number[r] for r in readers if r in number]
-        if maker not in number:  # it comes from a third device
+        if maker not in number:  # the value comes from a third device
             for n in inside:
                 for device in (zero, one):
                     charge(n, device, problem.transfer(labels[maker], device, size))
             continue
-        for device in {labels[r] for r in readers if r not in number}:  # it goes to a third one
+        for device in {labels[r] for r in readers if r not in number}:  # the value goes to a third device
             for here in (zero, one):
                 charge(number[maker], here, problem.transfer(here, device, size))
         if not inside:
             continue
-        # Handed over once however many read it: a vertex stands for all readers over there, in each direction.
+        # A value is transferred once for all its readers: in each direction, one vertex represents them.
         there, back = round(problem.transfer(zero, one, size) / TICK), round(problem.transfer(one, zero, size) / TICK)
         far, near = len(prices), len(prices) + 1
         prices += [0, 0]
@@ -193,7 +193,7 @@ def _cut_pair(problem: Problem, labels: Sequence[int], zero: int, one: int) -> l
 
 
 def by_schedule(problem: Problem) -> list[int]:
-    """The earliest end, with devices side by side: units with the longest way to the end choose first (HEFT)."""
+    """Minimise the end with devices working in parallel: units with the longest way to the end choose first (HEFT)."""
     count = len(problem.units)
     sources: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     targets: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -228,7 +228,8 @@ def by_schedule(problem: Problem) -> list[int]:
 
 
 def _order(sources: Sequence[Sequence[tuple[int, int]]], targets: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
-    """Units, each behind those that it reads; those in circles (a unit may have several nodes) come last."""
+    """Order units so that each comes after those that it reads. Units in cycles, which exist because a unit may have
+    several nodes, come last."""
     waiting = [len({s for s, _ in source}) for source in sources]
     found = [k for k, number in enumerate(waiting) if not number]
     for k in found:

@@ -1,7 +1,7 @@
-"""Placements that were measured, in a file of the user's data folder: the next load of the model uses them.
+"""Store measured placements in a file of the user's data folder, for the next load of the model.
 
-An entry is found by the model's structure and input types, the devices and what else its speed depends on. A file that
-cannot be read is none, and a warning says so.
+The key of an entry covers the model's structure, its input types, the devices, and other conditions of its speed. An
+unreadable file counts as empty, with a warning.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..tuning.key import Where
 from ..tuning.tuner import warn
 
 FILE, SCHEMA = "hetero.json", "tunewright.hetero/1"
-#: entries kept, the oldest go first; and most bytes that are read
+#: Most entries, of which the oldest are dropped first; and most bytes that are read.
 MOST, MOST_BYTES = 200, 64 << 20
 
 
 def key(graph: Graph, devices: Sequence[Device], settings: Settings, affinity: Mapping[str, str]) -> str:
-    """The key of a model before it is cut, on these devices."""
+    """Return the key of a model before it is divided, on these devices."""
     digest = hashlib.sha256()
 
     def add(*texts: object) -> None:
@@ -50,7 +50,7 @@ def key(graph: Graph, devices: Sequence[Device], settings: Settings, affinity: M
 
 
 def find(settings: Settings, at: str) -> dict[str, str] | None:
-    """The device of every node, as it was found to be fastest."""
+    """Return the device of every node in the stored placement; None if there is none."""
     found = _read(_path(settings)).get(at)
     nodes = found.get("nodes") if isinstance(found, dict) else None
     if not isinstance(nodes, dict) or not all(isinstance(v, str) for v in nodes.values()):
@@ -59,7 +59,7 @@ def find(settings: Settings, at: str) -> dict[str, str] | None:
 
 
 def keep(settings: Settings, at: str, nodes: Mapping[str, str], measured: Mapping[str, float]) -> Path:
-    """Write an entry: the device of every node, and the seconds of all that were compared. DatabaseError: it failed."""
+    """Store the device of every node, and the seconds of all compared placements. Raises `DatabaseError` on failure."""
     path = _path(settings)
     entries = _read(path)
     entries.pop(at, None)

@@ -1,4 +1,4 @@
-"""Properties of a device: what it is, what it can do, what is best for it, and what its memory is used for."""
+"""Properties of a device: its hardware, its capabilities, recommended values, and the use of its memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..tuning.tuner import Tuner
 from .batch_tune import MOST
 from .single import available, open_device, visible
 
-#: requests in flight for each stream: while one runs, another is made ready
+#: Requests in flight per stream: while one runs, the next is prepared.
 REQUESTS_EACH = 2
-#: streams of a GPU that were seen to be of use; each has memory of its own
+#: Most streams of a GPU that proved useful; each needs its own memory.
 MOST_GPU_STREAMS = 8
-#: what is asked with a model
+#: Properties that need a model.
 WITH_MODEL = {"MAX_BATCH_SIZE": "MODEL_PTR", "OPTIMAL_BATCH_SIZE": "MODEL_PTR"}
 
 
@@ -41,7 +41,7 @@ def _bytes() -> Problem:
     return Problem("MatMulInteger", (x, w), (y,), {}, constant=(False, True))
 
 
-#: Capability -> problems: a device has it when kernels of its own solve all of them.
+#: Capability -> problems; a device has it if its own kernels solve all of them.
 _ASKED = {
     "FP32": (_conv(DType.FLOAT32), _product(DType.FLOAT32)),
     "FP16": (_conv(DType.FLOAT16), _product(DType.FLOAT16)),
@@ -52,7 +52,7 @@ _ASKED = {
 
 @cache
 def capabilities(device: Device) -> tuple[str, ...]:
-    """OPTIMIZATION_CAPABILITIES: what there are kernels for, asked of the solvers."""
+    """OPTIMIZATION_CAPABILITIES: the types for which solvers have kernels."""
     tuner = Tuner(Settings())
 
     def solvers(problem: Problem) -> list[str]:
@@ -73,18 +73,19 @@ def streams_range(device: Device) -> tuple[int, int]:
 
 
 def requests_range(device: Device) -> tuple[int, int, int]:
-    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step. More of them only wait. Those to a GPU may run together."""
+    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step. More requests would only wait. On a GPU requests may run
+    together."""
     together = MOST if device.target.device == "gpu" else 1
     return 1, REQUESTS_EACH * streams_range(device)[1] * together, 1
 
 
 def memory_statistics(device: Device) -> dict[str, int]:
-    """Bytes that models on a device hold, by purpose; what a GPU itself says of its memory comes first."""
+    """Return the bytes that models hold on a device, by purpose, combined with the GPU's own figures."""
     found = usage(live(device.name))
     return found | device.held()
 
 
-#: of every device
+#: properties of every device
 _COMMON: dict[str, Metric[Device]] = {
     "AVAILABLE_DEVICES": Metric("list", "the devices of this machine", lambda d: visible()),
     "SUPPORTED_PROPERTIES": Metric(
@@ -109,7 +110,7 @@ _COMMON: dict[str, Metric[Device]] = {
     "MAX_BATCH_SIZE": Metric("int", "the largest batch that fits and loses no speed, measured", lambda d: _asked(d)),
     "OPTIMAL_BATCH_SIZE": Metric("int", "the smallest batch that is as fast as any, measured", lambda d: _asked(d)),
 }
-#: where they are known
+#: properties that only some devices know
 _SOME: dict[str, Metric[Device]] = {
     "DEVICE_TOTAL_MEM_SIZE": Metric("int", "its memory in bytes", lambda d: d.memory_bytes),
     "DEVICE_UUID": Metric("str", "tells it from every other device", lambda d: d.uuid),
@@ -123,14 +124,14 @@ _GPU: dict[str, Metric[Device]] = {
 
 
 def metrics(device: Device) -> dict[str, Metric[Device]]:
-    """What can be asked of a device beside settings."""
+    """Return the properties of a device that are not settings."""
     found = dict(_COMMON)
     some = _SOME | (_GPU if device.target.device == "gpu" else {})
     return found | {name: metric for name, metric in some.items() if metric.find(device) is not None}
 
 
 def supported(device: Device) -> dict[str, dict[str, Any]]:
-    """SUPPORTED_PROPERTIES: by name what each is, as JSON could hold it."""
+    """SUPPORTED_PROPERTIES: a JSON description of each property by name."""
     found = described(metrics(device), needs=WITH_MODEL)
     ids = [name.partition(".")[2] for name in available()[0] if name.partition(".")[0] == device.name.partition(".")[0]]
     found["DEVICE_ID"]["values"] = [number for number in ids if number]
@@ -139,7 +140,8 @@ def supported(device: Device) -> dict[str, dict[str, Any]]:
 
 
 def get(device: Device, name: str, settings: Settings, options: Mapping[str, Any] | None = None) -> Any:
-    """A property of a device, or the value of a setting. ``options``: what some are asked with (`batch_size`)."""
+    """Return a property of a device, or the value of a setting. ``options``: arguments of some properties
+    (`batch_size`)."""
     key = plain(name)
     known = metrics(device)
     if key in WITH_MODEL and options:
@@ -158,7 +160,7 @@ def get(device: Device, name: str, settings: Settings, options: Mapping[str, Any
 
 
 def of_several(devices: str, name: str, settings: Settings) -> Any:
-    """A property of MULTI, AUTO, HETERO or BATCH over devices: what they have together, or the value of a setting."""
+    """Return a property of MULTI, AUTO, HETERO or BATCH for all its devices, or the value of a setting."""
     key, (kind, _, listed) = plain(name), devices.partition(":")
     hetero = kind.strip().upper() == "HETERO"
     listed = listed or (settings.target_fallback if hetero else settings.multi_device_priorities)
@@ -186,7 +188,7 @@ def of_several(devices: str, name: str, settings: Settings) -> Any:
 
 
 def check_settable(name: str) -> None:
-    """SettingsError when a name is that of something that can only be read."""
+    """Raise `SettingsError` for the name of a read-only property."""
     if plain(name) in {*_COMMON, *_SOME, *_GPU}:
         hint = "`tunewright settings` lists what can be set"
         raise SettingsError(f"{plain(name)} can only be read", where="property", hint=hint)

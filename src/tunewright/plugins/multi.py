@@ -1,4 +1,4 @@
-"""``MULTI:GPU.0,CPU``: requests go to whichever device is free, the first listed preferred (docs/multi.md)."""
+"""``MULTI:GPU.0,CPU``: each request goes to a free device, the first listed preferred (docs/multi.md)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LOG = logging.getLogger("tunewright")
 
 
 class Part:
-    """One of several devices, with the settings for it."""
+    """One of several devices, with its settings."""
 
     def __init__(self, name: str, requests: int, settings: Settings) -> None:
-        """``requests``: how many it takes at a time, each on its share of the device; 0: as the settings say."""
-        #: settings that differ from what was given
+        """``requests``: number that it takes at a time, each on its share of the device; 0: according to the settings."""
+        #: settings that differ from the given ones
         self.own = {"DEVICE_ID": ""} | ({"NUM_STREAMS": requests} if requests else {})
         self.settings, self.fixed = Settings.make(self.own, settings), bool(requests)
         self.single: SingleDevice = single(name, self.settings)
-        # Who says how many requests it takes means requests, not batches of them.
+        # A given number means requests and not batches of them.
         self.plugin: Plugin = self.single if requests else with_batches(self.single, self.settings)
         self.name = self.single.name
 
@@ -44,12 +44,12 @@ class Part:
 
     @property
     def requests(self) -> int:
-        """How many requests the device takes at a time."""
+        """The number of requests that the device takes at a time."""
         return getattr(self.plugin, "requests", self.single.streams)
 
 
 def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
-    """The devices that can be used; SettingsError or DeviceError where there is none, or one twice."""
+    """Return the usable devices. Raises `SettingsError` or `DeviceError` if there is none, or if one is named twice."""
     opened = usable([(name, partial(Part, name, count, settings)) for name, count in parse(names, kind)], kind)
     found, seen = [part for _, part in opened], dict[str, str]()
     for name, part in opened:
@@ -60,7 +60,7 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
 
 
 def warn_of_references(found: Sequence[Part], kind: str) -> None:
-    """Where a GPU shares requests with references: they hold the GIL, and its host thread waits for that."""
+    """Warn if a GPU shares requests with numpy references: these hold the GIL, and the GPU's host thread waits for it."""
     slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
     fast = [part.name for part in found if not part.is_cpu]
     if slow and fast:
@@ -69,14 +69,14 @@ def warn_of_references(found: Sequence[Part], kind: str) -> None:
 
 
 def support(found: Sequence[Part], model: Model) -> dict[str, Support]:
-    """The answers of the first device that runs the whole model, or of the first device if none does."""
+    """Return the answers of the first device that runs the whole model, or of the first device if none does."""
     answers = (part.single.query(model, part.settings) for part in found)
     first = next(answers)
     return first if all(first.values()) else next((a for a in answers if all(a.values())), first)
 
 
 class Multi(Plugin):
-    """All devices serve, the first that is free in their order."""
+    """All devices serve; each request goes to the first free one in their order."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
         names = list(names) or split(settings.multi_device_priorities)

@@ -1,4 +1,4 @@
-"""Names of several devices, as they stand behind ``MULTI:``, ``AUTO:`` and ``BATCH:``."""
+"""Parse the names of several devices behind ``MULTI:``, ``AUTO:`` and ``BATCH:``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAME = re.compile(r"([^()]+?)\s*(?:\(\s*(\d+)\s*\))?")
 
 
 def split(text: str) -> list[str]:
-    """The names in a list with commas."""
+    """Split a list of names at commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse(names: Sequence[str], kind: str) -> list[tuple[str, int]]:
-    """Names and the numbers behind them, as in ``CPU(2)``; 0 where there is none."""
+    """Return names with the numbers behind them, as in ``CPU(2)``; 0 if there is no number."""
     if not names:
         raise SettingsError(f"{kind}: no device is named", hint=f"name one, or more: {kind}:GPU.0 for example")
     found = []
@@ -40,8 +40,10 @@ def parse(names: Sequence[str], kind: str) -> list[tuple[str, int]]:
 
 
 def usable(wanted: Sequence[tuple[str, Callable[[], _T]]], kind: str) -> list[tuple[str, _T]]:
-    """What opens the devices of these names gives, with the names, where they can be used. The others are left out with
-    a warning, unless that leaves none; a name that no device has is an error."""
+    """Open the devices of these names, and return those that open, with their names.
+
+    The others are left out with a warning, unless none remains. A name that no device has is an error.
+    """
     found: list[tuple[str, _T]] = []
     reasons: list[DeviceError] = []
     for name, open in wanted:
@@ -60,5 +62,5 @@ def usable(wanted: Sequence[tuple[str, Callable[[], _T]]], kind: str) -> list[tu
 
 @lru_cache(64)
 def _tell(kind: str, why: str) -> None:
-    """Once: several parts of a command look at the devices of one string."""
+    """Warn once, because several parts of a command open the devices of the same string."""
     LOG.warning("%s does without a device: %s", kind, why)

@@ -80,7 +80,7 @@ def requests_range(device: Device) -> tuple[int, int, int]:
 
 
 def memory_statistics(device: Device) -> dict[str, int]:
-    """Return the bytes that models hold on a device, by purpose, combined with the GPU's own figures."""
+    """Return the bytes that models hold on a device, by purpose. Figures from the device itself take precedence."""
     found = usage(live(device.name))
     return found | device.held()
 

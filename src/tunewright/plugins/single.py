@@ -1,4 +1,4 @@
-"""The plugin of a single device, and the search for it by name."""
+"""The plugin of a single device, and the search for devices by name."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ from .streams import compiled_auto, known, origin
 
 LOG = logging.getLogger("tunewright")
 
-#: names of plugins over several devices, which stand in front of a colon: each is a module and a class here
+#: Names of plugins over several devices, written before a colon. Each has a module and a class in this package.
 SEVERAL = ("AUTO", "BATCH", "HETERO", "MULTI")
-#: names of devices that may be anywhere
+#: Device names that may exist on some machine.
 _KNOWN = re.compile(r"CPU(\.NATIVE|\.HOST|\.INTEL|\.POCL)?|GPU(\.\d+(\.OPENCL)?)?")
-#: what serves instead of kernels for the processor, by family
+#: How slower device families compute in place of compiled CPU kernels.
 _SLOWER = {"host": "in numpy, which takes many times as long", "opencl": "through OpenCL, which takes longer"}
-#: of a GPU: one inference runs while the data of the other comes and goes
+#: Default streams of a GPU: one inference runs while data of the other is transferred.
 GPU_STREAMS = 2
 
 
 @cache
 def families() -> dict[str, type[Device]]:
-    """Device implementations by family."""
+    """Return the device implementations by family."""
     return discovery.find("tunewright.devices", key=lambda d: d.family)
 
 
 @cache
 def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
-    """Device names with the implementation that serves each, and why others (families, devices) cannot be used."""
+    """Return device names with the implementation that serves each, and why other families or devices cannot be used.
+    """
     names: dict[str, type[Device]] = {}
     reasons: dict[str, str] = {}
     for family, implementation in families().items():
@@ -68,7 +69,7 @@ def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
 
 
 def open_device(name: str, settings: Settings | None = None) -> Device:
-    """The device of that name, opened once per process, as settings want it (the environment's, if None)."""
+    """Open the device of that name, once per process, configured by ``settings`` (None: those of the environment)."""
     key = name.upper()
     if key.partition(":")[0] in SEVERAL:
         raise DeviceError(f"{name}: a single device is wanted here", hint=f"name one of {_singles(name)}")
@@ -86,7 +87,8 @@ def open_device(name: str, settings: Settings | None = None) -> Device:
 
 
 def expect(name: str) -> None:
-    """A device will be opened by this name: what that takes long for begins beside what this thread does meanwhile."""
+    """Announce that a device of this name will be opened, so that slow initialisation begins in parallel to this
+    thread."""
     kind = name.strip().upper().partition(".")[0]
     for implementation in families().values():
         if implementation.kinds is None or kind in implementation.kinds:
@@ -95,8 +97,11 @@ def expect(name: str) -> None:
 
 @cache
 def serving(name: str) -> type[Device] | None:
-    """The implementation that serves exactly this name. As few are asked as possible: to find devices takes OpenCL's
-    runtimes and torch time and memory."""
+    """Return the implementation that serves exactly this name.
+
+    It asks as few implementations as possible, because finding devices costs OpenCL's runtimes and torch time and
+    memory.
+    """
     kind = name.partition(".")[0]
     for implementation in sorted(families().values(), key=lambda family: -family.priority):
         if implementation.kinds is None or kind in implementation.kinds:
@@ -107,7 +112,7 @@ def serving(name: str) -> type[Device] | None:
 
 
 def _refusing(key: str) -> Iterator[type[Device]]:
-    """Implementations that would rather serve a name than what does, and cannot."""
+    """Yield the implementations that should serve a name rather than the present one, but cannot."""
     served = serving(key)
     for each in families().values():
         is_meant = each.title and key in (*(each.kinds or ()), each.title)
@@ -116,7 +121,7 @@ def _refusing(key: str) -> Iterator[type[Device]]:
 
 
 def _mistake(key: str) -> SettingsError | None:
-    """The setting that keeps a device from being what its name means."""
+    """Return the error for a setting that prevents a device from being what its name means; None if there is none."""
     return next((error for each in _refusing(key) if (error := each.mistake()) is not None), None)
 
 
@@ -129,7 +134,7 @@ def is_known(name: str) -> bool:
 
 
 def _missing(name: str, reasons: Mapping[str, str]) -> DeviceError:
-    """There is no such device: why, and which there are."""
+    """Make the error for a missing device, with the reason and the existing devices."""
     key = name.upper()
     kind = key.partition(".")[0]
     able = {it.title or family for family, it in families().items() if it.kinds is None or kind in it.kinds}
@@ -144,7 +149,7 @@ def _missing(name: str, reasons: Mapping[str, str]) -> DeviceError:
 
 
 def _singles(device: str) -> str:
-    """The names behind the colon, or all."""
+    """Return the names behind the colon; without any, all devices."""
     found = [part.partition("(")[0].strip() for part in device.partition(":")[2].split(",")]
     return ", ".join(name for name in found if name) or ", ".join(visible())
 
@@ -158,13 +163,14 @@ def _opened(key: str) -> Device:
 
 
 def visible(alternatives: bool = False) -> list[str]:
-    """Devices that a user would choose (the Null device is for tests); also other ways to run on them."""
+    """Return the devices that a user would choose, without the Null device for tests. ``alternatives``: also other
+    implementations for the same hardware."""
     names = (n for n in available()[0] if n != "NULL")
     return sorted(n for n in names if alternatives or not (n.startswith("CPU.") or n.count(".") > 1))
 
 
 def streams(device: Device, settings: Settings) -> int:
-    """How many inferences run side by side: NUM_STREAMS, else what PERFORMANCE_HINT is best served with."""
+    """Return the number of parallel inferences: NUM_STREAMS, else the best for PERFORMANCE_HINT."""
     if settings.exclusive_async_requests:
         return 1
     if settings.num_streams > 0 or (settings.performance_hint == "LATENCY" and not settings.num_streams):
@@ -174,17 +180,17 @@ def streams(device: Device, settings: Settings) -> int:
 
 
 def measured_streams(settings: Settings) -> bool:
-    """How many streams a model has is, or may be, a matter of measurement."""
+    """Whether the number of a model's streams is, or may be, determined by measurement."""
     hinted = not settings.num_streams and settings.performance_hint != "LATENCY"
     return (settings.num_streams < 0 or hinted) and not settings.exclusive_async_requests
 
 
 class SingleDevice(Plugin):
-    """Passes, then a program on one device."""
+    """Runs passes, then builds a program on one device."""
 
     def __init__(self, device: Device, streams: int = 1, whole: Device | None = None) -> None:
         self.device, self.streams = device, streams
-        #: the device before its threads were shared out among streams
+        #: the device before its threads were divided among streams
         self.whole = whole or device
         self.name = device.name
 
@@ -199,9 +205,9 @@ class SingleDevice(Plugin):
         return answer
 
     def left_to_host(self, model: Model, settings: Settings) -> set[str]:
-        """Names of nodes without a kernel of the device that still stand by themselves behind the passes.
+        """Return the names of nodes without a device kernel that still exist on their own after the passes.
 
-        `query` is of nodes as they are read; most that a device has no kernel for become part of another node.
+        `query` answers for nodes as they are read; most nodes without a kernel become part of another node.
         """
         tuner, graph = Tuner(settings), model.graph.clone()
         prepare(graph, self._context(settings, tuner))
@@ -209,7 +215,7 @@ class SingleDevice(Plugin):
         return {name for node in hosted for name in (node.name, *node.origin)}
 
     def _who(self, node: Node, tuner: Tuner) -> Support:
-        """Who would run a node."""
+        """Return the solver that would run a node."""
         if node.bodies:
             return Support("control flow", on_host=True)
         problem = Problem.of(node)
@@ -259,7 +265,7 @@ class SingleDevice(Plugin):
         return made
 
     def _context(self, settings: Settings, tuner: Tuner) -> Context:
-        """What passes are told of the device."""
+        """Describe the device for the passes."""
 
         def can_fuse(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
             fused, plain = Problem.of(node, operands, epilogue, output), Problem.of(node, ())
@@ -279,7 +285,7 @@ class SingleDevice(Plugin):
         return context
 
     def _with_streams(self, model: Model, settings: Settings, consume: bool) -> Callable[[int, bool], DeviceModel]:
-        """What compiles the model for a number of streams; ``last``: it may be taken apart."""
+        """Return a function that compiles the model for a number of streams; ``last``: it may take the model apart."""
 
         def compile(streams: int, last: bool) -> DeviceModel:
             given = dataclasses.replace(settings, num_streams=streams)
@@ -289,19 +295,19 @@ class SingleDevice(Plugin):
 
 
 def _start_background(model: DeviceModel, **wishes: Any) -> BackgroundTuning:
-    from .background import start  # few are tuned so
+    from .background import start  # imported late, because few models are tuned this way
 
     return start(model, **wishes)
 
 
 def of_device(opened: Device, settings: Settings) -> SingleDevice:
-    """The plugin of a device that is open, with its streams, which share its threads."""
+    """Return the plugin of an open device, whose threads its streams share."""
     count = streams(opened, settings)
     return SingleDevice(opened.with_threads(max(1, opened.target.units // count)), count, opened)
 
 
 def _tuner(model: Model, settings: Settings) -> Tuner:
-    """Who chooses kernels for a model, with what it carries where the user says so."""
+    """Make the tuner of a model, with the model's embedded records if settings say so."""
     tuner, text = Tuner(settings), ""
     if settings.use_embedded:
         from ..tuning.embedded import KEY, EmbeddedDatabase
@@ -320,7 +326,7 @@ def _precision(settings: Settings, device: Device) -> DType:
 
 
 def _infer(graph: Graph, in_body: bool = False) -> None:
-    """Types of a graph and of what its bodies take from it; what a body is given at each iteration stays open."""
+    """Infer the types of a graph and of values that its bodies capture; inputs of iterations stay open."""
     propagate(graph, tolerant=in_body)
     for node in graph.nodes:
         for body in node.bodies.values():
@@ -330,6 +336,6 @@ def _infer(graph: Graph, in_body: bool = False) -> None:
 
 
 def prepare(graph: Graph, context: Context) -> None:
-    """The passes that run once, at compile time; what remains open is specialised per set of shapes."""
+    """Run the passes of compile time; open shapes are specialised later, for each set of shapes."""
     run_passes(graph, [*NEUTRAL, *DEVICE], context)
     verify(graph, "the passes")

@@ -1,8 +1,8 @@
-"""NUM_STREAMS = AUTO: as many streams and requests as a model does best with, by measurement.
+"""NUM_STREAMS = AUTO: find the best numbers of streams and requests for a model by measurement.
 
-The first load measures for `SECONDS`, and what it finds is kept per model and device (`tuning.streams`); later ones, in
-any process, use that. PERFORMANCE_HINT = THROUGHPUT uses what was measured, and measures nothing. Whether requests are
-best run together is measured by `batch_tune`, which goes on from what is found here.
+The first load measures for `SECONDS` and stores the result per model and device (`tuning.streams`); later loads in any
+process use it. PERFORMANCE_HINT = THROUGHPUT uses a stored result and measures nothing. `batch_tune` continues from
+here, and measures whether requests should run together.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ..tuning.streams import Answer, StreamsFile, digest, key, told
 
 LOG = logging.getLogger("tunewright")
 
-#: how long all candidates are measured together, and a turn of one
+#: Seconds for measuring all candidates, and for one turn of a candidate.
 SECONDS, TURN = 2.0, 0.05
-#: rounds that make a comparison
+#: Least number of rounds for a comparison.
 LEAST = 3
-#: what is less than this much faster is no reason for more streams or requests, nor for a larger batch: that makes
-#: every request wait for others
+#: Least speed-up that justifies more streams or requests, and a larger batch, which makes every request wait for
+#: others.
 WORTH, WORTH_BATCH = 1.02, 1.05
-#: what is so much slower than the fastest is not as fast, however much rounds differ
+#: A candidate slower than the fastest by this factor is not equally fast, however much rounds differ.
 NOISE = 1.1
-#: A measurement is in doubt where others used more of the processor than this, or where the middle of all changes from
-#: one turn of a point to its next is larger: on a quiet machine that is 1 to 3 %.
+#: A measurement is in doubt if other processes used more of the processor than BUSY. It is also in doubt if the median
+#: change between turns of a point exceeds RESTLESS; on a quiet machine that is 1 to 3 %.
 BUSY, RESTLESS = 0.15, 0.10
-#: streams of a GPU that are tried
+#: Numbers of streams that are tried on a GPU.
 GPU = (1, 2, 4)
 
 
@@ -51,40 +51,41 @@ class Point(NamedTuple):
 
     streams: int
     requests: int
-    #: requests that run together
+    #: number of requests that run together
     batch: int = 1
 
     @property
     def name(self) -> str:
-        """As in "2x4", and "2x32x8" where 8 requests run together."""
+        """Name as in "2x4"; "2x32x8" if 8 requests run together."""
         return "x".join(map(str, self if self.batch > 1 else self[:2]))
 
     @property
     def effort(self) -> tuple[int, int, int]:
-        """What is less comes first: smaller batches, fewer streams, fewer requests."""
+        """Sort key: smaller batches, then fewer streams, then fewer requests."""
         return self.batch, self.streams, self.requests
 
 
-#: inferences per second of every point, a number for each round: those of one round were measured next to each other
+#: Inferences per second of every point, one value for each round; values of one round were measured next to each other.
 Rates = dict[Point, list[float]]
 
 
 @dataclass
 class Compared:
-    """Streams that were compared: the models by streams, and the inferences per second of each point."""
+    """Result of a comparison: models by their streams, and inferences per second of each point."""
 
     best: Point
     models: dict[int, DeviceModel]
     rates: dict[Point, float]
     inputs: Mapping[str, Any]
-    #: why it is not certain; empty: it is
+    #: why the result is uncertain; empty if it is not
     doubt: str = ""
 
 
 def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
-    """What is compared, the least first: 1, 2, 4 ... streams to one on each unit; as many requests, or twice as many.
+    """Return the points to compare: 1, 2, 4 ... streams up to one per unit, each with as many and twice as many
+    requests.
 
-    ``most``: more requests the application does not keep going (PERFORMANCE_HINT_NUM_REQUESTS); 0: any number.
+    ``most``: most requests that the application has in flight (PERFORMANCE_HINT_NUM_REQUESTS); 0: any number.
     """
     counts = sorted({*(1 << k for k in range(units.bit_length()) if 1 << k <= units), units}) if is_cpu else list(GPU)
     found = [Point(n, r) for n in counts for r in (n, 2 * n) if not most or r <= most]
@@ -92,12 +93,13 @@ def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
 
 
 def is_automatic(settings: Settings) -> bool:
-    """NUM_STREAMS = AUTO: what is not known yet may be measured. Who deletes answers (FIND_ENFORCE = 5) wants none."""
+    """Whether NUM_STREAMS = AUTO allows measuring. FIND_ENFORCE = 5, which deletes answers, forbids it."""
     return settings.num_streams < 0 and settings.find_enforce != "5"
 
 
 def known(model: Model, device: Device, settings: Settings, batches: bool = False) -> Answer | None:
-    """What was measured of a model; None: nothing, or it is to be measured again, or was deleted just now."""
+    """Return the stored answer of a model; None if there is none, if it must be measured again, or if it was just
+    deleted."""
     file = StreamsFile.of(settings)
     if not file.path.exists() or (settings.find_enforce in "24" and is_automatic(settings)):
         return None
@@ -109,7 +111,7 @@ def known(model: Model, device: Device, settings: Settings, batches: bool = Fals
 
 
 def is_due(answer: Answer, settings: Settings) -> bool:
-    """Whether the answer is of a busy machine, and this load may measure again."""
+    """Whether the answer comes from a busy machine and this load may measure again."""
     return answer.is_provisional and is_automatic(settings) and not _forbidden(settings)
 
 
@@ -117,7 +119,7 @@ def keep(
     model: Model, device: Device, settings: Settings, best: Point, rates: Mapping[Point, float], batches: bool = False,
     ended: str = "", doubt: str = "",
 ) -> Answer:  # fmt: skip
-    """Write down what was measured. ``doubt``: why that is not certain."""
+    """Store a measurement and return its answer. ``doubt``: why it is uncertain."""
     file, name = StreamsFile.of(settings), key(model.graph, device.target, settings, batches)
     before = file.find(name) if file.path.exists() else None
     tries = before.tries + 1 if before is not None and before.is_provisional else 1
@@ -135,9 +137,9 @@ def keep(
 def compiled_auto(
     compile: Callable[[int, bool], DeviceModel], model: Model, device: Device, settings: Settings
 ) -> DeviceModel | None:
-    """A model with the streams that are best for it; None: nothing is known, and nothing may or can be measured.
+    """Compile a model with its best number of streams; None if no answer is stored and none can be measured.
 
-    ``compile(streams, last)`` makes the model for this number of streams; after the ``last`` call the model may go.
+    ``compile(streams, last)`` compiles the model for this number of streams; the ``last`` call may consume the model.
     """
     answer = known(model, device, settings)
     if answer is not None and not (is_due(answer, settings) and sample(model.inputs) is not None):
@@ -159,7 +161,8 @@ def compiled_auto(
 def compare_streams(
     compile: Callable[[int, bool], DeviceModel], inputs: Mapping[str, Any] | None, device: Device, settings: Settings
 ) -> Compared | None:
-    """Measure how many streams and requests are best; None where that may not or cannot be done: the log says why."""
+    """Measure the best numbers of streams and requests. Returns None if that is forbidden or impossible; the log has
+    the reason."""
     why = _why_not(settings, inputs)
     if why:
         LOG.info("NUM_STREAMS = AUTO: %s", why)
@@ -182,7 +185,7 @@ def compare_streams(
 
 
 def measure_calmly(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any]) -> tuple[Rates | None, str]:
-    """`measure`, once more where the machine was busy; and why the result is in doubt all the same, or nothing."""
+    """Call `measure`, a second time if the machine was busy. Also return why the result is still in doubt, or ""."""
     rates, doubt = None, ""
     for _ in range(2):
         others = Others()
@@ -194,7 +197,7 @@ def measure_calmly(models: Mapping[Point, CompiledModel], inputs: Mapping[str, A
 
 
 def doubt_of(rates: Rates, others: float | None) -> str:
-    """Why rates say little of a quiet machine; empty: they do. ``others``: their share of the processor meanwhile."""
+    """Return why rates may not hold on a quiet machine; empty if they do. ``others``: CPU share of other processes."""
     if others is not None and others > BUSY:
         return f"others used {others:.0%} of the processor while it was measured"
     changes = [abs(b / a - 1) for found in rates.values() for a, b in pairwise(found)]
@@ -204,7 +207,7 @@ def doubt_of(rates: Rates, others: float | None) -> str:
 
 
 def origin(answer: Answer) -> str:
-    """Where a choice comes from, for people."""
+    """Describe the origin of an answer for users."""
     when = f"measured {answer.date[:10]}" if answer.date else "measured now"
     end = f"; {answer.ended}" if answer.ended else ""
     after = "the next load measures again" if answer.is_provisional else f"as in {answer.tries} measurements"
@@ -222,12 +225,12 @@ def _why_not(settings: Settings, inputs: Mapping[str, Any] | None) -> str:
 
 
 def _forbidden(settings: Settings) -> str:
-    """The setting that forbids measuring; empty: none does."""
+    """Return the setting that forbids measuring; empty if there is none."""
     return "FROZEN" if settings.frozen else "TUNING_DISABLED" if settings.tuning_mode == "TUNING_DISABLED" else ""
 
 
 def sample(types: Mapping[str, Type | None], seed: int = 0) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Values for inputs of fixed shapes; None where some are open. Numbers of things are small: most are indices."""
+    """Make values for inputs of fixed shapes; None if some are open. Integers are small, because most are indices."""
     rng, found = np.random.default_rng(seed), {}
     for name, type in types.items():
         if not isinstance(type, TensorType) or not type.is_static or type.dtype is DType.STRING:
@@ -238,9 +241,9 @@ def sample(types: Mapping[str, Type | None], seed: int = 0) -> dict[str, np.ndar
 
 
 def measure(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any], seconds: float) -> Rates | None:
-    """Inferences per second of each, in turns; None where the time is too short for `LEAST` rounds."""
+    """Measure inferences per second of each point, in turns. None if the time is too short for `LEAST` rounds."""
     queues = {point: AsyncInferQueue(model, point.requests) for point, model in models.items()}
-    for queue in queues.values():  # plans, memory and caches
+    for queue in queues.values():  # makes plans, allocates memory and fills caches
         for _ in queue:
             queue.start_async(inputs)
         queue.wait_all()
@@ -256,7 +259,8 @@ def measure(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any], se
 
 
 def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float, batch: int = 1) -> float:
-    """Inferences per second of a queue that is kept full for so long. Batches are: the last does not wait for more."""
+    """Return inferences per second of a queue that is kept full for this time. Batches are completed, so that the last
+    one does not wait for more requests."""
     begin, count = time.perf_counter(), 0
     while count < len(queue) or count % batch or time.perf_counter() - begin < seconds:
         queue.start_async(inputs)
@@ -266,8 +270,8 @@ def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float, batc
 
 
 def best(rates: Rates) -> Point:
-    """The one with the least effort, unless the fastest beats it; then the least of those that beat it, too, and are
-    about as fast as the fastest."""
+    """Return the point with the least effort, unless the fastest beats it. Then return the one with the least effort
+    among those that beat it too and are about as fast as the fastest."""
     fastest = max(rates, key=lambda point: statistics.median(rates[point]))
     least = min(rates, key=lambda point: point.effort)
     if fastest == least or not beats(rates, fastest, least):
@@ -277,7 +281,7 @@ def best(rates: Rates) -> Point:
 
 
 def beats(rates: Rates, one: Point, other: Point) -> bool:
-    """Whether it is faster by more than noise: by enough in the middle of all rounds, and at all in three of four."""
+    """Whether ``one`` is faster beyond noise: enough in the median over rounds, and faster in three of four rounds."""
     ratios = _ratios(rates, one, other)
     return statistics.median(ratios) > _worth(one, other) and ratios[len(ratios) // 4] > 1
 

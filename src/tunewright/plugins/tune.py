@@ -1,12 +1,11 @@
-"""Tuning a whole model within a time: where it pays, decided inside the running network, undone where it did not.
+"""Tune a whole model within a time limit: search where it pays, and decide inside the running network.
 
-1. *Profile*: the model runs as it is now, and every layer (all nodes that pose the same problem) gets its time.
-2. *Search*: layer by layer, the costliest first; each gets its share of the time left for the layers to
-   come. What a search finds goes into the user's knowledge base at once: stopping loses nothing.
-3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
-   per layer. A kernel that wins by itself and loses here, between its neighbours, does not answer any more.
-4. *Whole*: the network with all winners against the present one, uninstrumented. If it is not faster, changes are
-   taken back by halves until what remains is.
+1. *Profile*: the model runs as it is, and the time of every layer (all nodes that pose the same problem) is measured.
+2. *Search*: layers are searched in order of cost. Each gets its share of the time that is left for the layers to come.
+Results go into the user's knowledge base at once, so stopping loses nothing. 3. *Network*: networks with the best,
+second and third candidate of every layer run in turns with the present one, timed per layer. A kernel that wins alone
+but loses here, between its neighbours, no longer answers. 4. *Whole*: the network with all winners runs against the
+present one, without instruments. If it is not faster, changes are taken back by halves until it is.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ from .agreement import agree, coarsest
 from .single import SingleDevice
 from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 
-#: the part of the decision that is for comparing whole networks; before that candidates race in the network
+#: Share of the decision's time for comparing whole networks; before that, candidates race in the network.
 WHOLE_SHARE = 0.5
-#: layers that take less of the network's time than this together are left alone
+#: Layers that together take less than this share of the network's time are left alone.
 TAIL = 0.01
-#: networks that run against the present one
+#: Most networks that run against the present one.
 RIVALS = 3
-#: inferences of the profile: the least, the most within a time
+#: Inferences of the profile: least number, most number, and seconds.
 PROFILE_RUNS, MOST_RUNS, PROFILE_SECONDS = 5, 30, 1.5
-#: rounds of contests
+#: Most rounds of contests.
 NETWORK_ROUNDS, WHOLE_ROUNDS = 150, 200
-#: a network up to this many times the last-level cache runs once untimed before it is timed
+#: A network of up to this many times the last-level cache runs once untimed before it is timed.
 CACHES = 4
-#: rounds that a contest has at least, whatever the time: fewer say nothing
+#: Least rounds of a contest, whatever the time: fewer rounds are meaningless.
 LEAST_ROUNDS = 16
-#: The chance that an interval is wrong, of a layer and of the whole network. It is for each layer by itself: who is let
-#: in by chance is about as fast as the default, and the whole network has the last word.
+#: Risk that an interval is wrong, for each layer and for the whole network. It applies to each layer alone: a candidate
+#: that passes by chance is about as fast as the default, and the whole network decides in the end.
 ALPHA = 0.02
 
 
 class Pinned(Tuner):
-    """Chooses what it is told, and otherwise what is known."""
+    """A tuner that chooses given candidates for some problems, and known ones for the others."""
 
     def __init__(self, settings: Settings, pins: Mapping[str, Candidate]) -> None:
         super().__init__(settings)
@@ -86,7 +85,7 @@ def tune(
     report: Callable[[State], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Tune a model for inputs like ``values`` on a plugin's device. ``again``: also layers whose answer is known."""
+    """Tune a model for inputs like ``values`` on a plugin's device. ``again``: include layers whose answer is known."""
     return ModelTuning(plugin, model, values, settings, budget, again, report, stop).run()
 
 
@@ -106,22 +105,22 @@ class ModelTuning(Tuning):
         self.plugin, self.model, self.values = plugin, model, dict(values)
         self.layers: list[Layer] = []
         self.rng = np.random.default_rng(settings.tune_seed)
-        #: of weights and of everything between layers; and what the last-level cache holds
+        #: bytes of weights and of values between layers; and size of the last-level cache
         self.nbytes = self.cache_bytes = 0
-        #: seconds that making a network takes whose kernels are compiled
+        #: seconds for making a network whose kernels are compiled already
         self.making = 0.0
         self.before = evidence.environment()
 
     def end(self, phase: str) -> float:
-        """When a phase is to end, in seconds since the beginning."""
+        """Return the time at which a phase should end, in seconds since the start."""
         decide = reserve(self.budget, self.spent.get("profile", 0.0), self.making)
         return self.budget - {"search": decide, "network": WHOLE_SHARE * decide, "whole": 0.0}[phase]
 
     def left(self, phase: str = "whole") -> float:
-        """Seconds until a phase is to end; none after a stop."""
+        """Return the seconds until a phase should end; 0 after a stop."""
         return self.until(self.end(phase))
 
-    # ---- phases -------------------------------------------------------------------------------------------------
+    # ---- phases ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
         for name, phase in (("profile", self.profile), ("search", self.search), ("network", self.network)):
@@ -133,8 +132,9 @@ class ModelTuning(Tuning):
 
     @contextlib.contextmanager
     def _any_time(self) -> Iterator[None]:
-        """It may be interrupted: what was found is stored already. A compiler in this process that Ctrl-C hits does not
-        finish its program; that is no failure either.
+        """Context in which tuning may be interrupted: results are already stored.
+
+        If Ctrl-C hits a compiler in this process, its program stays unfinished; that is no failure either.
         """
         try:
             yield
@@ -155,7 +155,7 @@ class ModelTuning(Tuning):
         return request
 
     def profile(self) -> None:
-        """The layers with their times."""
+        """Find the layers and measure their times."""
         self.tell("profile")
         self.tuner.expect(self.plugin.device, self.budget)
         began, waited = time.monotonic(), building.waited()
@@ -178,7 +178,7 @@ class ModelTuning(Tuning):
         while len(runs) < PROFILE_RUNS or (len(runs) < MOST_RUNS and time.monotonic() - begin < PROFILE_SECONDS):
             runs.append(times(request, self.values))
         for key, layer in found.items():
-            # the lower quartile: the first runs after compiling are slow, and only ratios are wanted
+            # the lower quartile, because the first runs after compiling are slow, and only ratios matter
             layer.seconds = float(np.quantile([run.get(key, 0.0) for run in runs], 0.25))
         self.layers = sorted(found.values(), key=lambda layer: -layer.seconds)
         for layer in self.layers:
@@ -188,7 +188,7 @@ class ModelTuning(Tuning):
                 layer.floor = floor * len(layer.nodes)
 
     def search(self) -> None:
-        """Look for better kernels, where most time goes first."""
+        """Search for better kernels, in the layers with the largest hope first."""
         # weights of a small network are still in the cache when their layer runs again
         regime = "warm" if self.nbytes <= self.cache_bytes else None
         hopes = [(layer, layer.hope) for layer in self.layers if self._worthwhile(layer)]
@@ -219,7 +219,7 @@ class ModelTuning(Tuning):
             requests.append(self.compile(pins, counters=True))
             rounds = LEAST_ROUNDS * len(requests) * sum(layer.seconds for layer in self.layers)
             if k and self.left("network") < self.elapsed - begin + rounds:
-                break  # another one would leave no time to run them
+                break  # another network would leave no time to run them
         samples: list[list[dict[str, float]]] = [[] for _ in requests]
         for lap in range(NETWORK_ROUNDS):
             if self.left("network") <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
@@ -229,7 +229,7 @@ class ModelTuning(Tuning):
                 samples[k].append(times(requests[k], self.values))
             self.tell("network")
         if len(samples[0]) < LEAST_ROUNDS:
-            return  # stopped: so few say nothing
+            return  # stopped; so few rounds are meaningless
         for layer in raced:
             default, *others = entrants[layer.problem.key()]
             seconds = [[row[layer.problem.key()] for row in rows] for rows in samples]
@@ -240,9 +240,9 @@ class ModelTuning(Tuning):
             self._decide(layer, default, seconds[0])
 
     def _entrants(self, layer: Layer) -> list[Candidate]:
-        """Who runs in the network: the default, what the layer uses now, and what seems faster.
+        """Return the candidates that run in the network: the default, the present one, and those that seem faster.
 
-        One alone where there is nothing to decide, or the network has decided before.
+        Only one is returned if there is no choice, or if the network has decided before.
         """
         if layer.choice.solver.host or not layer.problem.is_static:
             return [layer.present]
@@ -250,7 +250,7 @@ class ModelTuning(Tuning):
         if layer.outcome is None and known is not None and known.evidence.regime == "network":
             return [layer.present]
         default = self.tuner.default(layer.problem, layer.device)
-        if default.solver.host:  # the device's own was found faulty: there is nothing to compare with
+        if default.solver.host:  # the device's own default is faulty, so there is no baseline
             return [layer.present]
         first = (default.solver.id, Plain(default.config))
         stored = [m for m in newest(self.tuner.measured(layer.problem, layer.device)) if self._usable(layer, m)]
@@ -261,16 +261,16 @@ class ModelTuning(Tuning):
         return list(dict.fromkeys(found))[: RIVALS + 1]
 
     def _usable(self, layer: Layer, m: Measurement) -> bool:
-        """A measurement of a candidate that seems faster than the default, made by the software that runs now."""
+        """Whether a measurement shows a candidate that seems faster than the default, under the present software."""
         solver = next((s for s in self.tuner.candidates if s.id == m.key.solver), None)
         if solver is None or m.evidence.gain.median <= 1:
             return False
         return m.key == Key.of(layer.problem, layer.device.target, solver, m.config)
 
     def _decide(self, layer: Layer, default: Candidate, seconds: Sequence[float]) -> None:
-        """Choose what is fastest in the network among what surely gains over the default; else the default.
+        """Choose the fastest candidate in the network that certainly gains over the default; else the default.
 
-        What noise left open stays as it is.
+        Candidates that noise leaves open keep their state.
         """
         others = {c: ratio for c, ratio in layer.network.items() if c != default}
         sure = [c for c, ratio in others.items() if ratio.low >= 1 or (ratio.median > 1 and self._sure(layer, c))]
@@ -283,15 +283,15 @@ class ModelTuning(Tuning):
         layer.chosen = best if best != layer.present else None
 
     def _sure(self, layer: Layer, candidate: Candidate) -> bool:
-        """Whether a search confirmed it."""
+        """Whether a search confirmed the candidate."""
         records = self.tuner.measured(layer.problem, layer.device)
         return any(m.evidence.confirmed and _is(m, candidate) and m.evidence.regime != "network" for m in records)
 
     def _record(self, layer: Layer, candidate: Candidate, samples: Sequence[float], default: Candidate) -> None:
-        """Write down how a candidate did in the network, unless the network left it open."""
+        """Record the result of a candidate in the network, unless the network left it open."""
         ratio = layer.network[candidate]
         if ratio.low < 1 <= ratio.median:
-            return  # then it stays as the search found it
+            return  # the search's result remains
         solver = next(s for s in self.tuner.candidates if s.id == candidate[0])
         mine = [m for m in self.tuner.measured(layer.problem, layer.device) if _is(m, candidate)]
         error = max((m.evidence.error for m in mine), default=0.0)
@@ -308,7 +308,7 @@ class ModelTuning(Tuning):
             warn(f"what is tuned is lost when this process ends: {error}")
 
     def whole(self) -> Result:
-        """The network with every change against the one without; changes are taken back while it seems slower."""
+        """Compare the network with all changes to the one without; take changes back while it seems slower."""
         begin = self.elapsed
         undone: list[Layer] = []
         gain, before, after, error = None, float("nan"), float("nan"), 0.0
@@ -322,13 +322,13 @@ class ModelTuning(Tuning):
                 new = self.compile({**before_it, **pins}, counters=False)
                 right, error = self._compare(old, new, coarsest(old, new))
                 a, b = self._duel(old, new)
-                if len(a) >= LEAST_ROUNDS:  # fewer, when it was stopped, say nothing
+                if len(a) >= LEAST_ROUNDS:  # fewer rounds, after a stop, are meaningless
                     quiet = statistics.quiet(a, b)
                     gain = statistics.ratio(a, b, ALPHA)
                     before, after = float(np.median(quiet[0])), float(np.median(quiet[1]))
                 if right and (self.stopped or (gain is not None and gain.median >= 1)):
                     break
-                # the half whose gains are least certain goes back; all, where nobody will look again
+                # take back the half with the least certain gains; all if no further comparison follows
                 gain, half = None, (len(changed) + 1) // 2
                 for layer in sorted(changed, key=lambda layer: layer.gain)[: len(changed) if self.stopped else half]:
                     self._take_back(layer)
@@ -336,20 +336,21 @@ class ModelTuning(Tuning):
         changed = [layer for layer in self.layers if layer.chosen is not None]
         if not changed and before == before:
             after = before
-        elif gain is None:  # nothing was changed, or it was not compared: what the profile saw, and what layers promise
+        elif gain is None:  # nothing was changed or compared: use the profile's times and the layers' gains
             before = sum(layer.seconds for layer in self.layers)
             after = sum(layer.seconds / layer.gain for layer in self.layers)
         self.spent["whole"] = self.elapsed - begin
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
     def _compare(self, old: DeviceRequest, new: DeviceRequest, inside: float) -> tuple[bool, float]:
-        """`agree` of their outputs. One that draws random numbers never agrees with itself."""
+        """Compare the outputs with `agree`. A network with random numbers always passes, because it disagrees with
+        itself."""
         once = old.infer(self.values)
         right, error = agree(once, new.infer(self.values), inside)
         return right or not agree(once, old.infer(self.values), inside)[0], error
 
     def _duel(self, old: DeviceRequest, new: DeviceRequest) -> tuple[list[float], list[float]]:
-        """Seconds of an inference, in turns."""
+        """Return the seconds of inferences of both networks, in turns."""
         both = (old, new)
 
         def turn(k: int) -> float:
@@ -361,7 +362,7 @@ class ModelTuning(Tuning):
         return self._turns(turn)
 
     def _turns(self, turn: Callable[[int], float]) -> tuple[list[float], list[float]]:
-        """What turns of the old network and of the new one say, in random order, while there is time."""
+        """Run turns of the old and the new network in random order while there is time, and return their values."""
         samples: tuple[list[float], list[float]] = ([], [])
         for lap in range(WHOLE_ROUNDS):
             if self.left() <= 0 and (self.stopped or lap >= LEAST_ROUNDS):
@@ -371,12 +372,13 @@ class ModelTuning(Tuning):
         return samples
 
     def _warm_up(self, request: DeviceRequest) -> None:
-        """Let a network that may stay in the cache get there: others have just pushed it out."""
+        """Run a network once if it may stay in the cache, because others have just evicted it."""
         if self.nbytes <= CACHES * self.cache_bytes:
             request.infer(self.values)
 
     def _take_back(self, layer: Layer) -> None:
-        """A change that does not pay in the whole network answers only if a later search finds it better."""
+        """Take back a change that does not pay in the whole network. It answers again only if a later search finds it
+        better."""
         assert layer.chosen is not None
         default = next(iter(layer.network))
         ratio = layer.network[layer.chosen]
@@ -387,14 +389,15 @@ class ModelTuning(Tuning):
 
 
 def _is_judged(layer: Layer) -> bool:
-    """Whether a search, of this run or an earlier one, came far enough to say that nothing else is faster."""
+    """Whether this or an earlier search was long enough to state that nothing else is faster."""
     if layer.outcome is not None:
         return not layer.outcome.is_open
     return layer.choice.match is not None and layer.choice.match.kind is Kind.EXACT
 
 
 class _Clock(Counters):
-    """Seconds of each problem in one inference: nodes may share a name, and a layer is all that pose its problem."""
+    """Seconds of each problem in one inference. Keyed by problem, because nodes may share a name, and several nodes may
+    pose one problem."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -414,7 +417,7 @@ class _Clock(Counters):
 
 
 def times(request: DeviceRequest, values: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each problem in one inference."""
+    """Run one inference and return the seconds of each problem."""
     request.infer(values)
     assert isinstance(request.counters, _Clock)
     return request.counters.seconds

@@ -1,9 +1,8 @@
-"""What tuning has promised so far, and what may still be expected of the layers to come.
+"""Gains that tuning has promised so far, and gains that may be expected of the remaining layers.
 
-A layer's *hope* is what a search might save of an inference at most. What a search is *expected* to save is a part of
-that: the part of their hope that layers of the same operation have saved so far, mixed with `PRIOR` as if one layer of
-average hope had saved that. So at first a fifth of the hope is expected, and the more layers were searched, the more
-what they gained counts.
+A layer's *hope* is the most that a search might save of an inference. The *expected* saving is a share of it: the share
+of their hope that layers of the same operation have saved so far. It is mixed with `PRIOR`, as if one layer of average
+hope had saved that share. At first a fifth of the hope is expected; with more searched layers their gains count more.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from ..tuning.measure import Candidate
 from ..tuning.progress import Progress
 from .tune_search import NO_TIME, Layer, Result
 
-#: the part of its hope that a layer is expected to save while nothing like it was searched
+#: Share of its hope that a layer is expected to save while no layer like it was searched.
 PRIOR = 0.2
-#: what the search of a layer says that another search may add to
+#: Reasons for skipping a layer that a later run may search.
 LATER = (NO_TIME, "stopped")
-#: beginnings of reasons of searches that were ended
+#: Beginnings of the reasons of interrupted searches.
 _ENDED = ("stopped before", "broken off")
 
 
 def promised(layer: Layer, at: Progress | None = None) -> float:
-    """How many times as fast a layer became, as far as it is known."""
+    """Return the known speed-up of a layer."""
     if at is not None:
         return max(1.0, at.default_seconds / at.best_seconds) if at.best_seconds < float("inf") else 1.0
     if layer.chosen is not None:
@@ -31,30 +30,31 @@ def promised(layer: Layer, at: Progress | None = None) -> float:
     found = layer.outcome
     if layer.network or found is None:
         return 1.0
-    # what a search saw stands for what the network will say
+    # the search's gains are used until the network has decided
     gains: dict[Candidate, float] = {(m.key.solver, m.config): m.evidence.gain.median for m in found.records}
     return max(1.0, *gains.values()) / gains.get(layer.present, 1.0) if gains else 1.0
 
 
 def saved(layer: Layer, at: Progress | None = None) -> float:
-    """Seconds of an inference that are promised so far."""
+    """Return the seconds of an inference that are promised so far."""
     return layer.seconds * (1 - 1 / promised(layer, at))
 
 
 def is_waiting(layer: Layer) -> bool:
-    """Whether it is searched, or will be in this run."""
+    """Whether the layer is being searched or will be in this run."""
     return layer.outcome is None and not layer.skipped
 
 
 def is_left(layer: Layer) -> bool:
-    """Whether a run that is over has left it: its search had no time, or could not tell."""
+    """Whether a finished run left the layer: its search had no time or gave no clear result."""
     if layer.outcome is None:
         return not layer.skipped or layer.skipped in LATER
     return layer.chosen is None and (layer.outcome.is_open or layer.outcome.reason.startswith(_ENDED))
 
 
 def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:
-    """Seconds of an inference that searches of layers may be expected to save. ``layers``: what experience is from."""
+    """Return the seconds of an inference that searches of layers ``of`` may save. ``layers``: the layers that
+    experience comes from."""
     done = [layer for layer in layers if layer.outcome is not None]
     hopes = [layer.hope for layer in layers if layer.hope > 0]
     typical = sum(hopes) / len(hopes) if hopes else 0.0
@@ -68,7 +68,8 @@ def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:
 
 
 def overall(results: Sequence[Result], weights: Sequence[float] = ()) -> float:
-    """How many times as fast all are together: ``weights`` say which part of the time each took before, else equal."""
+    """Return the speed-up of all results together. ``weights``: share of the time that each took before; by default
+    equal."""
     parts = list(weights) or [1.0] * len(results)
     after = sum(
         part / _gain(result) for part, result in zip(parts, results, strict=True)

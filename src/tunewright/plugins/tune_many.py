@@ -1,13 +1,12 @@
-"""Tuning several models, or one for several shapes, within one time.
+"""Tune several models, or one model for several shapes, within one time limit.
 
-1. *Profile*: each work (a model with inputs of certain shapes) runs as it is now. Nodes that pose the same problem are
-   one layer, also where they stand in several works.
-2. *Search*: layers are searched once, the one with most hope first. Hopes are weighted: works of one model by the part
-   of its inferences that they are, models by how much they count. A second saved of a model that takes ten counts as
-   much as a tenth of a second of one that takes one.
-3. *Decide*: work by work, the network has the last word, as in tuning one model (`tune.ModelTuning`).
+1. *Profile*: each work (a model with inputs of certain shapes) runs as it is. Nodes that pose the same problem are one
+layer, even in several works. 2. *Search*: each layer is searched once, the one with most hope first. Hopes are
+weighted: works of one model by their share of its inferences, models by their importance. A second saved in a model of
+ten seconds counts as much as a tenth of a second in a model of one second. 3. *Decide*: for each work the network
+decides, as in tuning one model (`tune.ModelTuning`).
 
-What was found is in the user's knowledge base at each step, so the same call goes on where an earlier one ended.
+Results are in the user's knowledge base after each step, so a repeated call continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from .tune_result import Recorder
 from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 
 LOG = logging.getLogger("tunewright")
-#: the part of the time in which models are profiled at most; those that are not reached are left to the next run
+#: Most of the time for profiling models; models that are not reached are left to the next run.
 PROFILE_SHARE = 1 / 3
-#: What searches promise has to be larger than the wanted gain by this factor: in the network some of it is lost.
+#: Factor by which promised gains must exceed the wanted gain, because the network loses part of them.
 MARGIN = 1.25
-#: `Goal.stalls`: layers in a row, and the part of an inference that they and the rest have to be worth
+#: `Goal.stalls`: number of consecutive layers, and the share of an inference that they and the rest must be worth.
 ROW, WORTH = 4, 0.01
-#: a further round is begun with this part of the time left, and time for making this number of networks
+#: A further round needs this share of the time, and time for making this number of networks.
 AGAIN, NETWORKS = 0.2, 4.0
-#: why a layer was not searched
+#: Reasons why a layer was not searched.
 ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped paying"
 
 
@@ -51,11 +50,11 @@ ENOUGH, STALLED = "the gain that was asked for is promised", "searching stopped 
 class Work:
     """A model with inputs of certain shapes."""
 
-    #: for people, and in the result file
+    #: for users, and for the result file
     title: str
-    #: reads it: a folder of models need not be in memory at once
+    #: reads the model on demand, so that a folder of models need not be in memory at once
     open: Callable[[], tuple[Model, Mapping[str, Any]]]
-    #: the model that it is of, how much that counts, and which part of its inferences have these shapes
+    #: name of the model, its importance, and the share of its inferences with these shapes
     model: str = ""
     importance: float = 1.0
     part: float = 1.0
@@ -63,14 +62,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Goal:
-    """When to end before the time is over: once a gain is reached; when searching stops paying."""
+    """Condition for an early end: a gain is reached, or searching no longer pays."""
 
     gain: float = math.inf
     stalls: bool = False
 
     @staticmethod
     def parse(text: str, where: str = "--until") -> Goal:
-        """The goal that "1.2x" or "stalls" names."""
+        """Parse "1.2x" or "stalls" into a goal."""
         word = text.strip().lower()
         if word == "stalls":
             return Goal(stalls=True)
@@ -90,29 +89,29 @@ class _Member:
     work: Work
     tuning: ModelTuning
     recorder: Recorder
-    #: seconds of an inference, what compiling and profiling took, and what a second of it counts
+    #: seconds of an inference; seconds of compiling and profiling; and the weight of a second of this work
     seconds: float = 0.0
     cost: float = 0.0
     value: float = 0.0
     result: Result | None = None
-    #: what stands before the names of its nodes, where there are other models
+    #: prefix of its nodes' names if there are several models
     name: str = ""
 
 
 @dataclass
 class _Shared(Layer):
-    """A layer of all works in which it stands; its seconds are weighted."""
+    """A layer common to several works; its seconds are weighted."""
 
     parts: list[tuple[_Member, Layer]] = field(default_factory=list)
 
 
-#: makes the tuning of one work: the plugin of its device, and what decides (see `tune_objective`)
+#: Makes the tuning of one work: the plugin of its device, and the way to decide (see `tune_objective`).
 Maker = Callable[[Model, Mapping[str, Any], Settings], ModelTuning]
 
 
 @dataclass(frozen=True)
 class How:
-    """What is tuned by."""
+    """Parameters of a tuning."""
 
     settings: Settings
     budget: float
@@ -120,14 +119,14 @@ class How:
     goal: Goal = Goal()
     report: Callable[[State], None] | None = None
     stop: Callable[[], bool] | None = None
-    #: the command line that goes on with it
+    #: the command line that continues the tuning
     command: str | None = None
 
 
 def tune_many(works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]]) -> list[Result]:
-    """Tune works within a time: a result for each, in their order; None of those that could not be begun.
+    """Tune works within a time limit. Returns a result for each in order, without those that could not be begun.
 
-    ``make``: for a model the plugin that serves it, and what makes its tuning.
+    ``make``: returns, for a model, the plugin that serves it and the maker of its tuning.
     """
     end = time.monotonic() + how.budget
     recorders: dict[str, Recorder] = {}
@@ -136,13 +135,13 @@ def tune_many(works: Sequence[Work], how: How, make: Callable[[Model], tuple[Sin
         LOG.info("%.3f times as fast, and time is left: searching on", overall(found))
         more = _Many(works, replace(how, budget=end - time.monotonic()), make, recorders).run()
         if len(more) != len(found):
-            break  # there was no time to look at all of them once more: what was found is stored
+            break  # there was no time to profile all of them again; the results are stored
         found = [_joined(one, other) for one, other in zip(found, more, strict=True)]
     return found
 
 
 def _goes_on(found: Sequence[Result], how: How, end: float) -> bool:
-    """The gain that was asked for is not there, if one was, and there are time and layers left."""
+    """Whether another round is useful: the wanted gain is not reached, and time and layers are left."""
     left = end - time.monotonic()
     some = any(is_left(layer) or layer.skipped == ENOUGH for result in found for layer in result.layers)
     stopped = any(result.stopped for result in found)
@@ -151,14 +150,15 @@ def _goes_on(found: Sequence[Result], how: How, end: float) -> bool:
 
 
 def _joined(first: Result, then: Result) -> Result:
-    """Two rounds as one."""
+    """Join two rounds into one result."""
     before = {layer.problem.key(): layer for layer in first.layers}
     layers = [layer if layer.outcome is not None else before.get(layer.problem.key(), layer) for layer in then.layers]
     gain = then.gain or first.gain
     if first.gain is not None and then.gain is not None:
         a, b = first.gain, then.gain
         gain = Ratio(a.median * b.median, a.low * b.low, a.high * b.high, min(a.pairs, b.pairs))
-    after = then.after if any(layer.chosen is not None for layer in layers) else first.before  # of what is promised
+    # if `gain` is unknown, the promised time
+    after = then.after if any(layer.chosen is not None for layer in layers) else first.before
     after = first.before / gain.median if gain is not None else after
     seconds = {name: first.seconds.get(name, 0.0) + then.seconds.get(name, 0.0) for name in then.seconds}
     return Result(
@@ -172,7 +172,7 @@ class _Many(Tuning):
         self, works: Sequence[Work], how: How, make: Callable[[Model], tuple[SingleDevice, Maker]],
         recorders: dict[str, Recorder],
     ) -> None:  # fmt: skip
-        """``recorders``: by the titles of works; those that are missing are added."""
+        """``recorders``: by titles of works; missing ones are added."""
         super().__init__(Settings.make(QUIET, how.settings), how.budget, how.again, how.report, how.stop)
         self.works, self.how, self._make, self._recorders = works, how, make, recorders
         self.members: list[_Member] = []
@@ -190,16 +190,16 @@ class _Many(Tuning):
 
     @contextlib.contextmanager
     def _any_time(self) -> Iterator[None]:
-        """Ctrl-C ends a phase: what was found is stored already."""
+        """Context in which Ctrl-C ends a phase; results are already stored."""
         try:
             yield
         except KeyboardInterrupt:
             self.stopped = True
 
-    # ---- phases -----------------------------------------------------------------------------------------------------
+    # ---- phases ------------------------------------------------------------------------------------------------------
 
     def profile(self) -> None:
-        """The layers of every work, with their times; then those of all of them."""
+        """Find the layers of every work with their times, then the common layers."""
         self.tell("profile")
         errors: list[TunewrightError] = []
         for number, work in enumerate(self.works):
@@ -232,14 +232,14 @@ class _Many(Tuning):
         with tuning._any_time():
             tuning.profile()
         self.stopped = self.stopped or tuning.stopped
-        tuning.model = Model(Graph(model.name))  # it is read again when the network decides
+        tuning.model = Model(Graph(model.name))  # the model is read again when the network decides
         member.seconds = sum(layer.seconds for layer in tuning.layers)
         member.cost = self.elapsed - begin
         recorder(State("profile", tuning.layers, None, None, self.elapsed, self.budget))
         return member
 
     def _weigh(self) -> None:
-        """What a second of each work counts: of all works of a model as much as the model does."""
+        """Set the weight of a second of each work: all works of a model together weigh as much as the model."""
         totals: dict[str, float] = {}
         for member in self.members:
             totals[member.work.model] = totals.get(member.work.model, 0.0) + member.work.part * member.seconds
@@ -248,7 +248,7 @@ class _Many(Tuning):
             member.value = member.work.importance * member.work.part / total if total else 0.0
 
     def _share(self) -> None:
-        """One layer for each problem on a device; seconds are weighted, and add up to those of all works."""
+        """Make one layer for each problem on a device. Its weighted seconds sum up to those of all works."""
         counted = sum(member.value * member.seconds for member in self.members)
         scale = sum(member.seconds for member in self.members) / counted if counted else 0.0
         several = len({member.work.model for member in self.members}) > 1
@@ -273,7 +273,7 @@ class _Many(Tuning):
             one.skipped = skipped[0] if all(skipped) else ""
 
     def search(self) -> None:
-        """Look for better kernels, where the weighted hope is largest first."""
+        """Search for better kernels, in the layers with the largest weighted hope first."""
         decide = reserve(self.budget, self.elapsed, sum(member.tuning.making for member in self.members))
         small = all(member.tuning.nbytes <= member.tuning.cache_bytes for member in self.members)
         todo = [layer for layer in self.layers if not layer.skipped]
@@ -300,7 +300,7 @@ class _Many(Tuning):
         return 0.0 if self._end == "search" and self.enough() else left
 
     def enough(self) -> str:
-        """Why no further layer is to be searched; empty: the goal is not reached."""
+        """Return why no further layer should be searched; empty if the goal is not reached."""
         goal, total = self.how.goal, sum(layer.seconds for layer in self.layers)
         if not total:
             return ""
@@ -315,7 +315,7 @@ class _Many(Tuning):
         return ""
 
     def decide(self) -> None:
-        """The network has the last word, work by work, the one that counts most first."""
+        """Let the network decide for each work, in order of weight."""
         waiting = sorted(self.members, key=lambda member: -member.value * member.seconds)
         while waiting:
             member = waiting.pop(0)
@@ -341,7 +341,7 @@ class _Many(Tuning):
         self._result(member)
 
     def _result(self, member: _Member) -> Result:
-        """What became of a work; one that was not reached has what was searched."""
+        """Return the result of a work. A work that was not reached has the results of its search."""
         if member.result is None:
             layers = member.tuning.layers
             member.result = Result(layers, member.seconds, member.seconds, None, 0.0, [], True, {})

@@ -1,11 +1,11 @@
-"""What `tune` goes by: latency, throughput as a model will be served, or energy.
+"""Objectives of `tune`: latency, throughput under the model's streams, or energy.
 
-The search proposes kernels by their time in all three. They differ in who decides in the end:
+In all three cases the search proposes kernels by their time. The final decision differs:
 
-* *latency*: an inference by itself (`tune.ModelTuning`).
-* *throughput*: all streams that will serve are busy. While layers are compared, the other streams run the same
-  network, so caches and memory are shared as they will be; whole networks are compared by inferences per second.
-* *energy*: whole networks are compared by joules for an inference, where the device tells them.
+* *latency*: the time of a single inference (`tune.ModelTuning`).
+* *throughput*: all streams of the model are busy. While layers are compared, the other streams run the same
+  network, so caches and memory are shared as in service; whole networks are compared by inferences per second.
+* *energy*: whole networks are compared by joules per inference, if the device measures them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .tune import ModelTuning
 from .tune_many import Maker
 from .tune_search import Result
 
-#: how long a turn of a network is when it serves, and when its energy is measured: counters change once a millisecond
+#: Seconds of a network's turn for throughput, and for energy: energy counters change once per millisecond.
 TURN, ENERGY_TURN = 0.05, 0.2
 
 
 class Objective(enum.StrEnum):
-    """What is to become better."""
+    """What tuning should improve."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -44,7 +44,7 @@ class Objective(enum.StrEnum):
 
 
 def meter_of(device: Device) -> Meter:
-    """What measures the energy of a device; DeviceError where nothing does."""
+    """Return the energy meter of a device. Raises `DeviceError` if there is none."""
     number = device.name.rpartition(".")[2]
     found = meter(device.target.device, int(number) if number.isdecimal() else 0)
     if isinstance(found, str):
@@ -62,7 +62,7 @@ class Serving(ModelTuning):
 
     @contextlib.contextmanager
     def _neighbours(self) -> Iterator[None]:
-        """The other streams run the network as it is now meanwhile."""
+        """Context in which the other streams run the present network."""
         count = self.plugin.streams - 1
         if count < 1 or self.stopped:
             yield
@@ -87,7 +87,7 @@ class Serving(ModelTuning):
                 thread.join()
 
     def _duel(self, old: DeviceRequest, new: DeviceRequest) -> tuple[list[float], list[float]]:
-        """Seconds for an inference where all streams are kept busy, in turns."""
+        """Return the seconds per inference with all streams busy, in turns."""
         queues = [AsyncInferQueue(one.model, max(1, self.plugin.streams)) for one in (old, new)]
         for queue in queues:
             streams.rate(queue, self.values, 0.0)
@@ -103,7 +103,7 @@ class Saving(ModelTuning):
         self._joules: tuple[list[float], list[float]] | None = None
 
     def _duel(self, old: DeviceRequest, new: DeviceRequest) -> tuple[list[float], list[float]]:
-        """Joules for an inference, in turns."""
+        """Return the joules per inference, in turns."""
         both = (old, new)
 
         def turn(k: int) -> float:
@@ -117,7 +117,7 @@ class Saving(ModelTuning):
         return self._joules
 
     def whole(self) -> Result:
-        """Times stay times: what was compared is in ``energy``."""
+        """Return the result with times as times, and the compared joules in ``energy``."""
         result = super().whole()
         if result.gain is None or self._joules is None:
             return result
@@ -127,7 +127,8 @@ class Saving(ModelTuning):
 
 
 def maker(objective: Objective, plugin: SingleDevice, budget: float, again: bool, stop: Any) -> Maker:
-    """What makes the tuning of a model by an objective. DeviceError where it cannot be measured."""
+    """Return the function that makes a model's tuning for an objective. Raises `DeviceError` if it cannot be measured.
+    """
     counter = meter_of(plugin.device) if objective is Objective.ENERGY else None
 
     def make(model: Model, values: Mapping[str, Any], settings: Settings) -> ModelTuning:

@@ -1,11 +1,10 @@
-"""Tuning the problems that applications met (ENABLE_TUNE_DUMP), without their models: dump here, tune there, merge.
+"""Tune the problems that applications met (ENABLE_TUNE_DUMP) without their models: dump here, tune there, merge.
 
-1. *Profile*: the kernel that each problem has now is timed by itself, the one with most work first. Where time is
-   short, the rest is estimated from the device's roofline.
-2. *Search*: problem by problem; each gets the part of the time left that its hope has among those to come: what a
-   search might save, times the number of dumps in which it stands.
+1. *Profile*: the present kernel of each problem is timed alone, in order of work. If time is short, the rest is
+estimated from the device's roofline. 2. *Search*: each problem gets a share of the remaining time according to its
+hope: the time that a search might save, multiplied by the number of dumps with this problem.
 
-There is no network to decide in. What is found goes into the user's knowledge base at once, as in tuning a model.
+No network decides here. Results go into the user's knowledge base at once, as in tuning a model.
 """
 
 from __future__ import annotations
@@ -30,32 +29,33 @@ from ..tuning.session import Outcome
 from ..tuning.tuner import warn
 from .tune_search import QUIET, Layer, Result, State, Tuning
 
-#: the part of the time in which kernels are timed that are there
+#: Most of the time for timing the present kernels.
 PROFILE_SHARE = 0.25
 
 
 @dataclass
 class Posed(Layer):
-    """A problem by itself."""
+    """A single problem."""
 
-    #: dumps in which it stands
+    #: number of dumps that contain it
     count: int = 1
 
     @property
     def gain(self) -> float:
-        """How many times as fast as before it is by itself."""
+        """Speed-up of the problem measured alone."""
         found = self.outcome
         if self.chosen is None or found is None or found.gain is None:
             return 1.0
-        # gains are over the default, which need not be what was used
+        # gains are over the default, which may not be the kernel used before
         before = (m.evidence.gain.median for m in found.records if (m.key.solver, m.config) == self.present)
         return found.gain.median / next(before, 1.0)
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[Problem, int], list[str]]:
-    """The problems of dumps (files, or folders of them), each with the number of files that have it; what was left out.
+    """Read the problems of dumps (files or folders), each with the number of files that contain it, and what was left
+    out.
 
-    InputError when there is nothing to tune.
+    Raises `InputError` if there is nothing to tune.
     """
     counts: dict[Problem, int] = {}
     reasons: list[str] = []
@@ -84,7 +84,7 @@ def tune_problems(
     report: Callable[[State], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Tune problems on a device; each has a weight. ``again``: also those whose answer is known."""
+    """Tune problems on a device; each has a weight. ``again``: include those whose answer is known."""
     return _Tuning(device, problems, settings, budget, again, report, stop).run()
 
 
@@ -108,7 +108,7 @@ class _Tuning(Tuning):
     def _layer(self, problem: Problem, count: int) -> Posed | None:
         try:
             choice = self.tuner.choose(problem, self.device)
-        except UnsupportedError as error:  # the dump is of another kind of device
+        except UnsupportedError as error:  # the dump comes from another kind of device
             warn(f"left out: {error}")
             return None
         layer = Posed(problem, self.device, choice, [], count=count)
@@ -117,14 +117,14 @@ class _Tuning(Tuning):
             layer.floor, layer.bound = most.floor(work)
         return layer
 
-    # ---- phases -------------------------------------------------------------------------------------------------
+    # ---- phases ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
         begin = 0.0
         for name, phase in (("profile", self.profile), ("search", self.search)):
             try:
                 phase()
-            except KeyboardInterrupt:  # what was found is stored already
+            except KeyboardInterrupt:  # results are already stored
                 self.stopped = True
             self.spent[name], begin = self.elapsed - begin, self.elapsed
         before = sum(layer.seconds for layer in self.layers)
@@ -133,7 +133,7 @@ class _Tuning(Tuning):
         return Result(layers, before, after, None, 0.0, [], self.stopped, self.spent)
 
     def profile(self) -> None:
-        """How long each takes now."""
+        """Measure the present time of each problem."""
         self.tell("profile")
         todo = [layer for layer in self.layers if self._worthwhile(layer)]
         todo.sort(key=lambda layer: -(layer.floor or 0.0))
@@ -166,13 +166,13 @@ class _Tuning(Tuning):
                 attempt = measurer.attempt(layer.present)
                 if attempt.status is Status.OK and attempt.samples:
                     layer.seconds = median(attempt.samples)
-                return  # a faulty default is tuned all the same
+                return  # a problem with a faulty default is tuned all the same
         except DeviceError as error:
             why = str(error)
         layer.skipped = f"it cannot be measured: {why}"
 
     def search(self) -> None:
-        """Look for better kernels, where most can be hoped for first."""
+        """Search for better kernels, in the problems with the largest hope first."""
         self.search_layers([(p, p.hope * p.count) for p in self.layers if not p.skipped], self.budget)
 
     def found(self, layer: Layer, outcome: Outcome) -> None:

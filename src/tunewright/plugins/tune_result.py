@@ -1,6 +1,6 @@
-"""The result file of tuning a model or problems: what `tuning.result_file` writes, from layers, states and results.
+"""The result file of tuning a model or problems, written by `tuning.result_file` from layers, states and results.
 
-docs/tune-files.md has the members of the file.
+docs/tune-files.md describes the members of the file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LOG = logging.getLogger("tunewright")
 
 
 class Recorder:
-    """Follows a tuning and writes it down in TUNE_RESULT_PATH, from the start on."""
+    """Follows a tuning and records it in TUNE_RESULT_PATH from the start."""
 
     def __init__(
         self, kind: str, model: str | None, device: Device, settings: Settings, budget: float,
         report: Callable[[State], None] | None = None, command: str | None = None,
     ) -> None:  # fmt: skip
-        """``command``: the command line that goes on with this tuning, where there is one."""
+        """``command``: the command line that continues this tuning, if there is one."""
         named = {"AUTO_TUNE_MODE": settings.auto_tune_mode, "FIND_MODE": settings.find_mode}
         named |= {"TUNE_REGIME": settings.tune_regime, "EXECUTION_MODE_HINT": settings.execution_mode_hint}
         about = head(kind, model, device, named, budget) | {"command": command}
@@ -40,7 +40,7 @@ class Recorder:
         self._told: set[str] = set()
 
     def __call__(self, state: State) -> None:
-        """News: written down when a phase begins or a layer is done, and passed on."""
+        """Process a state: record it if a phase begins or a layer is done, and pass it on."""
         key = state.phase if state.at is None or state.progress is not None else state.at.problem.key()
         if key not in self._told:
             self._told.add(key)
@@ -50,14 +50,14 @@ class Recorder:
             self._report(state)
 
     def finish(self, result: Result) -> Result:
-        """The end; the result with what is written."""
+        """Record the end, and return the result with the file's content."""
         self.file.write(**result_json(result, self.settings))
         result.written, result.path = self.file.content, self.file.path
         return result
 
 
 def result_json(result: Result, settings: Settings) -> dict[str, Any]:
-    """What became of a model."""
+    """Return the final members for a model."""
     return {
         "state": "stopped" if result.stopped else "finished",
         "elapsed": sum(result.seconds.values()),
@@ -71,7 +71,7 @@ def result_json(result: Result, settings: Settings) -> dict[str, Any]:
 
 
 def layer_json(layer: Layer, settings: Settings) -> Mapping[str, Any]:
-    """What became of a layer."""
+    """Return the members for a layer."""
     return {
         **problem_json(layer.problem, layer.device.name, settings),
         "device": layer.device.name,
@@ -92,7 +92,7 @@ def layer_json(layer: Layer, settings: Settings) -> Mapping[str, Any]:
 
 
 def tune_command(model: Model, inputs: Mapping[str, Any], device: str, settings: Settings) -> str | None:
-    """The command that tunes a model for inputs like these; None where the model has no file."""
+    """Return the command that tunes a model for inputs like these; None if the model has no file."""
     if not model.path:
         return None
     shapes = {name: getattr(value, "shape", ()) for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""The layers of what is tuned, and the search of them within a time: what tuning models and tuning problems share."""
+"""Layers to be tuned and their search within a time limit; common to tuning models and tuning problems."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from ..tuning.progress import Progress
 from ..tuning.record import Ratio
 from ..tuning.tuner import Choice, Tuner
 
-#: The part of the time behind the profile that is for deciding in networks, and what that has at least, in times that
-#: making a network takes: several are made for it.
+#: DECIDE_SHARE: share of the time after the profile for decisions in networks. NETWORKS: least time for them, in units
+#: of the time for making a network, because several are made.
 DECIDE_SHARE, NETWORKS = 0.3, 4.0
-#: Profile and decision together take no more than the first part of the budget; however long the profile took, the
-#: decision may have the second.
+#: Profile and decision together take at most the first share of the budget. The decision may have the second share,
+#: however long the profile took.
 MOST_FIXED, LEAST_DECIDE = 1 / 3, 1 / 8
-#: the part of a layer's time that may always be saved, however near to the roofline it is
+#: Share of a layer's time that may always be saved, however near to the roofline it is.
 LEAST_HOPE = 0.2
-#: what tunes searches by itself: compiling a model must not
+#: Settings that prevent compilation from searching, because the caller searches.
 QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
-#: A search shorter than this finds nothing: a candidate takes half a second to compile. On a GPU layers are large: it
-#: takes a second until the reference is there, and another one until the first candidates are compiled and checked.
+#: Least seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a GPU layers
+#: are large: the reference takes a second, and the first candidates another second until they are compiled and checked.
 LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
-#: candidates for which a search should have time, going by the one before: fewer layers, on a slow or busy machine
+#: Number of candidates for which a search should have time, judged by the previous search; on a slow or busy machine
+#: fewer layers are searched.
 PROPER = 12
-#: why a layer was not searched
+#: Reason why a layer was not searched.
 NO_TIME = "no time was left for it"
 
 
@@ -46,35 +47,35 @@ class Layer:
     device: Device
     choice: Choice
     nodes: list[str]
-    #: per inference, all nodes together, as it was before
+    #: seconds per inference before tuning, all nodes together
     seconds: float = 0.0
-    #: what it would take at least, from the device's ceilings, and what binds it then; None: unknown
+    #: least seconds according to the device's ceilings, and their limit (arithmetic or memory); None if unknown
     floor: float | None = None
     bound: str = ""
-    #: what it was given, and what came of it
+    #: seconds for its search, and the outcome
     budget: float = 0.0
     outcome: session.Outcome | None = None
     skipped: str = ""
-    #: candidates that ran inside the network: how many times as fast as the default
+    #: candidates that ran inside the network, with their speed-up over the default
     network: dict[Candidate, Ratio] = field(default_factory=dict)
-    #: what it uses in the end; None: what it used before
+    #: the final candidate; None if it is unchanged
     chosen: Candidate | None = None
 
     @property
     def present(self) -> Candidate:
-        """What it used before."""
+        """The candidate before tuning."""
         return self.choice.solver.id, Plain(self.choice.config)
 
     @property
     def gain(self) -> float:
-        """How many times as fast as before it is in the network."""
+        """Speed-up in the network."""
         if self.chosen is None:
             return 1.0
         return self.network[self.chosen].median / self.network[self.present].median
 
     @property
     def hope(self) -> float:
-        """Seconds of an inference that a search might save: what lies above the roofline, and a part of the rest.
+        """Seconds of an inference that a search might save: the time above the roofline, at least a share of the time.
 
         A fast algorithm needs less arithmetic than the roofline counts.
         """
@@ -84,11 +85,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class State:
-    """What a caller is told while it works."""
+    """Progress of a tuning, for the caller."""
 
     phase: str  # profile, search, network, whole
     layers: Sequence[Layer]
-    #: the layer being searched, and how far that is
+    #: the layer that is searched, and the progress of its search
     at: Layer | None
     progress: Progress | None
     elapsed: float
@@ -97,32 +98,32 @@ class State:
 
 @dataclass
 class Result:
-    """What became of a model."""
+    """Result of tuning a model."""
 
     layers: list[Layer]
-    #: seconds of an inference before and after, medians of the last contest
+    #: seconds of an inference before and after tuning: medians of the last contest
     before: float
     after: float
-    #: before through after, in pairs; None when nothing changed or nothing was measured
+    #: ratio of the time before to the time after, in pairs; None if nothing changed or nothing was measured
     gain: Ratio | None
-    #: largest difference between the outputs of both, relative to the largest element; what the layers promised holds
+    #: largest difference between the outputs before and after, relative to the largest element
     error: float
     #: layers whose change was taken back
     undone: list[Layer]
-    #: it was stopped before the end
+    #: whether it was stopped before the end
     stopped: bool
     seconds: dict[str, float]
-    #: what the result file holds, and where it is; None where TUNE_RESULT_PATH is empty
+    #: content and path of the result file; None if TUNE_RESULT_PATH is empty
     written: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
-    #: joules of an inference before and after, where that was compared
+    #: joules of an inference before and after, if they were compared
     energy: tuple[float, float] | None = None
-    #: seconds that making its network takes whose kernels are compiled
+    #: seconds for making its network with compiled kernels
     making: float = 0.0
 
 
 class Tuning:
-    """What tuning a model and tuning problems share: the time, who is told of it, and the search."""
+    """Base of tuning models and tuning problems: time, progress and search."""
 
     def __init__(
         self,
@@ -137,9 +138,9 @@ class Tuning:
         self.tuner = Tuner(settings)
         self.layers: Sequence[Layer] = []
         self.start, self.stopped = time.monotonic(), False
-        #: a search ends as soon as one layer seems to have a faster kernel
+        #: True: a search ends as soon as one layer seems to have a faster kernel
         self.until_found = False
-        #: seconds that a candidate of the last search took
+        #: seconds per candidate in the last search
         self.pace = 0.0
         self.spent: dict[str, float] = {}
 
@@ -148,7 +149,7 @@ class Tuning:
         return time.monotonic() - self.start
 
     def until(self, end: float) -> float:
-        """Seconds that are left of these; none after a stop."""
+        """Return the seconds until time ``end``; 0 after a stop."""
         self.stopped = self.stopped or (self._stop is not None and self._stop())
         is_over = self.stopped or (self.until_found and any(_seems_faster(layer) for layer in self.layers))
         return 0.0 if is_over else end - self.elapsed
@@ -158,7 +159,7 @@ class Tuning:
             self._report(State(phase, self.layers, at, progress, self.elapsed, self.budget))
 
     def search_all(self, hopes: Sequence[tuple[Layer, float]], end: float, regime: str | None) -> None:
-        """Search until a time; where nothing was found by then, on into the time in which that would be decided."""
+        """Search until a time. If nothing was found by then, continue into the time for the decision."""
         self.search_layers(hopes, end, regime, decide=False)
         rest = [(layer, hope) for layer, hope in hopes if layer.outcome is None and layer.skipped == NO_TIME]
         self.until_found = True
@@ -171,7 +172,7 @@ class Tuning:
     def search_layers(
         self, hopes: Sequence[tuple[Layer, float]], end: float, regime: str | None = None, decide: bool = True
     ) -> None:
-        """Search better kernels until a time, where most can be hoped for first; `found` is told of each."""
+        """Search for better kernels until a time, largest hope first. Calls `found` for each layer."""
         todo = sorted(hopes, key=lambda pair: -pair[1])
         weights = [max(hope, 1e-9) for _, hope in todo]
         for n, (layer, _) in enumerate(todo):
@@ -181,7 +182,7 @@ class Tuning:
             if left < least:
                 layer.skipped = "stopped" if self.stopped else NO_TIME
                 continue
-            # few layers well rather than all of them badly: those that promise least get nothing
+            # few layers are searched well rather than all badly, so the least promising ones get no time
             layer.budget = min(left, max(least, left * weights[n] / sum(weights[n:])))
             if n + 1 < len(todo) and left - layer.budget >= least:
                 self.tuner.foresee(*self._posed(todo[n + 1][0]))
@@ -200,24 +201,24 @@ class Tuning:
             self.tell("search", layer)
 
     def _posed(self, layer: Layer) -> tuple[Problem, Device, Choice, Answer]:
-        """A layer's problem, and what is known of it."""
+        """Return a layer's problem with device, default and known answers."""
         default = self.tuner.default(layer.problem, layer.device)
         return layer.problem, layer.device, default, self.tuner.known(layer.problem, layer.device, default)
 
     def found(self, layer: Layer, outcome: session.Outcome) -> None:
-        """What a search says of a layer: a proposal, unless the caller decides by it."""
+        """Process the outcome of a layer's search. By default it is only a proposal."""
 
 
 def reserve(budget: float, profile: float, making: float) -> float:
-    """Seconds of a budget that are for deciding in networks.
+    """Return the seconds of a budget for decisions in networks.
 
-    ``profile``: seconds that looking at the models took. ``making``: seconds in which their networks are made anew,
-    without compiling: a search leaves the programs of what it proposes in the kernel cache.
+    ``profile``: seconds that profiling took. ``making``: seconds for making the networks again without compiling, since
+    a search leaves the programs of its proposals in the kernel cache.
     """
     most = max(MOST_FIXED * budget - profile, LEAST_DECIDE * budget)
     return min(max(DECIDE_SHARE * (budget - profile), NETWORKS * making), most)
 
 
 def _seems_faster(layer: Layer) -> bool:
-    """Whether its search proposes something."""
+    """Whether the layer's search proposes a candidate."""
     return layer.outcome is not None and any(m.evidence.gain.median > 1 for m in layer.outcome.records)

@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Apart:
-    """One device of a device string with its settings. Whatever is tuned for it alone also applies within the string."""
+    """One device of a device string with its settings. What is tuned for it alone also applies within the string."""
 
     device: str
     #: its own settings, such as the streams of ``CPU(2)``

@@ -36,7 +36,7 @@ from .background_swap import Layer, OwnRuns, Swap, Winner
 from .streams import sample
 
 LOG = logging.getLogger("tunewright")
-#: Most shapes of a model that are tuned: those that took most time.
+#: Maximum number of shapes of a model that are tuned: those that took most time.
 MOST_SHAPES = 4
 #: Seconds between two checks of the helper; between two checks for new shapes; and without a request before the network
 #: runs by itself.
@@ -45,7 +45,7 @@ LOOK, NEW_SHAPES, IDLE = 0.1, 5.0, 1.0
 GATHERING = 15.0
 #: Seconds without a turn after which a trial ends undecided.
 STALE = 120.0
-#: Most restarts of a helper, and seconds before the first one.
+#: Maximum number of restarts of a helper, and seconds before the first one.
 MOST_RESTARTS, RESTART = 3, 1.0
 #: Seconds that a helper may take to start.
 START_SECONDS = 120.0
@@ -456,7 +456,7 @@ class _Tuning(BackgroundTuning):
         return before / after if after else 1.0
 
     def _run_idle(self, model: DeviceModel, shape: _Shape, swap: Swap) -> None:
-        """Run turns of the network if no request has come for a while, within the share of time that ``duty`` allows."""
+        """Run turns of the network if no request came for a while, within the share of time that ``duty`` allows."""
         now, last = time.perf_counter(), self._gate.last
         self._asked = last if last > self._ran else self._asked
         if now < max(self._asked + IDLE, self._idle_until) or self._gate.is_serving:

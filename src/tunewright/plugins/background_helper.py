@@ -46,9 +46,9 @@ PATIENCE = 10.0
 #: Seconds until a layer that another process tunes is checked again; between two messages about progress; and between
 #: two checks for new layers.
 LATER, TELLING, LOOKING = 5.0, 0.5, 0.5
-#: Most searches of a layer that stays open.
+#: Maximum number of searches of a layer that stays open.
 MOST_TRIES = 3
-#: Least seconds of a search.
+#: Minimum seconds of a search.
 LEAST_SECONDS = 2.0
 
 
@@ -159,7 +159,7 @@ class Helper:
         self.pace.forgive(self.pace.clock() - begin)
 
     def _seconds(self, task: Task) -> float:
-        """Return a layer's share of the remaining time according to its hope; TUNE_SECONDS if the budget is infinite."""
+        """Return a layer's share of the remaining time by its hope; TUNE_SECONDS if the budget is infinite."""
         if self.budget == math.inf:
             return max(self.settings.tune_seconds, LEAST_SECONDS)
         hopes = sum(other.hope for other in self._open())

@@ -1,7 +1,7 @@
 """``BATCH:GPU.0(8)``: requests with single examples run together, eight at a time (docs/multi.md).
 
 Without a number, and on a GPU with a throughput hint (ALLOW_AUTO_BATCHING), the batch size is the one measured to be
-best; NUM_STREAMS = AUTO measures it. Without a measurement it is `SIZE`. On an NVIDIA H200, eight examples took 2.1 to
+best. NUM_STREAMS = AUTO measures it. Without a measurement it is `SIZE`. On an NVIDIA H200, eight examples took 2.1 to
 4 times as long as one (three networks, docs/gpu.md). At run time a batch that does not pay is detected and left out.
 """
 
@@ -51,7 +51,7 @@ class Batch(Plugin):
 
     @classmethod
     def over(cls, device: SingleDevice) -> Batch:
-        """Make the plugin for a device whose models may run in batches; a model that may not runs on the device alone."""
+        """Make the plugin of a device whose models may run in batches; a model that may not runs without."""
         made = cls.__new__(cls)
         made._set(device, 0, required=False)
         return made
@@ -128,7 +128,7 @@ class Batch(Plugin):
         return of_device(self.single.whole, given).compile(model, given)
 
     def together(self, alone: DeviceModel, model: Model, settings: Settings, streams: int, batch: int) -> BatchModel:
-        """Compile the model for ``batch`` examples beside the one for a single example. Raises if that is impossible."""
+        """Compile the model for ``batch`` examples beside that for a single example. Raises if that is impossible."""
         made = self.alone(batched(model, batch), settings, streams)
         for name, type in made.outputs.items():
             _check_output(name, alone.outputs[name], type, batch)

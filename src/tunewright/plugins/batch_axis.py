@@ -28,7 +28,7 @@ COUNTS = (7, 5)
 
 
 def batched(model: Model, size: int) -> Model:
-    """Return the model for this number of examples. Raises `UnsupportedError` if its inputs are not one example each."""
+    """Return the model for ``size`` examples. Raises `UnsupportedError` if its inputs are not one example each."""
     shapes: dict[str, list[int | str | None]] = {}
     for name, type in model.inputs.items():
         where = f"input {name!r}"

@@ -146,7 +146,7 @@ def _attention(proof: Examples, node: Node) -> Sequence[int]:
 
 
 def _turned(proof: Examples, node: Node) -> Sequence[int]:
-    """Rule of rotary embeddings: angles for each example or for all of them; or a table, and positions of each example."""
+    """Rule of rotary embeddings: angles for each example or for all; or a table, and positions of each example."""
     table = node.input(3) is not None
     for i, value in enumerate(node.inputs[1:], 1):
         if value is not None and not proof.has(value) and not (table and i < 3):

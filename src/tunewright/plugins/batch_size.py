@@ -29,7 +29,7 @@ from .streams import known
 MODEL, MEMORY, SECONDS, LIMIT = "MODEL_PTR", "AVAILABLE_DEVICE_MEM_SIZE", "TIME_LIMIT", "MAX_BATCH"
 #: Share of the best speed in examples per second above which differences count as noise.
 LOSS = 0.97
-#: Seconds for all batches together; largest batch; seconds of timing for each; and least number of inferences.
+#: Seconds for all batches together; largest batch; seconds of timing for each; and minimum number of inferences.
 ALL_SECONDS, MOST, EACH_SECONDS, LEAST = 20.0, 1024, 0.3, 3
 #: Share of the free memory that may be used.
 ROOM = 0.8

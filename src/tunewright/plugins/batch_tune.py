@@ -1,8 +1,12 @@
 """NUM_STREAMS = AUTO if requests may run together: measure streams and requests first, then ever larger batches.
 
 A batch is compared in turns with the best one so far. It must be faster beyond noise, since it makes every request wait
-for others. The search ends in four cases: two in a row were not faster; the next one would not fit; the application
-does not have as many requests in flight; or `SECONDS` are over.
+for others. The search ends when one of these holds:
+
+- two batches in a row were not faster;
+- the next one would not fit, or cannot run;
+- the application does not have as many requests in flight;
+- `SECONDS` are over, or `MOST` is reached.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def known(graph: Graph, model: DeviceModel) -> Costs | None:
 
 
 def profiled(graph: Graph, request: DeviceRequest, values: Mapping[str, Any], times: int = 3) -> Costs:
-    """Return costs from a request's counters: the least seconds of each step over several inferences. Needs PERF_COUNT."""
+    """Return costs from a request's counters: the minimum seconds of each step in some inferences. Needs PERF_COUNT."""
     least: dict[str, float] = {}
     for lap in range(times + 1):
         request.run(values)

@@ -23,11 +23,11 @@ from ..tuning.tuner import Tuner
 from . import hetero_costs, hetero_place, hetero_store
 from .hetero import LOOKING, Hetero, Placed, Task, bare
 
-#: Least and most turns of a candidate.
+#: Minimum and maximum number of turns of a candidate.
 LEAST, MOST = 5, 200
-#: Least seconds of a turn.
+#: Minimum seconds of a turn.
 TURN = 5e-3
-#: Least speed-up of a split over the best single device.
+#: Minimum speed-up of a split over the best single device.
 WORTHWHILE = 1.01
 
 

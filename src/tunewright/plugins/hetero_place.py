@@ -20,9 +20,9 @@ from .base import Support
 TICK = 1e-9
 #: Price of an edge that no cut may contain.
 FORBIDDEN = 1 << 50
-#: Most edges that a flow examines; a placement is computed once and used often.
+#: Maximum number of edges that a flow examines; a placement is computed once and used often.
 MOST_STEPS = 2_000_000
-#: Most rounds over all pairs of devices, if there are more than two.
+#: Maximum number of rounds over all pairs of devices, if there are more than two.
 MOST_ROUNDS = 4
 
 

@@ -24,7 +24,7 @@ from ..tuning.key import Where
 from ..tuning.tuner import warn
 
 FILE, SCHEMA = "hetero.json", "tunewright.hetero/1"
-#: Most entries, of which the oldest are dropped first; and most bytes that are read.
+#: Maximum number of entries, of which the oldest are dropped first; and maximum bytes that are read.
 MOST, MOST_BYTES = 200, 64 << 20
 
 

@@ -20,7 +20,7 @@ from .single import available, open_device, visible
 
 #: Requests in flight per stream: while one runs, the next is prepared.
 REQUESTS_EACH = 2
-#: Most streams of a GPU that proved useful; each needs its own memory.
+#: Maximum number of GPU streams that proved useful; each needs its own memory.
 MOST_GPU_STREAMS = 8
 #: Properties that need a model.
 WITH_MODEL = {"MAX_BATCH_SIZE": "MODEL_PTR", "OPTIMAL_BATCH_SIZE": "MODEL_PTR"}

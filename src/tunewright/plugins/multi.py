@@ -25,7 +25,7 @@ class Part:
     """One of several devices, with its settings."""
 
     def __init__(self, name: str, requests: int, settings: Settings) -> None:
-        """``requests``: number that it takes at a time, each on its share of the device; 0: according to the settings."""
+        """``requests``: number that it takes at a time, each on its share of the device; 0: as the settings say."""
         #: settings that differ from the given ones
         self.own = {"DEVICE_ID": ""} | ({"NUM_STREAMS": requests} if requests else {})
         self.settings, self.fixed = Settings.make(self.own, settings), bool(requests)
@@ -60,7 +60,7 @@ def parts(names: Sequence[str], settings: Settings, kind: str) -> list[Part]:
 
 
 def warn_of_references(found: Sequence[Part], kind: str) -> None:
-    """Warn if a GPU shares requests with numpy references: these hold the GIL, and the GPU's host thread waits for it."""
+    """Warn if a GPU shares requests with numpy references: they hold the GIL, and the GPU's host thread needs it."""
     slow = [part.name for part in found if part.is_cpu and part.single.device.family == "host"]
     fast = [part.name for part in found if not part.is_cpu]
     if slow and fast:

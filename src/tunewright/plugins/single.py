@@ -52,8 +52,7 @@ def families() -> dict[str, type[Device]]:
 
 @cache
 def available() -> tuple[dict[str, type[Device]], dict[str, str]]:
-    """Return device names with the implementation that serves each, and why other families or devices cannot be used.
-    """
+    """Return device names with the implementation that serves each, and why other families or devices are unusable."""
     names: dict[str, type[Device]] = {}
     reasons: dict[str, str] = {}
     for family, implementation in families().items():

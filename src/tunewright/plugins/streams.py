@@ -32,15 +32,15 @@ LOG = logging.getLogger("tunewright")
 
 #: Seconds for measuring all candidates, and for one turn of a candidate.
 SECONDS, TURN = 2.0, 0.05
-#: Least number of rounds for a comparison.
+#: Minimum number of rounds for a comparison.
 LEAST = 3
-#: Least speed-up that justifies more streams or requests, and a larger batch, which makes every request wait for
+#: Minimum speed-up that justifies more streams or requests, and a larger batch, which makes every request wait for
 #: others.
 WORTH, WORTH_BATCH = 1.02, 1.05
 #: A candidate slower than the fastest by this factor is not equally fast, however much rounds differ.
 NOISE = 1.1
 #: A measurement is in doubt if other processes used more of the processor than BUSY. It is also in doubt if the median
-#: change between turns of a point exceeds RESTLESS; on a quiet machine that is 1 to 3 %.
+#: change between turns of a point exceeds RESTLESS. On a quiet machine that change is 1 to 3 %.
 BUSY, RESTLESS = 0.15, 0.10
 #: Numbers of streams that are tried on a GPU.
 GPU = (1, 2, 4)
@@ -85,7 +85,8 @@ def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
     """Return the points to compare: 1, 2, 4 ... streams up to one per unit, each with as many and twice as many
     requests.
 
-    ``most``: most requests that the application has in flight (PERFORMANCE_HINT_NUM_REQUESTS); 0: any number.
+    ``most``: maximum number of requests that the application has in flight (PERFORMANCE_HINT_NUM_REQUESTS); 0: any
+    number.
     """
     counts = sorted({*(1 << k for k in range(units.bit_length()) if 1 << k <= units), units}) if is_cpu else list(GPU)
     found = [Point(n, r) for n in counts for r in (n, 2 * n) if not most or r <= most]

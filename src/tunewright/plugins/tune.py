@@ -1,11 +1,12 @@
 """Tune a whole model within a time limit: search where it pays, and decide inside the running network.
 
 1. *Profile*: the model runs as it is, and the time of every layer (all nodes that pose the same problem) is measured.
-2. *Search*: layers are searched in order of cost. Each gets its share of the time that is left for the layers to come.
-Results go into the user's knowledge base at once, so stopping loses nothing. 3. *Network*: networks with the best,
-second and third candidate of every layer run in turns with the present one, timed per layer. A kernel that wins alone
-but loses here, between its neighbours, no longer answers. 4. *Whole*: the network with all winners runs against the
-present one, without instruments. If it is not faster, changes are taken back by halves until it is.
+2. *Search*: layers are searched in order of hope. Each gets its share of the time that is left for the layers to come.
+   Results go into the user's knowledge base at once, so stopping loses nothing.
+3. *Network*: networks with the best, second and third candidate of every layer run in turns with the present one, timed
+   per layer. A kernel that wins alone but loses here, between its neighbours, no longer answers.
+4. *Whole*: the network with all winners runs against the present one, without counters. If it is not faster, changes
+   are taken back by halves until it is.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 WHOLE_SHARE = 0.5
 #: Layers that together take less than this share of the network's time are left alone.
 TAIL = 0.01
-#: Most networks that run against the present one.
+#: Maximum number of networks that run against the present one.
 RIVALS = 3
-#: Inferences of the profile: least number, most number, and seconds.
+#: Inferences of the profile: minimum number, maximum number, and seconds.
 PROFILE_RUNS, MOST_RUNS, PROFILE_SECONDS = 5, 30, 1.5
-#: Most rounds of contests.
+#: Maximum number of rounds of contests.
 NETWORK_ROUNDS, WHOLE_ROUNDS = 150, 200
 #: A network of up to this many times the last-level cache runs once untimed before it is timed.
 CACHES = 4
-#: Least rounds of a contest, whatever the time: fewer rounds are meaningless.
+#: Minimum number of rounds of a contest, whatever the time: fewer rounds are meaningless.
 LEAST_ROUNDS = 16
-#: Risk that an interval is wrong, for each layer and for the whole network. It applies to each layer alone: a candidate
-#: that passes by chance is about as fast as the default, and the whole network decides in the end.
+#: Risk that an interval is wrong, for each layer and for the whole network. Layers are not corrected for their number:
+#: a candidate that passes by chance is about as fast as the default. The whole network decides in the end.
 ALPHA = 0.02
 
 

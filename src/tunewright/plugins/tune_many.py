@@ -1,10 +1,11 @@
 """Tune several models, or one model for several shapes, within one time limit.
 
 1. *Profile*: each work (a model with inputs of certain shapes) runs as it is. Nodes that pose the same problem are one
-layer, even in several works. 2. *Search*: each layer is searched once, the one with most hope first. Hopes are
-weighted: works of one model by their share of its inferences, models by their importance. A second saved in a model of
-ten seconds counts as much as a tenth of a second in a model of one second. 3. *Decide*: for each work the network
-decides, as in tuning one model (`tune.ModelTuning`).
+   layer, even in several works.
+2. *Search*: each layer is searched once, the one with most hope first. Hopes are weighted: works of one model by their
+   share of its inferences, models by their importance. A second saved in a model of ten seconds counts as much as
+   a tenth of a second in a model of one second.
+3. *Decide*: for each work the network decides, as in tuning one model (`tune.ModelTuning`).
 
 Results are in the user's knowledge base after each step, so a repeated call continues an interrupted one.
 """
@@ -34,7 +35,7 @@ from .tune_result import Recorder
 from .tune_search import QUIET, Layer, Result, State, Tuning, reserve
 
 LOG = logging.getLogger("tunewright")
-#: Most of the time for profiling models; models that are not reached are left to the next run.
+#: Maximum share of the time for profiling models; models that are not reached are left to the next run.
 PROFILE_SHARE = 1 / 3
 #: Factor by which promised gains must exceed the wanted gain, because the network loses part of them.
 MARGIN = 1.25
@@ -105,7 +106,7 @@ class _Shared(Layer):
     parts: list[tuple[_Member, Layer]] = field(default_factory=list)
 
 
-#: Makes the tuning of one work: the plugin of its device, and the way to decide (see `tune_objective`).
+#: Makes the tuning of one work. It knows the plugin of the work's device and how to decide (see `tune_objective`).
 Maker = Callable[[Model, Mapping[str, Any], Settings], ModelTuning]
 
 
@@ -248,7 +249,7 @@ class _Many(Tuning):
             member.value = member.work.importance * member.work.part / total if total else 0.0
 
     def _share(self) -> None:
-        """Make one layer for each problem on a device. Its weighted seconds sum up to those of all works."""
+        """Make one layer for each problem on a device. Its weighted seconds add up to those of all works."""
         counted = sum(member.value * member.seconds for member in self.members)
         scale = sum(member.seconds for member in self.members) / counted if counted else 0.0
         several = len({member.work.model for member in self.members}) > 1

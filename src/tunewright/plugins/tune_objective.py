@@ -127,8 +127,7 @@ class Saving(ModelTuning):
 
 
 def maker(objective: Objective, plugin: SingleDevice, budget: float, again: bool, stop: Any) -> Maker:
-    """Return the function that makes a model's tuning for an objective. Raises `DeviceError` if it cannot be measured.
-    """
+    """Return the function that makes a model's tuning for an objective. Raises `DeviceError` if energy has no meter."""
     counter = meter_of(plugin.device) if objective is Objective.ENERGY else None
 
     def make(model: Model, values: Mapping[str, Any], settings: Settings) -> ModelTuning:

@@ -1,8 +1,9 @@
 """Tune the problems that applications met (ENABLE_TUNE_DUMP) without their models: dump here, tune there, merge.
 
 1. *Profile*: the present kernel of each problem is timed alone, in order of work. If time is short, the rest is
-estimated from the device's roofline. 2. *Search*: each problem gets a share of the remaining time according to its
-hope: the time that a search might save, multiplied by the number of dumps with this problem.
+   estimated from the device's roofline.
+2. *Search*: each problem gets a share of the remaining time according to its hope: the time that a search might save,
+   multiplied by the number of dumps with this problem.
 
 No network decides here. Results go into the user's knowledge base at once, as in tuning a model.
 """
@@ -29,7 +30,7 @@ from ..tuning.session import Outcome
 from ..tuning.tuner import warn
 from .tune_search import QUIET, Layer, Result, State, Tuning
 
-#: Most of the time for timing the present kernels.
+#: Maximum share of the time for timing the present kernels.
 PROFILE_SHARE = 0.25
 
 

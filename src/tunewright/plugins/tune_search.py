@@ -19,8 +19,8 @@ from ..tuning.progress import Progress
 from ..tuning.record import Ratio
 from ..tuning.tuner import Choice, Tuner
 
-#: DECIDE_SHARE: share of the time after the profile for decisions in networks. NETWORKS: least time for them, in units
-#: of the time for making a network, because several are made.
+#: DECIDE_SHARE: share of the time after the profile for decisions in networks. NETWORKS: minimum time for them, in
+#: units of the time for making a network, because several are made.
 DECIDE_SHARE, NETWORKS = 0.3, 4.0
 #: Profile and decision together take at most the first share of the budget. The decision may have the second share,
 #: however long the profile took.
@@ -29,7 +29,7 @@ MOST_FIXED, LEAST_DECIDE = 1 / 3, 1 / 8
 LEAST_HOPE = 0.2
 #: Settings that prevent compilation from searching, because the caller searches.
 QUIET = {"TUNING_MODE": "TUNING_USE_EXISTING", "FIND_ENFORCE": "1"}
-#: Least seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a GPU layers
+#: Minimum seconds of a search; a shorter one finds nothing. A candidate takes half a second to compile. On a GPU layers
 #: are large: the reference takes a second, and the first candidates another second until they are compiled and checked.
 LEAST_SECONDS, LEAST_GPU_SECONDS = 2.0, 4.0
 #: Number of candidates for which a search should have time, judged by the previous search; on a slow or busy machine
@@ -49,7 +49,7 @@ class Layer:
     nodes: list[str]
     #: seconds per inference before tuning, all nodes together
     seconds: float = 0.0
-    #: least seconds according to the device's ceilings, and their limit (arithmetic or memory); None if unknown
+    #: minimum seconds according to the device's ceilings, and their limit (arithmetic or memory); None if unknown
     floor: float | None = None
     bound: str = ""
     #: seconds for its search, and the outcome
@@ -75,7 +75,8 @@ class Layer:
 
     @property
     def hope(self) -> float:
-        """Seconds of an inference that a search might save: the time above the roofline, at least a share of the time.
+        """Seconds of an inference that a search might save: the time above the roofline, but at least the share
+        `LEAST_HOPE`.
 
         A fast algorithm needs less arithmetic than the roofline counts.
         """

@@ -170,7 +170,7 @@ _MAKING = threading.Lock()
 
 
 def of_process() -> Activity:
-    """Return the `Activity` of this process. All models share it, since a request of one disturbs samples of another."""
+    """Return the `Activity` of this process. All models share it: a request of one disturbs samples of another."""
     global _activity
     with _MAKING:
         if _activity is None:

@@ -23,8 +23,8 @@ from . import wire
 from .measure import Candidate
 from .process import Lost, Process
 
-#: Largest number of processes (search strategies are asked for as many candidates at once); the number beside a device
-#: with its own cores; and the memory that must be free for each process.
+#: Largest number of processes, which is also the number of candidates that strategies are asked for at once. The number
+#: beside a device with its own cores. Memory that must be free for each process.
 MOST, MOST_BESIDE, EACH_BYTES = 8, 14, 768 << 20
 #: Consecutive candidates without a program, per process, after which compiling ahead is given up.
 FRUITLESS = 3

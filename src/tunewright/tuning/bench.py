@@ -1,8 +1,8 @@
 """Check and time candidates in this process (`Local`). A worker uses it for its measurements.
 
 A *turn* executes a kernel back to back on successive slots of a ring of copies (`ring`). It reads the queue's clock
-before and after. After every turn, outside the timed stretch, the results are checked. The outputs were poisoned
-before, so a candidate whose outputs now differ from what the judge found right is discarded.
+before and after. Outputs are poisoned beforehand, and results are checked after every turn, outside the timed stretch.
+A candidate whose results then differ from those that the judge found right is discarded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .ring import KINDS, Copies, Ring, views
 #: Target length of a turn in seconds: long compared with the clock's resolution and a launch, short compared with the
 #: time between disturbances.
 TURN = 0.5e-3
-#: Least and most turns of an attempt, and the seconds after which no further turn begins.
+#: Minimum and maximum number of turns of an attempt, and the seconds after which no further turn begins.
 LEAST_TURNS, MOST_TURNS, ENOUGH = 3, 9, 30e-3
 #: Inputs of up to this number of bytes are compared after every turn, larger ones only at the end.
 CHEAP = 4 << 20
@@ -309,7 +309,7 @@ class Local(Measurer):
         return most if seconds * most <= TURN else min(max(round(TURN / seconds), 1), most)
 
     def _turn(self, binding: Binding, count: int) -> float:
-        """Time one turn and return seconds per execution. Raises `Faulty` for impossible times and for changed results."""
+        """Time one turn and return seconds per execution. Raises `Faulty` for impossible times and changed results."""
         ring = self._made()
         slots = ring.take(count)
         run = self._linked(binding, slots)
@@ -346,7 +346,7 @@ class Local(Measurer):
         return lambda: bound.invoke({})
 
     def _timed(self, run: Callable[[], object]) -> float | None:
-        """Return the seconds that ``run`` takes; None if a request began meanwhile, since the time then means nothing."""
+        """Return the seconds that ``run`` takes; None if a request began meanwhile, which makes the time useless."""
         queue = self._queue
         queue.finish()  # poison may still be in transfer to a device with its own memory
         if self._gate is not None:
@@ -434,7 +434,7 @@ def compile_candidate(
 
 
 def floor(problem: Problem, target: Target) -> float:
-    """Return the least seconds that one execution can take on the fastest hardware that fits this target."""
+    """Return the minimum seconds that one execution can take on the fastest hardware that fits this target."""
     spec = lookup(problem.op)
     outputs = [t for t in problem.outputs if isinstance(t, TensorType)]
     if spec is None or not outputs:

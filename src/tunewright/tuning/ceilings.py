@@ -29,7 +29,7 @@ from ..ops.infer import MISTAKES
 from ..solvers.base import Problem
 from ..solvers.opencl.emit import In, Out, Source
 
-#: Seconds of repetitions for one ceiling, not counting compilation, and the least number of repetitions.
+#: Seconds of repetitions for one ceiling, not counting compilation, and the minimum number of repetitions.
 ENOUGH, LEAST = 0.12, 4
 #: Consecutive multiply-adds of each accumulator, and independent accumulators: enough to hide their latency.
 ROUNDS, ACCUMULATORS = 1 << 15, 12
@@ -58,7 +58,7 @@ class Ceilings:
     why: str = ""
 
     def floor(self, work: Work) -> tuple[float, str]:
-        """Return the least seconds that some work takes, and what limits it: "arithmetic" or "memory"."""
+        """Return the minimum seconds that some work takes, and what limits it: "arithmetic" or "memory"."""
         arithmetic, memory = work.flops / self.flops, work.bytes / self.bandwidth
         return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"
 

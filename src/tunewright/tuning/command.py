@@ -32,7 +32,7 @@ from ..solvers import serial
 from ..solvers.base import Array, Problem
 from .command_form import CLASSES, CONSTANT, FLOAT, FLOATS, INT, INTS, PLAIN, STRING, STRINGS, class_of, form
 
-#: Most characters of a command: shells accept no longer argument.
+#: Maximum characters of a command: shells accept no longer argument.
 LONGEST = 100_000
 _PROGRAM = ("tunewright", "driver")
 #: Options of the driver that do not describe the problem, and whether a value follows.

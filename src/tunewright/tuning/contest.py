@@ -23,13 +23,14 @@ LEAST_GAIN = 1.01
 ALPHA = 0.01
 #: Risk that the race drops a candidate that is not slower. Such an error may cost speed, but causes no wrong change.
 RACE_ALPHA = 0.02
-#: Candidates that beat the leader by no more than this share count as equal to it and are not compared further.
+#: Entrants that surely do not beat the leader by more than this share are dropped: they need not be told apart from it.
 MARGIN = 0.005
 #: Risk at which a candidate without a worthwhile gain is given up: 256 more rounds would hardly change the result.
 FUTILE = 0.1
 #: While the default may differ from itself by this factor, no candidate is given up.
 CALM = 1.2
-#: Most rounds. A gain of 3 % under 5 % of jitter shows within about 200 rounds; the rest is for a busy machine.
+#: Maximum number of rounds. A gain of 3 % under 5 % of jitter shows within about 200 rounds; the rest is for a busy
+#: machine.
 RACE_ROUNDS, CONFIRM_ROUNDS = 128, 512
 #: Share of the budget that one call of the measurer may use.
 STEP = 0.05
@@ -37,7 +38,7 @@ STEP = 0.05
 
 @dataclass
 class Contest:
-    """Samples of candidates over common rounds. In races the first two rows are the baseline and its control."""
+    """Samples of entrants over common rounds. In races the first two rows are the baseline and its control."""
 
     entrants: list[Candidate]
     samples: list[list[float]] = field(init=False)

@@ -44,7 +44,7 @@ BETWEEN = {"Transpose": (4.0, 1.0)}
 #: convolution over that of its arithmetic. TWICE: growth of the first one in a joint kernel, which computes some rows
 #: and pixels twice.
 HELD, DEPTHWISE, TWICE = 3 << 19, 1.3, 1.06
-#: Least estimated speed-up of a joint kernel over two: it is one more kernel to compile.
+#: Minimum estimated speed-up of a joint kernel over two: it is one more kernel to compile.
 GAIN = 1.08
 
 
@@ -171,7 +171,7 @@ def _pixels(problem: Problem) -> bool:
 
 
 def _between(plain: Problem, first: Layout, result: Layout, along: Sequence[int]) -> Problem:
-    """Return the problem with its first input in layout ``first``, and results and further inputs in layout ``result``."""
+    """Return the problem with its first input in layout ``first``, and results and other inputs in ``result``."""
     inside = plain.in_layout(result, along) if result != PLAIN else plain
     x = inside.inputs[0] if inside.inputs else None
     if first == PLAIN or not isinstance(x, TensorType):

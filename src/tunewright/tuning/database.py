@@ -3,10 +3,10 @@
 The answer to a question follows from a total order (`better`), which depends only on the records:
 
 1. Of each candidate (solver, version, config) the newest measurement counts; for equal dates the larger digest. A newer
-and worse measurement therefore demotes a candidate. No record is ever overwritten. 2. Only confirmed measurements
-answer: separate samples confirmed their gain. 3. Measurements of the cold and layer regimes come before warm ones, and
-nearer keys before farther ones. 4. Then come: larger lower end of the gain's interval, larger median, shorter time,
-smaller digest.
+   and worse measurement therefore demotes a candidate. No record is ever overwritten.
+2. Only confirmed measurements answer: separate samples confirmed their gain.
+3. Measurements of other regimes come before warm ones, and nearer keys before farther ones.
+4. Then come: larger lower end of the gain's interval, larger median, shorter time, smaller digest.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ LOG = logging.getLogger("tunewright")
 COMMANDS = logging.getLogger("tunewright.commands")
 COMMANDS.setLevel(logging.INFO)
 
-#: Most problems that a process remembers, most bytes of a line, most bytes of a file.
+#: Maximum number of problems that a process remembers, maximum bytes of a line, maximum bytes of a file.
 MOST_PROBLEMS, MOST_LINE, MOST_FILE = 100_000, 1 << 20, 256 << 20
-#: Most lines that a reader reports one by one.
+#: Maximum number of lines that a reader reports one by one.
 MOST_REASONS = 1000
 _MEMBERS = {"problem", "key", "device", "date", "tool"}
 _DEVICE = ("name", "kind", "processor", "runtime")
@@ -71,7 +71,7 @@ def record(problem: Problem, device: Device, settings: Settings) -> None:
 
 
 def destination(settings: Settings) -> Path:
-    """Return the file for this process's dump: TUNE_DUMP_PATH itself, or a file in that folder or the working folder."""
+    """Return the file of this process's dump: TUNE_DUMP_PATH itself, or a file in that or the working folder."""
     named = Path(settings.tune_dump_path or ".").expanduser()
     path = named if named.suffix == ".jsonl" and not named.is_dir() else named / f"tune_dump_pid{os.getpid()}.jsonl"
     return path.absolute()
@@ -92,7 +92,7 @@ def _show(text: str) -> None:
 
 
 def _line(problem: Problem, device: Device, where: Where) -> bytes:
-    """Encode a problem as a line. Empty for problems that cannot be dumped (sequences, strings): they are never tuned."""
+    """Encode a problem as a line. Empty for problems with sequences or strings, which are never tuned."""
     try:
         data = {
             "problem": serial.to_json(problem),

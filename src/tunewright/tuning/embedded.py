@@ -24,7 +24,7 @@ from .system import SystemDatabase
 
 #: Key of the metadata entry.
 KEY = "tunewright.records"
-#: Most bytes of the entry's value.
+#: Maximum bytes of the entry's value.
 MOST_BYTES = 8 << 20
 #: Field numbers: ModelProto.metadata_props, and key and value of an entry. Last: the wire type of fields with a length.
 _METADATA, _KEY, _VALUE, _LENGTH = 14, 1, 2, 2

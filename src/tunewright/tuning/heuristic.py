@@ -6,8 +6,11 @@ The shortlist holds candidates that were among the best of some training problem
 Every pick was therefore measured there, with correct results. A pick must be predicted faster than the default by a
 margin.
 
-The heuristic abstains, with a reason in words, in three cases. It has no section; or a feature of the problem lies
-outside the range of the training data; or the nearest training problem is farther away than those are from each other.
+The heuristic abstains, with a reason in words, in three cases:
+
+- it has no section for the problem;
+- a feature of the problem lies outside the range of the training data;
+- the nearest training problem is farther away than training problems are from each other.
 
 A section answers in well under a millisecond. A leaf applies if all splits on its path hold. Splits on candidates have
 fixed answers for the shortlist, and splits on the problem are answered once for all candidates. The rest is one product
@@ -32,15 +35,15 @@ from .heuristic_features import TOTALS, Column, Floats, features, kind, one_imag
 from .key import Where
 from .measure import Candidate
 
-#: MARGIN: least predicted gain of a pick over the default, since predictions err by more than a few per cent. SPECIAL:
-#: least gain of a kernel made for this shape alone over one that is not, because it costs a compilation.
+#: MARGIN: minimum predicted gain of a pick over the default, since predictions err by more than a few per cent.
+#: SPECIAL: minimum gain of a kernel made for this shape alone over one that is not, because it costs a compilation.
 MARGIN, SPECIAL = 1.08, 1.05
 #: Doublings by which a feature of a problem may lie outside the range of the training data.
 BEYOND = 1.5
 #: Some training problem must lie within this many doublings in every feature, except in totals of other features. The
 #: radius, a mean over all features, is not enough: it would place a product of 9 rows between those of 1 and 20 rows.
 WITHIN = 2.5
-#: Most problems whose ratings are kept.
+#: Maximum number of problems whose ratings are kept.
 KEPT = 1024
 
 

@@ -2,7 +2,7 @@
 
 An `Example` is a problem on a device with the known gains of its candidates over the default, from measurements and
 surveys. Trees learn the logarithm of a gain divided by the best gain of the problem, so the quality of the default does
-not matter. scikit-learn grows the trees (extra ``train``); using them needs no scikit-learn.
+not matter. The package scikit-learn grows the trees (extra ``train``). Using them needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .record import AnyRecord, Measurement, Survey, now
 
 #: Fewer problems of a kind than this teach nothing.
 LEAST_PROBLEMS = 5
-#: Most candidates of a shortlist; and the share of the best known gain that a candidate needs to enter it.
+#: Maximum number of candidates of a shortlist; and the share of the best known gain that a candidate needs to enter it.
 MOST_LISTED, NEAR_BEST = 48, 0.97
-#: Most training problems whose features a section keeps.
+#: Maximum number of training problems whose features a section keeps.
 MOST_POINTS = 400
 #: Gains more than this many doublings below the best are clipped: such candidates are all useless.
 WORST = 1.0
@@ -168,7 +168,7 @@ def tells(m: Measurement) -> bool:
 
 
 def target_of(where: Where) -> Target:
-    """Rebuild the target of a measurement from its key, for use by solvers. Raises `InputError` for an unknown format."""
+    """Rebuild the target of a measurement from its key, for solvers. Raises `InputError` for an unknown format."""
     found = _ARCH.fullmatch(where.arch)
     if found is None:
         raise InputError("its architecture is not in the form that this version writes")

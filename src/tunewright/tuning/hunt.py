@@ -45,7 +45,8 @@ PROMISING, SELDOM = 2.0, 8
 FOLLOWED = 1.08
 #: Turns that an attempt takes with the anchor, and further turns after a disturbance.
 TURNS, MORE = 5, 20
-#: Most probes of a slow candidate; and the slowdown of the anchor above which the candidate is attempted once more.
+#: Maximum number of probes of a slow candidate; and the slowdown of the anchor above which the candidate is attempted
+#: once more.
 PROBES, CONTENDED = 3, 1.25
 #: Known candidates of each solver that are attempted again. For the others the strategy learns the earlier results.
 KNOWN = 3

@@ -239,7 +239,7 @@ def along(i: int = 0, default: int = 0) -> Callable[[Draw], int]:
 
 
 def tuples(draw: Draw) -> Array:
-    """Role: indices of GatherND and ScatterND, whose last dimension is an index into the first dimensions of the data."""
+    """Role: indices of GatherND and ScatterND; the last dimension is an index into the first ones of the data."""
     batch, dims = draw.attr("batch_dims", 0), draw.input_dims(0)
     width = draw.dims[-1]
     sizes = np.array(dims[batch : batch + width], np.int64)

@@ -39,14 +39,15 @@ from .measure import Attempt, Candidate, Measurer, Race, Regime
 from .process import Lost, Process
 from .record import FAULTS
 
-#: Most seconds until a worker is ready, and until a problem is posed. No candidate causes them, so they are generous.
+#: Maximum seconds until a worker is ready, and until a problem is posed. No candidate causes them, so they are
+#: generous.
 START_SECONDS, POSE_SECONDS = 60.0, 120.0
 #: Seconds that an idle worker has to end by itself.
 PATIENCE = 0.5
 #: Growth of a worker's memory since its problem was posed, after which it is replaced. With a device that has its own
 #: memory the limit is at least half of the worker's allowance, since results pass through pinned memory.
 MOST_GROWTH = 1 << 30
-#: Least memory that a process is allowed. By default a worker gets half of Tunewright's limit, and the compiling
+#: Minimum memory that a process is allowed. By default a worker gets half of Tunewright's limit, and the compiling
 #: processes together as much. Beside a device with its own cores each must load torch and a driver.
 LEAST_MEMORY, LEAST_BESIDE = 1 << 30, 4 << 30
 #: TUNE_TIMEOUT applies to each step of an attempt (compiling and checking, every turn); the whole gets this many.
@@ -59,7 +60,7 @@ WORTHWHILE = 3.0
 PATIENCE_IN_RACES = 20
 #: Candidates of a problem whose programs are kept until the next problem.
 MOST_PROGRAMS = 1000
-#: Least seconds of a turn, with preparation and checks.
+#: Minimum seconds of a turn, with preparation and checks.
 LEAST_TURN = 0.010
 
 T = TypeVar("T")
@@ -116,9 +117,9 @@ class Worker:
 
 
 class Isolated(Measurer):
-    """Measures in a worker process, which starts on first use. Thread-safe.
+    """Measures in a worker process, which starts on first use.
 
-    ``timeout``: seconds for each step of a candidate. ``memory_bytes``: most memory that the worker may allocate.
+    ``timeout``: seconds for each step of a candidate. ``memory_bytes``: maximum memory that the worker may allocate.
     ``target``: target that the worker's device must have, if it is to be checked. ``activity``: descriptor of an
     `Activity` and the number of its pause word; the worker times nothing while a request runs, however long that takes.
     ``apart``: compile even single candidates in a separate process that runs no kernels, so that their programs may be
@@ -337,7 +338,7 @@ class Isolated(Measurer):
         return replace(found, fallen=fallen)
 
     def _unjudged(self, attempt: Attempt) -> Attempt:
-        """Weaken a verdict that rests on clocks if requests have priority: they may have used the processor meanwhile."""
+        """Weaken a verdict based on clocks if requests have priority: they may have used the processor meanwhile."""
         if self._activity is None:
             return attempt
         return replace(attempt, status=Status.FAILED, why=f"{attempt.why} (requests came first: not judged)")

@@ -30,7 +30,7 @@ class Where:
     arch: str  # architecture, width and number of registers, missing features, language of the kernels
     runtime: str  # two runtimes on one processor are two targets
     software: str  # versions of driver, runtime, compiler
-    options: str  # of the compiler
+    options: str  # compiler options
 
     @staticmethod
     def of(target: Target) -> Where:

@@ -9,8 +9,8 @@
         "<problem>": {"nodes": [...], "solver": ..., "version": ..., "config": {...}, "source": "<digest>",
                       "reproducible": true, "origin": ..., "gain": 1.31}, ...}}]}
 
-``nodes``, ``origin`` and ``gain`` are only for readers. A kernel is used if all other fields match: the place, the
-solver and its version, a config of its space, the digest of the source, and whether it is reproducible. The file is
+``nodes``, ``origin`` and ``gain`` are only for readers. A kernel is used only if all other fields match. These are the
+place, the solver and its version, a config of its space, the digest of the source, and ``reproducible``. The file is
 sorted and has no dates, so equal choices give equal bytes. Locking again adds missing entries.
 
 `LockFile` reads and writes the file and trusts nothing in it; the tuner asks `Locked`.
@@ -261,7 +261,7 @@ def default_path(model: str | os.PathLike[str]) -> Path:
 
 
 class Locked:
-    """The content of LOCK_FILE, checked against this machine. ``told`` is called once for each entry that is not used."""
+    """The content of LOCK_FILE, checked against this machine. ``told`` is called once for each unused entry."""
 
     def __init__(self, path: str, frozen: bool, told: Callable[[str], None]) -> None:
         self.file, self.frozen, self._told = LockFile(path), frozen, told

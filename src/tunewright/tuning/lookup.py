@@ -1,7 +1,8 @@
 """Answers for a problem: the layers of knowledge bases, asked in order, and the candidates that are barred.
 
 The layers are the tuning file, the user's knowledge base and the system's, in this order. A stored answer may be older
-than the code, so it is checked: the solver exists, accepts the problem, has the config in its space, and is not barred.
+than the code, so it is checked. The solver must exist and accept the problem. Its space must contain the config, and
+the candidate must not be barred.
 
 Of each candidate the nearest match counts, from the highest layer that has it. A newer and worse measurement of the
 user thereby demotes a recommendation of the system. An exact answer of any layer comes before a provisional one. A

@@ -48,9 +48,10 @@ class Race:
 
 @dataclass(frozen=True)
 class Regime:
-    """How data is supplied: from rotating copies, so that it comes from memory (cold), or from a single copy (warm)."""
+    """How data is supplied. cold: copies rotate, so that data comes from memory. layer: only weights rotate. warm: one
+    copy."""
 
-    kind: str  # cold, warm
+    kind: str  # layer, cold, warm
     copies: int
     nbytes: int
 
@@ -90,7 +91,7 @@ class Measurer(ABC):
         """Announce the next candidates; the measurer may compile them in parallel."""
 
     def foresee(self, problem: Problem, candidates: Sequence[Candidate]) -> None:  # noqa: B027 (as above)
-        """Announce the next problem and its first candidates; the measurer may compile them when it is otherwise idle."""
+        """Announce the next problem and its first candidates; the measurer may compile them when otherwise idle."""
 
     def ready(self, candidate: Candidate, seconds: float) -> bool:
         """Wait until `prepare` has finished with a candidate. Returns False if that takes longer than ``seconds``."""
@@ -101,8 +102,10 @@ class Measurer(ABC):
         arguments."""
 
     def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
-        """Return the programs of a candidate that were compiled in a process that never ran a candidate: files by the
-        key of each program in the kernel cache."""
+        """Return the compiled programs of a candidate: files by the key of each program in the kernel cache.
+
+        Only programs from a process that never ran a candidate are returned.
+        """
         return {}
 
     @abstractmethod

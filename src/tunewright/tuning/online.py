@@ -50,7 +50,7 @@ class News:
     number: int
     total: int
     progress: Progress
-    #: seconds used so far, and most seconds that remain
+    #: seconds used so far, and maximum seconds that remain
     elapsed: float
     left: float
 
@@ -186,7 +186,7 @@ class Online:
     def begin(
         self, problem: Problem, device: Device, default: Choice, strategy: str | None, seconds: float
     ) -> None:  # fmt: skip
-        """Note the begin of a search."""
+        """Note that a search begins."""
         self._layers.append({
             **problem_json(problem, device.name, self._settings), "device": device.name, "nodes": [],
             "strategy": strategy, "seconds": None, "after": None, "floor": None, "bound": "", "hope": None,
@@ -197,7 +197,7 @@ class Online:
         self._file.write(state="search", layers=self._layers)
 
     def end(self, outcome: Outcome | None) -> None:
-        """Note the end of a search. ``outcome`` is None if there was no choice or the search failed."""
+        """Note that a search has ended. ``outcome`` is None if there was no choice or the search failed."""
         entry = self._layers[-1]
         self._tuning += time.monotonic() - self._since
         before = (entry["before"]["solver"], entry["before"]["config"])

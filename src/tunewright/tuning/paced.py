@@ -21,7 +21,7 @@ from .measure import Attempt, Candidate, Measurer, Race, Regime
 
 #: Seconds of work that may accumulate while there is nothing to do.
 SAVED = 0.5
-#: Most seconds of a rest before requests to pause or stop are checked again.
+#: Maximum seconds of a rest before requests to pause or stop are checked again.
 REST = 0.25
 
 T = TypeVar("T")

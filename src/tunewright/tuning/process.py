@@ -91,7 +91,7 @@ class Process:
     def ask(self, request: wire.Message | None, step: float, whole: float = math.inf) -> wire.Message:
         """Send a request and return the answer; with None, wait for the first message.
 
-        ``step``: most seconds between signs of life. ``whole``: most seconds until the answer.
+        ``step``: maximum seconds between signs of life. ``whole``: maximum seconds until the answer.
         """
         self.begin(request, step, whole)
         while (message := self.answer(math.inf)) is None:

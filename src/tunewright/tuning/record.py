@@ -27,11 +27,11 @@ from .key import WHERE_FIELDS, Key, Where
 #: Limits of a record: characters of a field, samples, parameters, bytes and nesting. A file must not make the reader
 #: build without bound.
 LONGEST, MOST_SAMPLES, MOST_PARAMETERS, MOST_BYTES, DEEPEST = 1 << 16, 256, 256, 1 << 20, 32
-#: Most sightings of a survey.
+#: Maximum number of sightings of a survey.
 MOST_SEEN = 2000
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z")
-#: How data is supplied. network: as in the running network. layer: weights from memory and the rest from the cache, as
-#: in most networks. cold: all from memory. warm: all from the cache.
+#: How data is supplied. "network": as in the running network. "layer": weights from memory and the rest from the cache,
+#: as in most networks. "cold": all from memory. "warm": all from the cache.
 REGIMES = ("network", "layer", "cold", "warm")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 

@@ -140,7 +140,7 @@ class Ring:
         return slots
 
     def most(self) -> int:
-        """Return the most executions of a turn: with cold data no more than there are slots."""
+        """Return the maximum number of executions of a turn: with cold data no more than there are slots."""
         return self.slots if self.slot_bytes else MOST_SLOTS
 
     def sweep(self) -> None:
@@ -188,7 +188,8 @@ def _slots(slot_bytes: int, wanted: int, memory: float) -> int:
 
 
 def _memory(device: Device) -> float:
-    """Return the bytes that are free on the device."""
+    """Return the bytes that may be used: free memory of the host, or all memory of a separate device. Infinite if
+    unknown."""
     free = free_bytes() if device.shares_memory else device.memory_bytes
     return math.inf if free is None else float(free)
 

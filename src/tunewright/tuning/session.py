@@ -257,7 +257,7 @@ class _Session:
             return self._conclude(baseline, raced, final, found)
 
     def leave_open(self) -> Outcome:
-        """Return the fastest candidates as unconfirmed records; or the default as the answer if nothing comes near it."""
+        """Return the fastest candidates as unconfirmed records; or the default as the answer if none is near it."""
         hunt = self.hunt
         baseline = hunt.found.get(self.default) or hunt.best
         assert baseline is not None
@@ -330,7 +330,7 @@ class _Session:
         return next(t.why or str(t.status) for t in reversed(self.hunt.tried) if t.candidate == self.default)
 
     def _is_open(self, raced: Contest, found: Confirmation | None) -> bool:
-        """Whether it is still open if something is faster than the default."""
+        """Whether it is still unknown if a candidate is faster than the default."""
         if found is None:  # no candidate was left to confirm, because of the race or for lack of time
             short = any(unknown(raced.gain(row, FUTILE)) for row in raced.leaders)
         else:
@@ -372,7 +372,7 @@ class _Session:
         return tuple(m for m in made if not self._would_demote(m))
 
     def _would_demote(self, m: Measurement) -> bool:
-        """Whether a new, weaker measurement would replace a confirmed one, since the newest one of a candidate counts."""
+        """Whether a weaker measurement would replace a confirmed one, since the newest of a candidate counts."""
         if m.evidence.confirmed:
             return False
         gain, default = m.evidence.gain, m.evidence.default
@@ -403,7 +403,7 @@ class _Session:
         return found
 
     def survey(self) -> Survey | None:
-        """Return the survey of this session; None if only the baseline was examined.
+        """Return the survey of this session; None if no candidate besides the baseline gave a result.
 
         Faults have records of their own, and barred candidates were not examined.
         """

@@ -47,9 +47,9 @@ IDLE_SECONDS, STALE_SECONDS = 3600.0, 86400.0
 #: From this number of files on, a new writer first calls `compact`.
 MANY_FILES = 64
 MOST_EVENTS = 10_000
-#: Most times that the folder is read again while others change it.
+#: Maximum number of times that the folder is read again while others change it.
 TRIES = 5
-#: Longest line that is parsed as a note, and most bytes of a file that are read.
+#: Longest line that is parsed as a note, and maximum bytes of a file that are read.
 MOST_LINE, MOST_FILE_BYTES = 4 << 20, 1 << 30
 _NOTE = re.compile(rb'\{"digest":"([0-9a-f]{64})","note":(\{.*\})\}')
 _DIGEST = re.compile(r"[0-9a-f]{64}")

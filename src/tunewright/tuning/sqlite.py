@@ -54,7 +54,7 @@ PAGE_BYTES = 8192
 BUSY_SECONDS, QUEUE_SECONDS = 3.0, 1.0
 #: Seconds that a writer waits for other writers, and for readers.
 LOCK_SECONDS, WRITE_SECONDS = 60.0, 10.0
-#: Most events that are kept, and most families whose results are kept.
+#: Maximum number of events that are kept, and maximum number of families whose results are kept.
 MOST_EVENTS, MOST_FAMILIES = 10_000, 4096
 _BROKEN = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT,
            sqlite3.SQLITE_TOOBIG}  # fmt: skip
@@ -132,7 +132,7 @@ class SqliteDatabase(Database, Forkable):
         return self._ask(lambda connection: self._column(connection, ""), ())
 
     def _column(self, connection: sqlite3.Connection, family: str) -> Sequence[Any]:
-        """Return the records with this value in their column; the same object as before if it still holds all of them."""
+        """Return the records with this value in their column; the same object as before if nothing changed."""
         known = self._known.get(family)
         if known is None or known[0] != self._version:
             query = "SELECT {} FROM records WHERE family = ? ORDER BY digest"
@@ -204,7 +204,7 @@ class SqliteDatabase(Database, Forkable):
             return question(connection)
 
     def _ask(self, question: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-        """Run a query in one short transaction that waits for a writer at most once. Returns ``nothing`` if it fails."""
+        """Run a query in one short transaction, waiting for a writer at most once. Returns ``nothing`` if it fails."""
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
             self._trouble = "other threads of this process took too long"
             return nothing
@@ -258,7 +258,7 @@ class SqliteDatabase(Database, Forkable):
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[AnyRecord]) -> int:
-        # A record that could not be read again must not be stored: the caller keeps no other copy.
+        # A record that could not be read again must not be stored: its content would be lost.
         rows = [_row(from_text(record.text, record.digest)) for record in records]
 
         def write(connection: sqlite3.Connection) -> int:

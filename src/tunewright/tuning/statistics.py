@@ -97,7 +97,7 @@ def estimate(slower: Sequence[float], faster: Sequence[float]) -> float:
     """Return the ratio from a few rounds without an interval: `relative`, or the ratio of the shortest times if they
     are `rough`.
 
-    Measured with five other processes on two cores, 25 rounds each: the two shortest times err by 10 to 20 %, medians
+    Measured with five other processes on two cores, 25 rounds each. The two shortest times err by 10 to 20 %, medians
     by 20 to 30 %. On an idle machine they err by 3 % and 1.5 %.
     """
     if not rough(slower, faster):
@@ -142,8 +142,8 @@ def looks(limit: int) -> Iterator[int]:
 class Spending:
     """Divides the risk ``alpha`` of a sequential test among its looks, in proportion to the rounds.
 
-    The risks of all looks sum up to at most alpha, so the intervals of all looks hold together. The last look gets all
-    that is left.
+    The risks of all looks add up to at most alpha, so the intervals of all looks hold together. Half of it remains for
+    the last look, where it is needed most. Large differences still show early.
     """
 
     alpha: float

@@ -31,7 +31,7 @@ LOG = logging.getLogger("tunewright")
 
 FILE = "streams.json"
 SCHEMA = "tunewright.streams/1"
-#: Most answers that are kept; the oldest are dropped first.
+#: Maximum number of answers that are kept; the oldest are dropped first.
 MOST = 1000
 #: A larger number of streams or requests means that the file is damaged.
 LARGEST = 4096

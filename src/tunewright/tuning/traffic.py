@@ -91,7 +91,7 @@ def merged(one: Traffic, other: Traffic) -> dict[str, ModelTraffic]:
 
 
 def weighted(model: ModelTraffic, most: int | None = None) -> list[Weighted]:
-    """Return the ``most`` shapes of a model with the most time, in descending order. Their weights sum up to 1."""
+    """Return the ``most`` shapes of a model with the most time, in descending order. Their weights add up to 1."""
     rows: dict[Shapes, tuple[int, float]] = {}
     for entry in model.entries.values():
         for shapes, (count, seconds) in entry.rows.items():

@@ -44,7 +44,7 @@ LOG = logging.getLogger("tunewright")
 GUESSES = 3
 #: A device's measurer serves one problem at a time, and parallel searches would disturb each other.
 _SEARCHING = threading.RLock()
-#: Most choices that a tuner remembers (see `Tuner.chosen`).
+#: Maximum number of choices that a tuner remembers (see `Tuner.chosen`).
 MOST_CHOSEN = 10_000
 
 
@@ -69,7 +69,7 @@ def _custom(settings: Settings) -> dict[str, Solver]:
 
 
 class Tuner:
-    """Chooses among the solvers that accept a problem. Thread-safe."""
+    """Chooses among the solvers that accept a problem."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class Tuner:
             self.user.note("deleted", f"{len(mine)} measurements of {problem.key()}: FIND_ENFORCE = 5")
 
     def measured(self, problem: Problem, device: Device) -> list[Measurement]:
-        """Return the measurements of a problem on this device in the user's knowledge base, for any software version."""
+        """Return the user's measurements of a problem on this device, for any version of the software."""
         here = Where.of(device.target)
 
         def is_here(there: Where) -> bool:
@@ -353,7 +353,8 @@ class Tuner:
             self._measurer(device, self.settings).expect(seconds)
 
     def foresee(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> None:
-        """Announce the search after the next one; its first candidates may be compiled during the next one."""
+        """Announce the search that follows the one about to begin; its first candidates may be compiled during that
+        one."""
         measurer = self._measurer(device, self.settings)
         if measurer.beside:
             from . import session
@@ -554,7 +555,10 @@ class Tuner:
         return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
-        """Whether one of the device's own kernels solves it; with ``by_default``, one that needs no measurement."""
+        """Whether one of the device's own kernels solves it.
+
+        ``by_default``: count only kernels whose default config EXECUTION_MODE_HINT allows.
+        """
         asked = self._defaults(problem.op, device.target.language)
         taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
         return any(not by_default or self._may_default(s, problem, device) for s in taking)

@@ -35,7 +35,7 @@ from .json_file import JsonFile, short
 from .key import WHERE_FIELDS, Key, Kind, Match, Where
 from .record import MOST_PARAMETERS, AnyRecord, Measurement, parse
 
-#: Most values of all parameters of a space.
+#: Maximum number of values of all parameters of a space.
 MOST_VALUES = 1 << 16
 KEYS = "keys"
 _UNITS = re.compile(r"0|[1-9][0-9]{0,18}")

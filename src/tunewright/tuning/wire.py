@@ -21,7 +21,7 @@ Message: TypeAlias = dict[str, Any]
 #: Files of compiled programs, by the key of each program.
 Programs: TypeAlias = Mapping[str, Mapping[str, bytes]]
 
-#: Longest frame, most elements of a list, longest text.
+#: Longest frame, maximum number of elements of a list, longest text.
 MOST_BYTES, MOST_SAMPLES, LONGEST = 64 << 20, 1 << 16, 1 << 16
 #: Seconds by which a request or a timed stretch may seem longer than it is, because a process was woken late.
 BUSY, LATE = 0.25, 50e-6

@@ -82,7 +82,7 @@ class Announced:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve requests. Arguments: the device's name, most bytes of memory, the descriptors of the channel and the
+    """Serve requests. Arguments: the device's name, maximum bytes of memory, the descriptors of the channel and the
     lifeline.
 
     Before these two there may be the descriptor of an `activity.Activity` and the number of its pause word. Nothing is
@@ -131,7 +131,7 @@ def _answer(local: Local, request: wire.Message) -> wire.Message:
         gathered = Gathered(wire.programs(request["programs"]), closed=True)
         with kernel_cache.using(gathered):
             attempt = _attempt(local, candidates[0], request["limit"])
-        gathered.groups.clear()  # a program keeps its source files alive
+        gathered.groups.clear()  # a compiled program keeps the cache alive that it came from
         return wire.attempt_json(attempt)
     # in a race it is unknown which candidate broke the device
     return wire.race_json(local.race(candidates, request["rounds"]))

@@ -14,8 +14,10 @@ from ..runtime.request import DeviceRequest
 
 
 def coarsest(*requests: DeviceRequest) -> float:
-    """Return the tolerance of the coarsest type inside the networks, since outputs may have a finer type than the
-    values that they are computed from."""
+    """Return the tolerance of the coarsest type inside the networks.
+
+    Outputs may have a finer type than the values that they are computed from.
+    """
     steps = [step for request in requests for plan in request.model.program.plans for step in plan.steps]
     types = {v.tensor.dtype for step in steps for v in (*step.node.inputs, *step.node.outputs) if v and v.tensor}
     types |= {step.kernel.like for step in steps if step.kernel is not None and step.kernel.like is not None}

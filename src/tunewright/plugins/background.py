@@ -76,8 +76,7 @@ class _Shape:
         self.waiting.append(winner)
 
     def next(self, at_once: bool) -> Sequence[Winner]:
-        """Return the next winners to try: part of a group that lost; or all waiting ones, after time for others to
-        come.
+        """Return the next winners to try: part of a group that lost, or all waiting ones once others had time to come.
 
         Winners are tried together because a large gain shows sooner than a small one, and every trial needs as many
         requests.

@@ -254,8 +254,10 @@ class Helper:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the helper. Arguments: descriptor of the activity, its pause word, descriptors of the channel and the
-    lifeline."""
+    """Run the helper.
+
+    Arguments: descriptor of the activity, its pause word, descriptors of the channel and the lifeline.
+    """
     descriptor, pause, channel, lifeline = map(int, arguments)
     line = _Line(socket.socket(fileno=channel))
     die_with_parent(lifeline)

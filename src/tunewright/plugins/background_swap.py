@@ -252,8 +252,10 @@ def end(model: DeviceModel, swap: Swap, verdict: Verdict, gain: Ratio) -> list[S
 
 
 def record_loss(model: DeviceModel, winner: Winner, gain: Ratio) -> None:
-    """Record that a kernel lost in the running network, as `tune` does. If it ran against the default, also record that
-    the default stays."""
+    """Record that a kernel lost in the running network, as `tune` does.
+
+    If it ran against the default, also record that the default stays.
+    """
     tuner, problem, device = model.env.tuner, winner.layer.problem, winner.layer.device
     stored = tuner.measured(problem, device)
     lost = _newest(stored, winner.candidate)

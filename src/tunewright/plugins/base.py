@@ -48,8 +48,10 @@ class Plugin(ABC):
         """Return, for each node by name, the solver that runs it here, or why there is none."""
 
     def choice(self, model: Model, settings: Settings) -> Choice | None:
-        """Return how requests would be served, without compiling or measuring. None if several devices serve, each in
-        its way."""
+        """Return how requests would be served, without compiling or measuring.
+
+        None if several devices serve, each in its way.
+        """
         return None
 
     @abstractmethod

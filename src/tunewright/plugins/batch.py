@@ -136,8 +136,10 @@ class Batch(Plugin):
         return BatchModel(name, alone, made, batch, streams, timeout)
 
     def _why_not(self, model: Model, settings: Settings) -> str:
-        """Return why requests of a model do not run together; empty if they may. Raises instead if batches were
-        requested."""
+        """Return why requests of a model do not run together; empty if they may.
+
+        Raises instead if batches were requested.
+        """
         try:
             batched(model, 1)
         except TunewrightError as error:

@@ -60,8 +60,7 @@ class Examples:
                 raise Unproven(f"takes input {i} from the examples")
 
     def alike(self, value: Value, axis: int) -> None:
-        """Raise unless a value that is independent of the examples is the same for each along an axis (below 0: no
-        axis)."""
+        """Raise if a value that is independent of the examples differs between them along an axis (below 0: none)."""
         size = self.dims(value)[axis] if axis >= 0 else 1
         if size == 1:
             return

@@ -98,8 +98,10 @@ def measure_batches(device: Device, settings: Settings, options: Mapping[str, An
 
 
 def measured(model: Model, device: Device, settings: Settings) -> Answer | None:
-    """Return what was measured of a model's requests that run together. An open batch and a batch of one are the same
-    model."""
+    """Return what was measured of a model's requests that run together.
+
+    An open batch and a batch of one are the same model.
+    """
     try:
         one = with_batch(model, 1)
     except TunewrightError:

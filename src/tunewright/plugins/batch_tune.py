@@ -123,8 +123,10 @@ class _Climb:
         return ""
 
     def _run_different(self, made: BatchModel) -> None:
-        """Run a batch of different examples, which the batch model compares with single runs; the measurement repeats
-        one example."""
+        """Run a batch of different examples, which the batch model compares with single runs.
+
+        The measurement itself repeats one example.
+        """
         queue = AsyncInferQueue(made, made.size)
         for number in range(made.size):
             queue.start_async(self._examples[number % len(self._examples)])

@@ -1,5 +1,5 @@
-"""Find the plugin of a device string: a device's name, or several behind ``HETERO:``, ``MULTI:``, ``AUTO:`` or
-``BATCH:``."""
+"""Find the plugin of a device string: a device's name, or several after ``HETERO:``, ``MULTI:``, ``AUTO:`` or
+``BATCH``."""
 
 from __future__ import annotations
 

@@ -86,8 +86,10 @@ class Hetero(Plugin):
     # ---- placing -----------------------------------------------------------------------------------------------------
 
     def query(self, model: Model, settings: Settings) -> dict[str, Support]:
-        """Return the answer of each node's device, with the device's name. Nodes without a device get the first one's
-        answer."""
+        """Return the answer of each node's device, with the device's name.
+
+        Nodes without a device get the first one's answer.
+        """
         placed = self.place(model, settings)
         own = [plugin.query(model, settings) for plugin in self.plugins]
         chosen = {n.name: d for node, d in placed.labels.items() for n in (node, *_inner(node))}
@@ -162,8 +164,9 @@ class Task:
         return [self._answers(plugin) for plugin in self.plugin.plugins]
 
     def _answers(self, plugin: SingleDevice) -> dict[str, Support]:
-        """Return a device's answer for each node. A node that the device fuses into another one counts as having a
-        kernel.
+        """Return a device's answer for each node.
+
+        A node that the device fuses into another one counts as having a kernel.
 
         Otherwise a normalisation that convolutions absorb would divide a network after every convolution.
         """
@@ -197,8 +200,10 @@ class Task:
         return found if right and all(found[n] == d for n, d in self.fixed.items()) else None
 
     def by_known_costs(self, estimates: bool) -> dict[Node, int] | None:
-        """Return the cheapest placement; None if the costs of nodes are unknown. With ``estimates``, estimated costs
-        suffice."""
+        """Return the cheapest placement; None if the costs of nodes are unknown.
+
+        With ``estimates``, estimated costs suffice.
+        """
         static = all(v.tensor is not None and v.tensor.is_static for v in self.graph.inputs)
         if not static or not (estimates or all(d.family != "host" for d in self.plugin.devices)):
             return None  # kernels for open shapes are never measured, and neither are references

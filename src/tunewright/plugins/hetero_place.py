@@ -228,8 +228,10 @@ def by_schedule(problem: Problem) -> list[int]:
 
 
 def _order(sources: Sequence[Sequence[tuple[int, int]]], targets: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
-    """Order units so that each comes after those that it reads. Units in cycles, which exist because a unit may have
-    several nodes, come last."""
+    """Order units so that each comes after those that it reads.
+
+    Units in cycles, which exist because a unit may have several nodes, come last.
+    """
     waiting = [len({s for s, _ in source}) for source in sources]
     found = [k for k, number in enumerate(waiting) if not number]
     for k in found:

@@ -73,8 +73,10 @@ def streams_range(device: Device) -> tuple[int, int]:
 
 
 def requests_range(device: Device) -> tuple[int, int, int]:
-    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step. More requests would only wait. On a GPU requests may run
-    together."""
+    """RANGE_FOR_ASYNC_INFER_REQUESTS: from, to, step.
+
+    More requests would only wait. On a GPU requests may run together.
+    """
     together = MOST if device.target.device == "gpu" else 1
     return 1, REQUESTS_EACH * streams_range(device)[1] * together, 1
 
@@ -140,8 +142,10 @@ def supported(device: Device) -> dict[str, dict[str, Any]]:
 
 
 def get(device: Device, name: str, settings: Settings, options: Mapping[str, Any] | None = None) -> Any:
-    """Return a property of a device, or the value of a setting. ``options``: arguments of some properties
-    (`batch_size`)."""
+    """Return a property of a device, or the value of a setting.
+
+    ``options``: arguments of some properties (`batch_size`).
+    """
     key = plain(name)
     known = metrics(device)
     if key in WITH_MODEL and options:

@@ -86,8 +86,7 @@ def open_device(name: str, settings: Settings | None = None) -> Device:
 
 
 def expect(name: str) -> None:
-    """Announce that a device of this name will be opened, so that slow initialisation begins in parallel to this
-    thread."""
+    """Announce that a device of this name will be opened, so that slow initialisation begins in parallel."""
     kind = name.strip().upper().partition(".")[0]
     for implementation in families().values():
         if implementation.kinds is None or kind in implementation.kinds:
@@ -162,8 +161,10 @@ def _opened(key: str) -> Device:
 
 
 def visible(alternatives: bool = False) -> list[str]:
-    """Return the devices that a user would choose, without the Null device for tests. ``alternatives``: also other
-    implementations for the same hardware."""
+    """Return the devices that a user would choose, without the Null device for tests.
+
+    ``alternatives``: also other implementations for the same hardware.
+    """
     names = (n for n in available()[0] if n != "NULL")
     return sorted(n for n in names if alternatives or not (n.startswith("CPU.") or n.count(".") > 1))
 

@@ -82,8 +82,7 @@ class Compared:
 
 
 def candidates(units: int, is_cpu: bool, most: int = 0) -> list[Point]:
-    """Return the points to compare: 1, 2, 4 ... streams up to one per unit, each with as many and twice as many
-    requests.
+    """Return the points to compare: 1, 2, 4 ... streams up to one per unit, with as many or twice as many requests.
 
     ``most``: maximum number of requests that the application has in flight (PERFORMANCE_HINT_NUM_REQUESTS); 0: any
     number.
@@ -99,8 +98,10 @@ def is_automatic(settings: Settings) -> bool:
 
 
 def known(model: Model, device: Device, settings: Settings, batches: bool = False) -> Answer | None:
-    """Return the stored answer of a model; None if there is none, if it must be measured again, or if it was just
-    deleted."""
+    """Return the stored answer of a model.
+
+    Returns None if there is none, if it must be measured again, or if it was just deleted.
+    """
     file = StreamsFile.of(settings)
     if not file.path.exists() or (settings.find_enforce in "24" and is_automatic(settings)):
         return None
@@ -162,8 +163,10 @@ def compiled_auto(
 def compare_streams(
     compile: Callable[[int, bool], DeviceModel], inputs: Mapping[str, Any] | None, device: Device, settings: Settings
 ) -> Compared | None:
-    """Measure the best numbers of streams and requests. Returns None if that is forbidden or impossible; the log has
-    the reason."""
+    """Measure the best numbers of streams and requests.
+
+    Returns None if that is forbidden or impossible; the log has the reason.
+    """
     why = _why_not(settings, inputs)
     if why:
         LOG.info("NUM_STREAMS = AUTO: %s", why)
@@ -260,8 +263,10 @@ def measure(models: Mapping[Point, CompiledModel], inputs: Mapping[str, Any], se
 
 
 def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float, batch: int = 1) -> float:
-    """Return inferences per second of a queue that is kept full for this time. Batches are completed, so that the last
-    one does not wait for more requests."""
+    """Return inferences per second of a queue that is kept full for this time.
+
+    Batches are completed, so that the last one does not wait for more requests.
+    """
     begin, count = time.perf_counter(), 0
     while count < len(queue) or count % batch or time.perf_counter() - begin < seconds:
         queue.start_async(inputs)
@@ -271,8 +276,10 @@ def rate(queue: AsyncInferQueue, inputs: Mapping[str, Any], seconds: float, batc
 
 
 def best(rates: Rates) -> Point:
-    """Return the point with the least effort, unless the fastest beats it. Then return the one with the least effort
-    among those that beat it too and are about as fast as the fastest."""
+    """Return the point with the least effort, unless the fastest beats it.
+
+    Then return the one with the least effort among those that beat it too and are about as fast as the fastest.
+    """
     fastest = max(rates, key=lambda point: statistics.median(rates[point]))
     least = min(rates, key=lambda point: point.effort)
     if fastest == least or not beats(rates, fastest, least):

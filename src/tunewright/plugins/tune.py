@@ -344,8 +344,10 @@ class ModelTuning(Tuning):
         return Result(self.layers, before, after, gain, error if changed else 0.0, undone, self.stopped, self.spent)
 
     def _compare(self, old: DeviceRequest, new: DeviceRequest, inside: float) -> tuple[bool, float]:
-        """Compare the outputs with `agree`. A network with random numbers always passes, because it disagrees with
-        itself."""
+        """Compare the outputs with `agree`.
+
+        A network with random numbers always passes, because it disagrees with itself.
+        """
         once = old.infer(self.values)
         right, error = agree(once, new.infer(self.values), inside)
         return right or not agree(once, old.infer(self.values), inside)[0], error
@@ -378,8 +380,10 @@ class ModelTuning(Tuning):
             request.infer(self.values)
 
     def _take_back(self, layer: Layer) -> None:
-        """Take back a change that does not pay in the whole network. It answers again only if a later search finds it
-        better."""
+        """Take back a change that does not pay in the whole network.
+
+        It answers again only if a later search finds it better.
+        """
         assert layer.chosen is not None
         default = next(iter(layer.network))
         ratio = layer.network[layer.chosen]
@@ -397,8 +401,10 @@ def _is_judged(layer: Layer) -> bool:
 
 
 class _Clock(Counters):
-    """Seconds of each problem in one inference. Keyed by problem, because nodes may share a name, and several nodes may
-    pose one problem."""
+    """Seconds of each problem in one inference.
+
+    Keyed by problem, because nodes may share a name, and several nodes may pose one problem.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,8 +53,10 @@ def is_left(layer: Layer) -> bool:
 
 
 def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:
-    """Return the seconds of an inference that searches of layers ``of`` may save. ``layers``: the layers that
-    experience comes from."""
+    """Return the seconds of an inference that searches of layers ``of`` may save.
+
+    ``layers``: the layers that experience comes from.
+    """
     done = [layer for layer in layers if layer.outcome is not None]
     hopes = [layer.hope for layer in layers if layer.hope > 0]
     typical = sum(hopes) / len(hopes) if hopes else 0.0
@@ -68,8 +70,10 @@ def expected(layers: Sequence[Layer], of: Sequence[Layer]) -> float:
 
 
 def overall(results: Sequence[Result], weights: Sequence[float] = ()) -> float:
-    """Return the speed-up of all results together. ``weights``: share of the time that each took before; by default
-    equal."""
+    """Return the speed-up of all results together.
+
+    ``weights``: share of the time that each took before; by default equal.
+    """
     parts = list(weights) or [1.0] * len(results)
     after = sum(
         part / _gain(result) for part, result in zip(parts, results, strict=True)

@@ -53,8 +53,7 @@ class Posed(Layer):
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[Problem, int], list[str]]:
-    """Read the problems of dumps (files or folders), each with the number of files that contain it, and what was left
-    out.
+    """Read the problems of dumps (files or folders), the number of files with each, and what was left out.
 
     Raises `InputError` if there is nothing to tune.
     """

@@ -75,8 +75,7 @@ class Layer:
 
     @property
     def hope(self) -> float:
-        """Seconds of an inference that a search might save: the time above the roofline, but at least the share
-        `LEAST_HOPE`.
+        """Seconds of an inference that a search might save: those above the roofline, but at least `LEAST_HOPE` of all.
 
         A fast algorithm needs less arithmetic than the roofline counts.
         """

@@ -35,8 +35,10 @@ START_SECONDS = 60.0
 
 
 def useful(shares_cores: bool, threads: int = 0) -> int:
-    """Return how many processes are worthwhile here; fewer than two are of no use. ``threads``:
-    COMPILATION_NUM_THREADS."""
+    """Return how many processes are worthwhile here; fewer than two are of no use.
+
+    ``threads``: COMPILATION_NUM_THREADS.
+    """
     cores = building.threads(threads)
     free = free_bytes()
     most = MOST if shares_cores else MOST_BESIDE

@@ -382,8 +382,7 @@ class Local(Measurer):
                 binding.there[id(out)] = self._queue.duplicate(out.buffer)
 
     def _is_known(self, binding: Binding, n: int, out: Guarded) -> bool:
-        """Whether an output holds the same bytes as when it was right, as far as the device can tell without a
-        transfer."""
+        """Whether an output still holds the right bytes, as far as the device can tell without a transfer."""
         if not self._queue.compares:
             return False
         if id(out) in binding.there:
@@ -414,8 +413,10 @@ class Local(Measurer):
 def compile_candidate(
     candidate: Candidate, problem: Problem, device: Device, known: Mapping[str, Solver] | None = None
 ) -> Kernel:
-    """Compile a candidate into a kernel. Raises `Refused` if the solver does not accept it. ``known``: the solvers by
-    id; all of them by default."""
+    """Compile a candidate into a kernel.
+
+    Raises `Refused` if the solver does not accept it. ``known``: the solvers by id; all of them by default.
+    """
     id, config = candidate
     target = device.target
     solver = ({s.id: s for s in _all_solvers()} if known is None else known).get(id)

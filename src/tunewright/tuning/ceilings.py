@@ -141,8 +141,10 @@ def arithmetic(lanes: int) -> Source:
 
 
 def memory(lanes: int, apart: int, stride: int, count: int) -> Source:
-    """Emits a kernel in which each work-item reads ``count`` vectors, ``stride`` apart. Neighbouring work-items start
-    ``apart`` vectors from each other."""
+    """Emits a kernel in which each work-item reads ``count`` vectors, ``stride`` apart.
+
+    Neighbouring work-items start ``apart`` vectors from each other.
+    """
     source = Source("memory")
     source.buffer("out", DType.FLOAT32, Out(0))
     source.buffer("data", DType.FLOAT32, In(0))

@@ -56,6 +56,8 @@ class Choice:
 
     @cached_property
     def rejected(self) -> Mapping[str, str]:
-        """The reason of every solver that refused the problem. Computed on demand, because a caller waits for its
-        plans."""
+        """The reason of every solver that refused the problem.
+
+        Computed on demand, because a caller waits for its plans.
+        """
         return self.ask()

@@ -1,5 +1,4 @@
-"""Convert a problem into a command line and back: ``tunewright driver conv --input 'float32[1,64,56,56]' --weights
-...``.
+"""Convert a problem into a command line and back: ``tunewright driver conv --input 'float32[1,64,56,56]' ...``.
 
 Operations are grouped into classes, and each class is a sub-command. An option names an input, an attribute, or the
 fused steps; attributes have the names and kinds of ONNX's schemas. Problems that options cannot express are given as

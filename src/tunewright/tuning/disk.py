@@ -80,8 +80,7 @@ class Forkable(ABC):
 
     @abstractmethod
     def start_anew(self) -> None:
-        """Create new locks and forget open files without closing them: in a forked child they still belong to the
-        parent."""
+        """Create new locks and forget open files without closing them: after a fork they belong to the parent."""
 
 
 _FORKABLE: weakref.WeakSet[Forkable] = weakref.WeakSet()

@@ -53,8 +53,10 @@ Numbers: TypeAlias = tuple[float, ...] | Floats
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Nodes in the order of their numbers, root first. A child stands behind its only parent. A node with a ``feature``
-    below 0 is a leaf."""
+    """Nodes in the order of their numbers, root first.
+
+    A child stands behind its only parent. A node with a ``feature`` below 0 is a leaf.
+    """
 
     feature: Integers
     #: values up to the threshold go to the left child

@@ -181,15 +181,16 @@ def _log(x: float) -> float:
 
 
 def _twos(x: int) -> float:
-    """Return how often two divides ``x``, scaled so that four times or more is 1. It matters for tiles, little for
-    distance."""
+    """Return how often two divides ``x``, scaled so that four times or more is 1.
+
+    It matters for tiles, little for distance.
+    """
     return min(((x & -x).bit_length() - 1) if x > 0 else 0, 4) / 4
 
 
 @dataclass(frozen=True)
 class Column:
-    """A feature of a candidate: whether a solver makes it, a parameter's size, or whether a parameter has a certain
-    text."""
+    """A feature of a candidate: whether a solver makes it, a parameter's size, or whether a parameter has some text."""
 
     #: "solver", "size" or "text"
     form: str

@@ -92,8 +92,10 @@ def parse_late(text: str, path: str = "") -> Heuristic:
 
 
 def _head(line: str) -> tuple[str, Place] | None:
-    """Return kind and place of the section in a line; None if the line does not begin with them. Strings have escaped
-    quotes, so the first `BEHIND` is not part of a string."""
+    """Return kind and place of the section in a line; None if the line does not begin with them.
+
+    Strings have escaped quotes, so the first `BEHIND` is not part of a string.
+    """
     try:
         data = _json(line.partition(BEHIND)[0] + "}")
         given = _members(data, "the head of a section", {"kind", "place"})
@@ -278,8 +280,9 @@ def _listed(data: Json) -> Listed:
 
 
 def _trees(data: Json, width: int) -> tuple[Tree, ...]:
-    """Parse trees. Every node but the root must be the child of exactly one earlier node; paths then end and never
-    meet.
+    """Parse trees.
+
+    Every node but the root must be the child of exactly one earlier node; paths then end and never meet.
 
     A section has thousands of nodes and is read while a caller waits, so all are checked together with numpy.
     """

@@ -88,8 +88,10 @@ def hold_out(
     seed: int = 0,
     tell: Callable[[str], None] = lambda name: None,
 ) -> list[HeldOut]:
-    """Train without each network in turn, and judge the result on it. Without networks, groups of problems are held
-    out, which is an easier test."""
+    """Train without each network in turn, and judge the result on it.
+
+    Without networks, groups of problems are held out, which is an easier test.
+    """
     found = []
     for network in networks or _groups(known):
         mine = [e for e in known if e.problem.key() in network.seconds]

@@ -162,8 +162,7 @@ class Hunt:
         return f"{self.compared:,} of {self.choices:,} candidates were compared"
 
     def leaders(self, baseline: Found, again: Collection[Candidate] = ()) -> list[Candidate]:
-        """Return the candidates that race with a baseline: the fastest and its near rivals, and always the best of
-        ``again``.
+        """Return the candidates that race with a baseline: the fastest, its near rivals, and the best of ``again``.
 
         Candidates that were only probed are far behind.
         """
@@ -213,8 +212,9 @@ class Hunt:
         share: float,
         end: float,
     ) -> None:
-        """Search until a share of the budget is used or no candidate is left. The default must have been attempted
-        before.
+        """Search until a share of the budget is used or no candidate is left.
+
+        The default must have been attempted before.
 
         ``gains``: gains over the default that earlier sessions saw here; 0 marks an unusable candidate. No attempt
         begins that would not end before the share ``end`` is used.
@@ -401,8 +401,10 @@ class Hunt:
 
     @property
     def opens_together(self) -> bool:
-        """Whether the default is compiled with the next candidates. Alone it would take longer than others in batches,
-        and estimates would be too high."""
+        """Whether the default is compiled with the next candidates.
+
+        Alone it would take longer than others in batches, and estimates would be too high.
+        """
         return self.measurer.beside or self.measurer.ahead >= MANY
 
     def open(self, default: Candidate, waited: float) -> Tried:

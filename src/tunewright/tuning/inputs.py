@@ -380,8 +380,10 @@ def unpooled(draw: Draw) -> Array:
 
 
 def mask(draw: Draw) -> Array:
-    """Role: an attention mask. Three of four keys are visible, the first always; other types hold addends of the
-    scores."""
+    """Role: an attention mask.
+
+    Three of four keys are visible, the first always; other types hold addends of the scores.
+    """
     if draw.type.dtype is not DType.BOOL:
         return data(draw)
     seen = draw.rng.random(draw.dims) < 0.75
@@ -407,8 +409,10 @@ ADDEND = between(-999, 999)
 
 
 def _quantised_parts(count: int) -> Mapping[int, Role]:
-    """Return the roles of QLinearConcat: scale and zero point of the result, then data, scale and zero point of each
-    part."""
+    """Return the roles of QLinearConcat.
+
+    Inputs are scale and zero point of the result, then data, scale and zero point of each part.
+    """
     return {i: SCALE if i == 0 or (i > 1 and i % 3 == 0) else zero_point for i in range(count) if i < 2 or i % 3 != 2}
 
 

@@ -1,5 +1,4 @@
-"""Measure in another process, so that a candidate that crashes, hangs, fills memory or reports false times does no
-harm.
+"""Measure in another process, so that a candidate that crashes, hangs or reports false times does no harm.
 
 `Isolated` is a `Measurer` that forwards requests to a worker (`worker`), which runs a `bench.Local`. One worker serves
 many candidates and problems. It is replaced after every fault, so that no candidate is blamed for what another left
@@ -494,8 +493,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def measurer_for(device: Device, settings: Settings) -> Measurer:
-    """Return the measurer of a device: one worker per device name, which ends with this process. Raises `DeviceError`
-    if the device cannot compile kernels."""
+    """Return the measurer of a device: one worker per device name, which ends with this process.
+
+    Raises `DeviceError` if the device cannot compile kernels.
+    """
     if not device.compiles:
         raise DeviceError("there is no C compiler, so no kernel can be measured", where=device.name,
                           hint="install one: pip install ziglang")  # fmt: skip

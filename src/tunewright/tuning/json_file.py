@@ -37,8 +37,10 @@ class JsonFile:
 
     @contextmanager
     def opened(self, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """Open the file and yield its descriptor. Raises FileNotFoundError if there is none, `InputError` for other
-        problems."""
+        """Open the file and yield its descriptor.
+
+        Raises FileNotFoundError if there is none, `InputError` for other problems.
+        """
         try:
             # opening a FIFO must not wait for a writer
             descriptor = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)

@@ -138,8 +138,7 @@ def compare(asked: Key, stored: Key, shape_distance: float = math.inf) -> Match:
 
 
 def distance(a: Sequence[int], b: Sequence[int]) -> float:
-    """Return the distance between the sizes of two problems of a family, in factors of two; infinite if they are not
-    near."""
+    """Return the distance between the sizes of two problems of a family, in factors of two; infinite if not near."""
     if len(a) != len(b) or any((x == 0) != (y == 0) for x, y in zip(a, b, strict=True)):
         return math.inf
     steps = [abs(math.log2(x / y)) for x, y in zip(a, b, strict=True) if x != y]

@@ -286,8 +286,9 @@ class Locked:
         why_not: Callable[[Solver], str | None],
         barred: Callable[[Solver, Config], str | None],
     ) -> tuple[Solver, Config] | None:
-        """Return the locked kernel of a problem if it matches. Raises `LockError` if it does not and the model is
-        frozen.
+        """Return the locked kernel of a problem if it matches.
+
+        Raises `LockError` if it does not and the model is frozen.
 
         ``why_not`` returns why a solver does not accept the problem; ``barred`` returns why a candidate must not run.
         """

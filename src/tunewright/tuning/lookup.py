@@ -77,8 +77,10 @@ class Lookup:
         why_not: Callable[[Solver], str | None],
         default: tuple[str, Config] | None = None,
     ) -> Answer:
-        """Return the answers for a static problem among ``solvers``. ``why_not`` returns why a solver may not be used,
-        or None."""
+        """Return the answers for a static problem among ``solvers``.
+
+        ``why_not`` returns why a solver may not be used, or None.
+        """
         known = {s.id: s for s in solvers}
         keys = _Keys(problem, target)
         order = {layer.name: n for n, layer in enumerate(self.layers)}
@@ -135,8 +137,7 @@ class Lookup:
         return frozenset(found)
 
     def fastest(self, problem: Problem, where: Where) -> float | None:
-        """Return the seconds of the fastest candidate measured for exactly this problem on a processor; None if there
-        is none."""
+        """Return the seconds of the fastest candidate measured for exactly this problem on a processor, or None."""
         groups = [group for layer in self.layers if (group := self._groups(layer, problem))]
         there = (m for group in groups for m in group.get(problem.key(), ()))
         return min((m.evidence.seconds for m in there if _same_processor(m.key.where, where)), default=None)

@@ -1,5 +1,6 @@
-"""The interface for measuring candidates: `Measurer`. `bench.Local` measures in this process, `isolated.Isolated` in a
-worker.
+"""The interface for measuring candidates: `Measurer`.
+
+`bench.Local` measures in this process, `isolated.Isolated` in a worker.
 
 A measurer serves one device, and one problem at a time (`pose`). It compiles, checks and times candidates. `session`
 decides from the samples which candidate is better.
@@ -48,8 +49,10 @@ class Race:
 
 @dataclass(frozen=True)
 class Regime:
-    """How data is supplied. cold: copies rotate, so that data comes from memory. layer: only weights rotate. warm: one
-    copy."""
+    """How data is supplied.
+
+    cold: copies rotate, so that data comes from memory. layer: only weights rotate. warm: there is one copy.
+    """
 
     kind: str  # layer, cold, warm
     copies: int
@@ -98,8 +101,7 @@ class Measurer(ABC):
         return True
 
     def alike(self, candidate: Candidate, other: Candidate) -> None:  # noqa: B027 (there may be nothing to know)
-        """Note that ``candidate`` has the same programs as ``other``, which was compiled: they differ only in
-        arguments."""
+        """Note that ``candidate`` has the same programs as the compiled ``other``: they differ only in arguments."""
 
     def programs(self, candidate: Candidate) -> Mapping[str, Mapping[str, bytes]]:
         """Return the compiled programs of a candidate: files by the key of each program in the kernel cache.

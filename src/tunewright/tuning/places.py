@@ -59,8 +59,7 @@ def open_system(settings: Settings) -> Database:
 
 
 def heuristic_file(settings: Settings) -> Path | None:
-    """Return HEURISTIC_PATH, else the file in the user's folder, else that in the system's folder; None if there is
-    none."""
+    """Return HEURISTIC_PATH, else the file in the user's folder, else that in the system's folder, or None."""
     if settings.heuristic_path is not None:
         return Path(settings.heuristic_path).expanduser().absolute() if settings.heuristic_path else None
     there = (user_folder(settings) / HEURISTIC, system_folder(settings) / HEURISTIC)
@@ -68,8 +67,10 @@ def heuristic_file(settings: Settings) -> Path | None:
 
 
 def open_heuristic(settings: Settings) -> Heuristic | None:
-    """Return the heuristic, read again if its file changed. None if there is none, or with a warning if it is
-    unreadable."""
+    """Return the heuristic, read again if its file changed.
+
+    Returns None if there is none. If it is unreadable, warns and returns None.
+    """
     path = heuristic_file(settings)
     if path is None:
         return None
@@ -79,8 +80,11 @@ def open_heuristic(settings: Settings) -> Heuristic | None:
 
 
 def open_path(path: Path) -> Database:
-    """Open any knowledge base: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl), a tuning file (.json), or a
-    model with embedded records (.onnx)."""
+    """Open any knowledge base.
+
+    ``path``: a folder, its ``kb.sqlite``, a file of JSON Lines (.jsonl), a tuning file (.json), or a model with
+    embedded records (.onnx). Raises `InputError` for anything else.
+    """
     path = path.absolute()
     if path.suffix == ".json":
         from .tuning_file import TuningFile

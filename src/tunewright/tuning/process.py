@@ -35,8 +35,9 @@ class Lost(Exception):
 
 
 class Process:
-    """One process from start to end. Its command gets two more arguments: the descriptors of the channel and of the
-    lifeline.
+    """One process from start to end.
+
+    Its command gets two more arguments: the descriptors of the channel and of the lifeline.
 
     The lifeline is a pipe that reports only the end of the parent.
     """
@@ -181,8 +182,10 @@ class Process:
             self._tail = (self._tail + data)[-KEPT_OUTPUT:]
 
     def _said(self) -> str:
-        """Return the last line that the process printed. Only one line, because reasons are stored and shared, and
-        tracebacks contain paths."""
+        """Return the last line that the process printed.
+
+        Only one line, because reasons are stored and shared, and tracebacks contain paths.
+        """
         lines = self._tail.decode("utf-8", "replace").strip().splitlines()
         text = "".join(c for c in lines[-1][-SHOWN_OUTPUT:] if c.isprintable()) if lines else ""
         return f" (it printed: {text})" if text else ""
@@ -213,8 +216,10 @@ class Process:
         return Lost(Status.CRASHED, f"its process ended with {name}{self._said()}", code)
 
     def end(self, patience: float = 0.0) -> None:
-        """End the process and everything that it started. With ``patience``, an idle one gets these seconds to end by
-        itself."""
+        """End the process and everything that it started.
+
+        With ``patience``, an idle one gets these seconds to end by itself.
+        """
         if not self._open:
             return
         if self._owner != os.getpid():

@@ -310,8 +310,10 @@ def _no_constant(text: str) -> float:
 
 
 def _plain(data: Any, depth: int = 0) -> None:
-    """Check nesting and numbers of JSON data. JSON reads 1e999 as infinity and allows any depth; neither could be
-    written."""
+    """Check nesting and numbers of JSON data.
+
+    JSON reads 1e999 as infinity and allows any depth; neither could be written.
+    """
     if depth > DEEPEST:
         raise _wrong("it is nested too deeply")
     if isinstance(data, float) and not math.isfinite(data):

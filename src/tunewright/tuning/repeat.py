@@ -39,7 +39,9 @@ _ALONG = {
 @dataclass(frozen=True)
 class Repeat:
     """A problem with fewer images or rows, and the axis that counts them in each tensor (None: it has no such axis).
-    The axis is the same in the tensor's layout."""
+
+    The axis is the same in the tensor's layout.
+    """
 
     problem: Problem
     inputs: tuple[int | None, ...]

@@ -35,8 +35,10 @@ SCHEMA = "tunewright.tune/1"
 
 
 class ResultFile:
-    """Writes the result file. With an empty folder name it keeps the content in memory only. Disk errors are reported
-    once."""
+    """Writes the result file.
+
+    With an empty folder name it keeps the content in memory only. Disk errors are reported once.
+    """
 
     def __init__(self, folder: str, head: Mapping[str, Any]) -> None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d%H%M%S")

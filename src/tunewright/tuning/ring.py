@@ -188,8 +188,10 @@ def _slots(slot_bytes: int, wanted: int, memory: float) -> int:
 
 
 def _memory(device: Device) -> float:
-    """Return the bytes that may be used: free memory of the host, or all memory of a separate device. Infinite if
-    unknown."""
+    """Return the bytes that may be used: free memory of the host, or all memory of a separate device.
+
+    Infinite if unknown.
+    """
     free = free_bytes() if device.shares_memory else device.memory_bytes
     return math.inf if free is None else float(free)
 

@@ -162,8 +162,9 @@ def duel(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Measurement | Fault:
-    """Measure one candidate against the default now. Returns its measurement, confirmed if it is still faster; or its
-    fault.
+    """Measure one candidate against the default now.
+
+    Returns its measurement, confirmed if it is still faster; or its fault.
 
     Raises `DeviceError` if it cannot be measured: the problem cannot be posed, the default is faulty, or the candidate
     does not compile here. If noise prevents a decision, the interval of the measurement contains 1; the caller may try

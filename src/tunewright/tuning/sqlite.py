@@ -487,8 +487,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _column(kind: type[Measurement] | type[Survey], family: str) -> str:
-    """Return the value of the column ``family``. Surveys have another one, because queries for measurements must be
-    fast."""
+    """Return the value of the column ``family``.
+
+    Surveys have another one, because queries for measurements must be fast.
+    """
     digest = hashlib.sha256(family.encode("utf-8", "surrogatepass")).hexdigest()
     return digest if kind is Measurement else f"{salvage.APART}{digest}"
 

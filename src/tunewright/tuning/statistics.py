@@ -94,11 +94,11 @@ def rough(slower: Sequence[float], faster: Sequence[float]) -> bool:
 
 
 def estimate(slower: Sequence[float], faster: Sequence[float]) -> float:
-    """Return the ratio from a few rounds without an interval: `relative`, or the ratio of the shortest times if they
-    are `rough`.
+    """Return the ratio from a few rounds without an interval.
 
-    Measured with five other processes on two cores, 25 rounds each. The two shortest times err by 10 to 20 %, medians
-    by 20 to 30 %. On an idle machine they err by 3 % and 1.5 %.
+    This is `relative`, or the ratio of the shortest times if the rounds are `rough`. Measured with five other processes
+    on two cores, 25 rounds each. The two shortest times err by 10 to 20 %, medians by 20 to 30 %. On an idle machine
+    they err by 3 % and 1.5 %.
     """
     if not rough(slower, faster):
         return relative(slower, faster)

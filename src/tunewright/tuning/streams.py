@@ -86,8 +86,10 @@ class Answer:
 
 
 def told(rates: Mapping[str, float]) -> str:
-    """Describe rates in one line: streams x requests (x batch), and inferences per second. If there are several
-    batches, only the best rate of each is shown."""
+    """Describe rates in one line: streams x requests (x batch), and inferences per second.
+
+    If there are several batches, only the best rate of each is shown.
+    """
     shown = dict(rates)
     if any(batch_of(name) > 1 for name in rates):
         best: dict[int, str] = {}

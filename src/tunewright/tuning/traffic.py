@@ -261,8 +261,10 @@ def _is_date(value: object) -> bool:
 
 
 def merge_files(into: TrafficFile, paths: Iterable[Path]) -> dict[str, ModelTraffic]:
-    """Merge other files and return their content. Raises `InputError`, before anything is merged, if a file is missing
-    or invalid."""
+    """Merge other files and return their content.
+
+    Raises `InputError`, before anything is merged, if a file is missing or invalid.
+    """
     found: dict[str, ModelTraffic] = {}
     for path in paths:
         if not path.exists():

@@ -113,8 +113,7 @@ class Tuner:
 
     @property
     def serves_classes(self) -> bool:
-        """Whether a choice for some shapes may serve a whole class of them: nothing is searched, locked or noted per
-        shape."""
+        """Whether one choice may serve a whole class of shapes: nothing is searched, locked or noted for each."""
         noted = self.settings.enable_tune_dump or self.settings.enable_logging_cmd or self.policy.extend_tuning_file
         return self.policy.search is Search.NEVER and not (noted or self.custom or self.locked or self.policy.delete)
 
@@ -353,8 +352,7 @@ class Tuner:
             self._measurer(device, self.settings).expect(seconds)
 
     def foresee(self, problem: Problem, device: Device, default: Choice, answer: Answer) -> None:
-        """Announce the search that follows the one about to begin; its first candidates may be compiled during that
-        one."""
+        """Announce the search after the one about to begin; its first candidates may be compiled during that one."""
         measurer = self._measurer(device, self.settings)
         if measurer.beside:
             from . import session
@@ -503,8 +501,10 @@ class Tuner:
         ]
 
     def is_late(self, problem: Problem, device: Device) -> bool:
-        """Whether a problem has no solver until its shapes or an operand's value are known, but may have a kernel of
-        the device then."""
+        """Whether the problem must wait until its shapes or an operand's value are known.
+
+        No solver can solve it now, but a kernel of the device may solve it then.
+        """
         if self.settings.host_fallback or device.family == "host":
             return False
         asked = self._defaults(problem.op, device.target.language)
@@ -521,8 +521,10 @@ class Tuner:
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """Return None if fusing loses nothing: a solver runs the fused problem, on the device if the plain one ran
-        there."""
+        """Return None if fusing loses nothing; else the reason.
+
+        Nothing is lost if a solver runs the fused problem, and runs it on the device if the plain problem ran there.
+        """
         own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
         if own:
             return f"CONFIG_FILE has a kernel for {own[0]}"

@@ -82,8 +82,9 @@ class Announced:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve requests. Arguments: the device's name, maximum bytes of memory, the descriptors of the channel and the
-    lifeline.
+    """Serve requests.
+
+    Arguments: the device's name, maximum bytes of memory, the descriptors of the channel and the lifeline.
 
     Before these two there may be the descriptor of an `activity.Activity` and the number of its pause word. Nothing is
     then timed while a request runs.
@@ -175,8 +176,9 @@ def die_with_parent(lifeline: int) -> None:
 
 
 def limit(memory: int) -> None:
-    """Limit memory: a request for too much fails. Also forbid core dumps, and be the first to be killed when memory is
-    short.
+    """Limit memory: a request for too much fails.
+
+    Also forbid core dumps, and be the first to be killed when memory is short.
 
     The limit counts data, not addresses, because drivers reserve far more addresses than they use.
     """

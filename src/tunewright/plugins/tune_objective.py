@@ -4,7 +4,7 @@ In all three cases the search proposes kernels by their time. The final decision
 
 * *latency*: the time of a single inference (`tune.ModelTuning`).
 * *throughput*: all streams of the model are busy. While layers are compared, the other streams run the same
-  network, so caches and memory are shared as in service; whole networks are compared by inferences per second.
+  network, so caches and memory are shared as in service. Whole networks are compared by inferences per second.
 * *energy*: whole networks are compared by joules per inference, if the device measures them.
 """
 

@@ -2,8 +2,8 @@
 
 1. *Profile*: the present kernel of each problem is timed alone, in order of work. If time is short, the rest is
    estimated from the device's roofline.
-2. *Search*: each problem gets a share of the remaining time according to its hope: the time that a search might save,
-   multiplied by the number of dumps with this problem.
+2. *Search*: each problem gets a share of the remaining time according to its hope. That is the time that a search
+   might save, multiplied by the number of dumps with this problem.
 
 No network decides here. Results go into the user's knowledge base at once, as in tuning a model.
 """

@@ -501,10 +501,7 @@ class Tuner:
         ]
 
     def is_late(self, problem: Problem, device: Device) -> bool:
-        """Whether the problem must wait until its shapes or an operand's value are known.
-
-        No solver can solve it now, but a kernel of the device may solve it then.
-        """
+        """Whether only a kernel that needs known shapes or a known operand may solve the problem later."""
         if self.settings.host_fallback or device.family == "host":
             return False
         asked = self._defaults(problem.op, device.target.language)
@@ -521,10 +518,7 @@ class Tuner:
         return accepting, {solver.id: reason for solver, reason in answers.items() if reason is not None}
 
     def why_not_fused(self, fused: Problem, plain: Problem, device: Device) -> str | None:
-        """Return None if fusing loses nothing; else the reason.
-
-        Nothing is lost if a solver runs the fused problem, and runs it on the device if the plain problem ran there.
-        """
+        """Return None if fusing loses nothing: a solver runs it fused, on the device if the plain one ran there."""
         own = [op for op in (fused.op, *(step.op for step in fused.epilogue)) if op in self.custom]
         if own:
             return f"CONFIG_FILE has a kernel for {own[0]}"
@@ -557,10 +551,7 @@ class Tuner:
         return any(not s.host and s.ops is not None for s in self._defaults(op, device.target.language))
 
     def _on_device(self, problem: Problem, device: Device, by_default: bool = False) -> bool:
-        """Whether one of the device's own kernels solves it.
-
-        ``by_default``: count only kernels whose default config EXECUTION_MODE_HINT allows.
-        """
+        """Whether a device kernel solves it; ``by_default``: one whose default config EXECUTION_MODE_HINT allows."""
         asked = self._defaults(problem.op, device.target.language)
         taking = (s for s in asked if not s.host and s.why_not(problem, device.target) is None)
         return any(not by_default or self._may_default(s, problem, device) for s in taking)

@@ -1,4 +1,4 @@
-"""Measure in another process, so that a candidate that crashes, hangs or reports false times does no harm.
+"""Measure in another process: a candidate may crash, hang, fill memory or report false times without harm.
 
 `Isolated` is a `Measurer` that forwards requests to a worker (`worker`), which runs a `bench.Local`. One worker serves
 many candidates and problems. It is replaced after every fault, so that no candidate is blamed for what another left

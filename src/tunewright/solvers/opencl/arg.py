@@ -1,4 +1,4 @@
-"""ArgMax and ArgMin: the extremum first, as a reduction would fold it, then where it stands."""
+"""ArgMax and ArgMin: find the extremum first, as a reduction would, then its position."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from . import fold
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
-#: columns whose extrema are found side by side
+#: the number of columns whose extrema are found side by side
 SLAB = 256
 
 
 class Arg(CSolver):
-    """Rows along the innermost axis, or columns side by side."""
+    """Searches rows along the innermost axis, or columns side by side."""
 
     family = "arg"
     ops = frozenset({"ArgMax", "ArgMin"})
@@ -67,7 +67,8 @@ for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
 
 
 def find(source: Source, last: bool) -> str:
-    """Statements that find ``where`` in x[row], SIZE elements, ``rest`` stands first or last; a NaN is any NaN."""
+    """Statements that find ``where`` in x[row], of SIZE elements, ``rest`` stands first or last; one NaN equals
+    another."""
     same = _same(source, "row + i")
     if last:
         return f"int where = SIZE - 1;\nfor (int i = where; i >= 0; i--) if ({same}) {{ where = i; break; }}"
@@ -82,7 +83,7 @@ for (int i = from; i < SIZE; i++) if ({same}) {{ where = i; break; }}"""
 
 
 def _same(source: Source, at: str) -> str:
-    """The element of x is the one that is looked for, or neither is a number."""
+    """The condition that an element of x equals ``rest``, or that both are NaN."""
     value, dtype = source.load("x", at), source.dtype("x")
     if not fold.is_float(dtype):
         return f"{value} == rest"

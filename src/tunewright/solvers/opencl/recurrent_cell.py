@@ -1,8 +1,8 @@
 """The element-wise part of LSTM, GRU and RNN in C: activations, and one step of a cell for one hidden unit.
 
-Inside a step the text sees ``j`` (the unit), ``d`` (the direction), ``gate(g)`` (what the hidden state gives to gate
-g), ``input(g)`` (what the input and both biases give), ``hidden[j]`` and ``cell[j]``; it ends with ``value``, the new
-hidden state.
+Inside a step the text can use ``j`` (the unit) and ``d`` (the direction). ``gate(g)`` is the contribution of the hidden
+state to gate g, ``input(g)`` that of the input and both biases. ``hidden[j]`` and ``cell[j]`` are the states. The text
+ends with ``value``, the new hidden state.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What makes one operation different from the others."""
+    """The properties in which the operations differ."""
 
-    #: gates of the weights, and how many the hidden state feeds before the first element-wise part
+    #: the gates of the weights
     gates: int
     #: default activations of one direction
     activations: tuple[str, ...]
-    #: inputs with initial states
+    #: the inputs with initial states
     states: tuple[int, ...] = (5,)
 
 
@@ -49,22 +49,25 @@ CELLS = {
 }
 
 
-#: direction -> (how many there are, which of them run backwards: bit d)
+#: direction -> (their number, those that run backwards: bit d)
 DIRECTIONS = {"forward": (1, 0), "reverse": (1, 1), "bidirectional": (2, 2)}
 
 
 def directions(problem: Problem) -> tuple[int, int]:
-    """Directions of a problem that `why_not` has accepted."""
+    """The directions of a problem that `why_not` has accepted."""
     return DIRECTIONS[problem.attrs.get("direction", "forward")]
 
 
 def _activations(problem: Problem) -> list[tuple[str, float | None, float | None]] | str:
-    """(C, alpha, beta) of each function of each direction, or what is wrong. Parameters are handed out in order."""
+    """(C, alpha, beta) of each function of each direction, or why they are refused.
+
+    Parameters are assigned to the functions in order.
+    """
     cell = CELLS[problem.op]
     count, _ = directions(problem)
     names = list(problem.attrs.get("activations") or cell.activations * count)
     if problem.op == "RNN":
-        names = names[:count]  # the default names both directions
+        names = names[:count]  # The default names the activations of both directions.
     if len(names) != len(cell.activations) * count:
         return f"{len(names)} activations where {len(cell.activations) * count} are needed"
     alphas, betas = (list(problem.attrs.get(f"activation_{p}") or ()) for p in ("alpha", "beta"))

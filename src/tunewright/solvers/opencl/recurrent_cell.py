@@ -86,7 +86,7 @@ def _activations(problem: Problem) -> list[tuple[str, float | None, float | None
 
 
 def why_not(problem: Problem) -> str | None:
-    """None when `functions` can be written."""
+    """None when `functions` can be written for the problem, else the reason."""
     direction = problem.attrs.get("direction", "forward")
     if direction not in DIRECTIONS:
         return f"no direction {direction}"
@@ -95,7 +95,7 @@ def why_not(problem: Problem) -> str | None:
 
 
 def functions(problem: Problem, real: str) -> str:
-    """C functions activate0, activate1, ... of (direction, x), and `cut`, which clips."""
+    """C functions activate0, activate1, ... of (direction, x), and `cut`, which applies the attribute clip."""
     found = _activations(problem)
     assert not isinstance(found, str), found
     per = len(CELLS[problem.op].activations)
@@ -118,7 +118,7 @@ def functions(problem: Problem, real: str) -> str:
 
 
 def lstm(coupled: bool, peephole: Sequence[str]) -> str:
-    """``peephole``: C of the weights from the cell to input, output and forget gate, or nothing."""
+    """The cell of an LSTM. ``peephole``: C of the weights from the cell to input, output and forget gate, or nothing."""
     into, out, keep = (f" + {p} * memory" for p in peephole) if peephole else ("", "", "")
     forget = "1 - i" if coupled else f"activate0(d, cut(gate(2) + input(2){keep}))"
     return f"""REAL memory = cell[j];
@@ -130,14 +130,17 @@ REAL value = activate0(d, cut(gate(1) + input(1){out})) * activate2(d, memory);"
 
 
 def gru_linear(inner: str) -> str:
-    """The reset gate is applied behind the product; ``inner``: C of the bias that it is applied to as well."""
+    """The cell of a GRU that applies the reset gate after the product.
+
+    ``inner`` is the C text of the bias to which the reset gate also applies.
+    """
     return f"""REAL update = activate0(d, cut(gate(0) + input(0)));
 REAL reset = activate0(d, cut(gate(1) + input(1)));
 REAL fresh = activate1(d, cut(input(2) + reset * (gate(2){inner})));
 REAL value = (1 - update) * fresh + update * hidden[j];"""
 
 
-#: the reset gate is applied to the hidden state, which goes through a second product
+#: The reset gate is applied to the hidden state, which goes through a second product.
 GRU_FIRST = """gate(0) = activate0(d, cut(gate(0) + input(0)));
 reset[j] = activate0(d, cut(gate(1) + input(1))) * hidden[j];"""
 GRU_SECOND = """REAL update = gate(0);

@@ -1,8 +1,9 @@
-"""Element-wise followers become the epilogue of the operation in front of them. Fusion asks the device, rule by rule.
+"""Fuses element-wise followers into the epilogue of the operation in front of them. Fusion asks the device, rule by
+rule.
 
-A `Fusion` is data: which operations may be the main one, which may follow, how the followers' other operands may lie
-in the result. From a main operation the region grows over followers in topological order, while everything it makes
-is read by followers only; it is cut back to the last point at which a single value leaves it and the device agrees.
+A `Fusion` is data: the main operations, the followers, and the permitted shapes of their other operands. From a main
+operation the region grows over followers in topological order, as long as only followers read its results. It is cut
+back to the last point where a single value leaves it and the device agrees.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FULLY_CONNECTED = names(
     com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulNBits"""
 )
 NORMALISATION = names("LayerNormalization RMSNormalization GroupNormalization InstanceNormalization")
-#: a longer vector is no shape
+#: a longer vector is not a shape
 MOST_AXES = 16
 
 
@@ -53,14 +54,14 @@ class Fusion:
     mains: frozenset[str]
     steps: frozenset[str]
     axis: int | None = None
-    #: also operands of exactly the result's shape
+    #: whether operands of exactly the result's shape are permitted
     residual: bool = False
-    #: work backwards, so that of two convolutions that are added the later one takes the sum
+    #: work backwards, so that the later one of two added convolutions takes the sum
     backwards: bool = True
-    #: wait until shapes are known: not every device has a kernel for it, and it cannot tell before
+    #: Wait until shapes are known: not every device has a kernel for it, and the device cannot tell before.
     static: bool = False
 
-    #: a kernel is generated for the whole epilogue: longer ones compile slowly and gain nothing
+    #: the longest epilogue: kernels of longer ones compile slowly and gain nothing
     LONGEST = 64
 
 
@@ -69,7 +70,7 @@ FUSIONS = (
     Fusion("convolution-sum", CONVOLUTION, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=1, residual=True),
     Fusion("pooling-fakequantize", POOLING, QUANTIZE, axis=1),
     Fusion("fully-connected-activation", FULLY_CONNECTED, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=-1, residual=True),
-    # embeddings: what is added to the rows that were picked, positions for one, is spread over them
+    # Embeddings: operands such as positions are added to the picked rows and broadcast over them.
     Fusion("gather-simple", frozenset({"Gather"}), UNARY | SCALE_SHIFT, backwards=False, static=True),
     Fusion("normalisation-simple", NORMALISATION, UNARY | SCALE_SHIFT, backwards=False, static=True),
     Fusion("element-wise", ELEMENTWISE, ELEMENTWISE, backwards=False),
@@ -78,7 +79,7 @@ FUSIONS = (
 
 @dataclass
 class Region:
-    """A main node, the followers taken so far, and what they amount to as one node."""
+    """A main node, the followers taken so far, and their epilogue as one node."""
 
     main: Node
     followers: list[Node] = field(default_factory=list)

@@ -94,7 +94,7 @@ class Region:
         self.results[self.main.output] = ~len(self.epilogue)
 
     def add(self, node: Node) -> None:
-        """Take a follower, with the epilogue that it may have itself."""
+        """Take a follower, with its epilogue, if any."""
         base = len(self.epilogue)
         places = [self._place(v) for v in node.inputs if v is not None]
         self.epilogue.append(Fused(node.op, tuple(places[: len(node.main_inputs)]), node.attrs))
@@ -116,12 +116,12 @@ class Region:
         return len(self.followers), len(self.operands), len(self.epilogue)
 
     def cut(self, size: tuple[int, int, int]) -> None:
-        """Back to an earlier size."""
+        """Return to an earlier size."""
         del self.followers[size[0] :], self.operands[size[1] :], self.epilogue[size[2] :]
 
 
 class Fuse:
-    """Runs the fusions in order."""
+    """Applies the fusions in order."""
 
     name = "fuse"
 
@@ -179,13 +179,13 @@ class Fuse:
 def grow(
     region: Region, fusion: Fusion, order: dict[Node, int], leaving: set[Value]
 ) -> Iterator[tuple[Node, bool, str | None]]:
-    """Followers to take next, in topological order: (node, whether its result alone then leaves the region, None).
+    """The followers to take next, in topological order: (node, whether its result alone then leaves the region, None).
 
-    Ends with the first follower that may not be taken, and the reason. A result alone leaves when no other follower is
-    waiting: all readers of the values before it are inside.
+    It ends with the first follower that cannot be taken, and the reason. A result alone leaves the region when no other
+    follower is waiting: then all readers of the values before it are inside.
 
-    No cycle can arise: an operand computed from the region passes through another reader of one of its values, and such
-    a reader is either a follower that was taken before, or ends the growth.
+    No cycle can arise. An operand computed from the region passes through another reader of one of its values. Such a
+    reader is either a follower that was taken before, or ends the growth.
     """
     waiting: list[tuple[int, Node]] = []
     seen: set[Node] = set()
@@ -214,9 +214,9 @@ def grow(
 
 
 def why_not(node: Node, region: Region, fusion: Fusion) -> str | None:
-    """Why a follower cannot be part of the region; None when nothing but the device speaks against it.
+    """Why a follower cannot be part of the region; None when only the device may refuse it.
 
-    An empty reason: it is none of this fusion's business, a later one looks at it.
+    An empty reason means that this fusion ignores the follower, and a later one tries it.
     """
     result = region.main.output
     if None in _given(node):
@@ -245,7 +245,7 @@ def _given(node: Node) -> list[Value | None]:
 
 
 def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
-    """Small integer vectors compute shapes; a fused node would keep them from being folded once shapes are known."""
+    """Whether a node may compute shapes. Fusion would prevent folding such small integer vectors once shapes are known."""
     kind, dims = facts.dtype(node.output), facts.shape(node.output)
     if fusion.backwards or (kind is not None and not kind.is_integer):
         return False
@@ -253,7 +253,7 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:
-    """Whether it is a scalar, one value per channel, or (a residual) exactly the result's shape."""
+    """Whether a value is a scalar, one value per channel, or (for residuals) has exactly the result's shape."""
     if facts.is_scalar(value) or (fusion.residual and facts.same_shape(value, result)):
         return True
     dims, whole = facts.shape(value), facts.shape(result)

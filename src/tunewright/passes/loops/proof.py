@@ -198,7 +198,10 @@ class _Prover:
         return Last(carried.last, self.axes[k], tuple(self._layer(s, carried) for s in states))
 
     def _layer(self, state: State, carried: Carried) -> tuple[int, bool]:
-        """Which layer's state this is. Another carried value may hold the same; where nothing runs it keeps its own."""
+        """(layer, whether it is the cell's state) of this state.
+
+        Another carried value may hold the same state. In a loop that runs no iteration, it keeps its own first value.
+        """
         for i, layer in enumerate(self.cells.layers):
             for own in _states_of(layer):
                 if own is state:
@@ -236,7 +239,8 @@ class _Prover:
         return Every(collected, rows.axes, rows.parts)
 
     def _check_collected(self, part: Polynomial, collected: Collected, seen: set[Factor]) -> None:
-        """All steps can make it at once: it depends on hidden states of the same step and on inputs alone."""
+        """Check that all steps can be computed at once: a part may only depend on inputs and hidden states of the same
+        step."""
         if any(layer.hidden.new.equals(part) for layer in self.cells.layers):
             return
         name = collected.result.name
@@ -271,7 +275,7 @@ class _Prover:
                 raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
 
     def _changes(self, source: int) -> bool:
-        """Whether the source is another one in each step."""
+        """Whether the source differs from step to step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:

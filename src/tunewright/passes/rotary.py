@@ -20,7 +20,7 @@ ROTARY = "RotaryEmbedding"
 #: Operations that keep equal halves of the last axis equal, alone or with operands of one element there.
 _VIEWS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Identity"})
 _ALIKE = frozenset({"Cos", "Sin", "Cast", "Mul", "Div", "Add"}) | _VIEWS
-#: the most nodes behind the angles that are followed
+#: the most values that are followed backwards from the angles
 _DEEPEST = 16
 
 

@@ -1,4 +1,5 @@
-"""Reshape + Transpose + Reshape that exchange groups of channels: one operation, which keeps the data's layout."""
+"""Replaces Reshape + Transpose + Reshape that exchange groups of channels with one operation, which keeps the layout.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Maker:
         return self.node("Reshape", [value, self.graph.constant(sym_array(list(dims)), "shape")], {"allowzero": 1})
 
     def lead(self, value: Value, lead: Sequence[Dim]) -> Value | None:
-        """[any axes, a, b] with the axes ``lead`` in front; None where shapes are unknown. One head for all stays one."""
+        """[any axes, a, b] with axes ``lead`` in front; None where shapes are unknown. One head for all stays one."""
         dims = facts.shape(value)
         if dims is None:
             return None
@@ -115,7 +115,7 @@ class Masks:
         return self._hide(step, given if step.kind == "seen" else self.made.node("Not", [given]))
 
     def result(self, guarded: bool) -> tuple[Value | None, bool]:
-        """The mask, and whether a row in which every key is hidden is NaN. ``guarded``: the graph replaces NaN by zero."""
+        """The mask, and whether a row that hides every key is NaN. ``guarded``: the graph replaces NaN by zero."""
         mask = self.bias if self.bias is not None else self.seen
         return mask, mask is not None and not guarded and not self.zeroed and may_hide_all(mask)
 
@@ -219,7 +219,7 @@ class Masks:
         return self._regrouped(mask, dims, lead)
 
     def _regrouped(self, mask: Value, dims: Shape, lead: Shape) -> Value | str:
-        """The mask with the axes of the Attention, where the scores have other axes for batch and heads at this step."""
+        """The mask with the axes of the Attention, where the scores have other axes for batch and heads here."""
         if len(outer := dims[:-2]) == len(lead) and same(outer, lead):
             shaped = self.made.shaped(mask, [*self.target, *dims[-2:]])
             return shaped if shaped is not None else f"the mask {mask!r} has an open shape"

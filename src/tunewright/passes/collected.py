@@ -1,4 +1,4 @@
-"""Loops that append tensors to a sequence, as Python exporters write them: the appended tensors become a scan output."""
+"""Loops that append tensors to a sequence, as Python exporters write them: the items become a scan output."""
 
 from __future__ import annotations
 

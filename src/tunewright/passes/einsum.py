@@ -216,7 +216,7 @@ class _Lowering:
     def _matrix(
         self, value: Value, batch: Sequence[str], rows: Sequence[str | list[str]], columns: Sequence[list[str]]
     ) -> Value:
-        """A tensor as a batch of matrices: the letters of an axis are merged; without letters the axis has one element."""
+        """A tensor as a batch of matrices: letters of an axis are merged; without letters the axis has one element."""
         groups = [*batch, *rows, *columns]
         if all(len(g) == 1 for g in groups):
             return value

@@ -245,7 +245,7 @@ def _given(node: Node) -> list[Value | None]:
 
 
 def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
-    """Whether a node may compute shapes. Fusion would prevent folding such small integer vectors once shapes are known."""
+    """Whether a node may compute shapes: fusion would prevent folding such vectors once shapes are known."""
     kind, dims = facts.dtype(node.output), facts.shape(node.output)
     if fusion.backwards or (kind is not None and not kind.is_integer):
         return False

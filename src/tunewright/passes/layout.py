@@ -186,7 +186,7 @@ class _Choices:
         self.edges.append((*choice.at, into + back - plain - inside))
 
     def connect(self, value: Value) -> None:
-        """Add the costs of a value's Reorders: one into the layout and one out of it, whatever the number of readers."""
+        """Add the costs of a value's Reorders: at most one into the layout and one out of it, for all readers."""
         made = self.choices.get(value.producer) if value.producer is not None else None
         readers = dict.fromkeys(self.reader(*use) for use in value.uses)
         if self.graph.is_output(value):

@@ -68,7 +68,7 @@ class _Cut:
 
 
 class _Flow:
-    """Dinic's maximum flow over the remaining vertices: those that the source does not reach at the end have label 1."""
+    """Dinic's maximum flow over the remaining vertices: those that the source still reaches have label 0."""
 
     def __init__(self, vertices: Sequence[int], problem: _Cut, most: int) -> None:
         number = {u: n for n, u in enumerate(vertices)}
@@ -101,7 +101,7 @@ class _Flow:
             self.block(level)
 
     def levels(self) -> list[int]:
-        """The number of edges from the source to every vertex through edges with capacity left; -1: it is not reached."""
+        """The number of edges from the source to every vertex through edges with capacity; -1: not reached."""
         level = [-1] * len(self.ends)
         level[self.source] = 0
         queue = deque([self.source])

@@ -288,7 +288,7 @@ class RewritePass:
         return left < limit
 
     def _sweep(self, graph: Graph, index: dict[str, list[Rule]], context: Context, most: int) -> int:
-        """Tries every node once in topological order, and again nodes near a rewrite. Returns the number of rewrites."""
+        """Tries every node once in topological order, then nodes near rewrites. Returns the number of rewrites."""
         queue = deque(node for node in graph.nodes if node.op in index)
         applied = 0
         while queue:

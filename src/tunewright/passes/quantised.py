@@ -112,7 +112,7 @@ class Layer:
         return graph.add(self.op, given, self.attrs, name=name).output
 
     def why_not(self, node: Node, context: Context) -> str | None:
-        """Why no kernel of the device takes the layer, or None; ``node`` is its node, whose types are inferred first."""
+        """Why no kernel of the device takes the layer, or None; infers the types of ``node``, its node, first."""
         for given, v in zip(node.inputs, self.inputs, strict=False):
             if isinstance(v, Layer):
                 assert given is not None and given.producer is not None
@@ -133,7 +133,7 @@ class Layer:
 
 
 def _result(match: Match) -> Steps | str:
-    """The steps of the root QuantizeLinear, if a bound in front of it has no effect beyond saturation; else the reason."""
+    """The steps of the root QuantizeLinear, if saturation covers the bound in front of it; else the reason."""
     found = steps_of(match.root)
     if isinstance(found, str):
         return f"what it makes {found}"

@@ -135,7 +135,7 @@ def _check_norm(match: Match) -> str | None:
 
 
 def _norm(op: str) -> Build:
-    """A builder of LayerNormalization or RMSNormalization with a scale of ones, which the rule `*-scale` then replaces."""
+    """A builder of LayerNormalization or RMSNormalization with a scale of ones, which rule `*-scale` replaces."""
 
     def build(graph: Graph, match: Match) -> Value:
         found = _suffix(match)

@@ -25,7 +25,7 @@ _DEEPEST = 16
 
 
 class RecogniseRotary(RewritePass):
-    """Also matches where fusion has made one node of the two products and their sum; fusion runs again on what remains."""
+    """Also matches where fusion has made one node of the two products and their sum; the rest is fused again."""
 
     def run(self, graph: Graph, context: Context) -> bool:
         if not context.knows(ROTARY):

@@ -40,7 +40,7 @@ class Heads:
 
     @staticmethod
     def of(type: TensorType, heads: int) -> Heads:
-        """The strides of a whole tensor: rank 4 is [batch, heads, length, size], rank 3 [batch, length, heads * size]."""
+        """The strides of a whole tensor: [batch, heads, length, size] or [batch, length, heads * size]."""
         dims = type.dims
         if len(dims) == 4:
             return Heads(dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3])

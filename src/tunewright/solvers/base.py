@@ -96,7 +96,7 @@ class Problem:
         return self.inputs[i] if i < len(self.inputs) - self.operands else None
 
     def value(self, i: int) -> Array | None:
-        """The value of input i, if it is a constant that determines the operation (axes, shapes, pads, ...); else None."""
+        """The value of input i, if it is a constant that determines the operation (axes, pads, ...); else None."""
         return next((v for k, v in self.values if k == i), None)
 
     @property
@@ -223,7 +223,7 @@ def why_not_type(type: Type | None, dtypes: frozenset[DType], layouts: frozenset
 
 
 class Missing(str):
-    """A refusal because a type or an operand's value is unknown (axes, starts, pads, ...). Ask again when it is known."""
+    """A refusal because a type or an operand's value (axes, pads, ...) is unknown. Ask again when it is known."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A Loop or a Scan in one form: the slices it scans, the values it carries and collects, and its number of iterations."""
+"""A Loop or a Scan in one form: the slices it scans, the values it carries and collects, and its iterations."""
 
 from __future__ import annotations
 

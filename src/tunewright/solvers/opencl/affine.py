@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Move:
-    """A copy with as few axes as possible, in order of falling stride in the target. Without axes there is one element."""
+    """A copy with as few axes as possible, by falling stride in the target. Without axes there is one element."""
 
     axes: tuple[Axis, ...]
     source: int

@@ -38,7 +38,7 @@ MOST_MISSES = 4
 
 
 class AttentionEncoder(CSolver):
-    """Computes softmax(q k' * scale + mask) v in blocks of query rows, for a mask that is equal for all rows of a head."""
+    """Computes softmax(q k' * scale + mask) v in blocks of query rows; all rows of a head have one mask."""
 
     family = "attention_encoder"
     ops = attention_form.OPS

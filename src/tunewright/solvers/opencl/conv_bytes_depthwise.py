@@ -168,7 +168,7 @@ _PLAIN = IntegerConv()
 
 
 def pack(w: Array, width: int) -> Array:
-    """Packs C 1 H W as blocks of [quads of rows][columns][channels of a block][4 rows], then the sums of each channel."""
+    """Packs C 1 H W as blocks of [quads of rows][columns][channels][4 rows], then the sums of each channel."""
     channels, _, high, wide = w.shape
     groups = -(-high // 4)
 

@@ -111,7 +111,7 @@ _PRODUCTS = """
 
 @dataclass(frozen=True)
 class Slabs:
-    """How the output channels are divided into slabs of ``width`` lanes, and the input channels that each slab reads."""
+    """How the output channels are divided into slabs of ``width`` lanes, and the input channels of each slab."""
 
     groups: int
     inputs: int

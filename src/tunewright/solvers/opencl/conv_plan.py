@@ -216,7 +216,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def _cycles(vectors: int, scalars: int, depth: int, store: int) -> float:
-    """Cycles of a tile: two multiply-adds or loads per cycle (half of the vectors cross a line), and a latency of four."""
+    """Cycles of a tile: two multiply-adds or loads per cycle (half of the vectors cross a line), four of latency."""
     step = greater(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
     return depth * step + vectors * scalars * store
 

@@ -174,7 +174,7 @@ def _view(problem: Problem, i: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Walk:
-    """How a kernel loops over the elements: merged dimensions, and each operand's strides in them (0: it is repeated)."""
+    """How a kernel loops over the elements: merged dimensions, and each operand's strides (0: it is repeated)."""
 
     dims: tuple[int, ...]
     strides: Mapping[int, tuple[int, ...]]

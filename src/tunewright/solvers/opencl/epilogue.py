@@ -102,7 +102,7 @@ def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[
 
 
 class Epilogue:
-    """Adds the operands' buffers to a source. `apply` then writes the steps, once for each place that stores a result."""
+    """Adds the operands' buffers to a source.  then writes the steps, once for each stored result."""
 
     def __init__(self, source: Source, problem: Problem, axis: int = 1) -> None:
         self.source, self.problem = source, problem

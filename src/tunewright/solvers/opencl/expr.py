@@ -39,7 +39,7 @@ _UNSIGNED = {
 
 @dataclass(frozen=True)
 class Form:
-    """How an operation is written in C, and for which types of its first argument (of all, where they must be equal)."""
+    """How an operation is written in C, and for which types of its first argument (of all, if they must be equal)."""
 
     emit: Emit
     takes: frozenset[DType]

@@ -146,7 +146,7 @@ for (int r = begin; r < end; r++) {
 
 
 class GatherElements(CSolver):
-    """Picks single elements: for each element of the result, the index tensor holds its source position along the axis."""
+    """Picks single elements: the index tensor holds the source position of each result along the axis."""
 
     family = "gather_elements"
     ops = frozenset({"GatherElements"})

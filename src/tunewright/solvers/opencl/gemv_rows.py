@@ -135,7 +135,7 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++) {{
 
 
 def _split(source: Source, p: Product, strip: int, items: int) -> tuple[tuple[int, int, int], int]:
-    """Decides the shares of a work-item: the grid over strips, parts of the sum and the batch; and the number of parts."""
+    """Decides the shares of a work-item: the grid over strips, parts of the sum and the batch; and the parts."""
     whole = p.count * p.m * p.n * p.k
     batches = lesser(p.count, greater(1, lesser(items, whole // SLICE)), MOST_ITEMS)
     wanted = -(-greater(1, lesser(items, whole // SLICE)) // greater(1, batches))

@@ -94,7 +94,7 @@ def merged(data: Sequence[int], index: Sequence[int], axis: int) -> list[Axis]:
 
 
 def outside(problem: Problem, i: int, sizes: Sequence[int]) -> str | None:
-    """Why constant indices leave their axis (the host reports it), else None. Their last dimension indexes ``sizes``."""
+    """Why constant indices leave their axis (the host reports it), else None. Their last axis indexes ``sizes``."""
     value = problem.value(i)
     if value is None or not value.size:
         return None
@@ -106,7 +106,7 @@ def outside(problem: Problem, i: int, sizes: Sequence[int]) -> str | None:
 
 
 def unfit(problem: Problem, needed: int) -> str | None:
-    """Why the problem does not suit these kernels: an epilogue, or one of the first ``needed`` inputs without a type."""
+    """Why the problem does not suit: an epilogue, or one of the first ``needed`` inputs without a type."""
     if problem.epilogue:
         return "takes no epilogue"
     types = [*(problem.input(i) for i in range(needed)), problem.outputs[0]]

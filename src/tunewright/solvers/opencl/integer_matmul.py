@@ -133,7 +133,7 @@ class IntegerMatMul(CSolver):
     def _widen(
         self, problem: Problem, shape: Shape, a: In | Scratch, zero: In | Scratch | None, dtype: DType, weights: Weights
     ) -> Call:
-        """The launch that writes rows as 16-bit numbers minus their zero point, an even number of them, and their sums."""
+        """The launch that writes rows as 16-bit numbers minus their zero point, in even number, and their sums."""
         source = Source("widen", self.specialise)
         source.buffer("a", dtype, a)
         by_row = "0"

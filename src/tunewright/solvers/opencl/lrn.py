@@ -1,4 +1,4 @@
-"""Local response normalisation: divides each element by a power of a sum of squares of its neighbours in the channels."""
+"""Local response normalisation: divides elements by a power of a sum of squares of neighbouring channels."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Store:
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out())
 
     def element(self, total: str, m: str, n: str, at: str) -> str:
-        """Statements that store y[at], which is element (m, n) of its matrix, from the sum ``total`` of its products."""
+        """Statements that store y[at], which is element (m, n) of its matrix, from the sum ``total``."""
         main, c = COMPUTE[self.steps.dtypes[0]], self.product.c
         value = f"ALPHA * ({total})" if self.floats else f"({main})({total})"
         if c is not None:

@@ -98,7 +98,7 @@ def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
 
 
 def _inner(move: Move) -> Axis:
-    """The axis of the inner loop: one that is contiguous on both sides, else a long one that is contiguous on one side."""
+    """The axis of the inner loop: one that is contiguous on both sides, else a long one contiguous on one side."""
     last = move.axes[-1] if move.axes else Axis(1, 1, 1)
     longest = max((a for a in move.axes if 1 in (a.source, a.target)), key=lambda a: a.size, default=last)
     contiguous = last.target == 1 and last.source in (0, 1)
@@ -106,7 +106,7 @@ def _inner(move: Move) -> Axis:
 
 
 def _outer(source: Source, axes: Sequence[Axis]) -> int:
-    """Declares the outer axes and returns their number, filled up with axes of size 1 so that most moves share a text."""
+    """Declares the outer axes, with axes of size 1 so that most moves share a text; returns their number."""
     rank = next(r for r in (3, 7, 15, 31) if r >= len(axes))
     whole = [Axis(1, 0, 0)] * (rank - len(axes)) + list(axes)
     for k, axis in enumerate(whole):

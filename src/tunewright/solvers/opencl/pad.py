@@ -1,4 +1,4 @@
-"""Pad in all its modes, and CenterCropPad: copies the part of each row that lies inside the input, and fills the rest."""
+"""Pad in all its modes, and CenterCropPad: copies the part of each row inside the input, and fills the rest."""
 
 from __future__ import annotations
 

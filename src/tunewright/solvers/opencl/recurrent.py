@@ -440,7 +440,7 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
         return "\n".join([*lines, "#define input(g) input_##g", "#define gate(g) mine[g * PADDED + j]"])
 
     def _step(self, source: Source, cell: str, last: bool = True) -> str:
-        """The element-wise part for each sequence. A sequence that has ended keeps its state, and its output is zero."""
+        """The element-wise part for each sequence. One that has ended keeps its state, and its output is zero."""
         source.function(self._inputs(source))
         where = "projected + ((d * STEPS * BATCH + times[m] * X_T + sequence(m) * X_B) * GATES) * PADDED"
         if self.sizes.fused:

@@ -118,7 +118,7 @@ def functions(problem: Problem, real: str) -> str:
 
 
 def lstm(coupled: bool, peephole: Sequence[str]) -> str:
-    """The cell of an LSTM. ``peephole``: C of the weights from the cell to input, output and forget gate, or nothing."""
+    """The cell of an LSTM. ``peephole``: C of the weights from the cell to input, output and forget gate, or none."""
     into, out, keep = (f" + {p} * memory" for p in peephole) if peephole else ("", "", "")
     forget = "1 - i" if coupled else f"activate0(d, cut(gate(2) + input(2){keep}))"
     return f"""REAL memory = cell[j];

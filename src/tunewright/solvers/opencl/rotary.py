@@ -108,7 +108,7 @@ class Rotary(CSolver):
 
 
 def _operands(problem: Problem) -> tuple[int, int, int, int]:
-    """The inputs of the cosines, the sines and the positions, and the number of heads where the shape does not show it."""
+    """The inputs of cosines, sines and positions, and the number of heads where the shape does not show it."""
     heads = int(problem.attrs.get("num_heads", 0))
     if problem.op != _MICROSOFT:
         return 1, 2, 3, heads

@@ -87,7 +87,7 @@ def write_out(graph: Graph, node: Node) -> None:
     graph.remove(node)
 
 
-# -- heads where they lie --------------------------------------------------------------------------------------------
+# -- heads in place --------------------------------------------------------------------------------------------------
 
 
 def _swaps_heads(node: Node) -> bool:

@@ -20,9 +20,9 @@ from ..ops.base import Array
 from ..ops.infer import Budget
 from ..settings import Settings, write_dump
 
-#: (node, operands of its epilogue beside the main inputs, its epilogue after fusion, the value that it would then make)
-#: -> None for yes, or the reason against it. Fusion does not decide this: the plugin answers from what its solvers
-#: accept.
+#: (node, operands of its epilogue besides the main inputs, its epilogue after fusion, the value that it would then
+#: make) -> None for yes, or the reason against it. Fusion does not decide this: the plugin answers from what its
+#: solvers accept.
 CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value], str | None]
 
 #: (node, layout, inputs that would have it) -> None when the device can run it with these inputs and its output in that
@@ -61,7 +61,7 @@ class Way:
 
 
 class Layouts(Protocol):
-    """A device's answers about layouts. The device has one layout beside the plain one."""
+    """A device's answers about layouts. The device has one layout besides the plain one."""
 
     def preferred(self, node: Node) -> tuple[Layout, Layout] | None:
         """The layouts of first input and result that its kernels prefer; None: they have no preference."""

@@ -1,7 +1,7 @@
 """Assigns layouts: each value gets the one that minimises the total time of kernels and the Reorders between them.
 
-A device has one layout beside the plain one. `Context.layouts` answers what a node costs in either, or between the two,
-and what a Reorder costs; several readers share one Reorder. The best of all assignments is a minimum cut
+A device has one layout besides the plain one. `Context.layouts` has the costs of a node in either, or between the two.
+It also has the cost of a Reorder, which several readers share. The best of all assignments is a minimum cut
 (`layout_cut`), in which label 1 is the device's layout. Inputs and outputs of the graph are plain. Shapes stay logical
 throughout (see `TensorType.physical`).
 

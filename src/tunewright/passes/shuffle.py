@@ -1,5 +1,4 @@
-"""Replaces Reshape + Transpose + Reshape that exchange groups of channels with one operation, which keeps the layout.
-"""
+"""Replaces Reshape + Transpose + Reshape that exchange groups of channels by one operation that keeps the layout."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _sliced(of: View, node: Node, dims: tuple[int, ...]) -> View | None:
 
 
 def _check_index(match: Match) -> str | None:
-    """Refuses parts that are not contiguous: only the host lacks a kernel for them. Contiguous ones need no kernel."""
+    """Refuses parts that are not contiguous: devices have kernels for those. Contiguous parts need no kernel."""
     x, index = facts.static(match["x"]), match.const("i")
     if x is None or x.layout != PLAIN or index.ndim or facts.static(match.root.output) is None:
         return f"the part of {match['x']!r} is not known"

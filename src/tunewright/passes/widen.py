@@ -5,7 +5,8 @@ back; and kernels of f32 have blocked layouts and every fusion. Therefore layers
 Cast stands where a half enters or leaves. Results are at least as exact as those of the half network.
 
 Halves stay where a Cast would cost more than it saves: in movement at the border of the graph (embedding tables, caches
-of keys and values), in an attention that reads such a cache, and in operations that determine the type of their result.
+of keys and values) and in an attention that reads such a cache. They also stay in operations that determine the type of
+their result.
 """
 
 from __future__ import annotations

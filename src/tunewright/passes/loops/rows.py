@@ -1,7 +1,7 @@
 """The computations of a loop's body as polynomials: sums of products of gates, states and matrix products.
 
-A value of shape [batch, n] is a row of columns. Exporters write cells in many forms (one product of Concat([x, h]), a
-product per gate, Split or Slice, biases anywhere, 1 - z or not). Sums, products and slices of such rows have one normal
+A value of shape [batch, n] is a row of columns. Exporters write cells in many forms: one product of Concat([x, h]) or a
+product per gate, Split or Slice, biases anywhere, 1 - z or not. Sums, products and slices of such rows have one normal
 form: a `Polynomial` per range of columns. Its factors are columns of a step's inputs (`Pick`), products with constant
 matrices (`Product`) and activations (`Gate`). Factors are equal only if they are the same columns of one value.
 """

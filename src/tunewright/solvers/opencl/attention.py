@@ -202,7 +202,7 @@ def split(
 ) -> tuple[int, int]:
     """Decides how many heads and tiles of rows a work-item takes, and gives each work-item separate memory.
 
-    ``more`` is the number of elements beside scores, results and the packed operands.
+    ``more`` is the number of elements besides scores, results and the packed operands.
     """
     # The number of work-items is chosen for the sizes at hand; any division gives correct results.
     matrices, tiles = hint(f.batch * f.heads), -(-hint(f.queries) // rows)

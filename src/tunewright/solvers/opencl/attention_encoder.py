@@ -31,7 +31,7 @@ from .words import transpose_tile
 
 LOG2_E = math.log2(math.e)
 #: A guess is near enough where the sum of a row's powers is between 1 / FAR and FAR. Then no power was cut off at
-#: 2^126, the powers taken for zero are below a rounding error, and values of up to 10^28 stay finite.
+#: 2^126, and the powers taken for zero are below a rounding error. Values of up to 10^28 stay finite.
 FAR = 2.0**32
 #: after this number of wrong guesses, the kernel makes no more for a head
 MOST_MISSES = 4

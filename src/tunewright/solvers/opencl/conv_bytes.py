@@ -8,7 +8,7 @@ points z' and v'::
     sum (x - z) (w - v) = sum x' w' - z' sum w' - v' sum x' + count z' v'
 
 The second sum is computed when weights are packed. The third is needed only where weights are not signed around 0. Then
-a first kernel makes a plane with the sums over all channels, and the sums under each window are added up once for all
+a first kernel makes a plane with the sums over all channels. The sums under each window are added up once for all
 output channels. Padding reads the zero point, so that borders need no separate sums.
 
 An input in blocks is read in place, or copied with its padding and flipped bits (``copy``), which pays where there are

@@ -34,8 +34,8 @@ from .conv_plan import MULTIPLY
 from .emit import Call, In, Out, Scratch, Source
 from .window import Window
 
-#: The choices of tuning: blocks and pixels of a tile of the first convolution, pixels of a tile of the depthwise one,
-#: rows of a strip, slabs of a work-item.
+#: The choices of tuning: blocks and pixels of a tile of the first convolution, and pixels of a tile of the depthwise
+#: one; rows of a strip, and slabs of a work-item.
 BLOCKS, PIXELS, TILE = (1, 2, 3, 4), (3, 4, 5, 6, 7, 8, 10, 12), (4, 6, 7, 8, 10, 12)
 ROWS, SLABS = (4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
 #: vectors of the ring: three rows of 320 pixels for two blocks, 64 KiB with AVX2

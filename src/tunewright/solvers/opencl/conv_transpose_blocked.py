@@ -2,12 +2,12 @@
 
 Output o along an axis has phase ``o % stride`` and result number ``o // stride``. The results of one phase are a
 convolution of the input with the taps of that phase. Where the kernel is as large as its stride, each phase has one
-tap, and the operation is a product of pixels and weights whose results are scattered. A tile is NB vectors times UR
+tap. The operation is then a product of pixels and weights whose results are scattered. A tile is NB vectors times UR
 neighbouring results.
 
 For a result in blocks, a vector holds a block of channels of one phase. A result of few channels is plain. Then a
-vector holds channels and phases side by side (with zeros for a phase that a tap does not reach), and the tile is
-separated into rows of the image.
+vector holds channels and phases side by side, with zeros for a phase that a tap does not reach. The tile is separated
+into rows of the image.
 """
 
 from __future__ import annotations

@@ -254,8 +254,8 @@ def _body(source: Source, problem: Problem, operands: Mapping[int, Operand]) -> 
 
 @dataclass(frozen=True)
 class Loop:
-    """The innermost loop. ``block``: it covers one block of channels, a vector. ``exponent``: one exponent for all
-    elements."""
+    """The innermost loop. ``block``: it covers one block of channels, a vector. ``exponent``: the operand of all powers
+    whose exponent is one value for all elements, if any."""
 
     body: str
     interleave: int

@@ -2,7 +2,7 @@
 
 The kernel streams rows of the matrix, four at a time. It adds them to sums of all columns (or a strip of them) that
 stay in the nearest cache. A large matrix is split along the sum, so that each work-item reads one piece of memory from
-end to end, and a second launch adds up the parts. A small one is split by columns, which saves that launch.
+end to end. A second launch adds up the parts. A small one is split by columns, which saves that launch.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ unsigned weights were moved, and z' the zero point of the rows::
 
 Zero points of columns are subtracted with the sums of rows; then scales, bias and the other steps follow
 (`integer_product.Finish`). While a slab of columns is multiplied with the first tiles of rows, the next slab is
-prefetched (``ahead``), because in a network weights come from memory.
+prefetched (``ahead``): in a network weights come from memory.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class Writer:
     def centred(self) -> bool:
         return self.kind in ("layer", "deviation")
 
-    # -- what is normalised ------------------------------------------------------------------------------------------
+    # -- terms --------------------------------------------------------------------------------------------------------
     def _term(self, name: str, i: int, start: str) -> None:
         self.source.buffer(name, tensor(self.problem.inputs[i]).dtype, In(i))
         self.starts.append(f"int {name}_at = {start};")

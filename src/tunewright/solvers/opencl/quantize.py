@@ -1,8 +1,8 @@
 """QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, and DynamicQuantizeLinear.
 
 Both conversions are element-wise, in memory order. They differ in where an element finds its scale and zero point.
-Either these are equal along a run of consecutive elements (`_runs`), or they are adjacent like the elements (`_lanes`),
-or they belong to the channels inside the blocks of a blocked layout (`_blocks`).
+Either these are equal along a run of consecutive elements (`_runs`), or they are adjacent like the elements (`_lanes`).
+In a blocked layout they belong to the channels inside the blocks (`_blocks`).
 """
 
 from __future__ import annotations

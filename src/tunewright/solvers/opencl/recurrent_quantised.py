@@ -1,10 +1,10 @@
 """DynamicQuantizeLSTM: the input is quantised over its range and projected once; the hidden state, before each step.
 
-The launches compute the range of parts of the input (where it is long), its rows as centred 16-bit numbers, and their
-exact products with the weights of all gates. One last launch loops over all steps. The range of the hidden state is
-that of the whole batch; therefore a work-item of the recurrence handles a direction. Zero points of weights are
-subtracted through the sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x). Every other step reads the
-weights backwards, and so begins with those that are still in the cache of the core.
+The first launches compute the range of parts of the input (where it is long), and its rows as centred 16-bit numbers.
+The next one computes their exact products with the weights of all gates. The last launch loops over all steps. The
+range of the hidden state is that of the whole batch; therefore a work-item of the recurrence handles a direction. Zero
+points of weights are subtracted through the sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x). Every other
+step reads the weights backwards, and so begins with those that are still in the cache of the core.
 
 `recurrent_bytes` does the same with four products per instruction.
 """

@@ -214,7 +214,7 @@ def _build(graph: Graph, found: _Found) -> Value | str:
     q, times = _without_scale(q)
     k, over = _keys(made, kt)
     lead, dims = found.lead, facts.shape(mask) or ()
-    # the first axis of the mask means samples
+    # the first axis of the mask is the batch: add an axis for heads
     if len(lead) == 1 and mask is not None and len(dims) == 3 and dims[0] != 1:
         lead, mask = (*lead, 1), made.shaped(mask, (dims[0], 1, *dims[1:]))
         if mask is None:

@@ -105,7 +105,7 @@ def view(value: Value) -> View | None:
         if found is None:
             return None
         step = _through(found, node, result)
-        # A result that strides cannot express is a tensor itself.
+        # A result that strides cannot express becomes a new source.
         found = _whole(result) if step is None else replace(step, through=(*found.through, node))
     return found
 

@@ -203,7 +203,7 @@ def _value_at_hand(value: Any) -> Any:
 
 
 def tensor(type: Type | None) -> TensorType:
-    """The type as a tensor type, as which `why_not` has checked it."""
+    """The type as a tensor type; `why_not` has checked that it is one."""
     assert isinstance(type, TensorType)
     return type
 

@@ -140,7 +140,10 @@ def _attrs(data: Json) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Json:
-    """The JSON of a value. Arrays, bytes, tuples and NaN become objects with one member, which names their kind."""
+    """The JSON of a value. Arrays, bytes, tuples and floats that are not finite become objects with one member.
+
+    The name of the member is their kind.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.ndarray):

@@ -67,8 +67,10 @@ for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
 
 
 def find(source: Source, last: bool) -> str:
-    """Statements that find ``where`` in x[row], of SIZE elements, ``rest`` stands first or last; one NaN equals
-    another."""
+    """Statements that set ``where`` to the first or last position of the value ``rest`` in x[row].
+
+    The row has SIZE elements. One NaN equals another.
+    """
     same = _same(source, "row + i")
     if last:
         return f"int where = SIZE - 1;\nfor (int i = where; i >= 0; i--) if ({same}) {{ where = i; break; }}"
@@ -91,9 +93,10 @@ def _same(source: Source, at: str) -> str:
 
 
 def columns(source: Source, dtype: DType, largest: bool, last: bool) -> str:
-    """Statements that find ``where[l]`` the extrema of up to SLAB columns stand, along SIZE rows of INNER elements.
+    """Statements that set ``where[l]`` to the positions of the extrema of up to SLAB columns.
 
-    They declare ``outer``, ``column`` (the first one), ``width`` and ``base``, the offset of the first element.
+    The columns have SIZE rows of INNER elements. The statements declare ``outer``, ``column`` (the first one),
+    ``width`` and ``base``, the offset of the first element.
     """
     sign = (">" if largest else "<") + ("=" if last else "")
     take = f"v {sign} best[l]"

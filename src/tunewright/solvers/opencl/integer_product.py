@@ -23,7 +23,7 @@ from .quantize import TO_INTEGER, to_integer
 
 MS = "com.microsoft::"
 BYTES = frozenset({DType.INT8, DType.UINT8})
-#: The number of products of bytes whose sum always fits into 32 bits (sums that are scaled must not wrap).
+#: The most products of bytes whose sum always fits into 32 bits (sums that are scaled must not wrap).
 DEEPEST = (2**31 - 1) // 255**2
 #: the least number of multiplications of a work-item
 LEAST_WORK = 1 << 18

@@ -62,7 +62,8 @@ class MatMul(CSolver):
         rows, vectors = _tile(p, lanes, target)
         while vectors > 1 and p.n <= lanes * (vectors - 1):
             vectors -= 1
-        # Otherwise every panel is read once: that needs no blocks, and the hardware streams it best.
+        # With no more rows than a tile has, every panel is read once: that needs no blocks, and the hardware streams it
+        # best.
         again = p.m > rows
         return {
             "rows": rows, "vectors": vectors, "k_block": BLOCK if again else 2048, "split": 4,

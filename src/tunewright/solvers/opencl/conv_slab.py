@@ -1,9 +1,10 @@
 """Convolutions in the plain layout, ordinary and transposed, as one loop over a table of offsets.
 
-A work-item copies the part of the input that a band of outputs reads into its slab. The slab is padded, has the type of
-the arithmetic, and separates strides, so that one tap of neighbouring outputs lies in neighbouring elements. The result
-at position q of the band is then ``sum over k of weight[k] * slab[offset[k] + q]``, where k runs over input channels
-and taps. Rank, stride, dilation and padding only affect the offsets, and no loop checks for borders.
+A work-item copies the part of the input that a band of outputs reads into its slab. The slab is padded and has the type
+of the arithmetic. It separates the phases of a stride, so that one tap of neighbouring outputs lies in neighbouring
+elements. The result at position q of the band is then ``sum over k of weight[k] * slab[offset[k] + q]``, where k runs
+over input channels and taps. Rank, stride, dilation and padding only affect the offsets, and no loop checks for
+borders.
 
 A transposed convolution does this for each phase of its output (position modulo stride); each phase has separate taps.
 """

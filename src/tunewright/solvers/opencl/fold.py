@@ -12,7 +12,7 @@ from .emit import COMPUTE, Source
 
 #: the least number of elements of a work-item: about 5 us of work
 GRAIN = 16384
-#: The most work-items of a launch per core: enough that a core that starts late does not delay the rest.
+#: The most work-items of a launch per core: enough that a late core does not delay the rest.
 ITEMS_PER_UNIT = 4
 
 _BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}

@@ -241,8 +241,9 @@ for (int row = GID(0) * SHARE; row < end; row++) {{
   }}
 }}"""
 
-#: `weights(words)`: the numbers in the lowest bits of words, minus their centre. The permutation of 16 numbers reads
-#: only the lowest bits of its indices, so that no mask is needed. A table of fewer numbers is repeated.
+#: `weights(words)`: the numbers in the lowest bits of words, minus their centre. A permutation of 16 numbers, where the
+#: processor has one, reads only the lowest bits of its indices, so that no mask is needed. A table of fewer numbers is
+#: repeated.
 LOOKUP = """
 vector_of(f32, LANES, V);
 vector_of(u32, LANES, U);

@@ -83,8 +83,8 @@ typedef _Float16 f16;
 #endif
 """
 
-#: `wrong` writes the first fault of a kernel's inputs into its report (`devices.reports`). CLAIM is true while the
-#: report is empty. The function is never inlined, so that the loops that call it stay small.
+#: `wrong` writes the first fault of a kernel's inputs into its report (`devices.reports`). CLAIM stores the fault if
+#: the report is empty, and is true then. `wrong` is never inlined, so that it does not change how loops are compiled.
 REPORTS = "\n".join(f"#define WRONG_{fault.name} {fault.value}" for fault in Fault) + """
 static __attribute__((noinline, cold, unused))
 void wrong(GLOBAL i64* report, int fault, i64 value, i64 limit) {

@@ -1,8 +1,8 @@
-"""Attention once shapes are known: exporters' shape arithmetic often hides it before.
+"""Rules for attention that need known shapes: the shape arithmetic of exporters often hides the pattern before.
 
-`recognise` finds attention where dimensions are known, or at least their names. Otherwise fusion has already put scale
-and mask into the product of queries and keys when concrete shapes arrive: `ScoresApart` takes them out again, for the
-same rule to look at. `HEADS` then lets an attention read heads where projections leave them, and saves the transposes.
+`recognise` finds attention where dimensions, or at least their names, are known. Otherwise fusion has already put scale
+and mask into the product of queries and keys when concrete shapes arrive. `ScoresApart` writes them out again, so that
+the same rule can match. `HEADS` then lets an attention read heads where projections leave them, and saves transposes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from . import facts
 from .base import Context
 from .pattern import Match, OneOf, Op, Rule
 
-#: what may be done to scores in front of a softmax, and to weights behind it
+#: operations on scores in front of a softmax, and on weights behind it
 _STEPS = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "IsNaN"})
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _MAINS = frozenset({"MatMul"}) | _STEPS | _VIEWS
-#: operations between a softmax and the product of queries and keys
+#: the most operations between a softmax and the product of queries and keys
 _DEEPEST = 6
 
 
 class ScoresApart:
-    """Writes out epilogues between a product of activations and its softmax; fusion puts back what is not used."""
+    """Writes out epilogues between a product of activations and its softmax; fusion later restores the unused ones."""
 
     name = "scores-apart"
 
@@ -40,7 +40,7 @@ class ScoresApart:
         return len(graph) != before
 
     def _apart(self, graph: Graph, value: Value | None, depth: int) -> bool:
-        """Whether a product of activations makes a value; the steps from there on are nodes of their own then."""
+        """Whether a product of activations makes a value. If so, the steps from there on become separate nodes."""
         node = value.producer if value is not None else None
         if value is None or node is None or node.op not in _MAINS or not depth or len(value.users) != 1:
             return False
@@ -55,7 +55,7 @@ class ScoresApart:
         return reached
 
     def _behind(self, graph: Graph, softmax: Node) -> None:
-        """What replaces NaN in weights, or hides some, became one node."""
+        """Writes out a node behind the softmax that replaces NaN in weights, or hides some."""
         users = softmax.output.users
         steps = [step.op for user in users for step in user.epilogue]
         if len(users) == 1 and users[0].op in _STEPS and steps and set(steps) <= _STEPS:
@@ -63,7 +63,7 @@ class ScoresApart:
 
 
 def _leads_to_product(value: Value, depth: int) -> bool:
-    """Whether only permitted nodes stand between this value, a softmax's result, and the product with values."""
+    """Whether only permitted nodes lie between this value, derived from a softmax, and the product with values."""
     return depth > 0 and any(
         user.op == "MatMul" or (user.op in _STEPS | _VIEWS and _leads_to_product(user.output, depth - 1))
         for user in value.users
@@ -71,7 +71,7 @@ def _leads_to_product(value: Value, depth: int) -> bool:
 
 
 def write_out(graph: Graph, node: Node) -> None:
-    """An epilogue becomes nodes of its own."""
+    """Replace a node with its main operation and one separate node for each step of its epilogue."""
     with graph.recording() as added:
         results = [graph.add(node.op, node.main_inputs, node.attrs, name=node.name, origin=node.origin).output]
         for step in node.epilogue:
@@ -87,7 +87,7 @@ def write_out(graph: Graph, node: Node) -> None:
     graph.remove(node)
 
 
-# -- heads where they lie --------------------------------------------------------------------------------------------
+# -- heads in place --------------------------------------------------------------------------------------------------
 
 
 def _swaps_heads(node: Node) -> bool:
@@ -95,7 +95,7 @@ def _swaps_heads(node: Node) -> bool:
 
 
 def _heads(name: str) -> Op:
-    """[batch, length, heads, size] as an attention of rank 4 wants it."""
+    """A transpose of [batch, length, heads, size] to the order of an attention of rank 4."""
     return Op("Transpose", name, where=_swaps_heads, shared=True)
 
 
@@ -115,7 +115,7 @@ def _check_heads(match: Match) -> str | None:
 
 
 def _side_by_side(graph: Graph, value: Value) -> Value:
-    """[batch, length, heads, size] as [batch, length, heads * size], which it mostly was before."""
+    """[batch, length, heads, size] as [batch, length, heads * size], which mostly is an existing value."""
     dims, node = facts.shape(value), value.producer
     assert dims is not None and isinstance(dims[2], WHOLE) and isinstance(dims[3], WHOLE)
     size = dims[2] * dims[3]
@@ -150,14 +150,14 @@ HEADS = (
 
 
 def _repeated(name: str) -> OneOf:
-    """Heads of keys or values, each written several times in a row."""
+    """A pattern for heads of keys or values, each repeated several times in a row."""
     apart = Op("Unsqueeze|Reshape", name, rest=True, shared=True)
     spread = Op("Reshape", Op("Expand", apart, name=f"{name}+", rest=True, shared=True), rest=True, shared=True)
     return OneOf(Op("Transpose", spread, where=_swaps_heads, name=f"{name}turn", shared=True), spread)
 
 
 def _groups(match: Match, name: str) -> tuple[Dim, Dim] | str:
-    """Heads of keys or values and how often each is there, or why it is no repetition of heads."""
+    """The number of heads of keys or values and their repetitions, or why this is no repetition of heads."""
     at = 2 if f"{name}turn" in match else 1  # the axis of heads
     before, spread, whole = facts.shape(match[name]), facts.shape(match[f"{name}+"]), None
     node = match.node(f"{name}+")

@@ -1,4 +1,4 @@
-"""What an attention adds to its scores, followed from one step to the next: scale, cap, biases and hidden keys."""
+"""Interprets the steps of an attention's scores one after the other: scale, cap, biases and hidden keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..ops.infer import evaluate, infer_node
 from . import facts
 from .attention_steps import Step
 
-#: a summand that hides a score: beside it nothing is left of the score, and kernels may multiply it by log2(e)
+#: An addend that hides a score: nothing remains of the score beside it, and kernels may multiply it by log2(e).
 HIDDEN = -1e38
-#: values that are looked at to find out whether -inf may be among them
+#: the most values that are examined to find out whether -inf may be among them
 MOST_VALUES = 64
-#: they make finite numbers of finite ones, as long as nothing overflows
+#: operations that make finite numbers from finite ones, as long as nothing overflows
 _FINITE = frozenset(
     {"Add", "Sub", "Mul", "Neg", "Where", "Max", "Min", "Abs", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
     | {"Expand", "Transpose", "Slice", "Gather", "GatherND", "Concat", "Identity", "Tile", "Split", "ScatterND"}
@@ -29,7 +29,7 @@ _FINITE = frozenset(
 
 
 class Maker:
-    """Adds nodes to a graph: their types are inferred, and of constants they are computed at once."""
+    """Adds nodes to a graph and infers their types; nodes of constants are computed at once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -51,7 +51,8 @@ class Maker:
         return self.graph.constant(np.asarray(value, dtype.numpy), "number")
 
     def shaped(self, value: Value, dims: Sequence[Dim]) -> Value | None:
-        """Under another shape; None where that is not known. What has the shape already is not reshaped again."""
+        """The value in another shape; None where that is unknown. A value that has the shape already is returned
+        itself."""
         if not all(isinstance(d, WHOLE) for d in dims):
             return None
         source: Value | None = value
@@ -65,7 +66,7 @@ class Maker:
         return self.node("Reshape", [value, self.graph.constant(sym_array(list(dims)), "shape")], {"allowzero": 1})
 
     def lead(self, value: Value, lead: Sequence[Dim]) -> Value | None:
-        """[any axes, a, b] with other axes in front. One head for all stays one."""
+        """[any axes, a, b] with axes ``lead`` in front; None where shapes are unknown. One head for all stays one."""
         dims = facts.shape(value)
         if dims is None:
             return None
@@ -79,18 +80,21 @@ def _equal(a: Dim, b: Dim) -> bool:
 
 
 class Masks:
-    """``lead``: batch and heads of the Attention; ``zeroed``: conditions by which weights become zero."""
+    """Collects the scale, cap and mask of an Attention.
+
+    ``lead``: batch and heads of the Attention; ``zeroed``: conditions by which weights become zero.
+    """
 
     def __init__(self, made: Maker, scores: Shape, lead: Sequence[Dim], zeroed: set[tuple[Value, bool]]) -> None:
         self.made, self.keys, self.target, self.zeroed = made, scores[-1], tuple(lead), zeroed
         self.factor, self.cap = 1.0, 0.0
         self.bias: Value | None = None
         self.seen: Value | None = None
-        #: conditions that were met: the value, and whether it says what is seen
+        #: conditions of the steps so far: the value, and whether it marks the visible keys
         self.conditions: set[tuple[Value, bool]] = set()
 
     def follow(self, step: Step) -> str | None:
-        """Takes the next step into account, or says why that cannot be."""
+        """Applies the next step; returns the reason if that is impossible."""
         match = step.match
         if step.kind in ("cast", "view"):
             return None
@@ -111,7 +115,7 @@ class Masks:
         return self._hide(step, given if step.kind == "seen" else self.made.node("Not", [given]))
 
     def result(self, guarded: bool) -> tuple[Value | None, bool]:
-        """The mask, and whether a row in which every key is hidden is NaN. ``guarded``: NaN becomes zero."""
+        """The mask, and whether a row that hides every key is NaN. ``guarded``: the graph replaces NaN by zero."""
         mask = self.bias if self.bias is not None else self.seen
         return mask, mask is not None and not guarded and not self.zeroed and may_hide_all(mask)
 
@@ -128,7 +132,7 @@ class Masks:
         return None
 
     def _capped(self, step: Step) -> str | None:
-        """tanh(scores / over) * cap: the Attention divides by its cap."""
+        """Applies tanh(scores / over) * cap: the Attention divides by its cap."""
         cap = float(step.match.const("cap").reshape(()))
         given = step.match.const("over" if "over" in step.match else "under")
         inner = float(given.reshape(()))
@@ -180,7 +184,7 @@ class Masks:
         return self.made.node("Where", [seen, bias, self.made.number(low, kind)])
 
     def _not_too_low(self, bias: Value, kind: DType) -> Value:
-        """-3.4e38 times log2(e) would be -inf."""
+        """The bias with a lower limit, because -3.4e38 times log2(e) would be -inf."""
         if kind not in (DType.FLOAT32, DType.BFLOAT16):
             return bias
         if bias.const is not None:
@@ -191,10 +195,11 @@ class Masks:
         finite, low_ = _range(bias)
         return self.made.node("Max", [bias, self.made.number(HIDDEN, kind)]) if finite and low_ else bias
 
-    # -- where it lies -------------------------------------------------------------------------------------------------
+    # -- position of masks
+    # ------------------------------------------------------------------------------------------------
 
     def _placed(self, mask: Value, stage: Shape) -> Value | str:
-        """A bias or condition for scores of shape ``stage``, as the Attention wants it."""
+        """A bias or condition for scores of shape ``stage`` in the axes of the Attention, or why that is impossible."""
         mask = _unspread(mask)
         dims = facts.shape(mask)
         if dims is None or not dims or len(dims) > len(stage):
@@ -214,7 +219,7 @@ class Masks:
         return self._regrouped(mask, dims, lead)
 
     def _regrouped(self, mask: Value, dims: Shape, lead: Shape) -> Value | str:
-        """Batch and heads of the scores may have other axes at this step: the mask follows them to those wanted."""
+        """The mask with the axes of the Attention, where the scores have other axes for batch and heads here."""
         if len(outer := dims[:-2]) == len(lead) and same(outer, lead):
             shaped = self.made.shaped(mask, [*self.target, *dims[-2:]])
             return shaped if shaped is not None else f"the mask {mask!r} has an open shape"
@@ -238,7 +243,7 @@ class Masks:
 
 
 def _blocks(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Ranges of axes of two shapes of one size that hold as many elements, as small as possible."""
+    """The smallest ranges of axes of two shapes of equal size that contain equal numbers of elements."""
     i = j = 0
     while i < len(a) or j < len(b):
         first, start, left, right = i, j, 1, 1
@@ -253,7 +258,7 @@ def _blocks(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[tuple[int, int
 
 
 def _unspread(mask: Value) -> Value:
-    """A mask before it was spread over queries, heads or samples, which an Attention does by itself."""
+    """A mask before it was spread over queries, heads or samples; an Attention does that without help."""
     for _ in range(4):
         node, dims = mask.producer, facts.shape(mask)
         if node is None or node.epilogue or dims is None:
@@ -272,7 +277,7 @@ def _unspread(mask: Value) -> Value:
 
 
 def may_hide_all(mask: Value) -> bool:
-    """Whether a row of this mask may hide every key, as far as can be told."""
+    """Whether a row of this mask may hide every key; True where that is unknown."""
     if mask.const is not None:
         visible: Array = mask.const if mask.const.dtype == np.bool_ else ~np.isneginf(mask.const.astype(np.float32))
         return not bool(visible.any(-1).all())
@@ -280,7 +285,7 @@ def may_hide_all(mask: Value) -> bool:
 
 
 def _range(value: Value) -> tuple[bool, bool]:
-    """Whether a value is surely finite, and whether some constant in it may be lower than `HIDDEN`."""
+    """Whether a value is certainly finite, and whether some constant in it may be lower than `HIDDEN`."""
     seen, queue, finite, low = set[Value](), [value], True, False
     while queue:
         one = queue.pop()

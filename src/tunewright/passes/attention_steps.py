@@ -1,8 +1,7 @@
-"""What may stand between the two products of an attention, as data, and how a graph is read in these terms.
+"""Tables of the steps that may lie between the two products of an attention, and functions that find them in a graph.
 
-From a softmax, `scores` goes back through steps of `SCORE_STEPS` until a product of queries and keys, and `weights`
-goes on through steps of `WEIGHT_STEPS` to the product with the values. A spelling that exporters invent is one more
-line in one of the tables.
+From a softmax, `scores` goes back through steps of `SCORE_STEPS` to a product of queries and keys. `weights` goes on
+through steps of `WEIGHT_STEPS` to the product with the values. A new spelling of exporters is one more line in a table.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from ..ops.base import Array
 from . import facts
 from .pattern import Const, Match, OneOf, Op, Pattern, is_float_scalar, matches, scalar
 
-#: steps between softmax and a product at most, and values that are looked at in search of one
+#: The most steps between softmax and a product, and the most values that a search examines.
 DEEPEST, MOST_VALUES = 10, 64
-#: nothing is left of such a score's exponential beside that of a usual one
+#: The exponential of a score this low is negligible beside that of a usual score.
 LOW = -1e4
 VIEWS = "Reshape|Squeeze|Unsqueeze|Flatten|Identity"
 
@@ -29,7 +28,7 @@ def _is_low(array: Array) -> bool:
 
 
 def _absorbs(array: Array) -> bool:
-    """Whether nothing is left of a usual score that is added to it; beside -10,000 all of it would be."""
+    """Whether the sum of this constant and a usual score has lost the score; with -10,000 the score would remain."""
     return _is_low(array) and float(array.reshape(())) <= (-6e4 if array.dtype == np.float16 else -1e30)
 
 
@@ -47,13 +46,13 @@ _LOWEST, _ABSORBING, _ZERO = Const("low", _is_low), Const("low", _absorbs), Cons
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of step: its ``pattern`` reads ``x``, which is scores or weights, and names what else it needs."""
+    """A kind of step: its ``pattern`` reads ``x``, which is scores or weights, and names its other operands."""
 
     name: str
     pattern: Pattern
 
 
-#: behind the product of queries and keys; the first that leads to a product counts
+#: Steps behind the product of queries and keys; the first that leads to a product counts.
 SCORE_STEPS = (
     Kind("cast", Op("Cast", "x", where=_between_floats)),
     Kind("view", Op(VIEWS, "x", rest=True)),
@@ -71,7 +70,7 @@ SCORE_STEPS = (
     Kind("less", Op("Sub", "x", "bias")),
 )  # fmt: skip
 
-#: between the softmax and the product with values
+#: steps between the softmax and the product with values
 WEIGHT_STEPS = (
     Kind("cast", Op("Cast", "x", where=_between_floats)),
     Kind("view", Op(VIEWS, "x", rest=True)),
@@ -83,7 +82,7 @@ WEIGHT_STEPS = (
 
 @dataclass(frozen=True)
 class Step:
-    """One step that was found: its result, and what its pattern names."""
+    """One step of a graph: its result, and the values that its pattern names."""
 
     kind: str
     result: Value
@@ -92,7 +91,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Path:
-    """From a product to a softmax (steps of scores), or from a softmax to a product (steps of weights)."""
+    """The steps from a product to a softmax (of scores), or from a softmax to a product (of weights)."""
 
     product: Node
     steps: tuple[Step, ...] = ()
@@ -100,7 +99,7 @@ class Path:
 
 @dataclass
 class _Search:
-    """Bounds how much of a graph is looked at."""
+    """A search backwards that examines a limited number of values."""
 
     graph: Graph
     left: int = field(default=MOST_VALUES)
@@ -123,7 +122,7 @@ def is_product(node: Node) -> bool:
 
 
 def scores(graph: Graph, softmax: Node) -> Path | None:
-    """The way from a product of queries and keys to the softmax; of several the one with the fewest sums."""
+    """The path from a product of queries and keys to the softmax; of several, the one with the fewest sums."""
     start = softmax.inputs[0]
     if start is None:
         return None
@@ -132,7 +131,7 @@ def scores(graph: Graph, softmax: Node) -> Path | None:
 
 
 def weights(graph: Graph, softmax: Node) -> Path | str:
-    """The way from the softmax to the product with values, or what else becomes of the weights."""
+    """The path from the softmax to the product with values, or how else the weights are read."""
     value, steps = softmax.output, list[Step]()
     for _ in range(DEEPEST):
         users = value.users
@@ -148,7 +147,7 @@ def weights(graph: Graph, softmax: Node) -> Path | str:
 
 
 def _on(graph: Graph, value: Value, users: Sequence[Node]) -> Step | None:
-    """The step that all readers of some weights are part of."""
+    """The step that contains all readers of some weights."""
     for user in users:
         for kind in WEIGHT_STEPS:
             for match in matches(kind.pattern, user.output, Match(graph, user)):

@@ -1,10 +1,10 @@
-"""Attention by structure: softmax(q k' * scale + bias) v becomes one Attention, whatever the spelling.
+"""Recognises attention by structure: softmax(q k' * scale + bias) v becomes one Attention, whatever its spelling.
 
-`attention_steps` says what may stand between the products. This pass decides whether what it found means an attention,
-and builds it with exactly the meaning that the graph had, rows in which every key is hidden included:
+`attention_steps` lists the steps that may lie between the products. This pass decides whether the steps mean an
+attention. It builds one with exactly the meaning of the graph, including rows in which every key is hidden:
 
-- a constant far below zero in place of hidden scores makes such a row the mean of all values. It becomes a summand so
-  low that nothing is left of the score beside it;
+- a constant far below zero in place of hidden scores makes such a row the mean of all values. It becomes an addend so
+  low that nothing remains of the score beside it;
 - -inf makes the row NaN (attribute ``nan_rows``), or zero where the graph replaces NaN by zero.
 """
 
@@ -28,7 +28,7 @@ from .pattern import Match, OneOf, Op, matches, remove_dead, scalar
 
 
 class RecogniseAttention:
-    """Looks at each softmax that stands at a product."""
+    """Tries each softmax that has a product before or behind it."""
 
     name = "attention"
 
@@ -39,7 +39,7 @@ class RecogniseAttention:
                 continue
             before, behind = scores(graph, node), weights(graph, node)
             if before is None and isinstance(behind, str):
-                continue  # a classifier's
+                continue  # the softmax of a classifier
             reason = self._rewrite(graph, node, before, behind)
             if reason is not None:
                 context.log.refused(self.name, node, reason)
@@ -61,7 +61,7 @@ class RecogniseAttention:
 
 
 def _leak(graph: Graph, softmax: Node, before: Path, behind: Path) -> str | None:
-    """Why nodes between the products cannot go away."""
+    """Why nodes between the products cannot be removed."""
     covered: dict[Node, bool] = {before.product: False, softmax: False}
     for step in (*before.steps, *behind.steps):
         covered.update(step.match.nodes)
@@ -75,12 +75,12 @@ def _other_axis(node: Node) -> str | None:
     return None if axis in (-1, rank - 1) else f"it goes along axis {axis}, not along keys"
 
 
-# -- what it means -----------------------------------------------------------------------------------------------------
+# -- meaning ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Found:
-    """Products, and what is done between them: every shape is one of [batch and heads in any form, queries, keys]."""
+    """Both products, and the steps between them. Every shape is [batch and heads in any form, queries, keys]."""
 
     before: Path
     behind: Path
@@ -120,7 +120,7 @@ def _read(before: Path, behind: Path) -> _Found | str:
 
 
 def _lead(shape: Shape) -> tuple[Dim, ...] | None:
-    """Batch and heads of scores for which the graph has no four axes."""
+    """Batch and heads of scores whose shape in the graph does not have four axes."""
     if len(shape) == 3:
         return shape[:1]
     if len(shape) == 2:
@@ -130,7 +130,7 @@ def _lead(shape: Shape) -> tuple[Dim, ...] | None:
 
 
 def _same_leads(found: _Found, made: Shape, last: Shape) -> str | None:
-    """Why queries, keys and values may differ in batch or heads. Of four axes keys may have one head for all."""
+    """Why queries, keys and values may differ in batch or heads, or None. With four axes, keys may share one head."""
     q, kt, v = (facts.shape(x) for x in found.operands)
     assert q is not None and kt is not None and v is not None
     rank = len(made) - 2
@@ -143,7 +143,7 @@ def _same_leads(found: _Found, made: Shape, last: Shape) -> str | None:
 
 
 def _narrows(before: Path, behind: Path) -> str | None:
-    """Scores in fewer digits than queries and keys have would not be what the graph says."""
+    """Refuses scores in fewer digits than queries and keys have: the Attention would not round them."""
     kinds = [facts.dtype(before.product.output), *(facts.dtype(s.result) for s in before.steps)]
     sizes = [k.itemsize for k in kinds if k is not None]
     if len(sizes) != len(kinds) or sizes != sorted(sizes):
@@ -163,11 +163,11 @@ def _is_view(value: Value) -> bool:
 
 
 def _replace(graph: Graph, softmax: Node, found: _Found) -> str | None:
-    """Puts the Attention in place; a reason where that turns out to be impossible."""
+    """Replaces the matched nodes with the Attention; returns the reason where that is impossible."""
     with graph.recording() as added:
         try:
             made = _build(graph, found)
-        except ModelError as error:  # in a branch, which may never run
+        except ModelError as error:  # An error in a branch does not matter, because the branch may never run.
             made = str(error)
     if isinstance(made, str):
         remove_dead(graph, reversed(added))
@@ -190,12 +190,12 @@ def _replace(graph: Graph, softmax: Node, found: _Found) -> str | None:
 
 
 def _asides(found: _Found) -> list[Value]:
-    """Masks and biases as they stood in the graph."""
+    """Masks and biases as values of the original graph."""
     return [v for s in (*found.before.steps, *found.behind.steps) for n, v in s.match.values.items() if n != "x"]
 
 
 def _remove_above(graph: Graph, values: list[Value]) -> None:
-    """What nobody reads any more, as the Attention found another way to say it."""
+    """Removes nodes that are no longer read, because the Attention reads other values."""
     while values:
         node = values.pop().producer
         if node is not None and node in graph and not any(graph.is_read(v) for v in node.outputs):
@@ -214,7 +214,8 @@ def _build(graph: Graph, found: _Found) -> Value | str:
     q, times = _without_scale(q)
     k, over = _keys(made, kt)
     lead, dims = found.lead, facts.shape(mask) or ()
-    if len(lead) == 1 and mask is not None and len(dims) == 3 and dims[0] != 1:  # its first axis means samples
+    # the first axis of the mask is the batch: add an axis for heads
+    if len(lead) == 1 and mask is not None and len(dims) == 3 and dims[0] != 1:
         lead, mask = (*lead, 1), made.shaped(mask, (dims[0], 1, *dims[1:]))
         if mask is None:
             return "the shape of its mask is not known"
@@ -240,7 +241,7 @@ def _build(graph: Graph, found: _Found) -> Value | str:
 
 
 def _masks(made: Maker, found: _Found) -> Masks | str:
-    """Follows the scores from the product on."""
+    """Applies the steps of the scores from the product on."""
     zeroed = {_condition(s) for s in found.behind.steps if s.kind in ("seen", "hidden")}
     masks = Masks(made, facts.shape(found.before.product.output) or (), found.lead, zeroed)
     for step in found.before.steps:
@@ -260,7 +261,7 @@ _SCALE = OneOf(Op("Mul", "x", scalar("times"), shared=True), Op("Div", "x", scal
 
 
 def _without_scale(value: Value) -> tuple[Value, float]:
-    """Queries or keys without the constants that they are multiplied with, and the product of those."""
+    """Queries or keys without the constants that scale them, and the product of these constants."""
     factor = 1.0
     for _ in range(4):
         node = value.producer
@@ -273,7 +274,7 @@ def _without_scale(value: Value) -> tuple[Value, float]:
 
 
 def _without_widening(value: Value, like: Value) -> Value:
-    """Values in front of a Cast from the queries' type to one with more digits."""
+    """Values before a Cast from the queries' type to one with more digits."""
     node = value.producer
     before = node.inputs[0] if node is not None and node.op == "Cast" and not node.epilogue else None
     kinds = facts.dtype(before), facts.dtype(value)
@@ -286,7 +287,7 @@ def number(match: Match, name: str) -> float:
 
 
 def _keys(made: Maker, kt: Value) -> tuple[Value, float]:
-    """Keys of which the product reads the transpose, and what they are multiplied with."""
+    """The keys whose transpose the product reads, and their factor."""
     rank = facts.rank(kt) or 4
     perm = (*range(rank - 2), rank - 1, rank - 2)
     value, factor = _without_scale(kt)

@@ -1,4 +1,5 @@
-"""A pass, and what it is told: settings, what may be fused, and a log that keeps every refusal with its reason."""
+"""The interface of a pass, and its context: settings, questions to the device, and a log of refusals with their
+reasons."""
 
 from __future__ import annotations
 
@@ -19,71 +20,71 @@ from ..ops.base import Array
 from ..ops.infer import Budget
 from ..settings import Settings, write_dump
 
-#: (node, operands its epilogue would take beside the main inputs, its epilogue after fusion, the value it would then
-#: make) -> None for yes, or the reason why not. Fusion asks, it does not know: the plugin answers from what its solvers
-#: accept.
+#: (node, operands of its epilogue besides the main inputs, its epilogue after fusion, the value that it would then
+#: make) -> None for yes, or the reason against it. Fusion does not decide this: the plugin answers from what its
+#: solvers accept.
 CanFuse: TypeAlias = Callable[[Node, Sequence[Value], tuple[Fused, ...], Value], str | None]
 
-#: (node, layout, inputs that would have it) -> None when the device can work with them and the output in that layout,
-#: or the reason why not
+#: (node, layout, inputs that would have it) -> None when the device can run it with these inputs and its output in that
+#: layout, or the reason against it.
 WorksIn: TypeAlias = Callable[[Node, Layout, Sequence[int]], str | None]
 
-#: an array in another element type: a device may know a faster way than numpy
+#: Converts an array to another element type; a device may have a faster way than numpy.
 Convert: TypeAlias = Callable[[Array, DType], Array]
 
 
 def convert(array: Array, to: DType) -> Array:
-    """The host's way."""
+    """Convert an array with numpy."""
     return array.astype(to.numpy, order="C")
 
 
 def anything(node: Node, operands: Sequence[Value], epilogue: tuple[Fused, ...], output: Value) -> str | None:
-    """The host's answer: the reference runs any epilogue."""
+    """The host's answer to `CanFuse`: the reference runs any epilogue."""
     return None
 
 
 def any_layout(node: Node, layout: Layout, inputs: Sequence[int]) -> str | None:
-    """The host's answer: it takes arrays out of their layout and puts results back."""
+    """The host's answer to `WorksIn`: it converts arrays to the plain layout and results back."""
     return None
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a node: the layouts of its first input and of its results, and what it costs."""
+    """One way to run a node: the layouts of its first input and of its results, and its time."""
 
     first: Layout
-    #: also of whatever its element-wise part reads along
+    #: also the layout of the operands of its element-wise part
     result: Layout
     seconds: float
-    #: that very problem was measured; else it is estimated
+    #: whether this problem was measured; else the time is an estimate
     measured: bool = False
 
 
 class Layouts(Protocol):
-    """What a device says of layouts. It has one beside the plain one."""
+    """A device's answers about layouts. The device has one layout besides the plain one."""
 
     def preferred(self, node: Node) -> tuple[Layout, Layout] | None:
-        """The layouts of first input and result that its kernels would rather have; None: they do not care."""
+        """The layouts of first input and result that its kernels prefer; None: they have no preference."""
         ...
 
     def ways(
         self, node: Node, preferred: tuple[Layout, Layout] | None, layout: Layout, data: Sequence[int]
     ) -> Sequence[Way]:
-        """Every way to run a plain node in which its ``data``, inputs by number, and its results are plain or not."""
+        """Every way to run a plain node with its ``data`` (inputs by number) and its results in either layout."""
         ...
 
     def reorder(self, type: TensorType, layout: Layout) -> float:
-        """Seconds that it takes to bring a plain tensor into a layout, or back."""
+        """The seconds that a conversion of a plain tensor into a layout, or back, takes."""
         ...
 
     def why_apart(self, first: Node, second: Node, whole: Node) -> str | None:
-        """Why a convolution and the depthwise one behind it would not be faster as one node, by what is known."""
+        """Why a convolution and the depthwise one behind it would not be faster as one node, as far as is known."""
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One decision of a rule: what it looked at, and why it did nothing (``reason`` empty: it was applied)."""
+    """One decision of a rule: its node, and why the rule was not applied (``reason`` is empty if it was)."""
 
     rule: str
     node: str
@@ -92,10 +93,10 @@ class Entry:
 
 @dataclass
 class Log:
-    """What the passes did and did not do, each decision once; `tunewright graph --why` prints it.
+    """The decisions of the passes, each one once; `tunewright graph --why` prints them.
 
-    Compiling and every new set of shapes add to it, from whichever thread meets them first. It ends at ``MOST``: a
-    model that is served for long, with ever new shapes, must not fill the memory with reasons.
+    Any thread that compiles or meets new shapes adds to it. It ends at ``MOST`` entries: a model that serves ever new
+    shapes for a long time must not fill the memory with reasons.
     """
 
     MOST: ClassVar[int] = 100_000
@@ -110,7 +111,7 @@ class Log:
         self._add(Entry(rule, node.name, reason))
 
     def _add(self, entry: Entry) -> None:
-        # A rule meets the same node again in later rounds and for every new shape: say it once.
+        # A rule meets the same node again in later rounds and for every new shape; one entry suffices.
         if entry not in self._seen and len(self.entries) < self.MOST:
             self._seen.add(entry)
             self.entries.append(entry)
@@ -118,7 +119,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Joined:
-    """Constants side by side in one. It does not keep the parts, whose ids may go to others then."""
+    """Constants joined side by side in one array. It does not keep the parts alive, so that their ids may be reused."""
 
     parts: tuple[ReferenceType[Array], ...]
     whole: Array
@@ -126,28 +127,29 @@ class Joined:
 
 @dataclass
 class Context:
-    """What a pass may ask."""
+    """The settings, questions and limits that a pass may use."""
 
     settings: Settings
     can_fuse: CanFuse = anything
-    #: None: the device, as the host, works on plain arrays
+    #: None: the device, like the host, works on plain arrays.
     layouts: Layouts | None = None
     works_in: WorksIn = any_layout
-    #: the device has kernels of its own for an operation, whatever they say to a problem
+    #: Whether the device has kernels for an operation, even if they may refuse a problem.
     knows: Callable[[str], bool] = field(default=lambda op: True)
-    #: what networks of single-precision numbers are computed in
+    #: the element type in which networks of single-precision numbers are computed
     precision: DType = DType.FLOAT32
-    #: the device computes halves in single precision: networks of halves become networks of such numbers (`widen`)
+    #: Whether the device computes halves in single precision: then networks of halves become single-precision ones
+    #: (`widen`).
     widens: bool = False
     convert: Convert = convert
     log: Log = field(default_factory=Log)
-    #: constants that passes joined, by their parts' ids: plans for other shapes share them
+    #: Constants that passes joined, by the ids of their parts: plans for other shapes share them.
     joined: dict[tuple[int, ...], Joined] = field(default_factory=dict)
-    #: the graph at hand is a body: it may never run, so what is wrong in it is no mistake yet
+    #: Whether the graph is a body. A body may never run, so that a mistake in it is not an error yet.
     in_body: bool = False
-    #: numbers of drawings, of all runs of the passes
+    #: numbers of graph dumps, over all runs of the passes
     drawn: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    #: what constant folding may still take
+    #: the remaining limits of constant folding
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class Context:
         return name not in self._disabled
 
     def draw(self, graph: Graph, after: str) -> None:
-        """GRAPH_DUMPS_DIR: the graph as it is now, for Graphviz and as text, numbered in the order of the passes."""
+        """Write the current graph to GRAPH_DUMPS_DIR, for Graphviz and as text, numbered in the order of the passes."""
         if self.settings.graph_dumps_dir:
             folder = Path(self.settings.graph_dumps_dir)
             model = re.sub(r"[^\w.-]+", "_", graph.name) or "graph"
@@ -173,18 +175,18 @@ class Context:
 
 
 class Pass(Protocol):
-    """One rewriting of a graph; bodies are visited by `run_passes`, so a pass sees one graph at a time."""
+    """One rewriting of a graph. `run_passes` visits bodies, so that a pass sees one graph at a time."""
 
     name: str
 
     def run(self, graph: Graph, context: Context) -> bool:
-        """Rewrite; True when something changed. The graph comes sorted and may be left unsorted."""
+        """Rewrite the graph; True when something changed. The graph is sorted before and may be unsorted after."""
         ...
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Passes that feed each other: run in order, again and again until none changes anything."""
+    """Passes that depend on each other: they run in order, repeatedly, until none changes anything."""
 
     passes: tuple[Pass, ...]
     rounds: int = 10
@@ -196,10 +198,11 @@ def run_passes(graph: Graph, passes: Iterable[Pass | Repeat], context: Context) 
 
 
 class _Runner:
-    """A pass runs to its own fixed point, so it need not run again until another one has changed something."""
+    """Runs passes over one graph. It runs a pass again only after another one has changed something."""
 
     def __init__(self, graph: Graph, context: Context) -> None:
-        self.graph, self.context = graph, replace(context)  # with a budget of its own, for all passes and bodies
+        # The runner has a separate budget, for all passes and bodies.
+        self.graph, self.context = graph, replace(context)
         self.inner = replace(context, in_body=True)
         self.inner.budget = self.context.budget
         self.changes = 0

@@ -1,4 +1,4 @@
-"""Adds several nodes in place of one, with their types: for rewrites that a rule cannot say."""
+"""Replaces one node with several, including their types, for rewrites that a rule cannot express."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURN = [0, 2, 1, 3]
 
 
 class Builder:
-    """Adds nodes in place of one, with types."""
+    """Adds typed nodes in place of one node."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
@@ -40,11 +40,11 @@ class Builder:
         return self.add("Transpose", self.add("Reshape", x, self.ints(0, 0, count, -1)), perm=_TURN)
 
     def flat(self, x: Value) -> Value:
-        """The other way round."""
+        """The inverse of `heads`: [batch, heads, rows, elements] as [batch, rows, heads * elements]."""
         return self.add("Reshape", self.add("Transpose", x, perm=_TURN), self.ints(0, 0, -1))
 
     def replace(self, *values: Value | None) -> None:
-        """The node's outputs; what stands for one has its name."""
+        """Replace the outputs of the node; each new value takes the name of the old one."""
         for old, new in zip(self.node.outputs, values, strict=False):
             if new is not None and self.graph.is_read(old):
                 old.name, new.name = new.name, old.name

@@ -1,4 +1,4 @@
-"""Loops that collect tensors in a sequence, as exporters of Python write it: what they append becomes a scan output."""
+"""Loops that append tensors to a sequence, as Python exporters write them: the items become a scan output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .base import Context
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A state of a Loop that is a sequence: its number, who appends to it what, and who reads the whole."""
+    """A state of a Loop that is a sequence: its number, the node that appends to it, the item, and the readers of the
+    whole."""
 
     state: int
     insert: Node
@@ -24,7 +25,7 @@ class _Sequence:
 
 
 class CollectedRows:
-    """A sequence that begins empty, is appended to in each iteration and is read by ConcatFromSequence alone."""
+    """Rewrites a sequence that begins empty, grows in each iteration and is read only by ConcatFromSequence."""
 
     name = "collected-rows"
 
@@ -64,7 +65,7 @@ def _can_read(reader: Node, item: Value) -> bool:
         return False
     if reader.attrs.get("new_axis", 0):
         return int(reader.attrs["axis"]) == 0 or facts.rank(item) is not None
-    dims = facts.shape(item)  # tensors of different sizes can be one after the other
+    dims = facts.shape(item)  # Tensors of different sizes can be concatenated, but not stacked as rows.
     return dims is not None and bool(dims) and all(isinstance(d, int) and d > 0 for d in dims)
 
 
@@ -94,7 +95,7 @@ def _rewrite(graph: Graph, node: Node, found: Sequence[_Sequence]) -> None:
 
 
 def _joined(graph: Graph, reader: Node, rows: Value, item: Value) -> Value:
-    """What a ConcatFromSequence makes, from rows along a new first axis."""
+    """The result of a ConcatFromSequence, from rows along a new first axis."""
     axis, new = int(reader.attrs["axis"]), bool(reader.attrs.get("new_axis", 0))
     rank = facts.rank(item)
     if axis:

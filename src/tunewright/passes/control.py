@@ -1,4 +1,4 @@
-"""Control flow whose course is known: constants move into bodies, branches and short loops are written out."""
+"""Rewrites of control flow: moves constants into bodies, and writes out known branches and short loops."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .base import Context
 
 
 def inline(graph: Graph, body: Graph, arguments: Sequence[Value | None], prefix: str) -> list[Value]:
-    """Copy a body's nodes into ``graph`` with its inputs bound; the values that stand for its outputs.
+    """Copy a body's nodes into ``graph`` with its inputs bound; returns the values of its outputs.
 
-    Types are left to inference: inside a loop the same name of a dimension may mean another size in each iteration.
+    Types are left to inference: in a loop, one name of a dimension may mean another size in each iteration.
     """
     bound: dict[Value, Value | None] = dict(zip(body.inputs, arguments, strict=True))
 
@@ -35,7 +35,7 @@ def inline(graph: Graph, body: Graph, arguments: Sequence[Value | None], prefix:
 
 
 class SinkConstants:
-    """A captured constant becomes a constant of the body; what no body reads is captured no longer."""
+    """Makes a captured constant a constant of the body, and removes captures that no body reads."""
 
     name = "sink-constants"
 
@@ -67,7 +67,7 @@ class SinkConstants:
 
 
 class UnchangedStates:
-    """What a Loop or Scan carries and never changes is captured instead; behind the loop it is what it was."""
+    """Captures the states of a Loop or Scan that it never changes; after the loop, their first values are read."""
 
     name = "unchanged-states"
 
@@ -88,7 +88,7 @@ class UnchangedStates:
 
 
 def _capture_states(graph: Graph, node: Node, steady: Sequence[int], ahead: int) -> None:
-    """``ahead``: inputs of the node and of the body in front of what is carried."""
+    """Turn the states ``steady`` into captures; ``ahead`` is the number of inputs in front of the states."""
     body, places = node.bodies["body"], {ahead + k for k in steady}
     body.inputs = [v for i, v in enumerate(body.inputs) if i not in places] + [body.inputs[i] for i in sorted(places)]
     inputs = [v for i, v in enumerate(node.inputs) if i not in places] + [node.inputs[i] for i in sorted(places)]
@@ -110,14 +110,14 @@ def _capture_states(graph: Graph, node: Node, steady: Sequence[int], ahead: int)
 
 
 def plain(value: Value) -> Value:
-    """Through Identity nodes."""
+    """The value before any Identity nodes."""
     while value.producer is not None and value.producer.op == "Identity" and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
     return value
 
 
 class TypeCaptures:
-    """What a body captures has there the type that it has outside, also where only inference found that out."""
+    """Gives a captured value in a body the type that it has outside, if only inference found that type."""
 
     name = "type-captures"
 
@@ -133,7 +133,7 @@ class TypeCaptures:
 
 
 class InlineBranches:
-    """An If whose condition is constant is the branch that it takes."""
+    """Replaces an If whose condition is constant with the branch that it takes."""
 
     name = "inline-branches"
 
@@ -153,12 +153,12 @@ class InlineBranches:
         return changed
 
 
-#: most nodes that one loop may become; nested loops would multiply a small file into a large graph
+#: The most nodes that one loop may become; nested loops would turn a small file into a large graph.
 UNROLLED_NODES = 10_000
 
 
 class UnrollLoops:
-    """A Loop or Scan with a known, small number of iterations becomes that many copies of its body."""
+    """Replaces a Loop or Scan with a known, small number of iterations by copies of its body."""
 
     name = "unroll-loops"
 
@@ -202,7 +202,7 @@ def _replace(graph: Graph, node: Node, results: Sequence[Value]) -> None:
 
 
 def _scan_trips(node: Node) -> tuple[int, str]:
-    """The number of iterations of a Scan: the length of what it scans."""
+    """The number of iterations of a Scan (the length of its scanned inputs), and why it is unknown, or ""."""
     m, first = int(node.attrs["num_scan_inputs"]), states(node)
     axes = node.attrs.get("scan_input_axes") or [0] * m
     lengths = set()
@@ -251,7 +251,7 @@ def _unroll_scan(graph: Graph, node: Node) -> list[Value]:
 
 
 def _split(node: Node) -> tuple[list[Value | None], list[Value | None]]:
-    """Formal inputs, captured values."""
+    """The formal inputs, and the captured values."""
     at = len(node.inputs) - node.captures
     return list(node.inputs[:at]), list(node.inputs[at:])
 
@@ -268,7 +268,7 @@ def _unstack(graph: Graph, node: Node, value: Value | None, axis: int, count: in
 
 
 def _stack(graph: Graph, node: Node, rows: Sequence[Value], axis: int) -> Value:
-    """Values along a new axis; nothing at all for a loop that never runs, whose result nobody reads."""
+    """Values stacked along a new axis; for a loop that never runs, an empty constant that no node reads."""
     if not rows:
         return graph.constant(np.empty((0,), np.float32), "nothing")
     axes = graph.constant(np.asarray([axis], np.int64), "axis")

@@ -1,8 +1,8 @@
-"""A convolution and the depthwise convolution that alone reads it: one operation, where that is faster.
+"""Makes one operation of a convolution and the depthwise convolution that alone reads it, where that is faster.
 
-The result of the first one is several times as large as its input in mobile networks. Where it is larger than the
-caches it goes to memory and comes back; one kernel makes a few rows at a time, and they stay in the nearest cache. Runs
-when layouts are known: only large images gain, so the device is asked (`Layouts.why_apart`).
+In mobile networks the result of the first one is several times as large as its input. Where it is larger than the
+caches, it goes to memory and back. One kernel computes a few rows at a time, which stay in the nearest cache. The pass
+runs when layouts are known. Only large images gain, therefore it asks the device (`Layouts.why_apart`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .pattern import remove_dead
 
 
 class ConvPairs:
-    """Joins a depthwise convolution with the convolution in front of it, where that pays."""
+    """Joins a depthwise convolution with the convolution in front of it, where that is faster."""
 
     name = "conv-pair"
 
     def run(self, graph: Graph, context: Context) -> bool:
         found = [] if context.layouts is None else [node for node in graph.nodes if _is_depthwise(node)]
-        if not found or not context.knows(PAIR):  # the host does what the model says
+        if not found or not context.knows(PAIR):  # the host runs the model's operations
             return False
         return sum(_rewrite(graph, node, context) for node in found) > 0
 
@@ -57,7 +57,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def _is_depthwise(node: Node) -> bool:
-    """Whether a convolution has one filter for each channel, in blocks."""
+    """Whether a node is a convolution with one filter per channel, in the blocked layout."""
     shape, type = facts.shape(node.input(1)), facts.static(node.output)
     if node.op != "Conv" or shape is None or type is None or type.layout == PLAIN:
         return False
@@ -69,14 +69,14 @@ def _sizes(shape: Any) -> list[int]:
 
 
 def _before(graph: Graph, node: Node) -> Node | None:
-    """The convolution in front of it, if all that it reads beside its data is constant and nobody else reads it."""
+    """The convolution in front of it, if its other inputs are constant and no other node reads it; else None."""
     value = node.input(0)
     first = None if value is None else value.producer
     if first is None or value is None or first.op != "Conv" or int(first.attrs.get("group", 1)) != 1:
         return None
     if value.users != [node] or len(value.uses) != 1 or graph.is_output(value):
         return None
-    # steps are written into an attribute
+    # steps are stored in an attribute
     plain = all(isinstance(v, int | float | str) for step in first.epilogue for v in step.attrs.values())
     return first if plain and all(v is None or v.const is not None for v in first.inputs[1:]) else None
 
@@ -86,6 +86,6 @@ def _weights(node: Node) -> tuple[Value | None, Value | None]:
 
 
 def _moved(node: Node, operands: int) -> tuple[Fused, ...]:
-    """The epilogue of a convolution whose operands begin elsewhere."""
+    """The epilogue of a convolution, with the numbers of operands that begin at ``operands``."""
     shift = operands - len(node.main_inputs)
     return tuple(Fused(s.op, tuple(a if a < 0 else a + shift for a in s.args), s.attrs) for s in node.epilogue)

@@ -1,8 +1,9 @@
-"""Strides of 1 x 1 convolutions go up, into whatever makes the pixels that nobody else reads.
+"""Moves strides of 1 x 1 convolutions up to the nodes that compute the pixels which no other node reads.
 
-A residual network whose blocks begin with a strided 1 x 1 convolution (ResNet as first published) throws three quarters
-of what the block before it made away. So the last convolution of that block takes the stride, and the 3 x 3 convolution
-before it in turn. What is added in between, and read by others too, is thinned out by a pooling of one pixel.
+A residual network whose blocks begin with a strided 1 x 1 convolution (ResNet as first published) discards three
+quarters of the previous block's result. Therefore the last convolution of that block takes the stride, and then the 3 x
+3 convolution before it. A value that is added in between, and has other readers, is thinned out by a pooling of one
+pixel.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from . import facts
 from .base import Context
 
 Strides: TypeAlias = tuple[int, ...]
-#: At most one of this number of pixels is read: with one of two, Winograd over all of them may be faster than a stride.
+#: At most one of this number of pixels is read. With one of two, Winograd over all of them may be faster than a stride.
 LEAST = 4
-#: an average, not a maximum, which might not keep NaN
+#: an average, because a maximum might not keep NaN
 THINNING = "AveragePool"
 
 
 class EarlyStrides:
-    """Plans from the last node to the first, then changes what pays."""
+    """Decides from the last node to the first, then applies the changes that reduce work."""
 
     name = "early-strides"
 
@@ -55,7 +56,7 @@ class EarlyStrides:
                         graph.set_input(node, i, thin[value, wants])
         for node in takers:
             if node.output in paying:
-                # it is not the model's value of that name any more
+                # the value is no longer the model's value of that name
                 node.output.name, node.output.type = graph.fresh(f"{node.output.name}_thin"), None
                 spec = lookup(node.op)
                 assert spec is not None
@@ -64,7 +65,7 @@ class EarlyStrides:
 
 
 def _wanted(graph: Graph, takers: dict[Node, None]) -> dict[Value, Strides]:
-    """Values that all their readers would rather have with a stride; ``takers`` are the nodes that can take one."""
+    """Values that all their readers could read with a stride; ``takers`` are the nodes that can take one."""
     found: dict[Value, Strides] = {}
     for node in reversed(takers):
         value = node.output
@@ -88,7 +89,7 @@ def _asked(reader: Node, i: int, wanted: Mapping[Value, Strides]) -> Strides | N
 
 
 def _paying(takers: Iterable[Node], wanted: Mapping[Value, Strides]) -> set[Value]:
-    """Those of the wanted for which a convolution has less to do."""
+    """The wanted values for which some convolution has less work."""
     found: set[Value] = set()
     for node in takers:
         if node.output in wanted and (node.op == "Conv" or any(v in found for v in node.inputs)):
@@ -97,21 +98,24 @@ def _paying(takers: Iterable[Node], wanted: Mapping[Value, Strides]) -> set[Valu
 
 
 def _is_conv(node: Node) -> bool:
-    """Whether it is a convolution whose padding does not depend on its stride."""
+    """Whether a node is a convolution whose padding does not depend on its stride."""
     if node.op != "Conv" or facts.rank(node.output) is None or node.epilogue:
         return False
     return node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether it is a convolution of one tap that reads no padding."""
+    """Whether a node is a convolution of one tap without padding."""
     shape = facts.shape(node.input(1))
     one = shape is not None and all(d == 1 for d in shape[2:])
     return _is_conv(node) and one and not any(node.attrs.get("pads", ()))
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether each input has the result's type, so that it can be thinned out, or is the same for all pixels."""
+    """Whether a node is element-wise, and each input either has the result's type or one element for all pixels.
+
+    Inputs of the result's type can be thinned out.
+    """
     spec = lookup(node.op)
     if spec is None or not spec.elementwise or len(node.outputs) != 1 or node.epilogue or node.bodies:
         return False
@@ -119,7 +123,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_spread(value: Value, result: Value) -> bool:
-    """Whether it has one element for all pixels of the result."""
+    """Whether a value has one element for all pixels of the result."""
     dims, whole = facts.shape(value), facts.shape(result)
     if dims is None or whole is None or len(dims) > len(whole):
         return False
@@ -137,7 +141,7 @@ def _product(a: Strides, b: Strides) -> Strides:
 
 
 def _thinned(graph: Graph, value: Value, strides: Strides) -> Value:
-    """Every so-manieth pixel of a value."""
+    """A pooling of one pixel that keeps only the pixels at the strides."""
     attrs = {"kernel_shape": (1,) * len(strides), "strides": strides}
     node = graph.add(THINNING, [value], attrs, name=graph.fresh(f"{value.name}_thinned"))
     spec = lookup(THINNING)

@@ -1,7 +1,8 @@
-"""Einsum as what kernels are made for: Transposes, products of matrices, element-wise products and sums.
+"""Replaces Einsum with operations that have fast kernels: Transpose, MatMul, element-wise products and sums.
 
-Letters of one operand alone that the result lacks are summed up first, diagonals are cut out. Then operands are joined
-in pairs: letters of both that nobody needs any more are the sum of a MatMul, letters of both that are needed its batch.
+The pass first sums over letters of only one operand that the result lacks, and extracts diagonals. Then it joins
+operands in pairs. Letters of both that are not needed any more are the sum of a MatMul; letters of both that are needed
+are its batch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class LowerEinsum:
             with graph.recording() as added:
                 try:
                     made = _Lowering(graph, node).result()
-                except (_Refused, ModelError, *MISTAKES) as refusal:  # in a branch it is no mistake before it runs
+                # in a branch, a mistake is not an error before the branch runs
+                except (_Refused, ModelError, *MISTAKES) as refusal:
                     context.log.refused(self.name, node, str(refusal))
                     _drop(graph, added)
                     continue
@@ -75,7 +77,7 @@ def _drop(graph: Graph, nodes: Sequence[Node]) -> None:
 
 
 class _Lowering:
-    """One Einsum. Sizes of letters may have names, as long as no Reshape has to merge two of those."""
+    """The rewriting of one Einsum. Sizes of letters may have names, as long as no Reshape has to merge two of those."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.made = graph, Maker(graph)
@@ -107,7 +109,7 @@ class _Lowering:
         return [self._without_ones(one) for one, _ in read], output.replace("...", dots)
 
     def _without_ones(self, term: _Term) -> _Term:
-        """Axes of one element that stand for more are left out: products spread over them anyway."""
+        """Drops axes of one element whose letters have more elsewhere: products broadcast over them."""
         dims = facts.shape(term.value) or ()
         gone = [i for i, c in enumerate(term.letters) if dims[i] == 1 and not same([self.sizes[c]], [1])]
         if not gone:
@@ -140,7 +142,7 @@ class _Lowering:
         return _Term(value, "".join(c for c in term.letters if c in needed))
 
     def _diagonal(self, term: _Term, letter: str) -> _Term:
-        """Two equal axes as one: every (n + 1)-th element of both."""
+        """Two equal axes as one: every (n + 1)-th element of both together."""
         first, second = [i for i, c in enumerate(term.letters) if c == letter][:2]
         rest = [i for i in range(len(term.letters)) if i not in (first, second)]
         size, dims = self.sizes[letter], facts.shape(term.value) or ()
@@ -155,7 +157,7 @@ class _Lowering:
     # -- two operands --------------------------------------------------------------------------------------------------
 
     def _next(self, terms: Sequence[_Term]) -> tuple[_Term, _Term]:
-        """The two operands that make the smallest tensor together; the first two where that is not known."""
+        """The two operands whose product is smallest; the first two where sizes are unknown."""
         pairs = [(a, b) for i, a in enumerate(terms) for b in terms[i + 1 :]]
 
         def size(pair: tuple[_Term, _Term]) -> float:
@@ -187,7 +189,7 @@ class _Lowering:
     def _aligned(self, term: _Term, letters: str) -> Value:
         value = self._turned(term, "".join(c for c in letters if c in term.letters))
         new = [i for i, c in enumerate(letters) if c not in term.letters]
-        new = [i for i in new if any(c in term.letters for c in letters[:i])]  # leading axes broadcast anyway
+        new = [i for i in new if any(c in term.letters for c in letters[:i])]  # leading axes broadcast without help
         first = sum(c not in term.letters for c in letters[: letters.index(_first(term, letters))]) if new else 0
         if not new:
             return value
@@ -200,7 +202,7 @@ class _Lowering:
         if order is not None:
             left, right = sorted(left, key=order.index), sorted(right, key=order.index)
         summed = [c for c in b.letters if c in summed] if b.value.const is not None else summed
-        # rows of a product with one matrix for all keep their axes
+        # Rows of a product with one shared matrix keep their axes.
         rows = left if not batch and left else None
         first = self._matrix(self._turned(a, "".join((*batch, *left, *summed))), batch, rows or [left], [summed])
         second = self._matrix(self._turned(b, "".join((*batch, *summed, *right))), batch, [summed], [right])
@@ -214,7 +216,7 @@ class _Lowering:
     def _matrix(
         self, value: Value, batch: Sequence[str], rows: Sequence[str | list[str]], columns: Sequence[list[str]]
     ) -> Value:
-        """A tensor as a batch of matrices: several letters of an axis are merged, for none there is one element."""
+        """A tensor as a batch of matrices: letters of an axis are merged; without letters the axis has one element."""
         groups = [*batch, *rows, *columns]
         if all(len(g) == 1 for g in groups):
             return value
@@ -239,7 +241,7 @@ class _Lowering:
         return self.made.node("Transpose", [value], {"perm": tuple(perm)})
 
     def _shaped(self, value: Value, dims: Sequence[Dim]) -> Value:
-        """One size may have a name: what is left over."""
+        """The value in another shape. One size may have a name: the Reshape computes it."""
         known = facts.shape(value)
         if known is not None and same(known, dims):
             return value
@@ -252,7 +254,7 @@ class _Lowering:
         return self.made.node("Reshape", [value, shape], {} if kept else {"allowzero": int(-1 not in target)})
 
     def _spread(self, value: Value) -> Value:
-        """Letters that only axes of one element had are spread: there is no other operand that would do it."""
+        """Refuses letters that only axes of one element have: no other operand broadcasts them."""
         dims = facts.shape(value)
         if dims is None or len(dims) == len(self.wanted):
             return value

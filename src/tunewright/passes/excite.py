@@ -1,7 +1,7 @@
-"""Squeeze and excite: an average over all pixels, two pointwise convolutions, and a product with what was averaged.
+"""Squeeze and excite: an average over all pixels, two pointwise convolutions, and a product with the averaged tensor.
 
-Four launches on a GPU, of which three have little to do. One operation where the device has a kernel for it (which
-needs known shapes); fused epilogues are taken along.
+On a GPU these are four launches, three of which have little work. They become one operation where the device has a
+kernel for it, which needs known shapes. The operation takes over fused epilogues.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _AVERAGES = frozenset({"GlobalAveragePool", "ReduceMean"})
 
 
 class SqueezeExcite:
-    """Looks at each Mul once its shapes are known."""
+    """Tries each Mul once its shapes are known."""
 
     name = "squeeze-excite"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None or not context.knows(EXCITE):  # the host does what the model says
+        if context.layouts is None or not context.knows(EXCITE):  # the host runs the model's operations
             return False
         return sum(_rewrite(graph, node, context) for node in graph.nodes if node.op == "Mul") > 0
 
@@ -68,7 +68,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 
 def _path(graph: Graph, data: Value | None, factors: Value | None, reader: Node) -> tuple[Node, Node, Node] | None:
-    """From the data to its factors, for the reader alone."""
+    """The average and the two convolutions from the data to its factors, if no other node reads them; else None."""
     made = []
     value, only = factors, reader
     for _ in range(2):
@@ -87,7 +87,7 @@ def _path(graph: Graph, data: Value | None, factors: Value | None, reader: Node)
 
 
 def _is_pointwise(node: Node) -> bool:
-    """A convolution of one pixel with constant weights, and one activation behind it that reads nothing else."""
+    """Whether a node is a pointwise convolution with constant weights and one activation without further operands."""
     weights = node.input(1)
     shape = facts.shape(weights)
     if node.op != "Conv" or weights is None or weights.const is None or shape is None or any(d != 1 for d in shape[2:]):
@@ -99,7 +99,7 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _averages(node: Node) -> bool:
-    """Over all spatial axes, which stay."""
+    """Whether a node averages over all spatial axes and keeps them."""
     rank = facts.rank(node.input(0))
     if node.op not in _AVERAGES or node.epilogue or rank is None or rank < 3:
         return False
@@ -111,5 +111,5 @@ def _averages(node: Node) -> bool:
 
 
 def _moved(node: Node) -> tuple[Fused, ...]:
-    """The epilogue of a Mul of two inputs behind an operation of five."""
+    """The epilogue of a Mul of two inputs, renumbered for an operation of five inputs."""
     return tuple(Fused(s.op, tuple(a if a < 0 else a + 3 for a in s.args), s.attrs) for s in node.epilogue)

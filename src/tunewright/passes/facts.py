@@ -1,4 +1,5 @@
-"""What rules ask of values: shapes that are surely equal, axes, and constants that vary along one axis only."""
+"""Facts about values that rules use: shapes that are certainly equal, axes, and constants that vary along one axis
+only."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ..ops.shapes import whole
 
 
 def shape(value: Value | None) -> Shape | None:
-    """The shape as far as it is known; None when not even the rank is."""
+    """The shape as far as it is known; None when even the rank is unknown."""
     return None if value is None or value.tensor is None else value.tensor.shape
 
 
@@ -27,12 +28,12 @@ def dtype(value: Value | None) -> DType | None:
 
 
 def static(value: Value | None) -> TensorType | None:
-    """The type of a tensor all of whose dimensions are known."""
+    """The type of a tensor whose dimensions are all known; else None."""
     return None if value is None or value.tensor is None or not value.tensor.is_static else value.tensor
 
 
 def same_shape(a: Value | None, b: Value | None) -> bool:
-    """True only when the shapes are equal whatever the open dimensions turn out to be."""
+    """Whether the shapes are equal for all sizes of open dimensions."""
     x, y = shape(a), shape(b)
     return x is not None and y is not None and None not in x and same(x, y)
 
@@ -42,7 +43,7 @@ def same_type(a: Value | None, b: Value | None) -> bool:
 
 
 def is_scalar(value: Value) -> bool:
-    """Whether it has one element, whatever its rank."""
+    """Whether a value has one element, whatever its rank."""
     known = shape(value)
     return known is not None and all(d == 1 for d in known)
 

@@ -1,8 +1,9 @@
-"""Element-wise followers become the epilogue of the operation in front of them. Fusion asks the device, rule by rule.
+"""Fuses element-wise followers into the epilogue of the operation in front of them. Fusion asks the device, rule by
+rule.
 
-A `Fusion` is data: which operations may be the main one, which may follow, how the followers' other operands may lie
-in the result. From a main operation the region grows over followers in topological order, while everything it makes
-is read by followers only; it is cut back to the last point at which a single value leaves it and the device agrees.
+A `Fusion` is data: the main operations, the followers, and the permitted shapes of their other operands. From a main
+operation the region grows over followers in topological order, as long as only followers read its results. It is cut
+back to the last point where a single value leaves it and the device agrees.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FULLY_CONNECTED = names(
     com.microsoft::DynamicQuantizeMatMul com.microsoft::MatMulNBits"""
 )
 NORMALISATION = names("LayerNormalization RMSNormalization GroupNormalization InstanceNormalization")
-#: a longer vector is no shape
+#: a longer vector is not a shape
 MOST_AXES = 16
 
 
@@ -53,14 +54,14 @@ class Fusion:
     mains: frozenset[str]
     steps: frozenset[str]
     axis: int | None = None
-    #: also operands of exactly the result's shape
+    #: whether operands of exactly the result's shape are permitted
     residual: bool = False
-    #: work backwards, so that of two convolutions that are added the later one takes the sum
+    #: work backwards, so that the later one of two added convolutions takes the sum
     backwards: bool = True
-    #: wait until shapes are known: not every device has a kernel for it, and it cannot tell before
+    #: Wait until shapes are known: not every device has a kernel for it, and the device cannot tell before.
     static: bool = False
 
-    #: a kernel is generated for the whole epilogue: longer ones compile slowly and gain nothing
+    #: the longest epilogue: kernels of longer ones compile slowly and gain nothing
     LONGEST = 64
 
 
@@ -69,7 +70,7 @@ FUSIONS = (
     Fusion("convolution-sum", CONVOLUTION, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=1, residual=True),
     Fusion("pooling-fakequantize", POOLING, QUANTIZE, axis=1),
     Fusion("fully-connected-activation", FULLY_CONNECTED, UNARY | SCALE_SHIFT | QUANTIZE | SUM, axis=-1, residual=True),
-    # embeddings: what is added to the rows that were picked, positions for one, is spread over them
+    # Embeddings: operands such as positions are added to the picked rows and broadcast over them.
     Fusion("gather-simple", frozenset({"Gather"}), UNARY | SCALE_SHIFT, backwards=False, static=True),
     Fusion("normalisation-simple", NORMALISATION, UNARY | SCALE_SHIFT, backwards=False, static=True),
     Fusion("element-wise", ELEMENTWISE, ELEMENTWISE, backwards=False),
@@ -78,7 +79,7 @@ FUSIONS = (
 
 @dataclass
 class Region:
-    """A main node, the followers taken so far, and what they amount to as one node."""
+    """A main node, the followers taken so far, and their epilogue as one node."""
 
     main: Node
     followers: list[Node] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Region:
         self.results[self.main.output] = ~len(self.epilogue)
 
     def add(self, node: Node) -> None:
-        """Take a follower, with the epilogue that it may have itself."""
+        """Take a follower, with its epilogue, if any."""
         base = len(self.epilogue)
         places = [self._place(v) for v in node.inputs if v is not None]
         self.epilogue.append(Fused(node.op, tuple(places[: len(node.main_inputs)]), node.attrs))
@@ -115,12 +116,12 @@ class Region:
         return len(self.followers), len(self.operands), len(self.epilogue)
 
     def cut(self, size: tuple[int, int, int]) -> None:
-        """Back to an earlier size."""
+        """Return to an earlier size."""
         del self.followers[size[0] :], self.operands[size[1] :], self.epilogue[size[2] :]
 
 
 class Fuse:
-    """Runs the fusions in order."""
+    """Applies the fusions in order."""
 
     name = "fuse"
 
@@ -178,13 +179,13 @@ class Fuse:
 def grow(
     region: Region, fusion: Fusion, order: dict[Node, int], leaving: set[Value]
 ) -> Iterator[tuple[Node, bool, str | None]]:
-    """Followers to take next, in topological order: (node, whether its result alone then leaves the region, None).
+    """The followers to take next, in topological order: (node, whether its result alone then leaves the region, None).
 
-    Ends with the first follower that may not be taken, and the reason. A result alone leaves when no other follower is
-    waiting: all readers of the values before it are inside.
+    It ends with the first follower that cannot be taken, and the reason. A result alone leaves the region when no other
+    follower is waiting: then all readers of the values before it are inside.
 
-    No cycle can arise: an operand computed from the region passes through another reader of one of its values, and such
-    a reader is either a follower that was taken before, or ends the growth.
+    No cycle can arise. An operand computed from the region passes through another reader of one of its values. Such a
+    reader is either a follower that was taken before, or ends the growth.
     """
     waiting: list[tuple[int, Node]] = []
     seen: set[Node] = set()
@@ -213,9 +214,9 @@ def grow(
 
 
 def why_not(node: Node, region: Region, fusion: Fusion) -> str | None:
-    """Why a follower cannot be part of the region; None when nothing but the device speaks against it.
+    """Why a follower cannot be part of the region; None when only the device may refuse it.
 
-    An empty reason: it is none of this fusion's business, a later one looks at it.
+    An empty reason means that this fusion ignores the follower, and a later one tries it.
     """
     result = region.main.output
     if None in _given(node):
@@ -244,7 +245,7 @@ def _given(node: Node) -> list[Value | None]:
 
 
 def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
-    """Small integer vectors compute shapes; a fused node would keep them from being folded once shapes are known."""
+    """Whether a node may compute shapes: fusion would prevent folding such vectors once shapes are known."""
     kind, dims = facts.dtype(node.output), facts.shape(node.output)
     if fusion.backwards or (kind is not None and not kind.is_integer):
         return False
@@ -252,7 +253,7 @@ def _shape_arithmetic(node: Node, fusion: Fusion) -> bool:
 
 
 def _fits(value: Value, result: Value, fusion: Fusion) -> bool:
-    """Whether it is a scalar, one value per channel, or (a residual) exactly the result's shape."""
+    """Whether a value is a scalar, one value per channel, or (for residuals) has exactly the result's shape."""
     if facts.is_scalar(value) or (fusion.residual and facts.same_shape(value, result)):
         return True
     dims, whole = facts.shape(value), facts.shape(result)

@@ -1,4 +1,4 @@
-"""Scales and shifts per channel disappear into the weights and bias of the linear operation next to them.
+"""Folds scales and shifts per channel into the weights and bias of the linear operation next to them.
 
 BatchNormalization, ScaleShift, mean and scale are all y = x * scale + shift with constants per channel. Arithmetic is
 done in float64 and rounded once. A shift in front of a padded convolution stays: it must not reach the padding's zeros.
@@ -55,7 +55,7 @@ def _norm(x: Op | str, **options: Any) -> Op:
 
 
 def _channels(node: Node, w: Array) -> tuple[int | None, int, int]:
-    """Rank of the output (None: not known), its channel axis, and the number of channels."""
+    """The rank of the output (None: unknown), its channel axis, and the number of channels."""
     if node.op == "Conv":
         return w.ndim, 1, w.shape[0]
     if node.op == "ConvTranspose":
@@ -67,7 +67,7 @@ def _channels(node: Node, w: Array) -> tuple[int | None, int, int]:
 
 
 def _vectors(match: Match) -> tuple[Array | None, Array | None] | str:
-    """Scale and shift over the channels of the linear operation in front, or why there are none."""
+    """Scale and shift over the channels of the linear operation in front, or why they cannot be folded."""
     linear, w = match.node("linear"), match.const("w")
     if w.ndim < 2:
         return "the weights are a vector"
@@ -109,7 +109,8 @@ def _along(vector: Array, at: int, n: int) -> Array:
 
 
 def _times(w: Array, factors: Array) -> Array:
-    """The product in float64, rounded to the type of the weights; all weights in float64 would take much memory."""
+    """The product in float64, rounded to the type of the weights. It never stores all weights in float64, to save
+    memory."""
     made = lasting_array(w.shape, w.dtype) if w.flags.c_contiguous else np.empty_like(w)
     np.multiply(w, factors, out=made, dtype=np.float64, casting="unsafe")
     return made
@@ -128,7 +129,7 @@ def _scale_outputs(node: Node, w: Array, scale: Array) -> Array:
 
 
 def _with_weights(graph: Graph, node: Node, x: Value, w: Array, bias: Array | None, dtype: np.dtype) -> Value:
-    """The linear operation again with other weights and bias; a Gemm's beta has gone into the bias."""
+    """Adds the linear operation with other weights and bias; the bias already contains a Gemm's beta."""
     names = [v.name if v is not None else f"{node.name}_bias" for v in [*node.inputs, None][1:3]]
     inputs: list[Value | None] = [x, graph.constant(w.astype(dtype, copy=False), names[0])]
     if bias is not None:
@@ -138,7 +139,7 @@ def _with_weights(graph: Graph, node: Node, x: Value, w: Array, bias: Array | No
 
 
 def _bias(node: Node) -> Array | None:
-    """The bias in float64, a Gemm's with its factor."""
+    """The bias in float64, multiplied with beta for a Gemm."""
     given = node.input(2) if node.op != "MatMul" else None
     if given is None or given.const is None:
         return None
@@ -166,7 +167,7 @@ def _fold_after(graph: Graph, match: Match) -> Value:
 
 
 def _operand_channels(node: Node, w: Array, x: Value) -> tuple[int | None, int, int]:
-    """Rank, channel axis and number of channels of what the linear operation reads."""
+    """The rank, channel axis and number of channels of the linear operation's input."""
     if node.op == "Conv":
         return w.ndim, 1, w.shape[1] * int(node.attrs.get("group", 1))
     if node.op == "ConvTranspose":
@@ -231,7 +232,7 @@ def _scale_inputs(node: Node, w: Array, scale: Array) -> Array:
 
 
 def _reach(node: Node, w: Array, shift: Array) -> Array:
-    """What a shift of the operand adds to each channel of the result."""
+    """The sum that a shift of the operand adds to each channel of the result."""
     shifted = _scale_inputs(node, w, shift)
     if node.op == "Conv":
         total: Array = shifted.reshape(w.shape[0], -1).sum(axis=1)
@@ -247,17 +248,17 @@ def _fold_before(graph: Graph, match: Match) -> Value:
     scale, shift = found
     weights = w if scale is None else _scale_inputs(linear, w, scale)
     given = linear.input(2) if linear.op != "MatMul" else None
-    if shift is None:  # nothing happens to the bias: it may be anything, even computed
+    if shift is None:  # Without a shift the bias does not change: it may be any value, even a computed one.
         new = graph.constant(weights.astype(w.dtype), match["w"].name)
         inputs = [match["x"], new, *([given] if given is not None else [])]
         return graph.add(linear.op, inputs, linear.attrs, name=linear.name).output
     bias = _bias(linear)
-    # The shift comes after the scale (x * scale + shift), so it meets the weights as they were.
+    # The shift follows the scale (x * scale + shift), so that it is multiplied with the original weights.
     reach = _reach(linear, w, shift)
     return _with_weights(graph, linear, match["x"], weights, reach if bias is None else bias + reach, w.dtype)
 
 
-# -- on their own ----------------------------------------------------------------------------------------------------
+# -- without a linear operation ----------------------------------------------------------------------------------------
 
 
 def _rank_known(match: Match) -> str | None:
@@ -289,7 +290,7 @@ def _merge_finite(match: Match) -> str | None:
 
 
 def _around(x: Op | str, name: str) -> list[Op]:
-    """Scales and shifts of x by a constant."""
+    """Patterns for scales and shifts of x by a constant."""
     return [Op("Mul|Add|Sub|Div", x, CONSTANT, name=name), Op("Sub", CONSTANT, x, name=name)]
 
 

@@ -1,4 +1,4 @@
-"""Split + convolutions + Concat: one convolution with groups."""
+"""Replaces Split + convolutions + Concat with one convolution with groups."""
 
 from __future__ import annotations
 

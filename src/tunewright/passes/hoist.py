@@ -1,7 +1,7 @@
-"""What every iteration of a loop computes anew from the same values is computed once, in front of the loop.
+"""Computes values that are the same in every iteration of a loop once, in front of the loop.
 
-The loop may never run, so only nodes move that surely cannot fail: pure ones whose operands fit each other whatever the
-open dimensions turn out to be.
+The loop may never run. Therefore only nodes move that certainly cannot fail: pure ones whose operands fit each other
+for all sizes of open dimensions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ..ops.infer import infer_node
 from . import facts
 from .base import Context
 
-#: results of this size are harmless
+#: the most bytes of a result that may always move
 MOST_BYTES = 1 << 20
-#: columns of a product for each column of its operand
+#: the most columns of a product for each column of its operand
 MOST_GROWTH = 4
-#: element-wise operations that every whole number is fine for; a division is not among them
+#: Element-wise operations that accept every whole number; a division does not.
 _WHOLE = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Identity", "Cast", "Equal", "Less", "Greater"})
 
-#: element-wise operations whose operands must fit each other in another way than by broadcasting
+#: element-wise operations with further conditions on their operands than broadcasting
 _PARTICULAR = frozenset({"BitShift", "CastLike", "Clip", "PRelu", "SwiGLU"})
 
 
 class HoistInvariants:
-    """Nodes of a Loop's or Scan's body that depend on captured values alone move out of it."""
+    """Moves nodes out of the body of a Loop or Scan if they depend only on captured values."""
 
     name = "hoist-invariants"
 
@@ -58,7 +58,7 @@ class HoistInvariants:
 
 
 def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, names: bool) -> bool:
-    """Compute the node in front of the loop too, if it cannot fail there."""
+    """Add a copy of the node in front of the loop, if it cannot fail there. Returns whether it was added."""
     spec = lookup(node.op)
     if spec is None or not spec.pure or node.bodies or node.epilogue:
         return False
@@ -72,7 +72,7 @@ def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, name
     try:
         infer_node(twin, spec)
         fits = _stays_small(twin, inputs)
-    except ModelError:  # it is wrong after all, and whether the loop runs is unknown
+    except ModelError:  # The node would fail after all, and whether the loop runs is unknown.
         fits = False
     if not fits:
         graph.remove(twin)
@@ -82,7 +82,7 @@ def _move(graph: Graph, node: Node, outer: dict[Value, Value], prefix: str, name
 
 
 def _capture(graph: Graph, loop: Node, moved: Sequence[Node], outer: Mapping[Value, Value]) -> None:
-    """What is left in the body reads the results from outside."""
+    """Capture the results of moved nodes that the rest of the body reads, and remove those nodes from the body."""
     body = loop.bodies["body"]
     gone = set(moved)
     for node in moved:
@@ -97,7 +97,7 @@ def _capture(graph: Graph, loop: Node, moved: Sequence[Node], outer: Mapping[Val
 
 
 def _stays_small(node: Node, inputs: Sequence[Value | None]) -> bool:
-    """A loop that never runs must not need memory: nothing is much larger than an operand that is there anyway."""
+    """Whether no result is much larger than an existing operand: a loop that never runs must not need memory."""
     type = node.output.tensor
     if type is not None and type.is_static and type.nbytes <= MOST_BYTES:
         return True
@@ -117,7 +117,7 @@ def _dominates(dims: Shape, shapes: Sequence[Shape]) -> bool:
     return True
 
 
-# -- what cannot fail --------------------------------------------------------------------------------------------------
+# -- nodes that cannot fail --------------------------------------------------------------------------------------------
 def _cannot_fail(node: Node, inputs: Sequence[Value | None], names: bool) -> bool:
     spec = lookup(node.op)
     shapes = [facts.shape(v) or () for v in inputs]

@@ -1,4 +1,4 @@
-"""Operations that change nothing, or nothing together: removed or merged."""
+"""Removes or merges operations that change nothing, alone or together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _x(graph: Graph, match: Match) -> Value:
 
 
 def _may_keep_shape(node: Node) -> bool:
-    """Whether nothing says that the shape changes. A Slice must not run backwards."""
+    """Whether the shape may stay the same, as far as it is known. A Slice must not run backwards."""
     x, out = facts.shape(node.input(0)), facts.shape(node.output)
     if x is None or out is None or len(x) != len(out):
         return False
@@ -31,7 +31,7 @@ def _may_keep_shape(node: Node) -> bool:
 
 
 def _unchanged(match: Match) -> str | None:
-    """The operand already has the result's type, for sure."""
+    """Refuses an operand whose type may differ from that of the result."""
     x, out = match["x"], match.root.output
     return None if facts.same_type(x, out) else f"{out!r} may differ from {x!r}"
 
@@ -47,7 +47,7 @@ ZERO, ONE = Const(test=_all(0.0)), Const(test=_all(1.0))
 
 
 def _neutral(match: Match) -> str | None:
-    """x + 0 is x when the constant does not enlarge it, which a scalar cannot do unless x has no axes at all."""
+    """Refuses a constant that may enlarge x in x + 0. A scalar cannot, unless x has no axes."""
     if facts.same_type(match["x"], match.root.output):
         return None
     n = facts.rank(match["x"])
@@ -101,7 +101,10 @@ def _compose(graph: Graph, match: Match) -> Value:
 
 
 def _axes_apart(match: Match) -> list[int] | str:
-    """The permutation that Reshape, Transpose and Reshape amount to, where the first axis in between is several."""
+    """The permutation that replaces Reshape, Transpose and Reshape, or why there is none.
+
+    The first axis between the Reshapes stands for several axes.
+    """
     perm, turned = _permutation(match.node("turn")), match.node("turn").inputs[0]
     outer, inner, out = facts.shape(match["x"]), facts.shape(turned), facts.shape(match.root.output)
     if perm is None or outer is None or inner is None or out is None:
@@ -147,7 +150,7 @@ def _known_target(match: Match) -> str | None:
 
 
 def _target(value: Value) -> list[int] | None:
-    """A shape for Reshape that gives the value's: at most one dimension may be open."""
+    """A shape for a Reshape to the value's shape, or None: at most one dimension may be open."""
     dims = facts.shape(value)
     if dims is None or sum(not isinstance(d, WHOLE) for d in dims) > 1:
         return None
@@ -157,7 +160,7 @@ def _target(value: Value) -> list[int] | None:
 
 def _reshape(graph: Graph, match: Match) -> Value:
     target = _target(match.root.output)
-    if target is None:  # the outer Reshape's own shape says it, without referring to what it replaces
+    if target is None:  # The outer Reshape's shape suffices: it does not refer to the shape of the removed value.
         return graph.add("Reshape", [match["x"], match.root.inputs[1]], match.root.attrs).output
     return graph.add("Reshape", [match["x"], graph.constant(sym_array(target), "shape")]).output
 
@@ -197,7 +200,8 @@ def _known_like(match: Match) -> str | None:
 
 
 def _resizes_nothing(node: Node) -> bool:
-    """Whether every scale is one, or every size the input's; and the whole input is meant, not a region of it."""
+    """Whether a Resize changes nothing: every scale is one, or the sizes are those of the input, and no region is
+    selected."""
     if node.attrs.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return False
     scales, sizes = node.input(2), node.input(3)

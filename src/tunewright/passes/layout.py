@@ -1,11 +1,12 @@
-"""Layouts: every value gets one such that kernels and the Reorders between them take least, all together.
+"""Assigns layouts: each value gets the one that minimises the total time of kernels and the Reorders between them.
 
-A device has one layout beside the plain one. What a node costs in either, or between the two, is said by
-`Context.layouts`, and so is what a Reorder costs; several readers share one. The best of all assignments is a minimum
-cut (`layout_cut`): label 1 is the device's layout. Inputs and outputs of the graph are plain. Shapes stay logical
+A device has one layout besides the plain one. `Context.layouts` has the costs of a node in either, or between the two.
+It also has the cost of a Reorder, which several readers share. The best of all assignments is a minimum cut
+(`layout_cut`), in which label 1 is the device's layout. Inputs and outputs of the graph are plain. Shapes stay logical
 throughout (see `TensorType.physical`).
 
-Only nodes that want the layout and those that are connected with them through nodes that can work in it are asked.
+The pass asks only about nodes that prefer the layout, and nodes that are connected with them through nodes that can use
+it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from . import facts
 from .base import Context, Layouts, Way
 from .layout_cut import least_cut
 
-#: element-wise operations on two quantised tensors, each with its scale and zero point behind it
+#: Element-wise operations on two quantised tensors, each followed by its scale and zero point.
 PAIRS = frozenset({"com.microsoft::QLinearAdd", "com.microsoft::QLinearMul"})
-#: costs are counted in picoseconds, and what cannot be done costs as much as hours
+#: Costs are in picoseconds, and an impossible choice costs as much as hours.
 SECOND, NEVER = 10**12, 10**16
 
 
 class AssignLayouts:
-    """Runs when shapes are known: costs depend on them."""
+    """Assigns layouts when shapes are known: costs depend on them."""
 
     name = "layout"
 
@@ -43,7 +44,7 @@ class AssignLayouts:
             if reason is not None:
                 context.log.refused(self.name, node, reason)
                 del wishes[node]
-        # what another layout than the first wish's is preferred for stays as it is
+        # nodes that prefer a different layout than the first preference stay as they are
         layout = next((one for wish in wishes.values() for one in wish if one != PLAIN), PLAIN)
         if layout == PLAIN:
             return False
@@ -59,7 +60,7 @@ class AssignLayouts:
 
 
 def _planned(value: Value) -> bool:
-    """What is cut into segments at run time meets plain arrays there: such graphs keep the plain layout."""
+    """Whether a value has a known shape. Graphs that are cut into segments at run time keep the plain layout."""
     return value.tensor is not None and value.tensor.is_static
 
 
@@ -73,7 +74,7 @@ def _why_not(node: Node) -> str | None:
 
 
 def _why_plain(ways: Sequence[Way]) -> str:
-    """What was compared."""
+    """The reason for a plain node, with the compared times."""
     shown = (
         f"{way.first}" + (f" to {way.result}" if way.result != way.first else "")
         + f": {1e6 * way.seconds:.1f} us, {'measured' if way.measured else 'estimated'}"
@@ -85,7 +86,7 @@ def _why_plain(ways: Sequence[Way]) -> str:
 def _alongside(value: Value | None, result: Value) -> bool:
     """Whether a value has the result's rank and channels, so that both broadcast in a layout as they do when plain.
 
-    Constants per channel stay plain: kernels read them as they are, or pack them once.
+    Constants per channel stay plain: kernels read them unchanged, or pack them once.
     """
     mine, whole = facts.shape(value), facts.shape(result)
     if value is None or mine is None or whole is None or not len(mine) == len(whole) > 2 or mine[1] != whole[1]:
@@ -94,7 +95,8 @@ def _alongside(value: Value | None, result: Value) -> bool:
 
 
 def _data(node: Node) -> list[int]:
-    """Inputs that follow the node's layout: the data, and whatever its element-wise part reads along with it."""
+    """The inputs that follow the node's layout: the data, and the operands that its element-wise part reads along with
+    it."""
     spec = lookup(node.op)
     if node.op == "Concat":
         return list(range(len(node.inputs)))
@@ -108,19 +110,19 @@ def _data(node: Node) -> list[int]:
 
 @dataclass
 class _Choice:
-    """A node that has a choice."""
+    """A node with a choice of layouts."""
 
     node: Node
     data: list[int]
     ways: Sequence[Way]
-    #: its vertices: of the first input, and of the results; often they are the same
+    #: its vertices: that of the first input, and that of the results; often they are the same
     at: tuple[int, int] = (-1, -1)
-    #: what was decided: the device's layout, or plain
+    #: the decisions: True is the device's layout, False plain
     first: bool = False
     result: bool = False
 
     def vertex(self, i: int) -> int | None:
-        """Whose label the layout of input i is; None: it stays plain."""
+        """The vertex whose label is the layout of input i; None: the input stays plain."""
         return None if i not in self.data else self.at[0 if i == 0 else 1]
 
 
@@ -128,11 +130,12 @@ class _Choices:
     def __init__(self, graph: Graph, layouts: Layouts, layout: Layout) -> None:
         self.graph, self.layouts, self.layout = graph, layouts, layout
         self.choices: dict[Node, _Choice] = {}
-        #: of the cut: the price of label 1 at each vertex, and edges (see `least_cut`)
+        #: the price of label 1 at each vertex of the cut, and its edges (see `least_cut`)
         self.prices: list[int] = []
         self.edges: list[tuple[int, int, int]] = []
 
-    # -- who has a choice ---------------------------------------------------------------------------------------------
+    # -- nodes with a choice
+    # ---------------------------------------------------------------------------------------------
     def explore(self, wishes: dict[Node, tuple[Layout, Layout]]) -> None:
         """Ask the nodes that prefer the layout, and the neighbours of nodes that have a choice."""
         asked, queue = set(wishes), deque(wishes)
@@ -161,7 +164,7 @@ class _Choices:
             choice.first, choice.result = (labels[u] for u in choice.at)
 
     def place(self, choice: _Choice) -> None:
-        """Vertices of a node, and what its ways cost."""
+        """Add the vertices of a node, and the costs of its ways."""
         costs = {(way.first != PLAIN, way.result != PLAIN): round(SECOND * way.seconds) for way in choice.ways}
         plain, inside = (costs.get((side, side), NEVER) for side in (False, True))
         into, back = (costs.get((side, not side), NEVER) for side in (False, True))
@@ -169,8 +172,9 @@ class _Choices:
             at = self.vertex(inside - plain)
             choice.at = (at, at)
             return
-        # A cut can say that it costs something if two ends differ in layout, not that it pays. Where both mixed ways
-        # together are cheaper than the others, the one that is less likely to matter counts as dear as it has to be.
+        # A cut can express that different layouts at two ends cost something, not that they gain something. If both
+        # mixed ways together are cheaper than the others, the less relevant one gets the lowest cost that a cut can
+        # express.
         if into + back < plain + inside:
             source = choice.node.inputs[0]
             inner = source is not None and source.producer in self.choices
@@ -182,7 +186,7 @@ class _Choices:
         self.edges.append((*choice.at, into + back - plain - inside))
 
     def connect(self, value: Value) -> None:
-        """What Reorders of a value cost: one into the layout and one out of it, however many readers there are."""
+        """Add the costs of a value's Reorders: at most one into the layout and one out of it, for all readers."""
         made = self.choices.get(value.producer) if value.producer is not None else None
         readers = dict.fromkeys(self.reader(*use) for use in value.uses)
         if self.graph.is_output(value):
@@ -191,7 +195,7 @@ class _Choices:
         assert isinstance(value.type, TensorType)
         cost = round(SECOND * self.layouts.reorder(value.type, self.layout))
         if inside:
-            # label 1 where some reader has it
+            # label 1 if some reader has it
             into = inside[0] if len(inside) == 1 else self.vertex(0)
             self.edges += [(into, u, NEVER) for u in inside if u != into]
             if made is None:
@@ -203,7 +207,7 @@ class _Choices:
         if None in readers:
             self.prices[made.at[1]] += cost
         elif inside:
-            # label 0 where some reader has it
+            # label 0 if some reader has it
             back = inside[0] if len(inside) == 1 else self.vertex(0)
             self.edges += [(u, back, NEVER) for u in inside if u != back]
             self.edges.append((back, made.at[1], cost))
@@ -217,7 +221,7 @@ class _Choices:
         return None if choice is None else choice.vertex(i)
 
     def values(self) -> list[Value]:
-        """What nodes with a choice read and make, each once."""
+        """The values that nodes with a choice read and make, each once."""
         found: dict[Value, None] = {}
         for choice in self.choices.values():
             found.update((v, None) for i in choice.data if (v := choice.node.inputs[i]) is not None)
@@ -226,7 +230,8 @@ class _Choices:
 
     # -- the graph ----------------------------------------------------------------------------------------------------
     def assign(self) -> bool:
-        """Give values their layouts, and put a Reorder where a reader has another one."""
+        """Give values their layouts, and add a Reorder where a reader has another one. Returns whether any node
+        changed."""
         values = self.values()
         for choice in self.choices.values():
             for value in choice.node.outputs if choice.result else ():
@@ -237,7 +242,8 @@ class _Choices:
         return any(choice.first or choice.result for choice in self.choices.values())
 
     def reorder(self, value: Value) -> Value | None:
-        """One Reorder for all readers of a value that have the other layout; what is to be the graph's output."""
+        """Add one Reorder for all readers of a value that have the other layout; returns its result if it is a graph
+        output."""
         type, uses, is_output = value.type, list(value.uses), self.graph.is_output(value)
         assert isinstance(type, TensorType)
         other = PLAIN if type.layout != PLAIN else self.layout
@@ -260,7 +266,7 @@ class _Choices:
 
 
 def _neighbours(choice: _Choice) -> Iterator[Node]:
-    """Who makes its data, and who reads its results."""
+    """The nodes that make its data, and those that read its results."""
     for i in choice.data:
         value = choice.node.inputs[i]
         if value is not None and value.producer is not None:

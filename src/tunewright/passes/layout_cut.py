@@ -1,11 +1,12 @@
-"""A choice of one of two labels for every vertex, at the least sum of costs: a minimum cut.
+"""Chooses one of two labels for every vertex, at the least sum of costs: a minimum cut.
 
-Vertices have a price for label 1 over label 0, edges (u, w, cost) a cost that is paid when u has 0 and w has 1. Costs
-are integers, so that the answer is exact and the same everywhere.
+Vertices have a price for label 1 over label 0. An edge (u, w, cost) costs something when u has 0 and w has 1. Costs are
+integers, so that the answer is exact and the same everywhere.
 
-Most vertices decide themselves: one whose price is more than all that its edges could cost has its label whatever the
-others do, and what its edges cost then is in the prices of its neighbours. In networks little or nothing is left; that
-is solved as a flow (Dinic), which is given up beyond ``MOST_STEPS``: a model must not be able to keep us busy.
+Most vertices can be decided alone. A vertex whose price exceeds the possible costs of its edges has a fixed label,
+whatever its neighbours have. The resulting costs of its edges become part of the neighbours' prices. In networks few or
+no vertices are left. The rest is solved as a flow (Dinic), which gives up after ``MOST_STEPS``: no model may keep the
+process busy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-#: edges that the flow may look at, before the vertices that are left take what is cheaper by itself
+#: The most edges that the flow may visit; after that each remaining vertex takes the label that is cheaper alone.
 MOST_STEPS = 200_000
 
 
@@ -30,12 +31,12 @@ def least_cut(prices: Sequence[int], edges: Iterable[tuple[int, int, int]], most
 
 
 class _Cut:
-    """What is decided, and the prices of what is not."""
+    """The decided vertices, and the prices of the others."""
 
     def __init__(self, prices: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> None:
         self.prices = list(prices)
         self.labels: list[bool | None] = [None] * len(self.prices)
-        #: edges out of and into each vertex: the other end -> cost
+        #: edges out of and into each vertex: other end -> cost
         self.out: list[dict[int, int]] = [{} for _ in self.prices]
         self.into: list[dict[int, int]] = [{} for _ in self.prices]
         for u, w, cost in edges:
@@ -46,14 +47,14 @@ class _Cut:
         self.coming = [sum(d.values()) for d in self.into]
 
     def settle(self, queue: deque[int]) -> None:
-        """Decide vertices as long as there are some that no neighbour can change the mind of."""
+        """Decide vertices as long as there are some whose neighbours cannot change the decision."""
         while queue:
             u = queue.popleft()
             price = self.prices[u]
             if self.labels[u] is not None or -self.coming[u] < price < self.leaving[u]:
                 continue
             self.labels[u] = label = price < self.leaving[u]
-            # An edge u -> w costs its price when u has 0 and w has 1: a 0 here makes every 1 there dearer.
+            # An edge u -> w costs its price when u has 0 and w has 1: a 0 here makes each 1 there more expensive.
             for w, cost in self.out[u].items():
                 if self.labels[w] is None:
                     self.coming[w] -= cost
@@ -67,14 +68,14 @@ class _Cut:
 
 
 class _Flow:
-    """Dinic's maximum flow over the vertices that are left: those that the source still reaches have label 0."""
+    """Dinic's maximum flow over the remaining vertices: those that the source still reaches have label 0."""
 
     def __init__(self, vertices: Sequence[int], problem: _Cut, most: int) -> None:
         number = {u: n for n, u in enumerate(vertices)}
         self.source, self.sink = len(vertices), len(vertices) + 1
         self.steps = most
         self.cheaper = [problem.prices[u] < 0 for u in vertices]
-        #: (target, place of the edge back) and what still fits, of every edge of a vertex
+        #: for every edge of a vertex, (target, index of the reverse edge), and its remaining capacity
         self.ends: list[list[tuple[int, int]]] = [[] for _ in range(len(vertices) + 2)]
         self.room: list[list[int]] = [[] for _ in self.ends]
         for n, u in enumerate(vertices):
@@ -100,7 +101,7 @@ class _Flow:
             self.block(level)
 
     def levels(self) -> list[int]:
-        """Edges from the source to every vertex through edges with room; -1: it is not reached."""
+        """The number of edges from the source to every vertex through edges with capacity; -1: not reached."""
         level = [-1] * len(self.ends)
         level[self.source] = 0
         queue = deque([self.source])
@@ -114,7 +115,7 @@ class _Flow:
         return level
 
     def block(self, level: Sequence[int]) -> None:
-        """Fill shortest paths until there are none. No recursion: a path may be as long as the network."""
+        """Fill shortest paths until there are none. It does not recurse: a path may be as long as the network."""
         at = [0] * len(self.ends)
         path: list[tuple[int, int]] = []
         u = self.source
@@ -130,7 +131,7 @@ class _Flow:
                     self.room[w][back] += flow
                     if not self.room[v][i]:
                         first = min(first, n)
-                u = path[first][0]  # go on where the path has become too narrow
+                u = path[first][0]  # continue at the first edge that is full
                 del path[first:]
                 continue
             while at[u] < len(self.ends[u]):

@@ -1,4 +1,4 @@
-"""OpenVINO's simple layers in ONNX's terms, so that every rule and kernel that knows the one knows the other."""
+"""Rewrites OpenVINO's simple layers as ONNX operators, so that rules and kernels for ONNX serve them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _number(graph: Graph, number: float, like: Value) -> Value:
 
 
 def _per_channel(graph: Graph, node: Node, i: int) -> Value:
-    """A parameter per channel in the form that broadcasts against [n, c, ...]."""
+    """A parameter per channel, in a shape that broadcasts against [n, c, ...]."""
     parameter, x = node.input(i), _x(node)
     assert parameter is not None
     dims, rank = facts.shape(parameter), facts.rank(x) or 0
@@ -124,7 +124,7 @@ def _fully_connected(graph: Graph, node: Node) -> Value:
 
 
 def _crop(graph: Graph, node: Node) -> Value:
-    """A slice with constant bounds, which the memory planner can optimise out."""
+    """A slice with constant bounds, which the memory planner can remove."""
     x, like = _x(node), facts.shape(node.input(1))
     window = crop_window(node.attrs, facts.shape(x) or (), like)
     starts = sym_array([start for start, _ in window])
@@ -136,7 +136,7 @@ def _crop(graph: Graph, node: Node) -> Value:
 
 
 def _known(match: Match) -> str | None:
-    """The data's type and rank must be known, and floating point: ONNX's forms differ for integers."""
+    """Refuses data of unknown type or rank, and integers: ONNX's operators differ for them."""
     x = match.root.input(0)
     dtype = facts.dtype(x)
     if dtype is None or facts.rank(x) is None:

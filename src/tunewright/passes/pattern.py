@@ -7,7 +7,7 @@ A pattern is written as the expression it matches, from its output inwards::
 
 An argument is an `Op`; a name (any value; the same name is the same value everywhere); a number (a constant of one
 element that equals it); a `Const` (any constant); a `OneOf`; an `Each`; or None (an absent optional input). Operands of
-commutative operations match in either order. What lies inside a match must be used nowhere else, unless its `Op` is
+commutative operations match in either order. Values inside a match must have no other users, unless their `Op` is
 ``shared``.
 """
 
@@ -26,7 +26,7 @@ from ..ops.base import Array
 from ..ops.infer import infer_node
 from .base import Context
 
-#: names that one node keeps of those it stands for; only a chain of thousands that collapses into one node has more
+#: The most origins that one node keeps. Only chains of thousands of nodes that become one node have more.
 ORIGINS = 256
 
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor", "Equal"})
@@ -34,10 +34,10 @@ COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or",
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """A node: one of the operations ``op`` ("A|B"), with these arguments, and no epilogue.
+    """Matches a node without epilogue: one of the operations ``op`` ("A|B"), with these arguments.
 
-    ``name`` captures its output; ``where`` looks at the node; ``rest`` allows further inputs; ``shared`` allows other
-    users; ``output`` is the output that is meant (None: any of them).
+    ``name`` captures its output; ``where`` tests the node; ``rest`` allows further inputs; ``shared`` allows other
+    users; ``output`` is the number of the matched output (None: any).
     """
 
     ops: frozenset[str]
@@ -58,7 +58,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Const:
-    """A constant; ``test`` looks at its array."""
+    """Matches a constant; ``test`` checks its array."""
 
     name: str = ""
     test: Callable[[Array], bool] | None = None
@@ -66,7 +66,7 @@ class Const:
 
 @dataclass(frozen=True, init=False)
 class OneOf:
-    """The first alternative that fits."""
+    """Matches any of the alternatives, in order."""
 
     alternatives: tuple[Pattern, ...]
 
@@ -76,12 +76,14 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Each:
-    """As the last argument: every remaining input fits the pattern. Captures are numbered (``w.0``, ``w.1``) unless
-    they are ``common`` to all inputs."""
+    """Matches every remaining input with the pattern; it must be the last argument.
+
+    Captures are numbered (``w.0``, ``w.1``) unless they are ``common`` to all inputs.
+    """
 
     pattern: Pattern
     common: tuple[str, ...] = ()
-    #: matching many inputs at once gains nothing, and a hostile model may have very many
+    #: The most inputs: matching more at once gains nothing, and a hostile model may have very many.
     MOST = 256
 
     def expand(self, count: int) -> list[Pattern]:
@@ -118,13 +120,13 @@ def _numbered(pattern: Pattern, suffix: str, common: tuple[str, ...]) -> Pattern
 
 
 def product(*factors: Pattern, op: str = "Mul") -> OneOf:
-    """A product (or sum) of three factors, however it is bracketed."""
+    """A product (or sum) of three factors, with any brackets."""
     return OneOf(*(Op(op, Op(op, a, b), c) for a, b, c in permutations(factors) if factors.index(a) < factors.index(b)))
 
 
 @dataclass(frozen=True)
 class Match:
-    """Where a pattern fits: captures by name, and the nodes that it covers, operands before their users."""
+    """Where a pattern matches: captures by name, and the covered nodes, operands before their users."""
 
     graph: Graph
     root: Node
@@ -150,7 +152,7 @@ class Match:
         return array
 
     def bind(self, name: str, value: Value) -> Match | None:
-        """This match with one more capture; None when the name stands for another value already."""
+        """This match with one more capture; None when the name already stands for another value."""
         if not name:
             return self
         known = self.values.get(name)
@@ -162,7 +164,7 @@ class Match:
         return self if node in self.nodes else Match(self.graph, self.root, self.values, {**self.nodes, node: shared})
 
     def leak(self) -> str | None:
-        """Why the nodes inside cannot go away: another node reads one of them."""
+        """Why the covered nodes cannot be removed, or None: another node may read one of them."""
         for node, shared in self.nodes.items():
             if node is self.root or shared:
                 continue
@@ -176,7 +178,7 @@ class Match:
 
 
 def matches(pattern: Pattern, value: Value | None, found: Match) -> Iterator[Match]:
-    """Every way in which the pattern fits the expression that makes ``value``."""
+    """Every way in which the pattern matches the expression that makes ``value``."""
     if isinstance(pattern, Op):
         yield from _match_op(pattern, value, found)
     elif isinstance(pattern, OneOf):
@@ -243,7 +245,7 @@ def is_number(array: Array, number: float) -> bool:
 
 
 def root_ops(pattern: Pattern) -> frozenset[str]:
-    """The operations at which a pattern may end."""
+    """The operations with which a match of the pattern may end."""
     if isinstance(pattern, Op):
         return pattern.ops
     if isinstance(pattern, OneOf):
@@ -257,7 +259,8 @@ def always(match: Match) -> str | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """``build`` returns the value that replaces the root's output; ``check`` says why it must not be called."""
+    """``build`` returns the value that replaces the root's output; ``check`` returns why the rule cannot be applied, or
+    None."""
 
     name: str
     pattern: Pattern
@@ -266,7 +269,7 @@ class Rule:
 
 
 class RewritePass:
-    """Applies rules until none fits. Each node is looked at by the rules that end in its operation only."""
+    """Applies rules until none matches. Each node is tried only by the rules whose patterns end in its operation."""
 
     def __init__(self, name: str, rules: Sequence[Rule]) -> None:
         self.name, self.rules = name, tuple(rules)
@@ -277,7 +280,7 @@ class RewritePass:
             if context.enabled(rule.name):
                 for op in sorted(root_ops(rule.pattern)):
                     index.setdefault(op, []).append(rule)
-        # Rules that undo each other would go on for ever; no sound set of rules comes near this.
+        # Rules that undo each other would never end; sound rules need far fewer rewrites.
         left = limit = 100 + 20 * len(graph)
         while (applied := self._sweep(graph, index, context, left)) > 0:
             left -= applied
@@ -285,7 +288,7 @@ class RewritePass:
         return left < limit
 
     def _sweep(self, graph: Graph, index: dict[str, list[Rule]], context: Context, most: int) -> int:
-        """Every node once in topological order, and again whatever a rewrite brings into reach; counts rewrites."""
+        """Tries every node once in topological order, then nodes near rewrites. Returns the number of rewrites."""
         queue = deque(node for node in graph.nodes if node.op in index)
         applied = 0
         while queue:
@@ -310,7 +313,7 @@ class RewritePass:
 
 
 def find(rule: Rule, graph: Graph, node: Node, context: Context) -> Match | None:
-    """The first match at a node that nothing forbids; a refusal is logged."""
+    """The first permitted match at a node, or None; a refusal is logged."""
     reason: str | None = None
     for match in matches(rule.pattern, node.output, Match(graph, node)):
         extra = next((v for v in node.outputs[1:] if graph.is_read(v)), None)
@@ -327,7 +330,7 @@ def find(rule: Rule, graph: Graph, node: Node, context: Context) -> Match | None
 
 
 def rewrite(rule: Rule, graph: Graph, match: Match) -> Value:
-    """Build the replacement, give it the types, names and origin of what it replaces, and remove what is left dead."""
+    """Build the replacement with the types, names and origin of the replaced nodes, and remove dead nodes."""
     root, old = match.root, match.root.output
     with graph.recording() as added:
         new = rule.build(graph, match)
@@ -347,7 +350,7 @@ def rewrite(rule: Rule, graph: Graph, match: Match) -> Value:
 
 
 def remove_dead(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Remove those of the nodes that nobody reads; users come before their operands."""
+    """Remove those of the nodes that are not read; users come before their operands."""
     for node in nodes:
         if node in graph and not any(graph.is_read(v) for v in node.outputs):
             graph.remove(node)

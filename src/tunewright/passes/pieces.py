@@ -1,9 +1,10 @@
-"""Moving, joining and computing element by element in a row: one operation, where the device has a kernel for it.
+"""Joins successive movements, concatenations and element-wise nodes to one operation, where the device has a kernel for
+it.
 
-Graphs are full of nodes that move elements and do little beside: heads of detectors turn, cut, scale and join what a
-convolution made, a Cast stands in front of a change of layout. On a GPU each of them is a launch. Here a result is
-followed upwards, through whatever strides can say (`views.View`) and what is computed element by element, to tensors
-that are there; what comes of it is one node (`ops.pieces`). Runs last, when shapes and layouts are known.
+Graphs contain many nodes that mainly move elements. Heads of detectors transpose, cut, scale and join the results of
+convolutions; a Cast precedes a change of layout. On a GPU each of them is a launch. This pass follows a result upwards
+to existing tensors, through element-wise nodes and movements that strides can express (`views.View`). It replaces the
+nodes with one node (`ops.pieces`). It runs last, when shapes and layouts are known.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from .views import View
 
 _RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", REORDER})
 _MOVES = frozenset({REORDER, "Transpose", "Split", "Slice", "Expand", "Concat", "Resize"})
-#: a kernel has a text for each part: more compile slowly
+#: Limits of one operation. A kernel has separate text for each part, so that more parts compile slowly.
 MOST_PARTS, MOST_STEPS, MOST_READS, DEEPEST = 16, 16, 8, 24
-#: so few integers may be shapes, which the host wants to know
+#: A tensor of so few integers may be a shape, which the host reads.
 SHAPES = 64
-#: elements along two axes that are worth tiles, which only a kernel for one movement has
+#: The least elements along two axes for which tiles pay; only the kernel of a single movement has tiles.
 WORTH_TILES = 16
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A box of some value, all views of its shape."""
+    """A box of a value: its position ``at``, views of its shape, and the steps that compute it from the views."""
 
     at: tuple[int, ...]
     views: tuple[View, ...]
@@ -54,12 +55,12 @@ class _Part:
 
 
 class Pieces:
-    """From the last node to the first, so that what is taken is as long as it can be."""
+    """Works from the last node to the first, so that each operation is as long as possible."""
 
     name = "pieces"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None or not context.knows(PIECES):  # the host does what the model says
+        if context.layouts is None or not context.knows(PIECES):  # the host runs the model's operations
             return False
         changed = False
         order = {node: at for at, node in enumerate(graph.nodes)}
@@ -102,12 +103,12 @@ def _rewrite(graph: Graph, node: Node, order: Mapping[Node, int], context: Conte
 
 
 def _dies(graph: Graph, node: Node, taken: Sequence[Node]) -> bool:
-    """Whether nobody else reads it."""
+    """Whether only the taken nodes read it."""
     return all(user in taken for v in node.outputs for user in v.users) and not any(map(graph.is_output, node.outputs))
 
 
 def _computes(node: Node) -> bool:
-    """Element by element, with its epilogue."""
+    """Whether a node and its epilogue are element-wise."""
     spec = lookup(node.op)
     ops = [node.op, *(step.op for step in node.epilogue)]
     return spec is not None and all(op in ELEMENTWISE for op in ops) and not node.bodies
@@ -123,12 +124,12 @@ def _final(part: _Part, sources: Sequence[Value]) -> Part:
 
 
 def _turns(found: Sequence[_Part], out: TensorType) -> bool:
-    """Whether something large is written along another axis than it is read along: that is for tiles."""
+    """Whether a large part is written along another axis than it is read along; tiles serve that better."""
     last = 1 if out.layout == NHWC else len(out.dims) - 1
     for view in (view for part in found for view in part.views if view.axes and view.axes[last]):
         type = view.value.tensor
         assert type is not None
-        # the plain stride along what lies side by side in memory
+        # the plain stride of elements that are adjacent in memory
         near = math.prod(type.dims[2:]) if type.layout == NHWC else 1
         size, stride = view.axes[last][-1]
         lines = any(s == near and n >= WORTH_TILES for axis in view.axes for n, s in axis)
@@ -142,11 +143,11 @@ class _Search:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        #: nodes that are looked through, users before their operands
+        #: nodes that become part of the operation, users before their operands
         self.taken: list[Node] = []
 
     def above(self, node: Node) -> list[_Part] | None:
-        """The parts of a node's result; None where there is nothing to look through."""
+        """The parts of a node's result; None if the node cannot become part of an operation."""
         found = self._through(node, node.output, 0)
         return found if found is not None and len(found) <= MOST_PARTS and all(map(_fits, found)) else None
 
@@ -167,7 +168,7 @@ class _Search:
             return False
         if node.op in _RESHAPES | _MOVES:
             return True
-        # what is computed twice had better be there
+        # A value with several users would be computed twice.
         return _computes(node) and len(value.users) == 1 and not self.graph.is_output(value)
 
     def _through(self, node: Node, result: Value, depth: int) -> list[_Part] | None:
@@ -204,7 +205,7 @@ class _Search:
         return found
 
     def _computed(self, node: Node, type: TensorType, depth: int) -> list[_Part] | None:
-        """One program of the operands' programs, for each part of the operand that has several."""
+        """Joins the operands' programs to one, for each part of the operand that has several parts."""
         if not _plain_attrs(node.attrs) or not all(_plain_attrs(step.attrs) for step in node.epilogue):
             return None
         if any(value is None for value in node.inputs):
@@ -216,7 +217,7 @@ class _Search:
         many = next((parts for parts in given if len(parts) > 1), None)
         whole = type.size if many is None else sum(math.prod(p.dims) for p in many)
         if many is not None and (len(many[0].at) != len(type.dims) or whole != type.size):
-            return None  # it is spread over the result
+            return None  # the operand is broadcast to the result
         boxes = [(part.at, part.dims) for part in many] if many is not None else [((0,) * len(type.dims), type.dims)]
         made = []
         for k, (at, dims) in enumerate(boxes):
@@ -233,7 +234,7 @@ def _fits(part: _Part) -> bool:
 
 
 def _whole(value: Value) -> View | None:
-    """A tensor that is there, in its plain order, whatever its layout is."""
+    """The view of an existing tensor in its plain order, whatever its layout is."""
     type = facts.static(value)
     if type is None or 0 in type.dims or type.layout not in (PLAIN, NHWC):
         return None
@@ -245,7 +246,7 @@ def _whole(value: Value) -> View | None:
 
 
 def _spread(part: _Part, whole: Sequence[int], at: Sequence[int], dims: Sequence[int]) -> _Part | None:
-    """An operand over a box of a result that it broadcasts to."""
+    """An operand over a box of the result to which it is broadcast."""
     missing = len(whole) - len(part.at)
     views = []
     for view in part.views:
@@ -261,7 +262,7 @@ def _spread(part: _Part, whole: Sequence[int], at: Sequence[int], dims: Sequence
 
 
 def _typed(node: Node) -> list[tuple[str, tuple[int, ...], DType, Mapping[str, Any]]] | None:
-    """A node and its epilogue as steps, each with the type that it makes; arguments as a `Fused` has them."""
+    """A node and its epilogue as steps, each with its result type; arguments are numbered as in `Fused`."""
     types: list[Any] = [v.type if v is not None else None for v in node.inputs]
     first = tuple(range(len(node.main_inputs)))
     made: list[TensorType] = []
@@ -279,7 +280,7 @@ def _typed(node: Node) -> list[tuple[str, tuple[int, ...], DType, Mapping[str, A
 
 
 def _program(at: tuple[int, ...], parts: Sequence[_Part], steps: Sequence[tuple[Any, ...]]) -> _Part:
-    """The programs of operands one behind the other, then a node's own."""
+    """The programs of the operands in order, followed by that of a node."""
     views: list[View] = []
     before: list[Step] = []
     results = []
@@ -298,7 +299,7 @@ def _program(at: tuple[int, ...], parts: Sequence[_Part], steps: Sequence[tuple[
 
 
 def _moved(part: _Part, node: Node, result: Value, type: TensorType, several: bool) -> _Part | None:
-    """What a node that moves elements makes of a part."""
+    """The part that a moving node makes of a part, or None."""
     source = node.inputs[0]
     assert source is not None and source.tensor is not None
     dims = source.tensor.dims
@@ -327,7 +328,7 @@ def _moved(part: _Part, node: Node, result: Value, type: TensorType, several: bo
 
 
 def _cut(view: View, node: Node, result: Value, type: TensorType, dims: tuple[int, ...]) -> View | None:
-    """Split, Slice, Expand, and Resize to whole multiples."""
+    """The view after Split, Slice, Expand, or a Resize to whole multiples; None if that is impossible."""
     if node.op == "Split":
         axis = int(node.attrs.get("axis", 0)) % len(dims)
         before = [facts.static(v) for v in node.outputs[: result.index]]
@@ -356,7 +357,7 @@ def _cut(view: View, node: Node, result: Value, type: TensorType, dims: tuple[in
 
 
 def _repeats(node: Node, dims: tuple[int, ...], made: tuple[int, ...]) -> bool:
-    """Each element stands as many times in a row as the result is larger: the reference's tables say so."""
+    """Whether a Resize repeats each element as often as the result is larger, according to the reference's tables."""
     values = [None if v is None else v.const for v in (node.input(i) for i in (1, 2, 3))]
     if node.attrs.get("mode", "nearest") != "nearest" or any(b % a for a, b in zip(dims, made, strict=True)):
         return False

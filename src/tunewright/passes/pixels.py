@@ -1,8 +1,8 @@
-"""Pictures of three channels get a fourth one, of zeros, where a device has a kernel that makes pixels of planes.
+"""Gives images of three channels a fourth one, of zeros, where a device has a kernel that makes pixels from planes.
 
-It stands where a Reorder stood in front of a convolution, and the Cast before that: as many launches, while the
-convolution reads whole pixels at once, and no longer asks where the picture ends: its padding is there as well. Runs
-behind the layouts.
+That kernel replaces a Reorder in front of a convolution, and the Cast before it; the number of launches stays the same.
+The convolution then reads whole pixels at once. It need not check for borders, because the image includes its padding.
+The pass runs after the assignment of layouts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from . import facts
 from .base import Context, Joined
 from .pattern import remove_dead
 
-#: channels that are filled up, and what to
+#: the number of channels before and after
 FROM, TO = 3, 4
 
 
 class Pixels:
-    """All readers of the Reorder have to be convolutions with weights that are known."""
+    """Rewrites a Reorder if all its readers are convolutions with constant weights."""
 
     name = "pixels"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None or not context.knows(PIXELS):  # the host does what the model says
+        if context.layouts is None or not context.knows(PIXELS):  # the host runs the model's operations
             return False
         found = [node for node in graph.nodes if node.op == REORDER and _is_picture(graph, node)]
         for node in found:
@@ -49,7 +49,7 @@ def _is_picture(graph: Graph, node: Node) -> bool:
 
 
 def _gains(node: Node, i: int) -> bool:
-    """Whether it takes several taps of a row together, which lie side by side."""
+    """Whether a convolution reads several taps of a row together, which are adjacent."""
     if node.op != "Conv" or i != 0 or node.inputs[1] is None or node.inputs[1].const is None:
         return False
     attrs, weights = node.attrs, node.inputs[1].const
@@ -57,7 +57,7 @@ def _gains(node: Node, i: int) -> bool:
 
 
 def _pads(node: Node) -> tuple[int, ...]:
-    """Pads of a convolution (above, left, below, right), as far as windows reach."""
+    """The pads of a convolution (above, left, below, right), as far as windows reach."""
     x, weights = node.inputs[0], node.inputs[1]
     assert x is not None and x.tensor is not None and weights is not None and weights.const is not None
     sizes = x.tensor.dims[2:]
@@ -92,7 +92,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> None:
 
 
 def _filled(context: Context, weights: Array) -> Array:
-    """With zeros, once for all plans of a model."""
+    """The weights with a channel of zeros; all plans of a model share them."""
     key = (TO, id(weights))
     found = context.joined.get(key)
     if found is None or found.parts[0]() is not weights:

@@ -1,7 +1,7 @@
-"""The precision that a device computes in: a network of single-precision numbers becomes one of narrower ones.
+"""Converts networks of single-precision numbers to the narrower precision in which the device computes.
 
-Inputs and outputs keep their types: a Cast stands behind each input and in front of each output. Constants are rounded
-once; what a narrow type cannot hold (-1e9 in a mask) becomes the largest number that it can.
+Inputs and outputs keep their types: a Cast follows each input and precedes each output. Constants are rounded once. A
+number that a narrow type cannot hold (-1e9 in a mask) becomes the largest number that it can.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ..ops import lookup
 from ..ops.base import Array
 from .base import Context, Convert, convert
 
-#: float inputs that say what to do, not what it is done to: they stay as they are
+#: Float inputs that are parameters, not data: they keep their type.
 _KEPT = {"Resize": (1, 2), "Upsample": (1,), "OneHot": (2,), "Range": (0, 1, 2), "NonMaxSuppression": (3, 4)}
-#: they say themselves of which type their results are
+#: operations whose attributes or inputs determine the type of their result
 _MAKERS = frozenset({"ConstantOfShape", "EyeLike", "Range"})
-#: their results depend on the last bit of what they are given, or are defined for single precision alone
+#: Operations whose results depend on the last bit of their inputs, or that are defined for single precision only.
 _SINGLE = ("Quantize", "Dequantize", "QLinear", "Integer", "com.microsoft::", "org.openvinotoolkit::")
 
 
 class Narrow:
     """Runs once, before fusion. A graph with bodies or quantised parts keeps its precision.
 
-    But ENABLE_FP16_FOR_QUANTIZED_MODELS = NO makes single precision of the halves in a quantised graph.
+    With ENABLE_FP16_FOR_QUANTIZED_MODELS = NO, the halves in a quantised graph become single precision.
     """
 
     name = "precision"
@@ -66,7 +66,7 @@ class Narrow:
 
 
 def is_quantised(graph: Graph) -> bool:
-    """Whether some of its numbers are integers of a few bits that stand for others."""
+    """Whether the graph contains quantised numbers: integers of a few bits that stand for others."""
     words = ("Quantize", "Dequantize", "QLinear", "QGemm", "QAttention", "MatMulNBits", "Integer")
     return any(word in node.op for inner in graph.walk() for node in inner.nodes for word in words)
 
@@ -90,7 +90,7 @@ def _why_not(node: Node) -> str | None:
 
 
 def rounded(array: Array, to: DType, convert: Convert = convert) -> Array:
-    """Constants as another type holds them, finite ones finite."""
+    """Constants converted to another type; finite numbers stay finite."""
     if array.size and to.itemsize <= array.dtype.itemsize:
         most = float(ml_dtypes.finfo(to.numpy).max)
         if not (array.min() >= -most and array.max() <= most):
@@ -99,7 +99,7 @@ def rounded(array: Array, to: DType, convert: Convert = convert) -> Array:
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
-    """Whether its type is not for us to choose: a Cast stands behind it."""
+    """Whether the pass cannot choose the type of a value; then a Cast follows it."""
     return value in graph.inputs or (value.producer is not None and value.producer.op in _MAKERS)
 
 
@@ -113,7 +113,8 @@ def _behind_input(graph: Graph, value: Value, to: DType) -> None:
 
 
 def _before_output(graph: Graph, value: Value, have: DType) -> None:
-    """``value`` is narrow by now; an input that is an output goes through both casts."""
+    """Adds a Cast in front of the output ``value``, which is narrow now. An input that is an output goes through both
+    casts."""
     source = value
     if _is_given(graph, value):
         source = next(n.output for n in value.users if n.op == "Cast")

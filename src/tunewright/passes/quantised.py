@@ -1,4 +1,4 @@
-"""Layers between DequantizeLinear and QuantizeLinear become layers of integers.
+"""Converts layers between DequantizeLinear and QuantizeLinear to layers of integers.
 
 ::
 
@@ -10,14 +10,14 @@
     QuantizeLinear(Concat(DequantizeLinear(a), DequantizeLinear(b)))    ->  Concat(a, b), rescaled
     QuantizeLinear(MaxPool(DequantizeLinear(x)))                        ->  MaxPool(x)
 
-A Relu or Clip in front of QuantizeLinear goes away where saturation does the same. The last rule holds for whatever
-only moves elements, when both sides have the same scale and zero point; it and the two before it change no number. In
-the others the sums are exact instead of rounded to floats, and are multiplied once, with the quotient of the scales,
-instead of being divided: a result that lies next to the middle between two steps may fall on the other one. So results
-are within one step of what the floats give, and nearly all of them are equal. A bias becomes a number of steps of the
-products when that moves no result by more than `BIAS_ERROR` of its own step.
+A Relu or Clip in front of QuantizeLinear is removed where saturation has the same effect. The last rule holds for all
+operations that only move elements, when both sides have the same scale and zero point. It and the two before it change
+no number. In the others the sums are exact instead of rounded to floats. They are multiplied once with the quotient of
+the scales, instead of being divided. A result near the middle between two steps may become the other step. Therefore
+results are within one step of those with floats, and nearly all of them are equal. A bias becomes a number of steps of
+the products when that moves no result by more than `BIAS_ERROR` of its own step.
 
-Rules apply only where a kernel of the device takes the integer layer; the host computes in floats faster.
+Rules apply only where a kernel of the device takes the integer layer; the host computes faster in floats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .base import Context
 from .pattern import Const, Match, OneOf, Op, Pattern, RewritePass, Rule
 
 MS = "com.microsoft::"
-#: of a step of the result
+#: the largest error from rounding a bias, in steps of the result
 BIAS_ERROR = 2.0**-10
 INTEGERS = (DType.INT8, DType.UINT8, DType.INT32)
 #: operations that only move elements of their first input, or pick some of them
@@ -70,7 +70,7 @@ class Steps:
 
 
 def steps_of(node: Node, axis: int | None = None) -> Steps | str:
-    """Steps of a QuantizeLinear or DequantizeLinear, or why they are unusual; ``axis``: where channels may be."""
+    """The steps of a QuantizeLinear or DequantizeLinear, or why they are not supported; ``axis`` may have channels."""
     scale, given = node.input(1), node.input(2)
     whole = node.output if node.op == "QuantizeLinear" else node.inputs[0]
     if scale is None or scale.const is None or (given is not None and given.const is None):
@@ -94,7 +94,7 @@ def steps_of(node: Node, axis: int | None = None) -> Steps | str:
 
 @dataclass(frozen=True)
 class Layer:
-    """A node that takes the place of others: inputs are values of the graph, new constants, or absent."""
+    """A node that replaces others. Its inputs are values of the graph, new constants, other layers, or absent."""
 
     op: str
     inputs: Sequence[Value | Array | Layer | None]
@@ -112,7 +112,7 @@ class Layer:
         return graph.add(self.op, given, self.attrs, name=name).output
 
     def why_not(self, node: Node, context: Context) -> str | None:
-        """Why a kernel of the device does not take the layer, whose node is there; types are inferred on the way."""
+        """Why no kernel of the device takes the layer, or None; infers the types of ``node``, its node, first."""
         for given, v in zip(node.inputs, self.inputs, strict=False):
             if isinstance(v, Layer):
                 assert given is not None and given.producer is not None
@@ -133,7 +133,7 @@ class Layer:
 
 
 def _result(match: Match) -> Steps | str:
-    """The steps of what QuantizeLinear makes, when a bound in front of it says nothing that saturation does not."""
+    """The steps of the root QuantizeLinear, if saturation covers the bound in front of it; else the reason."""
     found = steps_of(match.root)
     if isinstance(found, str):
         return f"what it makes {found}"
@@ -174,13 +174,13 @@ def _conv(match: Match) -> Layer | str:
         return bias
     (xs, xz), (ys, yz) = x.scalars(), y.scalars()
     ws, wz = (v.reshape(()) if v.size == 1 else v for v in (w.scale, w.zero))
-    if (wz == wz.reshape(-1)[0]).all():  # one number says what kernels want to know, however many channels there are
+    if (wz == wz.reshape(-1)[0]).all():  # Kernels need one number, whatever the number of channels.
         wz = wz.reshape(-1)[:1].reshape(())
     return Layer("QLinearConv", [match["x"], xs, xz, match["w"], ws, wz, ys, yz, bias], node.attrs)
 
 
 def _bias(value: Value | None, x: Steps, w: Steps, y: Steps, channels: int) -> Array | str | None:
-    """A bias in steps of the products."""
+    """A bias in steps of the products, None without a bias, or the reason against it."""
     if value is None:
         return None
     given, producer = value.const, value.producer
@@ -269,7 +269,7 @@ def _concat(match: Match) -> Layer | str:
         x = steps_of(producer)
         if isinstance(x, str) or not x.single or x.zero.dtype != y.zero.dtype or x.zero.dtype.itemsize != 1:
             return "a part is not of one scale, and bytes as the result"
-        # what is not negative stays, and so does the rest: another scale is all that this makes
+        # With alpha 1 the LeakyRelu changes no number: it only converts the scale.
         other = Layer(MS + "QLinearLeakyRelu", [producer.inputs[0], *x.scalars(), *y.scalars()], {"alpha": 1.0})
         parts.append(producer.inputs[0] if x.same(y) else other)
     return Layer("Concat", parts, node.attrs)
@@ -330,10 +330,10 @@ _LAYERS: tuple[tuple[str, Pattern, Callable[[Match], Layer | str]], ...] = (
 
 
 class Quantised:
-    """The rules above, for devices whose kernels take what they make."""
+    """Applies the rules above on devices whose kernels take the resulting layers."""
 
     name = "quantised"
-    #: for the list of names
+    #: for the list of rule names
     rules = tuple(Rule(name, pattern, lambda graph, match: match.root.output) for name, pattern, _ in _LAYERS)
 
     def run(self, graph: Graph, context: Context) -> bool:
@@ -347,7 +347,7 @@ class Quantised:
 
 
 def _check(context: Context, layer: Callable[[Match], Layer | str], match: Match) -> str | None:
-    """None when the layer can be made and a kernel of the device takes it."""
+    """Why the layer cannot be made, or no kernel of the device takes it; None if it can be used."""
     made = layer(match)
     if isinstance(made, str):
         return made

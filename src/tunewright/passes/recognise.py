@@ -1,4 +1,4 @@
-"""Decomposed operations become the one that was meant: what exporters write out in small steps, ONNX has names for."""
+"""Replaces decomposed operations with one: exporters write in small steps what ONNX has single operators for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _number(match: Match, name: str) -> float:
 
 
 def becomes(op: str, *inputs: str, **attrs: Any) -> Build:
-    """A builder: ``op`` over captured values."""
+    """A builder that adds ``op`` over captured values."""
 
     def build(graph: Graph, match: Match) -> Value:
         return graph.add(op, [match[name] for name in inputs or ("x",)], attrs).output
@@ -32,7 +32,8 @@ def becomes(op: str, *inputs: str, **attrs: Any) -> Build:
 
 
 def keeps_rank(match: Match) -> str | None:
-    """Scalars written as [1] could turn a rank-0 x into a vector; the operation that was meant would not."""
+    """Refuses constants that add axes: scalars written as [1] could make a vector of a rank-0 x, unlike the new
+    operation."""
     n = facts.rank(match["x"])
     if n is None:
         return f"the rank of {match['x']!r} is not known"
@@ -105,7 +106,7 @@ _MEAN_SQUARE = Op("Add", reduction("ReduceMean", _square("x")), scalar("epsilon"
 
 
 def _over_root(x: Pattern, square: Op) -> OneOf:
-    """x divided by a square root, however that is written."""
+    """Patterns for x divided by a square root, in all its spellings."""
     root = OneOf(Op("Sqrt", square), Op("Pow", square, 0.5))
     return OneOf(
         Op("Div", x, root), Op("Mul", x, Op("Reciprocal", root)), Op("Mul", x, Op("Div", 1.0, root)),
@@ -114,7 +115,7 @@ def _over_root(x: Pattern, square: Op) -> OneOf:
 
 
 def _suffix(match: Match) -> tuple[int, list[int]] | str:
-    """First normalised axis and the sizes from there on, or why this is not a normalisation over the last axes."""
+    """The first normalised axis and the sizes from there on, or why this is not a normalisation over the last axes."""
     dims, axes = facts.shape(match["x"]), facts.int_list(match["axes"])
     if dims is None:
         return f"the rank of {match['x']!r} is not known"
@@ -134,7 +135,7 @@ def _check_norm(match: Match) -> str | None:
 
 
 def _norm(op: str) -> Build:
-    """LayerNormalization or RMSNormalization with a scale of ones, which `*-scale` then replaces."""
+    """A builder of LayerNormalization or RMSNormalization with a scale of ones, which rule `*-scale` replaces."""
 
     def build(graph: Graph, match: Match) -> Value:
         found = _suffix(match)
@@ -152,7 +153,7 @@ def _all_ones(array: Array) -> bool:
 
 
 def _check_parameter(match: Match) -> str | None:
-    """Scale and bias must have the normalised shape (or one that broadcasts to it)."""
+    """Refuses a scale or bias that does not broadcast to the normalised shape."""
     sizes = match.const("ones").shape
     array = match.const("c")
     if array.dtype != match.const("ones").dtype:
@@ -183,7 +184,7 @@ def _with_bias(graph: Graph, match: Match) -> Value:
     return graph.add(node.op, [match["x"], match["ones"], _parameter(graph, match)], node.attrs).output
 
 
-# Exporters normalise half floats in single precision, which kernels do in any case.
+# Exporters normalise half floats in single precision; kernels do so in any case.
 _WIDENED = Op("Cast", "x", shared=True)
 _AROUND = Op(
     "Cast", Op(
@@ -314,7 +315,7 @@ def _scale(match: Match) -> float:
     return scale
 
 
-# Exporters multiply queries and keys with a root of the scale, which may become a constant late.
+# Exporters multiply queries and keys with a root of the scale, which may become constant only in a late pass.
 _SCALED_QUERIES = OneOf(Op("Mul", "q", scalar("q*")), Op("Div", "q", scalar("q/")))
 _SCALED = OneOf(Op("Mul", "k", scalar("k*")), Op("Div", "k", scalar("k/")))
 _SCALED_KEYS = OneOf(Op("Transpose", _SCALED, name="turn"), _SCALED)

@@ -1,4 +1,4 @@
-"""Recurrent cells written out as matrix products and gates become LSTM and GRU nodes over one step.
+"""Converts recurrent cells written as matrix products and gates to LSTM and GRU nodes over one step.
 
 Both forms are those of PyTorch's LSTMCell and GRUCell: two products with a bias, split into gates along the last axis.
 """
@@ -16,7 +16,7 @@ from .pattern import Const, Match, OneOf, Op, Rule
 
 
 def _linear(node: Node) -> bool:
-    """x W^T + b."""
+    """Whether a Gemm computes x W^T + b."""
     neutral = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}
     return all(float(node.attrs.get(k, 0 if k.startswith("trans") else 1)) == v for k, v in neutral.items())
 
@@ -48,7 +48,7 @@ _LSTM = Op("Mul", _lstm_gate("Sigmoid", 3), Op("Tanh", _CELL))
 
 
 def _build_lstm(graph: Graph, match: Match) -> Value:
-    order = (0, 3, 1, 2)  # input, forget, cell, output there; input, output, forget, cell in ONNX
+    order = (0, 3, 1, 2)  # PyTorch's order is input, forget, cell, output; ONNX's is input, output, forget, cell.
     node = graph.add("LSTM", _operands(graph, match, order, ("h", "c")), _attrs(match), outputs=3)
     hidden, cell = (_without_axis(graph, v) for v in node.outputs[1:])
     graph.replace(match["cell"], cell)
@@ -70,7 +70,7 @@ _GRU = OneOf(
 
 
 def _build_gru(graph: Graph, match: Match) -> Value:
-    order = (1, 0, 2)  # reset, update, new there; update, reset, new in ONNX
+    order = (1, 0, 2)  # PyTorch's order is reset, update, new; ONNX's is update, reset, new.
     attrs = {**_attrs(match), "linear_before_reset": 1}
     node = graph.add("GRU", _operands(graph, match, order, ("h",)), attrs, outputs=2)
     return _without_axis(graph, node.outputs[1])

@@ -1,4 +1,4 @@
-"""A Loop or Scan that is proved to be an LSTM, a GRU or an RNN becomes that layer; any other stays exactly as it is."""
+"""Converts a Loop or Scan that provably is an LSTM, a GRU or an RNN to that layer; it leaves others unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .base import Context
 
 
 class RecurrentLoops:
-    """Loops over recurrent cells become layers (see `loops.proof`)."""
+    """Replaces loops over recurrent cells with layers (see `loops.proof`)."""
 
     name = "recurrent-loops"
 

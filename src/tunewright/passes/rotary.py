@@ -1,7 +1,7 @@
 """Rotary embeddings: ``x * cos + concat(-second half, first half) * sin`` becomes one RotaryEmbedding.
 
-Exporters write angles twice, for either half: it must be certain that both are the same. Only where the device has a
-kernel for it; elsewhere the steps are element-wise and stay fused.
+Exporters write angles twice, for either half, and the pass must prove that both are equal. It applies only where the
+device has a kernel for it; elsewhere the steps are element-wise and stay fused.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .base import Context
 from .pattern import Match, OneOf, Op, RewritePass, Rule
 
 ROTARY = "RotaryEmbedding"
-#: they keep equal halves of the last axis equal, alone or with operands of one element there
+#: Operations that keep equal halves of the last axis equal, alone or with operands of one element there.
 _VIEWS = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Identity"})
 _ALIKE = frozenset({"Cos", "Sin", "Cast", "Mul", "Div", "Add"}) | _VIEWS
-#: values behind the angles that are looked at
+#: the most values that are followed backwards from the angles
 _DEEPEST = 16
 
 
 class RecogniseRotary(RewritePass):
-    """Also where fusion has made one node of the two products and their sum; it does so again with what stays."""
+    """Also matches where fusion has made one node of the two products and their sum; the rest is fused again."""
 
     def run(self, graph: Graph, context: Context) -> bool:
         if not context.knows(ROTARY):
@@ -37,7 +37,7 @@ class RecogniseRotary(RewritePass):
 
 
 def _is_turned(value: Value | None) -> bool:
-    """Whether these are halves in exchanged order, the first of them negative, perhaps with a factor."""
+    """Whether a value is halves in exchanged order, the first of them negated, perhaps with a factor."""
     node = value.producer if value is not None else None
     if node is not None and node.op == "Mul" and not node.epilogue:
         return any(v is not None and v.producer is not None and _negates(v.producer) for v in node.inputs)
@@ -50,7 +50,7 @@ def _negates(node: Node) -> bool:
 
 
 def _is_part(node: Node, start: int, size: int) -> bool:
-    """Whether it is a Slice of the last axis."""
+    """Whether a node is a Slice of ``size`` elements of the last axis from ``start`` on."""
     starts, axes, steps = (facts.int_list(node.input(i)) for i in (1, 3, 4))
     rank, dims = facts.rank(node.inputs[0]), facts.shape(node.output)
     if not rank or dims is None or dims[-1] != size or starts is None or len(starts) != 1:
@@ -83,7 +83,7 @@ def _check(match: Match) -> str | None:
 
 
 def _equal_halves(value: Value, depth: int) -> bool:
-    """Whether both halves of the last axis are surely the same."""
+    """Whether both halves of the last axis are certainly equal."""
     if value.const is not None:
         half = value.const.shape[-1] // 2
         return bool(np.array_equal(value.const[..., :half], value.const[..., half:]))
@@ -115,7 +115,7 @@ def _rotary(graph: Graph, match: Match) -> Value:
 
 
 def _angles(made: Maker, value: Value, half: int) -> Value:
-    """[batch, length, half]: angles without their second half."""
+    """The angles without their second half, as [batch, length, half]."""
     rank = facts.rank(value) or 4
 
     def number(n: int) -> Value:

@@ -1,4 +1,4 @@
-"""Scans along their first axis: there the rows that an iteration takes and makes lie together in memory."""
+"""Makes Scans run along their first axis, where the rows of an iteration are contiguous in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Context
 
 
 class ScanAxes:
-    """Inputs are transposed in front of a Scan along another axis, and outputs behind it."""
+    """Transposes inputs in front of a Scan along another axis, and outputs behind it."""
 
     name = "scan-axes"
 
@@ -62,7 +62,7 @@ def _transposed(graph: Graph, node: Node, value: Value | None, order: Sequence[i
 
 
 def _order(rank: int | None, axis: int, way: int) -> list[int] | None:
-    """What brings an axis to the front (+1), or the first one there (-1); None where there is no such axis."""
+    """The permutation that moves an axis to the front (+1), or the first axis there (-1); None without such an axis."""
     if rank is None or not -rank <= axis < rank:
         return None
     axis %= rank
@@ -71,6 +71,6 @@ def _order(rank: int | None, axis: int, way: int) -> list[int] | None:
 
 
 def _rank(whole: Value, row: Value) -> int | None:
-    """The rank of a scan output, by its own type or its rows'."""
+    """The rank of a scan output, from its type or from that of its rows."""
     known, of_row = facts.rank(whole), facts.rank(row)
     return known if known is not None or of_row is None else of_row + 1

@@ -1,8 +1,8 @@
-"""Shape arithmetic with open dimensions: what small integer vectors hold, as far as types tell.
+"""Shape arithmetic with open dimensions: the elements of small integer vectors, as far as types tell.
 
-Exporters compute the target of a Reshape from the shapes of other tensors. Once every dimension is known that folds
-away; before, `evaluate` still tells which elements are numbers and which are named dimensions, so that a Reshape can be
-given a constant target and the names reach the types behind it.
+Exporters compute the target of a Reshape from the shapes of other tensors. Once every dimension is known, folding
+removes that. Before, `evaluate` finds which elements are numbers and which are named dimensions. Then a Reshape can get
+a constant target, and the names reach the types behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..ir.types import Dim, DType
 from . import facts
 from .pattern import Match, Op, Rule
 
-#: vectors longer than this hold no shape; expressions deeper than this are not worth following
+#: Longer vectors are not shapes, and deeper expressions are not followed.
 LONGEST, DEEPEST = 16, 24
 
 #: operations that keep the elements of a vector in order
@@ -24,7 +24,7 @@ _PICKS = "Gather|Slice|Concat|Cast|Squeeze|Unsqueeze|Reshape|Shape"
 
 
 def evaluate(value: Value | None, depth: int = 0) -> list[Dim] | None:
-    """The elements of an integer vector or scalar: numbers, names, or None where nothing is known of one."""
+    """The elements of an integer vector or scalar: numbers, names, or None for an unknown element."""
     if value is None or depth > DEEPEST or facts.dtype(value) not in (DType.INT64, DType.INT32):
         return None
     if value.const is not None:
@@ -82,7 +82,7 @@ def _open_target(node: Node) -> bool:
 
 
 def _target(match: Match) -> list[int] | str:
-    """A constant target: numbers, 0 where x has that very dimension in the same place, and one -1."""
+    """A constant target with numbers, 0 where x has the same dimension in the same place, and at most one -1."""
     vector, dims = evaluate(match["shape"]), facts.shape(match["x"])
     if vector is None:
         return "nothing is known of the target shape"

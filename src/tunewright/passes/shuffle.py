@@ -1,4 +1,4 @@
-"""Reshape + Transpose + Reshape that exchange groups of channels: one operation, which keeps the data's layout."""
+"""Replaces Reshape + Transpose + Reshape that exchange groups of channels by one operation that keeps the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device-neutral clean-up: dead code, constants, shapes, expressions computed twice, denormal weights."""
+"""Device-neutral clean-up: dead code, constants, shapes, common subexpressions, denormal weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..ops.infer import propagate
 from .base import Context
 from .pattern import ORIGINS, remove_dead
 
-#: operations whose constant inputs are weights: read many times, in the innermost loops
+#: Operations whose constant inputs are weights, which innermost loops read many times.
 WEIGHTED = frozenset(
     {"Conv", "ConvTranspose", "DeformConv", "MatMul", "Gemm", "com.microsoft::FusedMatMul", "Einsum", "RNN", "GRU"}
     | {"LSTM"}
 )
 #: operations that have integer forms
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-#: numbers that a core's cache holds
+#: the number of elements that the cache of a core holds
 PART = 1 << 16
 
 
 class DeadCode:
-    """Nodes whose results nobody reads."""
+    """Removes nodes whose results are not read."""
 
     name = "dead-code"
 
@@ -38,13 +38,12 @@ class DeadCode:
 
 
 class Propagate:
-    """Types and constants in one sweep (see `ops.infer`).
+    """Infers types and folds constants in one sweep (see `ops.infer`).
 
-    ``keep_quantised``: quantised weights stay quantised while their operation may still become an integer one, that is
-    while its other operand is dequantised too. Folding them later gives the same numbers, so this costs nothing: device
-    passes see the quantised form first, and what they leave is folded afterwards.
-
-    ``bodies``: also the types of what control flow makes, which takes a sweep through each body.
+    ``keep_quantised``: quantised weights stay quantised while their operation may still become an integer one, that is,
+    while its other operand is dequantised too. Folding them later gives the same numbers, so that this costs nothing.
+    Device passes see the quantised form first, and the rest is folded afterwards. ``bodies``: also infer the types of
+    control flow's results, which takes a sweep through each body.
     """
 
     name = "propagate"
@@ -58,7 +57,7 @@ class Propagate:
 
 
 def is_quantised_weight(node: Node) -> bool:
-    """Whether it is a DequantizeLinear whose result meets another dequantised value in a product."""
+    """Whether a node is a DequantizeLinear whose result meets another dequantised value in a product."""
     if node.op != "DequantizeLinear":
         return False
     readers = [n for n in node.output.users if n.op in PRODUCTS]
@@ -67,7 +66,7 @@ def is_quantised_weight(node: Node) -> bool:
 
 
 class FoldQuantised:
-    """Folds the quantised weights that were kept and that no integer operation took."""
+    """Folds quantised weights that were kept, and that no integer operation uses."""
 
     name = "fold-quantised"
 
@@ -76,7 +75,7 @@ class FoldQuantised:
 
 
 class UnknownOps:
-    """Nothing unknown may go further: the error names every operator that has no definition."""
+    """Raises an error that names every operator without a definition."""
 
     name = "unknown-ops"
 
@@ -92,10 +91,10 @@ class UnknownOps:
 
 
 class CommonSubexpressions:
-    """Nodes that compute the same from the same inputs become one; so do equal small constants."""
+    """Merges nodes that compute the same from the same inputs, and equal small constants."""
 
     name = "common-subexpressions"
-    #: larger constants are weights: comparing them costs more than it saves
+    #: Larger constants are weights: comparing them costs more than it saves.
     CONSTANT_BYTES = 1 << 12
 
     def run(self, graph: Graph, context: Context) -> bool:
@@ -109,7 +108,7 @@ class CommonSubexpressions:
                     if first is not value:
                         graph.set_input(node, i, first)
             if any(v is not None and v.const is None and len(v.uses) == 1 for v in node.inputs):
-                continue  # nobody else reads this input, so nobody else computes the same
+                continue  # No other node reads this input, so that none computes the same.
             spec = lookup(node.op)
             if node.bodies or spec is None or not spec.pure:
                 continue
@@ -129,9 +128,9 @@ class CommonSubexpressions:
 
 
 class FlushDenormals:
-    """Weights too small for a normal float become zero: arithmetic on them is many times slower on processors.
+    """Replaces weights too small for a normal float by zero: processors compute many times slower with them.
 
-    Half precision makes zeros of them by itself.
+    Half precision makes zeros of them without this pass.
     """
 
     name = "flush-denormals"
@@ -158,7 +157,7 @@ class FlushDenormals:
 
 
 def _has_denormals(array: Array) -> bool:
-    """In parts: what is made of a whole array would come from memory, and most have no number that small at all."""
+    """Whether an array has denormals. It works in parts that fit the cache; most parts have no number that small."""
     flat, least = array.reshape(-1), np.finfo(array.dtype).tiny
     for first in range(0, flat.size, PART):
         sizes = np.abs(flat[first : first + PART])

@@ -1,8 +1,9 @@
-"""A normalisation that adds up what it normalises: a product, its bias, and what goes around the product.
+"""Lets a normalisation compute the sum that it normalises: a product, its bias, and the input that bypasses the
+product.
 
-On a GPU the sum costs the normalisation next to nothing, as it waits for memory in any case, and the product is left
-with nothing behind it: a vendor's library may compute it as well. On a CPU a product's sum is in registers anyway.
-Runs before element-wise operations become parts of products.
+On a GPU the normalisation waits for memory, so that the sum costs almost nothing. The product then has no epilogue, and
+a vendor's library may compute it as well. On a CPU a product's sum is in registers in any case. The pass runs before
+element-wise operations become parts of products.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class SkipNorm:
     name = "skip-norm"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        # kernels that gather pieces are those of GPUs
+        # only GPUs have kernels that gather pieces
         if context.layouts is None or not (context.knows(PIECES) and context.knows(NORM)):
             return False
         return sum([_rewrite(graph, n, context) for n in graph.nodes if n.op == "LayerNormalization"]) > 0
@@ -63,7 +64,7 @@ def _is_only_for(graph: Graph, value: Value, node: Node) -> bool:
 
 
 def _parts(graph: Graph, add: Node) -> tuple[Value | None, Value | None]:
-    """A product that only the sum reads, and a constant along the last axis that is added to it."""
+    """A product that only the sum reads, and the constant along the last axis that it adds; else None."""
     for product, bias in (add.inputs, add.inputs[::-1]):
         if product is None or bias is None or bias.const is None or facts.rank(bias) != 1:
             continue

@@ -1,7 +1,8 @@
-"""BatchNormalization that is behind nothing linear: a product and a sum, where the device has no kernel for it.
+"""Replaces BatchNormalization that follows nothing linear with a product and a sum, where the device has no kernel for
+it.
 
-Both become part of an element-wise kernel then, together with the activation that comes as a rule. Runs when shapes
-are known: before that a device cannot tell what it takes.
+Both then become part of an element-wise kernel, with the activation that usually follows. The pass runs when shapes are
+known: before that a device cannot tell which problems it accepts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class SpreadNorm:
     name = "spread-norm"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None:  # the host does what the model says
+        if context.layouts is None:  # the host runs the model's operations
             return False
         found = [n for n in graph.nodes if n.op == "BatchNormalization" and not n.epilogue and len(n.outputs) == 1]
         return sum(_rewrite(graph, node, context) for node in found) > 0

@@ -1,7 +1,7 @@
-"""THE ordered list of passes: device-neutral first, device-specific last.
+"""The ordered list of passes: device-neutral first, device-specific last.
 
-``NEUTRAL`` and ``DEVICE`` run once, at compile time, with dimensions possibly symbolic. ``SPECIALISE`` runs for each
-new set of concrete input shapes, so it must stay cheap: types, shape arithmetic, what only concrete shapes allow.
+``NEUTRAL`` and ``DEVICE`` run once, at compile time; dimensions may be symbolic. ``SPECIALISE`` runs for each new set
+of concrete input shapes, and therefore must be cheap: types, shape arithmetic, and rules that need concrete shapes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from .strided import StrideAttention
 from .weights import TurnedWeights
 from .widen import WidenHalves
 
-#: only once no loop can become a layer any more
+#: These run only when no loop can become a layer any more.
 _LAST = (HoistInvariants(), CollectedRows(), CountedLoops(), ScanAxes(), UnrollLoops())
 
 CLEAN_UP = Repeat(
@@ -73,7 +73,7 @@ CLEAN_UP = Repeat(
         DeadCode(),
     )
 )
-#: a loop must be clean to be recognised, and whole
+#: A loop must be clean and whole to be recognised.
 CLEAN_LOOPS = Repeat(tuple(one for one in CLEAN_UP.passes if one not in _LAST))
 
 NEUTRAL: tuple[Pass | Repeat, ...] = (
@@ -108,7 +108,7 @@ DEVICE: tuple[Pass | Repeat, ...] = (
 )
 
 SPECIALISE: tuple[Pass | Repeat, ...] = (
-    # concrete shapes decide branches, and how long loops are
+    # Concrete shapes decide branches, and the lengths of loops.
     Repeat((SinkConstants(), Propagate(bodies=True), InlineBranches(), CountedLoops(), ScanAxes())),
     PastKeys(),
     GrowStates(),
@@ -143,7 +143,7 @@ def names() -> frozenset[str]:
 
 
 def check_disabled(settings: Settings) -> None:
-    """Raise when DISABLED_PASSES names what does not exist: it would switch nothing off, and nobody would know."""
+    """Raise SettingsError when DISABLED_PASSES contains an unknown name, which would silently disable nothing."""
     for name in filter(None, map(str.strip, settings.disabled_passes.split(","))):
         if name not in names():
             close = difflib.get_close_matches(name, names(), n=1)

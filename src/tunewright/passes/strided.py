@@ -1,10 +1,10 @@
-"""Attention reads queries, keys and values where they lie: one product makes all three, and nobody moves them.
+"""Attention that reads queries, keys and values in place: one product computes all three, and no node moves them.
 
-Products of one tensor with constant weights are one product with the weights side by side: one launch that reads the
-tensor once, and has more tiles to share out. Taking its result apart again would cost what it gains, so it is done only
-where the device has an attention that knows strides (`ops.strided`). The same one saves the Splits and Transposes of
-models that have one product already, and the Transpose behind an attention. Shapes must be known: before that a device
-cannot tell what it takes. Runs behind fusion.
+Products of one tensor with constant weights become one product with the weights side by side. That is one launch, which
+reads the tensor once and has more tiles to distribute. Splitting its result would cost what it gains. Therefore it is
+done only where the device has an attention that takes strides (`ops.strided`). The same attention saves the Splits and
+Transposes of models that already have one product, and the Transpose behind an attention. Shapes must be known: before
+that a device cannot tell which problems it accepts. The pass runs after fusion.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class _Product:
 
     node: Node
     weights: Array
-    #: constant per column: a Gemm's bias, then the operands of the epilogue
+    #: constants per column: a Gemm's bias, then the operands of the epilogue
     vectors: list[Array] = field(default_factory=list)
 
     @property
     def affine(self) -> tuple[Array | None, Array | None] | None:
-        """What is added to each column, and what that is multiplied with, of a MatMul that has nothing else behind."""
+        """The addend and the factor of each column, for a MatMul with no other epilogue; else None."""
         steps = [(s.op, set(s.args)) for s in self.node.epilogue]
         known = {n: [("Add", {~0, 2}), ("Mul", {~1, 3})][:n] for n in range(3)}
         if self.node.op != "MatMul" or steps not in (*known.values(), [("Mul", {~0, 2})]):
@@ -60,12 +60,12 @@ class _Product:
 
 
 class StrideAttention:
-    """Looks at each attention once its shapes are known."""
+    """Tries each attention once its shapes are known."""
 
     name = "attention-strides"
 
     def run(self, graph: Graph, context: Context) -> bool:
-        if context.layouts is None:  # the host does what the model says
+        if context.layouts is None:  # the host runs the model's operations
             return False
         found = [n for n in graph.nodes if n.op in ("Attention", MULTI_HEAD) and not n.epilogue]
         return sum(_rewrite(graph, node, context) for node in found) > 0
@@ -80,7 +80,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
     joins = any(len(group) > 1 for group in products.values())
     if not joins and last is node and not any(v.moves for v in views):
         return False  # nothing would be saved
-    # The device is asked before any weights are copied.
+    # Ask the device before copying any weights.
     sources: list[Value] = []
     waiting: list[tuple[int, tuple[_Product, ...]]] = []
     for i, each in enumerate(views):
@@ -104,7 +104,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
         graph.set_input(new, at, _join(graph, group, sources[at], context))
     _replace(graph, last, new)
     through = [n for v in views for n in reversed(v.through)]
-    # Nodes that all three go through are met again with each, and die with the last.
+    # Nodes between all three and the product occur once for each, and are removed the last time.
     remove_dead(graph, [last, node, *through, *(p.node for _, group in waiting for p in group)])
     context.log.applied(StrideAttention.name, new)
     return True
@@ -115,7 +115,7 @@ def _rewrite(graph: Graph, node: Node, context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries, keys or values: [batch, heads, rows, elements] in a value, the last ones side by side."""
+    """Queries, keys or values: a view [batch, heads, rows, elements] of a value, whose elements are adjacent."""
 
     value: Value
     dims: tuple[int, ...]
@@ -123,7 +123,7 @@ class _Heads:
     batch: int
     head: int
     row: int
-    #: heads that follow each other and read the same one
+    #: the number of successive heads that read the same one
     sharing: int
     moves: bool
     through: tuple[Node, ...]
@@ -143,7 +143,7 @@ class _Heads:
 
 
 def _heads(graph: Graph, node: Node) -> list[_Heads] | None:
-    """Queries, keys and values; None where they are not known well enough."""
+    """Queries, keys and values; None where their types or strides do not suffice."""
     types = [facts.static(v) for v in (*node.inputs[:3], node.output)]
     if len(types) < 4 or any(t is None or t.layout != PLAIN or len(t.dims) not in (3, 4) for t in types):
         return None
@@ -163,12 +163,12 @@ def _heads(graph: Graph, node: Node) -> list[_Heads] | None:
             return None
         found.append(one)
     q, k, v = found
-    # Those that share keys share values, and each query is a head of its own.
+    # Heads that share keys share values, and each query has a separate head.
     return found if q.sharing == 1 and k.sharing == v.sharing and (k.sharing == 1 or node.op != MULTI_HEAD) else None
 
 
 def _result(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...]]:
-    """The node whose result is wanted, the attention or a Transpose behind it, and how that lies."""
+    """The node whose result is needed, the attention or a Transpose behind it, and the order of its axes."""
     if facts.rank(node.output) == 3:
         return node, _TURN
     users = node.output.users
@@ -180,7 +180,7 @@ def _result(graph: Graph, node: Node) -> tuple[Node, tuple[int, ...]]:
 
 
 def _add(graph: Graph, node: Node, views: Sequence[_Heads], sources: Sequence[Value], order: tuple[int, ...]) -> Node:
-    """The strided attention in place of another one."""
+    """Adds the strided attention that replaces another one."""
     q, k, v = views
     attrs: dict[str, Any] = {a: x for a, x in node.attrs.items() if a not in ("q_num_heads", "kv_num_heads")}
     attrs |= {
@@ -194,7 +194,7 @@ def _add(graph: Graph, node: Node, views: Sequence[_Heads], sources: Sequence[Va
 
 
 def _replace(graph: Graph, last: Node, new: Node) -> None:
-    """What others read of ``last`` is the strided attention's result, in the shape that they know."""
+    """Replaces the result of ``last`` with the strided attention's result, in the shape that readers expect."""
     old, made = last.output, new.output
     assert isinstance(old.type, TensorType)
     if old.type != made.type:
@@ -214,7 +214,7 @@ def _infer(node: Node) -> None:
 
 
 def _products(graph: Graph, node: Node, views: Sequence[_Heads]) -> dict[Value, list[_Product]]:
-    """The products that make queries, keys and values, each with those that it can be joined with, itself included."""
+    """The products that make queries, keys and values, each with the group of products that it can be joined with."""
     found: dict[Value, _Product] = {}
     for each in views:
         product = _product_of(graph, each, node)
@@ -227,7 +227,10 @@ def _products(graph: Graph, node: Node, views: Sequence[_Heads]) -> dict[Value, 
 
 
 def _product_of(graph: Graph, each: _Heads, reader: Node) -> _Product | None:
-    """The product that makes a view, for ``reader`` alone and from constants that vary from column to column."""
+    """The product that makes a view, or None.
+
+    Only ``reader`` may read it, and its constants may vary only from column to column.
+    """
     node = each.value.producer
     if node is None or node.op not in _PRODUCTS or node.attrs.get("transA", 0):
         return None
@@ -245,13 +248,13 @@ def _product_of(graph: Graph, each: _Heads, reader: Node) -> _Product | None:
         if array is None or array.size not in (1, columns) or array.shape[-1:] not in ((), (array.size,)):
             return None
         found.vectors.append(np.broadcast_to(array.reshape(-1), (columns,)))
-    # rows stay rows, and heads lie within them
+    # Rows of the view are rows of the product, and heads lie within them.
     inside = each.start % columns + (each.dims[1] - 1) * each.head + each.dims[3] <= columns
     return found if inside and each.batch % columns == 0 and each.row % columns == 0 else None
 
 
 def _kind(product: _Product) -> Hashable:
-    """Products of equal kinds can be joined: no bias is a bias of zeros, no scale one of ones."""
+    """Products of equal kinds can be joined: a missing bias is a bias of zeros, a missing scale one of ones."""
     node = product.node
     types = tuple(facts.dtype(v) for v in node.inputs)
     main = (node.op, node.inputs[0], freeze(node.attrs), facts.dtype(node.output))
@@ -267,7 +270,7 @@ def _joined_type(group: Sequence[_Product]) -> TensorType:
 
 
 def _moved(each: _Heads, group: Sequence[_Product], to: Value) -> _Heads:
-    """A view of one product's result as one of the joined result."""
+    """The view of one product's result as a view of the joined result."""
     at = next(i for i, p in enumerate(group) if p.node is each.value.producer)
     columns, total = group[at].columns, sum(p.columns for p in group)
     before = sum(p.columns for p in group[:at])
@@ -277,7 +280,7 @@ def _moved(each: _Heads, group: Sequence[_Product], to: Value) -> _Heads:
 
 
 def _join(graph: Graph, group: Sequence[_Product], to: Value, context: Context) -> Value:
-    """One product for all."""
+    """Adds one product in place of the group."""
     first = group[0].node
     weights = _side_by_side(context, [p.weights for p in group], 0 if first.attrs.get("transB", 0) else 1)
     inputs: list[Value | None] = [first.inputs[0], graph.constant(weights, to.name)]
@@ -292,7 +295,7 @@ def _join(graph: Graph, group: Sequence[_Product], to: Value, context: Context) 
 
 
 def _behind(group: Sequence[_Product]) -> tuple[list[list[Array]], tuple[Fused, ...]]:
-    """Constants of the joined product, each as the parts of all, and its epilogue."""
+    """The constants of the joined product, each as the parts of all products, and its epilogue."""
     each = [p.affine for p in group]
     if any(affine is None for affine in each):
         return [list(parts) for parts in zip(*(p.vectors for p in group), strict=True)], group[0].node.epilogue
@@ -309,7 +312,7 @@ def _behind(group: Sequence[_Product]) -> tuple[list[list[Array]], tuple[Fused, 
 
 
 def _side_by_side(context: Context, parts: Sequence[Array], axis: int) -> Array:
-    """Joined once for all plans of a model."""
+    """The arrays joined along an axis; all plans of a model share the result."""
     key = (axis, *map(id, parts))
     found = context.joined.get(key)
     if found is None or any(kept() is not part for kept, part in zip(found.parts, parts, strict=True)):

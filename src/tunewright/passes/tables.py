@@ -1,8 +1,8 @@
-"""Tables instead of arithmetic: a row of zeros with a single one, times a matrix, is a row of the matrix; and what is
-computed from each row of a constant table is computed once, from the table.
+"""Tables instead of arithmetic.
 
-Networks that jax exports look up embeddings by such products. Magika's first layer, a product with 257 rows, a bias and
-Gelu, becomes a table that way.
+A row of zeros with a single one, times a matrix, is a row of the matrix. Values computed from each row of a constant
+table are computed once, from the table. Networks that jax exports look up embeddings by such products. That way
+Magika's first layer, a product with 257 rows, a bias and Gelu, becomes a table.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from . import facts
 from .fuse import UNARY
 from .pattern import Const, Match, OneOf, Op, Rule
 
-#: Elements of a table that is computed anew: more would make the model larger than it pays to.
+#: The most elements of a newly computed table: a larger one would cost more model size than it gains.
 MOST_ELEMENTS = 1 << 20
 _ACTIVATIONS = UNARY - {"Cast", "IsInf", "IsNaN", "Not", "BitwiseNot"}
 _INDICES = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32})
 
 
 def _is_count(array: Array) -> bool:
-    """Whether it is 0, 1, 2, ... along the last axis."""
+    """Whether an array is 0, 1, 2, ... along the last axis."""
     last = array.shape[-1] if array.ndim else 0
     return array.dtype.kind in "iu" and array.size == last > 0 and bool((array.reshape(-1) == np.arange(last)).all())
 
@@ -33,7 +33,7 @@ def _is_table(array: Array) -> bool:
 
 
 def _is_finite_table(array: Array) -> bool:
-    """A row's zeros times an infinity would be NaN."""
+    """Whether an array is a finite table: zeros of a row times an infinity would be NaN."""
     return _is_table(array) and bool(np.isfinite(array).all())
 
 
@@ -51,7 +51,8 @@ def _check_one_hot(match: Match) -> str | None:
 
 
 def _row_of(graph: Graph, match: Match) -> Value:
-    """Indices that are no row give zeros: the first and the last row of the table are for them."""
+    """Replaces the product with a Gather. Indices outside of the matrix read a row of zeros, at either end of the
+    table."""
     table = np.pad(match.const("table"), ((1, 1), (0, 0)))
     bounds = [graph.constant(np.array(n, np.int64), "bound") for n in (-1, len(table) - 2, 1)]
     x = graph.add("Squeeze", [match["x"], graph.constant(np.array([-1], np.int64), "axes")]).output
@@ -60,7 +61,7 @@ def _row_of(graph: Graph, match: Match) -> Value:
     return graph.add("Gather", [graph.constant(table, "table"), at], {"axis": 0}).output
 
 
-# -- what is computed from rows ----------------------------------------------------------------------------------------
+# -- values computed from rows -----------------------------------------------------------------------------------------
 
 
 def _takes_rows(node: Node) -> bool:
@@ -68,7 +69,7 @@ def _takes_rows(node: Node) -> bool:
 
 
 def _operand(match: Match) -> Array | None:
-    """The constant beside the rows as a vector or a number; None: it is not the same for each row."""
+    """The constant operand as a vector or a number; None if it differs between rows."""
     constant, n = match.const("c"), facts.rank(match["rows"])
     columns = match.const("table").shape[1]
     if n is None or constant.ndim > n or constant.dtype != match.const("table").dtype:
@@ -97,7 +98,7 @@ def _computed(graph: Graph, match: Match) -> Value:
 
 _ROWS = Op("Gather", Const("table", _is_table), "at", name="rows", where=_takes_rows)
 
-#: with the recognition of other operations, since both sides of a product may still be folded before
+#: Run while other operations are recognised: both sides of a product may be folded later.
 RULES = (
     Rule(
         "one-hot-product",
@@ -105,7 +106,7 @@ RULES = (
         _row_of, _check_one_hot,
     ),
 )  # fmt: skip
-#: while constants are folded: the new table is one only then
+#: Run while constants are folded: only then is the new table a constant.
 FOLDED = (
     Rule(
         "computed-table",

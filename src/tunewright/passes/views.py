@@ -1,8 +1,8 @@
-"""Values that are parts of others: which one, from where on, and with which strides.
+"""Values that are parts of other values, as a source, a start and strides.
 
-A reader with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index,
-Expand, Tile of single elements. Everything must be static and plain. A Gather of one index whose result lies in one
-piece is a Slice, which takes no time at all (`runtime.alias`).
+A reader with strides needs none of the nodes in between: Reshape, Transpose, Split, Slice, Gather of one index, Expand,
+Tile of single elements. All types must be static and plain. A Gather of one index whose result is contiguous becomes a
+Slice, which takes no time (`runtime.alias`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..ir.types import PLAIN
 from . import facts
 from .pattern import Const, Match, Op, Rule
 
-#: nodes that are looked through at most
+#: the most nodes between a value and its source
 DEEPEST = 12
 _RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
@@ -29,7 +29,7 @@ Axis: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class View:
-    """``value`` from element ``start`` on, as a tensor of these axes; ``through``: the nodes between."""
+    """A tensor of these axes in ``value``, from element ``start`` on; ``through`` are the nodes between."""
 
     value: Value
     start: int
@@ -42,14 +42,14 @@ class View:
 
     @property
     def moves(self) -> bool:
-        """Whether some node between is more than another shape for the same bytes."""
+        """Whether some node between does more than give the same bytes another shape."""
         return any(node.op not in _RESHAPES for node in self.through)
 
     def permuted(self, perm: Sequence[int]) -> View:
         return replace(self, axes=tuple(self.axes[p] for p in perm))
 
     def cut(self, at: int, start: int, size: int) -> View | None:
-        """A part along an axis; None where it has no single stride."""
+        """A part along an axis; None if the axis has several strides."""
         if (start, size) == (0, self.dims[at]):
             return self
         if len(self.axes[at]) != 1:
@@ -59,7 +59,7 @@ class View:
         return replace(self, start=self.start + start * stride, axes=axes)
 
     def reshaped(self, dims: Sequence[int]) -> View | None:
-        """Under another shape of as many elements; None where it cuts through axes."""
+        """The view in another shape with the same number of elements; None if that shape cuts through axes."""
         left = list(_axis(*(factor for axis in self.axes for factor in axis)))
         axes: list[Axis] = []
         for size in reversed(dims):
@@ -80,7 +80,7 @@ class View:
 
 
 def _axis(*factors: tuple[int, int]) -> Axis:
-    """Factors that lie behind each other are one, those of one element are none."""
+    """An axis of these factors: contiguous factors are merged, and factors of one element dropped."""
     merged: list[tuple[int, int]] = []
     for size, stride in factors:
         if size == 1:
@@ -93,7 +93,7 @@ def _axis(*factors: tuple[int, int]) -> Axis:
 
 
 def view(value: Value) -> View | None:
-    """The value as a part of the furthest one that it is a part of; None where it is not static and plain."""
+    """The value as a view of its furthest source; None if it is not static and plain."""
     path: list[tuple[Node, Value]] = []
     source = value
     while len(path) < DEEPEST and (before := _before(source)) is not None:
@@ -105,7 +105,7 @@ def view(value: Value) -> View | None:
         if found is None:
             return None
         step = _through(found, node, result)
-        # what cannot be said with strides is a tensor of its own
+        # A result that strides cannot express becomes a new source.
         found = _whole(result) if step is None else replace(step, through=(*found.through, node))
     return found
 
@@ -122,7 +122,7 @@ def _whole(value: Value) -> View | None:
 
 
 def _before(value: Value) -> Value | None:
-    """What the node that makes a value reads, where that node only says which elements are meant."""
+    """The input of the node that makes a value, if that node only selects or reorders elements; else None."""
     node = value.producer
     if node is None or node.epilogue or node.bodies or not node.inputs:
         return None
@@ -134,7 +134,7 @@ def _before(value: Value) -> Value | None:
 
 
 def _through(of: View, node: Node, result: Value) -> View | None:
-    """What a node makes of a view; None where strides cannot say it."""
+    """The view that a node makes of a view; None if strides cannot express it."""
     type, rank = facts.static(result), len(of.axes)
     if type is None or type.layout != PLAIN or 0 in type.dims:
         return None
@@ -183,7 +183,7 @@ def _sliced(of: View, node: Node, dims: tuple[int, ...]) -> View | None:
 
 
 def _check_index(match: Match) -> str | None:
-    """A part that lies in one piece needs no kernel; other devices than the host have one for the rest."""
+    """Refuses parts that are not contiguous: devices have kernels for those. Contiguous parts need no kernel."""
     x, index = facts.static(match["x"]), match.const("i")
     if x is None or x.layout != PLAIN or index.ndim or facts.static(match.root.output) is None:
         return f"the part of {match['x']!r} is not known"
@@ -204,5 +204,5 @@ def _cut_out(graph: Graph, match: Match) -> Value:
     return graph.add("Reshape", [part, graph.constant(sym_array(out.dims), "shape")]).output
 
 
-#: for when shapes are known
+#: used once shapes are known
 RULES = (Rule("gather-one", Op("Gather", "x", Const("i")), _cut_out, _check_index),)

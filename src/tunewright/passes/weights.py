@@ -1,4 +1,4 @@
-"""Weights that products read by columns: large ones are not transposed, since packing can turn them as well.
+"""Weights that products read by columns: large ones are not transposed, because packing can do that too.
 
 Small ones were transposed when constants were folded (FOLD_BYTES).
 """
@@ -34,7 +34,7 @@ class TurnedWeights:
         return changed
 
     def _turn(self, graph: Graph, node: Node, turn: Node) -> None:
-        """The product reads the weights as they lie."""
+        """Replaces the product with one that reads the weights in their order."""
         if node.op == "Gemm":
             op, attrs = "Gemm", {**node.attrs, "transB": 1 - int(node.attrs.get("transB", 0))}
         else:
@@ -46,7 +46,7 @@ class TurnedWeights:
         remove_dead(graph, [node, turn])
 
     def _transpose(self, graph: Graph, turn: Node) -> None:
-        """The device has no product that reads columns: the weights are turned after all, once."""
+        """Transposes the weights once, for a device without a product that reads columns."""
         assert turn.inputs[0] is not None and turn.inputs[0].const is not None
         array = np.ascontiguousarray(turn.inputs[0].const.T)
         graph.replace(turn.output, graph.constant(array, turn.output.name))

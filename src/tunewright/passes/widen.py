@@ -1,11 +1,12 @@
-"""Half-precision networks on devices that compute in single precision: tensors between layers become single ones.
+"""Converts half-precision networks on devices that compute in single precision: tensors between layers become f32.
 
-A processor computes halves in f32 in any case. Between two layers a half would only be rounded, stored and converted
-back, and kernels of f32 have blocked layouts and every fusion. So layers and their constants become f32, and a Cast
-stands where a half comes in or goes out. Results are as exact as those of the half network, or more so.
+A processor computes halves in f32 in any case. Between two layers, halves would only be rounded, stored and converted
+back; and kernels of f32 have blocked layouts and every fusion. Therefore layers and their constants become f32, and a
+Cast stands where a half enters or leaves. Results are at least as exact as those of the half network.
 
-What stays half is where a Cast would cost more than it saves: movement at the border of the graph (embedding tables,
-caches of keys and values), the attention that reads such a cache, and what says itself of which type it is.
+Halves stay where a Cast would cost more than it saves: in movement at the border of the graph (embedding tables, caches
+of keys and values) and in an attention that reads such a cache. They also stay in operations that determine the type of
+their result.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .precision import is_quantised
 
 WIDE = DType.FLOAT32
 MS = "com.microsoft::"
-#: they only move elements: as good in any type
+#: operations that only move elements, in any type
 _MOVES = names(
     """Identity Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Concat Tile Expand Gather GatherElements
     GatherND ScatterElements ScatterND TensorScatter DepthToSpace SpaceToDepth Pad ReverseSequence Compress Where"""
 )
-#: they ask for shapes alone, whatever the type
+#: operations that only read shapes, whatever the type
 _ASKING = frozenset({"Shape", "Size"})
-#: the type of their results does not follow from their inputs, their digits are drawn, or they count in halves
+#: Operations whose result type does not follow from their inputs, that draw random digits, or that count in halves.
 _MAKERS = names("BitCast CastLike EyeLike Range Bernoulli Multinomial RandomNormalLike RandomUniformLike")
-#: weights of products with this number of elements or more stay half
+#: Weights of products with at least this number of elements stay half.
 LEAST_WEIGHTS = 1 << 14
 _OTHERS = ("org.openvinotoolkit::", "ai.onnx.ml::")
-#: inputs of attentions in which keys and values of the past come
+#: the inputs of attentions for keys and values of the past
 _CACHES = {
     "Attention": (1, 2, 4, 5), "MatMul": (1,), MS + "Attention": (4,), MS + "MultiHeadAttention": (1, 2, 6, 7),
     MS + "GroupQueryAttention": (1, 2, 3, 4), MS + "DecoderMaskedMultiHeadAttention": (1, 2, 5, 6),
@@ -43,7 +44,7 @@ _CACHES = {
 
 
 class WidenHalves:
-    """Runs once, before fusion, where `Context.widens` and the graph has a layer that gains."""
+    """Runs once, before fusion, where `Context.widens` holds and the graph has a layer that gains."""
 
     name = "widen-halves"
 
@@ -77,14 +78,14 @@ def _is_half(value: Value | None) -> bool:
 
 
 def _halves(node: Node) -> Iterator[Value]:
-    """Its half inputs that are not constant, and its half results."""
+    """The half inputs that are not constant, and the half results of a node."""
     for value in [*node.inputs, *node.outputs]:
         if value is not None and value.const is None and _is_half(value):
             yield value
 
 
 def _kept(graph: Graph) -> set[Node]:
-    """Nodes whose halves stay halves."""
+    """The nodes whose halves stay halves."""
     kept: set[Node] = set()
     leaving = _leaving(graph)
 
@@ -111,12 +112,12 @@ def _kept(graph: Graph) -> set[Node]:
 
 
 def _is_table(node: Node) -> bool:
-    """Rows of a constant: as a rule a few of many."""
+    """Whether a node picks rows of a constant, usually a few of many."""
     return node.op.startswith("Gather") and node.inputs[0] is not None and node.inputs[0].const is not None
 
 
 def _leaving(graph: Graph) -> set[Node]:
-    """Movement behind which only movement comes until a result of the graph: it may add to a cache."""
+    """Moving nodes that reach a result of the graph through moving nodes only: they may add to a cache."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.op in _MOVES and any(graph.is_output(v) or found & set(v.users) for v in node.outputs):
@@ -125,7 +126,7 @@ def _leaving(graph: Graph) -> set[Node]:
 
 
 def _is_weights(node: Node, value: Value) -> bool:
-    """Weights that stay half: a product of few rows is bound by reading them, and other kernels unpack them once."""
+    """Whether weights stay half: reading them limits a product of few rows, and other kernels unpack them once."""
     if node.op not in PRODUCTS or value.const is None or value.const.ndim != 2:
         return False
     return value.const.size >= LEAST_WEIGHTS and min(value.const.shape) > 1
@@ -136,19 +137,19 @@ def _says_itself(node: Node) -> bool:
         return True
     if any(v is not None and not isinstance(v.type, TensorType) for v in [*node.inputs, *node.outputs]):
         return True
-    if node.op != "Cast" and not any(map(_is_half, node.inputs)):  # an attribute says that it makes halves
+    if node.op != "Cast" and not any(map(_is_half, node.inputs)):  # an attribute determines that the result is half
         return any(map(_is_half, node.outputs))
-    # a Cast there and back rounds, which is all that it is for
+    # A Cast to halves and back is there to round.
     users = node.output.users
     return node.op == "Cast" and _is_half(node.output) and bool(users) and all(user.op == "Cast" for user in users)
 
 
 class _Widening:
-    """Makes the nodes ``wide`` nodes over f32."""
+    """Converts the nodes ``wide`` to nodes over f32."""
 
     def __init__(self, graph: Graph, context: Context, wide: list[Node]) -> None:
         self.graph, self.context, self.wide = graph, context, set(wide)
-        #: results of wide nodes, with the types that they had
+        #: results of wide nodes, with their previous types
         self.widened: dict[Value, DType] = {}
         self._made: dict[tuple[Value, DType], Value] = {}
 
@@ -182,7 +183,7 @@ class _Widening:
                     node.attrs["to"] = WIDE.onnx_code
 
     def _as(self, value: Value, to: DType) -> Value:
-        """The value in another type: one Cast for all who read it, or a constant."""
+        """The value in another type: one Cast for all readers, or a constant."""
         if (value, to) not in self._made:
             assert isinstance(value.type, TensorType)
             if value.const is not None:

@@ -1,4 +1,7 @@
-"""What an attention asks for: sizes, strides and masks of ONNX's Attention and com.microsoft's MultiHeadAttention."""
+"""The canonical form of an attention: sizes, strides and masks of ONNX's Attention and MultiHeadAttention.
+
+MultiHeadAttention belongs to the domain com.microsoft.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,28 @@ from .base import Problem, tensor
 
 MULTI_HEAD = "com.microsoft::MultiHeadAttention"
 OPS = frozenset({"Attention", MULTI_HEAD})
-#: for kernels that begin where a `Heads` says, and find queries, keys and values in ``Form.sources``
+#: For kernels that read queries, keys and values where `Heads` and ``Form.sources`` say.
 ANYWHERE = OPS | {strided.STRIDED}
-#: further than any sequence is long
+#: more than the length of any sequence
 UNBOUNDED = 1 << 29
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
-#: types to which scores and weights may be asked to be rounded; wider ones need no rounding
+#: Types to which a model may ask to round scores and weights; wider types need no rounding.
 _ROUNDED = {DType.FLOAT16: "f16", DType.BFLOAT16: "bf16", DType.FLOAT32: "", DType.FLOAT64: ""}
 
 
 @dataclass(frozen=True)
 class Heads:
-    """A tensor of [batch, heads, length, size], by its strides; the last one is 1."""
+    """The strides of a tensor [batch, heads, length, size]; the last stride is 1."""
 
     batch: int
     head: int
     row: int
-    #: its first element: it may be a part of a larger tensor
+    #: its first element, since it may be a part of a larger tensor
     start: int = 0
 
     @staticmethod
     def of(type: TensorType, heads: int) -> Heads:
-        """Rank 4 is [batch, heads, length, size], rank 3 [batch, length, heads * size]."""
+        """The strides of a whole tensor: [batch, heads, length, size] or [batch, length, heads * size]."""
         dims = type.dims
         if len(dims) == 4:
             return Heads(dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3])
@@ -46,7 +49,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Mask:
-    """What is added to the scores, broadcast to [batch, heads, queries]; keys from ``columns`` on are forbidden."""
+    """The addend of the scores, broadcast to [batch, heads, queries]; keys from ``columns`` on are hidden."""
 
     index: int
     batch: int
@@ -64,7 +67,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Form:
-    """One attention. A query sees keys from ``left`` behind to ``right`` ahead of its own place."""
+    """One attention. A query sees the keys from ``left`` positions before to ``right`` positions after its own."""
 
     batch: int
     heads: int
@@ -83,15 +86,15 @@ class Form:
     left: int
     right: int
     mask: Mask | None
-    #: input with the number of valid keys per batch
+    #: the input with the number of valid keys of each batch, or None
     valid: int | None
-    #: what output 3 shows: 0 the products, 1 capped, 2 masked, 3 the weights
+    #: the content of output 3: 0 the products, 1 capped, 2 masked, 3 the weights
     shown: int
-    #: a row in which everything is masked gives zeros (else NaN)
+    #: whether a row whose mask hides everything gives zeros (else NaN)
     forgiving: bool
-    #: narrow float type to which scores and weights are rounded, or none
+    #: the narrow float type to which scores and weights are rounded, or nothing
     rounding: str
-    #: inputs that hold queries, keys and values
+    #: the inputs that hold queries, keys and values
     sources: tuple[int, int, int] = (0, 1, 2)
 
     @property
@@ -104,7 +107,10 @@ class Form:
 
 
 def separate(problem: Problem) -> Problem:
-    """A strided attention as its main operation, of queries, keys and values that are tensors of their own."""
+    """A strided attention as its main operation, with queries, keys and values as separate tensors.
+
+    Other problems are returned unchanged.
+    """
     if problem.op != strided.STRIDED:
         return problem
     attrs, more = problem.attrs, 3 - strided.count(problem.attrs)
@@ -123,7 +129,7 @@ def separate(problem: Problem) -> Problem:
 
 
 def why_not(problem: Problem) -> str | None:
-    """None when `form` describes the problem; its types may be open."""
+    """None when `form` can describe the problem, else the reason. Types may be open."""
     if problem.op == strided.STRIDED and int(problem.attrs["order"][-1]) != 3:
         return "the elements of a value do not lie side by side in the result"
     problem = separate(problem)
@@ -167,7 +173,7 @@ def _multi_head_why_not(problem: Problem) -> str | None:
 
 
 def form(problem: Problem) -> Form:
-    """The sizes of a static problem that `why_not` has nothing against."""
+    """The form of a static problem that `why_not` accepts."""
     if problem.op == strided.STRIDED:
         return _strided_form(problem)
     attrs: Mapping[str, Any] = problem.attrs
@@ -203,7 +209,7 @@ def form(problem: Problem) -> Form:
 
 
 def _strided_form(problem: Problem) -> Form:
-    """That of the main operation, with the strides of the tensors that hold the parts, and their inputs' numbers."""
+    """The form of the main operation, with the strides and inputs of the tensors that contain its parts."""
     plain, attrs = form(separate(problem)), problem.attrs
     less = 3 - strided.count(attrs)
     q, k, v = (Heads(steps[0], steps[1], steps[2], start) for _, start, steps in strided.places(attrs))

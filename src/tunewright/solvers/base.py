@@ -1,4 +1,4 @@
-"""What can be chosen: a `Problem`, the `Solver` that turns it into a `Kernel`, and the registry of solvers."""
+"""A `Problem` to solve, the `Solver` that makes a `Kernel` for it, and the registry of solvers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from ..search.space import Space
 Config = Mapping[str, Any]
 Array = np.ndarray[Any, Any]
 
-#: Constant integers up to this many are part of a problem: axes, shapes, starts, pads. A kernel is made for them.
+#: A constant of up to this many integers is part of a problem: axes, shapes, starts, pads. Kernels are made for its
+#: values.
 MOST_VALUES = 64
-#: float constants that say what an operation does, not what it works on
+#: Inputs whose float constants determine the operation, and are not data.
 _FLOAT_VALUES = {"Resize": (1, 2), "OneHot": (1,), "Range": (0, 1, 2)}
 
 
@@ -40,24 +41,27 @@ class Problem:
     outputs: tuple[Type | None, ...]
     attrs: Mapping[str, Any]
     epilogue: tuple[Fused, ...] = ()
-    #: how many of the last inputs are operands of the epilogue alone
+    #: the number of last inputs that are operands only of the epilogue
     operands: int = 0
     #: which inputs are constant (weights may be packed once)
     constant: tuple[bool, ...] = ()
-    #: (input, value) of the constants that say what to do (see `MOST_VALUES`)
+    #: (input, value) of the constants that determine the operation (see `MOST_VALUES`)
     values: tuple[tuple[int, Array], ...] = ()
 
     def key(self) -> str:
-        """Canonical text, compared in full, never by hash alone. A ! marks constants, a ; the epilogue's operands."""
+        """The canonical text of the problem; records compare it in full, not only by hash.
+
+        A ! marks constants, a ; begins the operands of the epilogue.
+        """
         return self._key
 
     def family(self) -> str:
-        """The key with the sizes of tensors left open: problems of one family are neighbours, `sizes` says how near."""
+        """The key without the sizes of tensors. Problems of one family are neighbours; `sizes` tells how near."""
         return self._family
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every dimension of inputs and outputs, in order, of a static problem."""
+        """Every dimension of the inputs and outputs of a static problem, in order."""
         return tuple(d for t in [*self.inputs, *self.outputs] if isinstance(t, TensorType) for d in t.dims)
 
     @cached_property
@@ -88,11 +92,11 @@ class Problem:
         return hash(self.key())
 
     def input(self, i: int) -> Type | None:
-        """Type of main input i, None where it is absent."""
+        """The type of main input i, or None if it is absent."""
         return self.inputs[i] if i < len(self.inputs) - self.operands else None
 
     def value(self, i: int) -> Array | None:
-        """The value of input i, where it is a constant that says what to do (axes, shapes, pads, ...)."""
+        """The value of input i, if it is a constant that determines the operation (axes, pads, ...); else None."""
         return next((v for k, v in self.values if k == i), None)
 
     @property
@@ -101,7 +105,7 @@ class Problem:
 
     @property
     def at_hand(self) -> Problem:
-        """The problem for the shapes at hand, where it is one of a class of shapes."""
+        """The problem for the shapes at hand; a static problem returns itself."""
         attrs = attrs_at_hand(self.attrs)
         if attrs is self.attrs and not any(isinstance(v, SymArray) for _, v in self.values):
             types = [*self.inputs, *self.outputs]
@@ -114,7 +118,7 @@ class Problem:
         return Problem(self.op, inputs, outputs, attrs, self.epilogue, self.operands, self.constant, values)
 
     def in_layout(self, layout: Layout, inputs: Sequence[int]) -> Problem:
-        """The same with some inputs and the output in a layout."""
+        """The same problem with the given inputs, and the outputs, in a layout."""
 
         def there(type: Type | None) -> Type | None:
             return type.with_layout(layout) if isinstance(type, TensorType) else type
@@ -137,9 +141,9 @@ class Problem:
         epilogue: tuple[Fused, ...] = (),
         output: Value | None = None,
     ) -> Problem:
-        """The problem that a node poses; with ``operands``, the one it would pose with that epilogue.
+        """The problem of a node for the shapes at hand (see `of_class`).
 
-        It is the one of the shapes at hand; see `of_class`.
+        With ``operands``, the problem that the node would have with that epilogue.
         """
         return Problem.of_class(node, operands, epilogue, output).at_hand
 
@@ -150,7 +154,7 @@ class Problem:
         epilogue: tuple[Fused, ...] = (),
         output: Value | None = None,
     ) -> Problem:
-        """The same for a whole class of shapes, where the node's are symbolic."""
+        """The problem of a node for its whole class of shapes, where the node's shapes are symbolic."""
         if operands is None:
             values, count, epilogue = node.inputs, node.operands, node.epilogue
         else:
@@ -172,19 +176,19 @@ class Problem:
 
 
 def is_value(op: str, i: int, array: Array) -> bool:
-    """A constant input of this kind is part of the problem, not of the data."""
+    """Whether constant input i of an operation is part of the problem, and not of the data."""
     kinds = array.dtype.kind in "iub" or isinstance(array, SymArray) or i in _FLOAT_VALUES.get(op, ())
     return kinds and array.ndim <= 2 and array.size <= MOST_VALUES
 
 
 @lru_cache(4096)
 def _open(dtype: DType, rank: int, layout: Layout) -> str:
-    """The text of a tensor type whose sizes are left open."""
+    """The text of a tensor type with open sizes."""
     return str(TensorType(dtype, (None,) * rank, layout))
 
 
 def attrs_at_hand(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Attributes for the shapes at hand."""
+    """The attributes with the values for the shapes at hand."""
     if not any(_depends(value) for value in attrs.values()):
         return attrs
     return {name: _value_at_hand(value) for name, value in attrs.items()}
@@ -199,13 +203,14 @@ def _value_at_hand(value: Any) -> Any:
 
 
 def tensor(type: Type | None) -> TensorType:
-    """A type that `why_not` has checked to be a tensor."""
+    """The type as a tensor type; `why_not` has checked that it is one."""
     assert isinstance(type, TensorType)
     return type
 
 
 def why_not_type(type: Type | None, dtypes: frozenset[DType], layouts: frozenset[str]) -> str | None:
-    """What speaks against an input or output where tensors of these element types and layouts are taken."""
+    """Why an input or output of this type is refused where tensors of these element types and layouts are taken, or
+    None."""
     if type is None:
         return None
     if not isinstance(type, TensorType):
@@ -218,42 +223,43 @@ def why_not_type(type: Type | None, dtypes: frozenset[DType], layouts: frozenset
 
 
 class Missing(str):
-    """A refusal for want of a type or an operand's value (axes, starts, pads, ...): once it is there, ask again."""
+    """A refusal because a type or an operand's value (axes, pads, ...) is unknown. Ask again when it is known."""
 
     __slots__ = ()
 
 
 class Solver(ABC):
-    """A way to solve problems. Stateless; everything it needs is in the problem, the config and the device."""
+    """A way to solve problems. It is stateless: the problem, the config and the device contain everything it needs."""
 
     id: str
-    #: major.minor: what was measured of another minor version is a good guess, of another major one it is void
+    #: major.minor. Measurements of another minor version are a good guess, those of another major version are void.
     version: str = "1.0"
     #: order among untuned solvers that accept a problem: the lowest is the default
     rank: int = 100
-    #: its kernels run on the host whatever the device is
+    #: whether its kernels run on the host, whatever the device is
     host: bool = False
-    #: chosen only where it was measured, never by default
+    #: whether it is chosen only where it was measured, never by default
     tuned_only: bool = False
-    #: operations that it may be asked about; None: any
+    #: the operations that it may accept; None: any
     ops: frozenset[str] | None = None
-    #: what its kernels are written in: asked about devices that compile it; None: about any
+    #: The language of its kernels. It is asked only about devices that compile this language; None: about any device.
     language: str | None = None
-    #: its kernels can be made for a class of shapes: what it computes from sizes is arithmetic alone
+    #: Whether its kernels can be made for a class of shapes: then it only uses sizes in arithmetic.
     serves_classes: bool = False
-    #: the same config gives the same bits at each run, in every process; else a frozen model refuses it
+    #: Whether the same config gives the same bits in each run and in every process; a frozen model refuses other
+    #: solvers.
     reproducible: bool = True
 
     @abstractmethod
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        """None when this solver can solve the problem there; else the reason in words."""
+        """None when this solver can solve the problem on the target, else the reason in words."""
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """The config used when nothing was measured."""
+        """The config that is used when nothing was measured."""
         return {}
 
     def likely(self, problem: Problem, target: Target) -> Sequence[Config]:
-        """Configs of the space that a search had better try first, the most promising first."""
+        """Configs of the space that a search should try first, the most promising first."""
         return ()
 
     def space(self, problem: Problem, target: Target) -> Space:
@@ -261,40 +267,43 @@ class Solver(ABC):
         return Space({})
 
     def inexact(self, problem: Problem, config: Config) -> str | None:
-        """Why its results are worse than those of direct summation in the problem's type; None when they are not.
+        """Why its results are less exact than direct summation in the problem's type; None when they are not.
 
-        EXECUTION_MODE_HINT = ACCURACY excludes it then.
+        With a reason, EXECUTION_MODE_HINT = ACCURACY excludes the config.
         """
         return None
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
-        """The text that would be compiled for a static problem: part of the key of what is measured."""
+        """The text that would be compiled for a static problem; it is part of the key of measurements."""
         return ""
 
     def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
-        """The layouts of first input and output in which it would rather solve a problem that is plain."""
+        """The layouts of first input and output that the solver prefers for a problem in the plain layout, or None."""
         return None
 
     def workspace(self, problem: Problem, config: Config, device: Device) -> int | None:
-        """Bytes of scratch memory that the kernel asks for; None where that is known only when it runs."""
+        """The bytes of scratch memory that the kernel needs; None if they are known only when it runs."""
         return None
 
     @abstractmethod
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
-        """The kernel. `serves_classes`: its problem may be of a class of shapes."""
+        """Make the kernel. With `serves_classes`, the problem may be one of a class of shapes."""
 
     def compile_again(self, problem: Problem, config: Config, device: Device, before: Kernel) -> Kernel:
-        """The same, where ``before`` was made with the same config for other sizes: what it compiled is not looked for
-        again."""
+        """Make the kernel, given ``before``, made with the same config for other sizes.
+
+        It may reuse the compiled programs of ``before`` without a look-up.
+        """
         return self.compile(problem, config, device)
 
 
-#: of modules here whose solvers have one language, which: for a device that compiles another they are not imported
+#: The language of the solvers of modules here; modules are not imported for devices that compile another one.
 LANGUAGES = {"opencl": "c", "cuda": "cuda", "triton": "cuda", "vendor": "cuda"}
 
 
-#: Of modules here, the operations that their solvers may be asked about: for others they are not imported. One that is
-#: not in this table is imported in any case. A test compares it with the solvers (tests/unit/test_load_memory.py).
+#: The operations that the solvers of each module here may accept; modules are not imported for other operations. A
+#: module without an entry is always imported. A test compares the table with the solvers
+#: (tests/unit/test_load_memory.py).
 TABLE = Path(__file__).parents[1] / "data" / "solvers.json"
 
 
@@ -304,10 +313,12 @@ def _served() -> Mapping[str, Sequence[str]]:
     return table
 
 
-@lru_cache(maxsize=1 << 12)  # bounded: an operation is whatever a model says
+@lru_cache(maxsize=1 << 12)  # bounded, because models contain arbitrary operations
 def solvers(language: str | None = None, op: str | None = None) -> tuple[Solver, ...]:
-    """Every solver, ours and those of extensions, in order of rank. Given a language, or an operation: at least all
-    that devices which compile it can be asked about, or that can be asked about it."""
+    """Every solver, the package's and those of extensions, in order of rank.
+
+    Given a language or an operation, the result may lack solvers of other languages or operations.
+    """
 
     def skip(name: str) -> bool:
         if language is not None and LANGUAGES.get(name.partition(".")[0], language) != language:

@@ -1,4 +1,4 @@
-"""Problems of classes of shapes: the sizes that they consist of, and the problem for other ones."""
+"""Problems of classes of shapes: the sizes that they contain, and the problem for other sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .base import Problem, tensor
 
 
 def numbers(problem: Problem) -> list[SymInt]:
-    """Every symbolic number in a problem; plain ones that are dimensions too, so that `Problem.sizes` can be found."""
+    """Every number of a problem that may be symbolic; also plain dimensions, so that `Problem.sizes` can be found among
+    them."""
     return [*_numbers([problem.sizes, *problem.attrs.values(), *(v for _, v in problem.values)])]
 
 
@@ -28,7 +29,7 @@ def _numbers(values: Any) -> Iterator[Any]:
 
 
 def with_numbers(problem: Problem, value_of: Callable[[SymInt], int]) -> Problem:
-    """The problem for certain sizes."""
+    """The problem with each symbolic number replaced by ``value_of`` of it."""
 
     def value(given: Any) -> Any:
         if isinstance(given, tuple):

@@ -1,4 +1,4 @@
-"""What the solvers of CUDA devices share: kernels that are functions of torch's tensors, captured into graphs."""
+"""The base of the solvers of CUDA devices: kernels are functions of torch's tensors, captured into graphs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .base import Config, Missing, Problem, Solver, why_not_type
 from .triton.compile import Pair, capability, obtain, recording
 from .triton.compile_many import build_all
 
-#: Enqueues a kernel's work on the current stream: (its queue, for scratch memory; inputs; outputs), tensors of torch in
-#: their physical order, None for an input that is absent. It must not wait for the device, nor look at values: it is
-#: captured into a graph.
+#: Enqueues a kernel's work on the current stream. Its arguments are its queue (for scratch memory), inputs and outputs:
+#: torch tensors in physical order, with None for an absent input. It must neither wait for the device nor read values,
+#: because it is captured into a graph.
 Call: TypeAlias = Callable[[CudaQueue, Sequence[Any], Sequence[Any]], None]
 
 
 class CudaSolver(Solver):
-    """A solver whose kernels torch or Triton launch."""
+    """A solver whose kernels are launched by torch or Triton."""
 
     language = "cuda"
     ops: frozenset[str] = frozenset()
@@ -49,19 +49,19 @@ class CudaSolver(Solver):
             return Missing("shapes are not known yet")
         try:
             return self.refuse(problem, target)
-        except MISTAKES as error:  # of the model: the host says where it is
+        except MISTAKES as error:  # The mistake is in the model; the host kernel reports where.
             return str(error) or repr(error)
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        """What else speaks against it, of a static problem."""
+        """Further reasons to refuse a static problem, or None."""
         return None
 
     @abstractmethod
     def call(self, problem: Problem, config: Config, device: CudaDevice) -> Call:
-        """What solves a static problem."""
+        """The call that solves a static problem."""
 
     def packings(self, problem: Problem, config: Config) -> Mapping[int, Packing]:
-        """How constant inputs are to be rearranged, once, before the kernel sees them."""
+        """How constant inputs are rearranged, once, before the kernel reads them."""
         return {}
 
     def compile(self, problem: Problem, config: Config, device: Device) -> Kernel:
@@ -74,7 +74,7 @@ class CudaSolver(Solver):
 
 
 class CudaKernel(Kernel):
-    """A call with what it is for."""
+    """A call with its problem."""
 
     is_linkable = True
 
@@ -82,7 +82,7 @@ class CudaKernel(Kernel):
         self, name: str, problem: Problem, device: CudaDevice, call: Call, packings: Mapping[int, Packing]
     ) -> None:
         self.name, self.problem, self.device, self.call, self.packings = name, problem, device, call, packings
-        #: where what is compiled for it is kept
+        #: the cache of its compiled programs
         self.cache = kernel_cache.current()
         with _LOCK:
             _UNPREPARED.add(self)
@@ -92,7 +92,7 @@ class CudaKernel(Kernel):
             _prepare(self.device)
 
     def programs(self, arch: int) -> list[Pair]:
-        """The kernels of Triton that its call launches; none where torch cannot do without its arguments' memory."""
+        """The Triton kernels that its call launches; empty if torch needs the memory of the arguments to find out."""
         import torch
 
         def nowhere(type: Any) -> Any:
@@ -103,7 +103,7 @@ class CudaKernel(Kernel):
         with recording(arch) as found:
             try:
                 self.call(_Dry(), [*map(nowhere, self.problem.inputs)], [*map(nowhere, self.problem.outputs)])
-            except Exception:  # whatever torch raises: what it launches is compiled then
+            except Exception:  # Torch may raise anything; then the kernels are compiled when they are launched.
                 return []
         return found
 
@@ -118,7 +118,7 @@ class CudaKernel(Kernel):
         return made
 
     def tensors(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as tensors of torch, those of the host copied there."""
+        """The inputs as torch tensors; host arrays are copied to the device."""
         return [None if value is None else self._there(value).tensor for value in inputs]
 
     def _there(self, value: Any) -> CudaArray:
@@ -133,14 +133,14 @@ class CudaKernel(Kernel):
         return self.device.new(type)
 
 
-#: Kernels that nobody has prepared yet. They are prepared together, on all cores, when one of them is needed: a plan's
-#: kernels are all made before the first one is.
+#: Kernels that are not prepared yet. They are prepared together, on all cores, when one of them is needed: all kernels
+#: of a plan are made before the first one is needed.
 _UNPREPARED: WeakSet[CudaKernel] = WeakSet()
 _LOCK = threading.RLock()
 
 
 class _Dry(CudaQueue):
-    """A queue on which nothing runs, and whose tensors have no memory."""
+    """A queue that runs nothing, and whose tensors have no memory."""
 
     def __init__(self) -> None:
         import torch
@@ -156,7 +156,7 @@ class _Dry(CudaQueue):
 
 
 def _prepare(device: CudaDevice) -> None:
-    """Compile what kernels of a device need, as far as neither memory nor the kernel cache has it."""
+    """Compile the programs of a device's unprepared kernels that neither memory nor the kernel cache contains."""
     with _LOCK:
         kernels = [kernel for kernel in _UNPREPARED if kernel.device is device]
         arch = capability(device.target)
@@ -165,5 +165,5 @@ def _prepare(device: CudaDevice) -> None:
                 wanted = [(kernel.cache, pair) for kernel in kernels for pair in kernel.programs(arch)]
                 for cache in dict.fromkeys(cache for cache, _ in wanted):
                     obtain([pair for of, pair in wanted if of is cache], cache, build_all)
-        finally:  # what cannot be compiled says so again when it is launched
+        finally:  # A kernel that cannot be compiled raises the error again when it is launched.
             _UNPREPARED.difference_update(kernels)

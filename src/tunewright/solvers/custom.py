@@ -1,7 +1,8 @@
-"""Kernels of a user's own, in OpenCL C: CONFIG_FILE names XML files that say how they are launched.
+"""A user's kernels in OpenCL C: CONFIG_FILE names XML files that describe how to launch them.
 
-The files are those of OpenVINO's custom layers for GPUs; docs/custom-kernels.md says what is understood. A layer's
-kernel comes before all others, wherever it takes the tensors at hand, and is not tuned: its author knows best.
+The files are those of OpenVINO's custom layers for GPUs; docs/custom-kernels.md lists the supported parts. A layer's
+kernel has priority over all others wherever it accepts the tensors. It is not tuned: its author has chosen its
+parameters.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
-#: axes by their names in formulas; what a tensor does not have is 1
+#: the axes by their names in formulas; the size of a missing axis is 1
 _AXES = {4: "BFYX", 5: "BFZYX"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What a file says of one operation."""
+    """The description of one operation in a file."""
 
     name: str
     entry: str
@@ -61,19 +62,19 @@ class Layer:
     tensors: tuple[tuple[int, bool, int], ...]
     worksizes: tuple[str, ...]
     local: tuple[str, ...]
-    #: whose dimensions the formulas are over
+    #: (is an output, number) of the tensor whose dimensions the formulas use
     over: tuple[bool, int]
 
 
 def read(files: str) -> dict[str, Layer]:
-    """The layers of CONFIG_FILE by operation. SettingsError where a file cannot be used."""
+    """The layers of CONFIG_FILE by operation. Raises SettingsError where a file cannot be used."""
     from xml.etree import ElementTree
 
     found: dict[str, Layer] = {}
     for name in shlex.split(files):
         path = Path(name)
         try:
-            # A file without a root may hold several layers, one after the other.
+            # A file without a root element may contain several layers.
             root = ElementTree.fromstring(f"<all>{_without_head(path.read_text(encoding='utf-8'))}</all>")
             for element in root.iter("CustomLayer"):
                 layer = _layer(element, path.parent)
@@ -84,7 +85,7 @@ def read(files: str) -> dict[str, Layer]:
 
 
 def _without_head(text: str) -> str:
-    """An XML file without its first line: several are read as parts of one."""
+    """An XML file without its declaration, so that the content can become part of another element."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("it defines entities")
     return text.partition("?>")[2] if text.lstrip().startswith("<?xml") else text
@@ -126,12 +127,12 @@ def _layer(element: ElementTree.Element, folder: Path) -> Layer:
 
 
 def _source(path: Path) -> str:
-    """A file's text, with its name for what the compiler says of it."""
+    """A file's text, with its name in front for messages of the compiler."""
     return f"#line 1 {json.dumps(path.name, ensure_ascii=False)}\n{path.read_text(encoding='utf-8')}"
 
 
 def _kind(text: str) -> bool:
-    """True for an output."""
+    """Whether the text names an output. Raises ValueError for other words than input and output."""
     if text not in ("input", "output"):
         raise ValueError(f"{text!r} is not input or output")
     return text == "output"
@@ -149,7 +150,7 @@ def _list(element: ElementTree.Element | None, name: str) -> tuple[str, ...]:
 
 
 def evaluate(formula: str, sizes: Mapping[str, int]) -> int:
-    """``B*F`` and the like: whole numbers, names, + - * / % and brackets."""
+    """The value of a formula such as ``B*F``: whole numbers, names, + - * / % and brackets."""
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -167,7 +168,7 @@ def evaluate(formula: str, sizes: Mapping[str, int]) -> int:
 
 
 class CustomSolver(Solver):
-    """One layer of CONFIG_FILE."""
+    """The solver of one layer of CONFIG_FILE."""
 
     language = "c"
     rank = -1
@@ -196,7 +197,7 @@ class CustomSolver(Solver):
         return None
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
-        """Its text behind what it may know of the tensors."""
+        """The layer's text, with macros for its tensors and attributes in front."""
         layer, grid, local = self.layer, self.grid(problem), self.local(problem)
         lines = [f"#define NUM_INPUTS {len(problem.inputs)}"]
         lines += _array("GLOBAL_WORKSIZE", grid) + (_array("LOCAL_WORKSIZE", local) if local else [])
@@ -212,11 +213,11 @@ class CustomSolver(Solver):
         return "\n".join([*lines, "", layer.text])
 
     def grid(self, problem: Problem) -> tuple[int, ...]:
-        """Work-items of a launch."""
+        """The number of work-items of a launch in each dimension."""
         return self._sizes(self.layer.worksizes, problem)
 
     def local(self, problem: Problem) -> tuple[int, ...]:
-        """Sizes of a group; none: the runtime may choose."""
+        """The sizes of a work-group; empty: the runtime may choose."""
         return self._sizes(self.layer.local, problem)
 
     def _sizes(self, formulas: Sequence[str], problem: Problem) -> tuple[int, ...]:
@@ -268,12 +269,12 @@ def _axes(type: TensorType) -> str:
 
 
 def _dims(type: TensorType) -> tuple[int, ...]:
-    """Four or five sizes: a vector has one feature for each element, as a batch of none."""
+    """Four or five sizes: the dimensions of the tensor, then ones."""
     return type.dims + (1,) * (len(_axes(type)) - len(type.dims))
 
 
 def _about(name: str, type: TensorType) -> list[str]:
-    """Macros of a tensor, as OpenVINO names them."""
+    """The macros of a tensor, with the names that OpenVINO uses."""
     dims = _dims(type)
     pitches = [int(np.prod(dims[i + 1 :])) for i in range(len(dims))]
     none = [0] * len(dims)

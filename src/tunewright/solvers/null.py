@@ -1,4 +1,4 @@
-"""A solver for the Null device: every kernel writes zeros and takes the time that the device's script says."""
+"""A solver for the Null device: every kernel writes zeros and takes the time that the device's script specifies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NullSolver(Solver):
 
 
 class NullKernel(Kernel):
-    """Zeros, and time on the scripted clock."""
+    """Writes zeros, and advances the scripted clock."""
 
     name = "null.any"
 

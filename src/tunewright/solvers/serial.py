@@ -1,6 +1,6 @@
-"""A `Problem` as JSON and back: how it reaches another process, a knowledge base or another machine.
+"""Converts a `Problem` to JSON and back, for other processes, knowledge bases and other machines.
 
-What is read is data: every field is checked, and whatever is not as it should be raises `InputError`.
+Input is untrusted: the reader checks every field, and raises `InputError` for any mistake.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .base import Array, Problem, is_value
 
 Json: TypeAlias = Any
 
-#: bounds on what a file may make us build
+#: Limits of the objects that a file can describe.
 MOST_INPUTS, MOST_STEPS, MOST_ATTRS, MOST_ELEMENTS, DEEPEST = 4096, 256, 256, 1 << 22, 8
 _TYPE = re.compile(r"([a-z0-9_]+)\[([0-9,]*)\](?:@(nhwc|blocked[0-9]{1,4}))?")
 
 
 def to_json(problem: Problem) -> dict[str, Json]:
-    """JSON of a static problem over tensors."""
+    """The JSON of a static problem over tensors."""
     return {
         "op": problem.op,
         "inputs": [None if t is None else _type_text(t) for t in problem.inputs],
@@ -44,7 +44,7 @@ def to_json(problem: Problem) -> dict[str, Json]:
 
 
 def from_json(data: Json) -> Problem:
-    """The problem; InputError names what is wrong."""
+    """The problem of this JSON. Raises InputError, which names the mistake."""
     given = _dict(data, "a problem", {"op", "inputs", "outputs", "attrs", "epilogue", "operands", "constant", "values"})
     inputs = tuple(_type(t) for t in _list(given["inputs"], "inputs", MOST_INPUTS))
     outputs = tuple(_type(t) for t in _list(given["outputs"], "outputs", MOST_INPUTS))
@@ -66,7 +66,7 @@ def from_json(data: Json) -> Problem:
     problem = Problem(op, inputs, outputs, _attrs(given["attrs"]), steps, operands, constant, tuple(values))
     try:
         problem.key()
-    except (ValueError, TypeError, OverflowError):  # long lists that are no arrays
+    except (ValueError, TypeError, OverflowError):  # long lists that are not arrays
         raise _wrong("its attributes have no text") from None
     return problem
 
@@ -140,7 +140,10 @@ def _attrs(data: Json) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Json:
-    """JSON has no arrays, bytes, tuples or NaN: they are objects with one member, which names them."""
+    """The JSON of a value. Arrays, bytes, tuples and floats that are not finite become objects with one member.
+
+    The name of the member is their kind.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Element types along a problem's epilogue: what its main operation makes, and each step behind it."""
+"""Element types along a problem's epilogue: that of the main result, and that of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MOST_KNOWN = 4096
 
 
 def main_type(problem: Problem) -> TensorType:
-    """The type that the main operation makes: as the output, but for the element type that a Cast may change."""
+    """The type of the main operation's result: that of the output, except for the element type, which a Cast may
+    change."""
     out = problem.outputs[0]
     assert isinstance(out, TensorType)
     if not problem.epilogue:
@@ -32,8 +33,8 @@ def main_type(problem: Problem) -> TensorType:
 
 
 def step_dtypes(problem: Problem) -> list[DType] | str:
-    """Element type of the main result and of each step of the epilogue; or which step has none."""
-    # They do not depend on shapes, and plans for new shapes are made while a caller waits.
+    """The element types of the main result and of each step of the epilogue, or a message about a step without one."""
+    # The result is cached: it does not depend on shapes, and callers wait for plans of new shapes.
     dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in problem.inputs)
     chosen = tuple(problem.attrs.get(name) for name in ("to", "dtype", "output_dtype"))
     key = (problem.op, dtypes, problem.epilogue, problem.outputs[0] is None, chosen)
@@ -63,9 +64,9 @@ def _step_dtypes(problem: Problem) -> list[DType] | str:
 
 
 def coarsest(problem: Problem) -> DType | None:
-    """The float type with the fewest digits that results went through on their way; None: that of the output itself.
+    """The float type with the fewest digits among the intermediate results; None if it is that of the output.
 
-    A Cast behind a product of half floats gives it no more digits.
+    A Cast after a product of half floats does not add digits.
     """
     out = problem.outputs[0] if problem.epilogue else None
     dtypes = step_dtypes(problem) if isinstance(out, TensorType) and out.dtype in TOLERANCES else ""
@@ -75,7 +76,7 @@ def coarsest(problem: Problem) -> DType | None:
 
 
 def argument_dtypes(problem: Problem, args: Sequence[int], dtypes: Sequence[DType]) -> list[DType | None]:
-    """Element types of a step's arguments, None for an input that is absent; ``dtypes``: those of `step_dtypes`."""
+    """The element types of a step's arguments, with None for an absent input; ``dtypes`` are those of `step_dtypes`."""
     found: list[DType | None] = []
     for i in args:
         type = problem.inputs[i] if i >= 0 else None

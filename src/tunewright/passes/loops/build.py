@@ -1,4 +1,4 @@
-"""Makes the recurrent layers that a loop was proved to be, and puts them in its place."""
+"""Builds the recurrent layers to which a loop was proved equal, and replaces the loop with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .rows import DEFAULTS, Factor, Gate, Monomial, Pick, Polynomial, Product
 
 
 def replace_loop(graph: Graph, proof: Proof) -> None:
-    """Put the layers in the loop's place."""
+    """Replace a loop with its layers."""
     node = proof.reading.node
     with graph.recording() as added:
         builder = _Builder(graph, proof)
@@ -40,7 +40,7 @@ def replace_loop(graph: Graph, proof: Proof) -> None:
 
 
 class _Builder:
-    """Layers run over [time, batch, features]; ``ends`` are of each layer all states and the last ones."""
+    """Builds layers over [time, batch, features]. ``ends`` has, for each layer, all its states and the last ones."""
 
     def __init__(self, graph: Graph, proof: Proof) -> None:
         self.graph, self.proof = graph, proof
@@ -88,7 +88,7 @@ class _Builder:
         return node.outputs
 
     def _input(self, source: int) -> Value:
-        """[time, batch, features] of a source."""
+        """A source as [time, batch, features]."""
         if source not in self.inputs:
             if source < len(self.proof.sources):
                 steady = self.proof.sources[source].axis is None
@@ -100,7 +100,7 @@ class _Builder:
         return self.inputs[source]
 
     def _repeated(self, tensor: Value) -> Value:
-        """[time, batch, features] of what is the same in each step."""
+        """A tensor that is the same in each step, as [time, batch, features]."""
         used = sorted({k for gate in self.proof.layers[0].gates for k in gate.inputs})
         source = next(k for k in used if self.proof.sources[k].axis is not None)
         like = self._turned(source, self.proof.sources[source].tensor)
@@ -112,14 +112,14 @@ class _Builder:
         return self._transposed(tensor, (1, 0, 2) if self.proof.sources[source].axis else (0, 1, 2))
 
     def _product(self, source: int, gates: Sequence[Linear]) -> _Outside | None:
-        """The product in front of the loop that made a source, where the gates only pick its columns."""
+        """The product in front of the loop that made a source, if the gates only pick its columns; else None."""
         if source >= len(self.proof.sources) or self.proof.sources[source].axis is None:
             return None
         picks = all((np.count_nonzero(w, 0) <= 1).all() for g in gates for k, w in g.inputs.items() if k == source)
         return _outside(self.proof.sources[source].tensor) if picks else None
 
     def _start(self, start: Start, x: Value) -> Value | None:
-        """[1, batch, units], or nothing for zeros."""
+        """The initial state as [1, batch, units], or None for zeros."""
         value = start.value
         if value is None or value.tensor is None or value.tensor.shape is None:
             return None
@@ -140,7 +140,7 @@ class _Builder:
         return value if one.axes == "ub" else self._add("Squeeze", [value, self._ints(0)])
 
     def _every(self, one: Every) -> Value:
-        """What the loop collects, as it lies there."""
+        """A collected result, with the axes that it has behind the loop."""
         value = self._joined([self._polynomial(part) for part in one.parts], 2)
         if self.backwards != one.collected.backwards:
             ends = [self._ints(n) for n in (-1, -(1 << 62), 0, -1)]
@@ -160,7 +160,7 @@ class _Builder:
 
     # -- all steps at once --------------------------------------------------------------------------------------------
     def _polynomial(self, polynomial: Polynomial) -> Value:
-        """[time, batch, columns] of what every step computes from its hidden states and inputs."""
+        """[time, batch, columns] of a polynomial of the hidden states and inputs of each step."""
         for i, layer in enumerate(self.proof.layers):
             if layer.hidden.new.equals(polynomial):
                 return self._input(self.proof.first_layer + i)
@@ -202,14 +202,14 @@ class _Builder:
 # -- weights -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Outside:
-    """x W + b in front of the loop."""
+    """A product x W + b in front of the loop."""
 
     x: Value
     weights: Array
     bias: Array | None
 
     def before(self, gate: Linear, source: int) -> Linear:
-        """The gate's weights for x itself."""
+        """The gate with weights for x itself."""
         if source not in gate.inputs:
             return gate
         bias = gate.bias if self.bias is None else gate.bias + self.bias @ gate.inputs[source]
@@ -235,7 +235,7 @@ def _outside(value: Value) -> _Outside | None:
 
 
 def _input_weights(gate: Linear, sources: Sequence[int], gates: Sequence[Linear]) -> Array:
-    """[units, features] of all sources side by side."""
+    """The weights [units, features] of all sources side by side."""
     widths = {k: len(w) for g in gates for k, w in g.inputs.items()}
     units = gate.bias.size
     nothing = {k: np.zeros((widths[k], units), gate.bias.dtype) for k in sources if k not in gate.inputs}

@@ -1,4 +1,4 @@
-"""Recognises LSTM, GRU and RNN cells among polynomials, and says what weights the layer has."""
+"""Recognises LSTM, GRU and RNN cells among polynomials, and extracts the weights of the layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGMOID = "Sigmoid"
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Columns of a carried value: ``pick`` is what they were, ``new`` what they become."""
+    """Columns of a carried value: ``pick`` is their previous value, ``new`` the next one."""
 
     carried: int
     pick: Pick
@@ -48,7 +48,7 @@ class Layer:
     gates: tuple[Linear, ...]
     activations: tuple[Activation, ...]
     inner: Array | None = None
-    #: a GRU resets behind the product
+    #: whether a GRU resets after the product
     linear: bool = False
     #: an LSTM's weights from its cell to input, output and forget gate
     peepholes: Array | None = None
@@ -56,8 +56,11 @@ class Layer:
 
 @dataclass
 class Cells:
-    """``widths``: columns of each source of slices; ``layers`` are found from the first on, and each may be a source of
-    the next, under the number ``first_layer`` and what follows."""
+    """Finds layers among states.
+
+    ``widths`` are the columns of each source of slices. Each layer may be a source of the next; layers have the numbers
+    from ``first_layer`` on, in the order in which they are found.
+    """
 
     dtype: np.dtype
     widths: dict[int, int]
@@ -65,7 +68,7 @@ class Cells:
     layers: list[Layer] = field(default_factory=list)
 
     def find(self, states: Sequence[State]) -> list[State]:
-        """Find every layer; the states that are left."""
+        """Find every layer; returns the remaining states."""
         left = list(states)
         while True:
             found = next((layer for s in left for layer in [self._match(s, left)] if layer is not None), None)
@@ -84,7 +87,7 @@ class Cells:
         return None
 
     def why_not(self, state: State, others: Sequence[State]) -> str:
-        """Why a state is not one of a layer, by each kind of layer."""
+        """Why a state belongs to no layer, for each kind of layer."""
         reasons = []
         for name, match in (("LSTM", self._lstm), ("GRU", self._gru), ("RNN", self._rnn)):
             try:
@@ -133,8 +136,10 @@ class Cells:
         return Layer("GRU", hidden, None, gates, (update.activation, fresh.activation), inner, behind)
 
     def _fresh(self, argument: Polynomial, hidden: State) -> tuple[Gate, Linear, Array, bool]:
-        """A GRU's new state before its activation: reset gate, weights, inner bias, and whether it resets behind the
-        product."""
+        """A GRU's new state before its activation.
+
+        Returns the reset gate, the weights, the inner bias, and whether it resets after the product.
+        """
         resets: set[Gate] = set()
         plain, behind = {}, {}
         before = np.zeros((hidden.width, hidden.width), self.dtype)
@@ -215,7 +220,7 @@ class Cells:
 
 
 def _other(monomial: Monomial, factor: Factor) -> Factor | None:
-    """The second of two factors."""
+    """The second of two factors, or None."""
     if len(monomial) != 2 or factor not in monomial:
         return None
     return monomial[1] if monomial[0] == factor else monomial[0]
@@ -226,7 +231,10 @@ def _is(coefficient: Array, number: float) -> bool:
 
 
 def _kept(state: State) -> tuple[Gate, bool]:
-    """The gate that keeps the old state; True: it is 1 minus that gate, which is the sigmoid of the negative."""
+    """The gate that keeps the old state.
+
+    With True, the factor is 1 minus the returned gate, which is the sigmoid of the negative argument.
+    """
     kept = {m: c for m, c in state.new.terms.items() if state.pick in m}
     if len(kept) == 2 and (state.pick,) in kept and _is(kept.pop((state.pick,)), 1):
         ((monomial, c),) = kept.items()
@@ -242,7 +250,7 @@ def _kept(state: State) -> tuple[Gate, bool]:
 
 
 def _seen(argument: Polynomial, memory: Polynomial) -> tuple[Polynomial, Array]:
-    """A gate's argument without the cell's state, and the weights that it had there."""
+    """A gate's argument without the cell's state, and the weights of that state."""
     first = next((m for m in memory.terms if m in argument.terms), None)
     if first is None:
         return argument, np.zeros(argument.width)
@@ -254,7 +262,7 @@ def _seen(argument: Polynomial, memory: Polynomial) -> tuple[Polynomial, Array]:
 
 
 def _mixed(hidden: State) -> tuple[Gate, Gate, bool]:
-    """Update gate, new state, and whether the update gate says how much of the new one comes in."""
+    """Update gate, new state, and whether the update gate is the share of the new state."""
     update, negate = _kept(hidden)
     rest = {m: c for m, c in hidden.new.terms.items() if hidden.pick not in m}
     for monomial, c in rest.items():
@@ -269,7 +277,7 @@ def _mixed(hidden: State) -> tuple[Gate, Gate, bool]:
 
 
 def _reset_before(monomial: Monomial, hidden: State) -> tuple[Gate, Array] | None:
-    """The reset gate and the weights where this is a product of the reset state."""
+    """The reset gate and the weights, if this is a product of the reset state; else None."""
     if len(monomial) != 1 or not isinstance(monomial[0], Product):
         return None
     factors = monomial[0].rows.only()

@@ -1,4 +1,4 @@
-"""Brings the values of a loop's body into the form of `rows`, node by node."""
+"""Brings the values of a loop's body into the normal form of `rows`, node by node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rows import (
     multiplied,
 )
 
-#: operation -> the parameters that it hands to its activation, with ONNX's defaults
+#: operation -> the parameters of its activation, with ONNX's defaults
 ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
     "Elu": {"alpha": 1.0},
     "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
@@ -38,9 +38,9 @@ ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
 
 
 class CellRows:
-    """The rows of every value of a body that has such a form; ``why`` says what is wrong with the others.
+    """The rows of every value of a body that has this form; ``why`` has the reasons for the others.
 
-    ``given``: what a step is given. Values come with the numbers below ``serial``.
+    ``given``: rows of the inputs of a step. Their numbers are below ``serial``.
     """
 
     def __init__(self, body: Graph, given: Mapping[Value, Rows], serial: int) -> None:
@@ -73,7 +73,7 @@ class CellRows:
         return self.rows[value]
 
     def like(self, value: Value | None, other: Rows) -> Rows:
-        """An operand that is combined with ``other``: rows, or a constant for all rows."""
+        """An operand for a combination with ``other``: rows, or a constant for all rows."""
         if value is None:
             raise NotRowsError("an operand is absent")
         if value.const is None:
@@ -240,7 +240,7 @@ def _unsqueeze(cell: CellRows, node: Node) -> list[Rows]:
 
 
 def _reshape(cell: CellRows, node: Node) -> list[Rows]:
-    """Only axes of one element come or go."""
+    """A Reshape may only add or remove axes of one element."""
     rows, target = cell.first(node), facts.int_list(node.input(1))
     if not target or target[-1] != rows.width or node.attrs.get("allowzero", 0):
         raise NotRowsError("a Reshape changes the columns")
@@ -252,7 +252,7 @@ def _reshape(cell: CellRows, node: Node) -> list[Rows]:
 
 # -- recurrent layers over one step ------------------------------------------------------------------------------------
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-#: attributes that mean something else than the plain layer
+#: attributes of a plain layer; other values are refused
 _PLAIN = {"direction": "forward", "clip": 0.0, "layout": 0, "input_forget": 0}
 
 
@@ -309,7 +309,7 @@ class _Step:
         return activated(rows, self.activations[activation], self.cell.serial())
 
     def _sum(self, a: Rows, b: Rows, c: Rows, d: Rows) -> Rows:
-        """a b + c d."""
+        """The rows a b + c d."""
         return combine(combine(a, b, multiply=True), combine(c, d, multiply=True), multiply=False)
 
     def lstm(self) -> list[Rows]:

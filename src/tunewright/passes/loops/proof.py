@@ -1,9 +1,9 @@
-"""The proof that a loop is a stack of recurrent layers, and what follows from it for each of its results.
+"""Proves that a loop is a stack of recurrent layers, and derives each of its results from them.
 
-It has three parts. `reading` shows that the loop takes one slice after another of a tensor, all of them and nothing
-else, whatever its condition and counters look like. `cell_rows` brings the body's values into a normal form, and
-`cell_match` finds the next states among known cells. What is left here: every result with a reader is a state of
-such a cell, and every initial state has the batch of the input.
+The proof has three parts. `reading` shows that the loop takes one slice of a tensor after another, all of them and
+nothing else, whatever its condition and counters are. `cell_rows` brings the body's values into a normal form, and
+`cell_match` finds the next states among known cells. This module shows the rest: every result with a reader is a state
+of such a cell, and every initial state has the batch of the input.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from .counts import Count
 from .reading import Carried, Collected, NotReadError, Reading, Slices, read
 from .rows import MOST_PARTS, Factor, Gate, NotRowsError, Pick, Polynomial, Product, Rows
 
-#: operations that make a tensor of zeros whatever its shape is
+#: operations that make a tensor of zeros of any shape
 _FILLS = frozenset({"ConstantOfShape", "Expand", "Identity"})
 
 
 @dataclass(frozen=True)
 class Start:
-    """A layer's initial state: columns of ``value``. None: zeros. ``spread``: its one row is that of every sample."""
+    """A layer's initial state: columns of ``value``, or zeros for None. ``spread``: its one row is that of every
+    sample."""
 
     value: Value | None
     start: int
     stop: int
-    #: columns of ``value``
+    #: the number of columns of ``value``
     width: int
     spread: bool = False
 
 
 @dataclass(frozen=True)
 class Last:
-    """A result of the loop that is last states side by side: (layer, whether it is the cell's state)."""
+    """A result of the loop that consists of last states side by side: (layer, whether it is the cell's state)."""
 
     result: Value
     axes: str
@@ -59,13 +60,16 @@ class Every:
 
 @dataclass(frozen=True)
 class Proof:
-    """Layers name what they read by number: ``sources``, carried values, and, from ``first_layer`` on, layers."""
+    """The layers of a loop, with its inputs and results.
+
+    Layers refer to their inputs by number: first ``sources``, then carried values, and from ``first_layer`` on layers.
+    """
 
     reading: Reading
     sources: tuple[Slices, ...]
     first_layer: int
     layers: tuple[Layer, ...]
-    #: of each layer its initial states
+    #: the initial states of each layer
     starts: tuple[tuple[Start, ...], ...]
     last: tuple[Last, ...]
     every: tuple[Every, ...]
@@ -78,7 +82,7 @@ class Proof:
 
 
 def prove(graph: Graph, node: Node, names: bool) -> Proof | str:
-    """The proof, or why there is none. ``names``: equal names of dimensions are equal sizes in this graph."""
+    """The proof, or why there is none. ``names``: equal names of dimensions mean equal sizes in this graph."""
     try:
         return _Prover(read(graph, node, names)).prove()
     except (NotReadError, NotRowsError) as error:
@@ -94,7 +98,7 @@ class _Prover:
         self.dtype = facts.dtype(self.sources[0].tensor)
         self.sources += dict.fromkeys(self._steady().values())
         self.axes: dict[int, str] = {}
-        #: sources that results read beside the layers
+        #: sources that results read besides the layers
         self.collected_sources: set[int] = set()
         self.cell = CellRows(reading.body, self._given(), len(self.sources) + len(reading.carried))
         widths = {k: self._width(s.tensor) for k, s in enumerate(self.sources)}
@@ -123,12 +127,12 @@ class _Prover:
         return self.cells.why_not(states[0], states) if states else "it carries no state of known width"
 
     def _is_sequence(self, slices: Slices) -> bool:
-        """Whether it is [time, batch, features] or [batch, time, features] of known features."""
+        """Whether the slices are of [time, batch, features] or [batch, time, features] with known features."""
         tensor = slices.tensor
         return _is_real(tensor) and facts.rank(tensor) == 3 and slices.axis in (0, 1) and self._width(tensor) > 0
 
     def _steady(self) -> dict[Value, Slices]:
-        """Batches of vectors that are the same in every step, by what they are in the body."""
+        """Batches of vectors that are the same in every step, by their values in the body."""
         found = {}
         for inside, tensor in self.reading.sizes.outer.items():
             fits = tensor.const is None and facts.rank(tensor) == 2 and facts.dtype(tensor) is self.dtype
@@ -136,7 +140,8 @@ class _Prover:
                 found[inside] = Slices(tensor, None, False)
         return found
 
-    # -- what a step is given -----------------------------------------------------------------------------------------
+    # -- inputs of a step
+    # -------------------------------------------------------------------------------------------------
     def _given(self) -> dict[Value, Rows]:
         given = {}
         for value, (slices, stays) in self.reading.scanned.items():
@@ -155,7 +160,7 @@ class _Prover:
         return given
 
     def _width(self, value: Value) -> int:
-        """How many columns a value has; 0 where that is not known."""
+        """The number of columns of a value; 0 where it is unknown."""
         n = facts.rank(value)
         return (self.reading.sizes.dim(value, n - 1).constant or 0) if n else 0
 
@@ -163,13 +168,13 @@ class _Prover:
         return Rows(axes, (Polynomial.of(Pick((source, 0, 0, width), source)),))
 
     def _states(self, k: int) -> list[State]:
-        """The parts of a carried value; none where its next value is no rows."""
+        """The parts of a carried value; empty where its next value is not rows."""
         carried, source = self.reading.carried[k], len(self.sources) + k
         rows = self._of(carried.next)
         if rows is None:
             return []
         if k not in self.axes and not self.reading.body.is_read(carried.inside):
-            self.axes[k] = rows.axes  # whatever it was before, no step sees it
+            self.axes[k] = rows.axes  # no step reads its first value
         elif rows.axes != self.axes.get(k) or rows.width != self._width(carried.first):
             return []
         states, at = [], 0
@@ -193,7 +198,10 @@ class _Prover:
         return Last(carried.last, self.axes[k], tuple(self._layer(s, carried) for s in states))
 
     def _layer(self, state: State, carried: Carried) -> tuple[int, bool]:
-        """Which layer's state this is. Another carried value may hold the same; where nothing runs it keeps its own."""
+        """(layer, whether it is the cell's state) of this state.
+
+        Another carried value may hold the same state. In a loop that runs no iteration, it keeps its own first value.
+        """
         for i, layer in enumerate(self.cells.layers):
             for own in _states_of(layer):
                 if own is state:
@@ -231,7 +239,8 @@ class _Prover:
         return Every(collected, rows.axes, rows.parts)
 
     def _check_collected(self, part: Polynomial, collected: Collected, seen: set[Factor]) -> None:
-        """All steps can make it at once: it depends on hidden states of the same step and on inputs alone."""
+        """Check that all steps can be computed at once: a part may only depend on inputs and hidden states of the same
+        step."""
         if any(layer.hidden.new.equals(part) for layer in self.cells.layers):
             return
         name = collected.result.name
@@ -266,7 +275,7 @@ class _Prover:
                 raise NotRowsError(f"the batch of %{s.tensor.name} may not be that of the input")
 
     def _changes(self, source: int) -> bool:
-        """Whether the source is another one in each step."""
+        """Whether the source differs from step to step."""
         return source >= len(self.sources) or self.sources[source].axis is not None
 
     def _start(self, state: State) -> Start:

@@ -1,4 +1,4 @@
-"""What a Loop or a Scan does, in one form: what it scans, what it carries, what it collects, and how often it runs."""
+"""A Loop or a Scan in one form: the slices it scans, the values it carries and collects, and its iterations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .counts import DEEPEST, ITERATION, Count, Sizes, limits, runs_as_often_as, 
 
 
 class NotReadError(Exception):
-    """Why a loop has no such form, in words for the log."""
+    """Why a loop does not have this form, in words for the log."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """One slice of a tensor for each iteration: the tensor, its axis, and whether the last one comes first.
+    """One slice of a tensor for each iteration: the tensor, its axis, and whether the last slice comes first.
 
     ``axis`` None: every iteration has the whole tensor.
     """
@@ -28,7 +28,11 @@ class Slices:
 
 @dataclass(frozen=True)
 class Carried:
-    """A value that an iteration takes from the one before: what it is first, inside, next, and behind the loop."""
+    """A value that an iteration takes from the previous one: its first value, and its names in the body and after the
+    loop.
+
+    ``next`` is the value for the next iteration, ``last`` the result of the loop.
+    """
 
     first: Value
     inside: Value
@@ -38,19 +42,22 @@ class Carried:
 
 @dataclass(frozen=True)
 class Collected:
-    """What all iterations make of ``value``, along a new axis of ``result``."""
+    """The values of ``value`` in all iterations, along a new axis of ``result``."""
 
     value: Value
     result: Value
     axis: int
     backwards: bool = False
-    #: the parts lie one after another along the axis, which is not new
+    #: whether the parts are joined along an existing axis instead
     joined: bool = False
 
 
 @dataclass
 class Reading:
-    """``scanned``: value of the body -> the slice that it is, and whether the axis stays, with one element."""
+    """A loop in this form.
+
+    ``scanned``: value of the body -> its slice, and whether the sliced axis stays, with one element.
+    """
 
     graph: Graph
     node: Node
@@ -59,12 +66,12 @@ class Reading:
     scanned: dict[Value, tuple[Slices, bool]] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
-    #: results that are what they were in front of the loop
+    #: (result, value in front of the loop) of results that the loop does not change
     unchanged: list[tuple[Value, Value]] = field(default_factory=list)
 
     @property
     def length(self) -> Count:
-        """The length of the scanned axis, and so the number of iterations."""
+        """The length of the scanned axis, which is the number of iterations."""
         return self.length_of(next(iter(self.scanned.values()))[0])
 
     def length_of(self, slices: Slices) -> Count:
@@ -76,7 +83,7 @@ class Reading:
 
 
 def read(graph: Graph, node: Node, names: bool) -> Reading:
-    """``names``: equal names of dimensions are equal sizes in this graph."""
+    """Read a loop; raises NotReadError. ``names``: equal names of dimensions mean equal sizes in this graph."""
     found = Reading(graph, node, node.bodies["body"], Sizes({}, _outer(node), names))
     if node.op == "Loop":
         _read_loop(found)
@@ -95,7 +102,7 @@ def read(graph: Graph, node: Node, names: bool) -> Reading:
 
 
 def _outer(node: Node) -> dict[Value, Value]:
-    """The captured values, by what they are in the body."""
+    """The captured values, by their values in the body."""
     body = node.bodies["body"]
     at, inner = len(node.inputs) - node.captures, len(body.inputs) - node.captures
     pairs = zip(body.inputs[inner:], node.inputs[at:], strict=True)
@@ -152,7 +159,8 @@ def _read_loop(found: Reading) -> None:
 
 
 def _counters(found: Reading) -> None:
-    """Carried numbers that grow or fall steadily from a known start are the iteration's number in other words."""
+    """Replaces carried numbers that change by a constant step from a known start with functions of the iteration
+    number."""
     kept = []
     for carried in found.carried:
         sizes = found.sizes
@@ -170,7 +178,7 @@ def _counters(found: Reading) -> None:
 
 
 def _sequences(found: Reading) -> None:
-    """A sequence that grows by one value in each iteration, and becomes one tensor behind the loop."""
+    """Recognises sequences that grow by one value in each iteration and become one tensor after the loop."""
     kept = []
     for carried in found.carried:
         grow, start = carried.next.producer, plain(carried.first).producer
@@ -190,7 +198,7 @@ def _sequences(found: Reading) -> None:
 
 
 def _slice(node: Node, found: Reading) -> tuple[Slices, bool] | None:
-    """What a node takes of a tensor in each iteration, if that is one slice after another."""
+    """The slice that a node takes of a tensor in each iteration, if these are successive slices; else None."""
     if node.op not in ("Gather", "SequenceAt", "Slice") or node.inputs[0] is None or node.inputs[0].const is not None:
         return None
     sizes, index = found.sizes, node.inputs[1]
@@ -223,7 +231,10 @@ def _along(tensor: Value, axis: int, index: Value | None, stays: bool, sizes: Si
 
 
 def _rank(value: Value | None, found: Reading, depth: int = 0) -> int | None:
-    """The rank of a count in the body. What a model declares of it counts for nothing, the executor says what it is."""
+    """The rank of a count in the body, or None.
+
+    It ignores the model's declarations, and follows the values that the executor provides.
+    """
     if value is None or depth > DEEPEST:
         return None
     if value.const is not None:
@@ -249,7 +260,7 @@ def _rank(value: Value | None, found: Reading, depth: int = 0) -> int | None:
     return max(r or 0 for r in ranks) if known else None
 
 
-# -- how often it runs -------------------------------------------------------------------------------------------------
+# -- number of iterations ----------------------------------------------------------------------------------------------
 def _check_trips(found: Reading) -> None:
     node, sizes = found.node, found.sizes
     count, condition = [*node.inputs[: len(node.inputs) - node.captures], None, None][:2]

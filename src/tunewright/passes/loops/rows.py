@@ -1,9 +1,9 @@
-"""What the body of a loop computes, as polynomials: sums of products of gates, states and matrix products.
+"""The computations of a loop's body as polynomials: sums of products of gates, states and matrix products.
 
-A value of shape [batch, n] is a row of columns. Whatever an exporter writes (one product of Concat([x, h]), a product
-per gate, Split or Slice, biases anywhere, 1 - z or not), sums, products and slices of such rows have one normal form:
-a `Polynomial` per range of columns. Its factors are columns that a step is given (`Pick`), products with constant
-matrices (`Product`) and activations (`Gate`); factors are equal only where they are the same columns of one value.
+A value of shape [batch, n] is a row of columns. Exporters write cells in many forms: one product of Concat([x, h]) or a
+product per gate, Split or Slice, biases anywhere, 1 - z or not. Sums, products and slices of such rows have one normal
+form: a `Polynomial` per range of columns. Its factors are columns of a step's inputs (`Pick`), products with constant
+matrices (`Product`) and activations (`Gate`). Factors are equal only if they are the same columns of one value.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ import numpy as np
 
 from ...ops.base import Array
 
-#: larger polynomials, and rows in more ranges, are no recurrent cell
+#: Larger polynomials, and rows in more ranges, are not recurrent cells.
 MOST_TERMS, MOST_DEGREE, MOST_PARTS = 16, 4, 64
-#: most activations and products, one inside the other
+#: the most nested activations and products
 DEEPEST = 64
 
 
 class NotRowsError(Exception):
-    """Why a value has no such form, in words for the log."""
+    """Why a value does not have this form, in words for the log."""
 
 
 @dataclass(frozen=True, order=True)
 class Factor:
-    """``place``: value, part of a sum, first and last column. It alone decides which factors are equal."""
+    """A factor of a monomial. ``place`` is (value, part of a sum, first and last column).
+
+    Factors are equal if their places are equal.
+    """
 
     place: tuple[int, int, int, int]
 
@@ -51,13 +54,13 @@ class Factor:
         return 0
 
     def columns(self, start: int, stop: int) -> Factor:
-        """Some of its columns."""
+        """The factor for some of its columns."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, order=True)
 class Pick(Factor):
-    """Columns of what a step is given: ``source`` is a scanned input or a carried value."""
+    """Columns of an input of a step: ``source`` is a scanned input or a carried value."""
 
     source: int = field(compare=False)
 
@@ -82,7 +85,7 @@ class Product(Factor):
 
 @dataclass(frozen=True)
 class Activation:
-    """A function as recurrent layers name it."""
+    """A function with its name and parameters in recurrent layers."""
 
     name: str
     alpha: float | None = None
@@ -91,7 +94,7 @@ class Activation:
 
 @dataclass(frozen=True, order=True)
 class Gate(Factor):
-    """Columns of an activation, the first of which was ``base`` when it had all those of ``whole``."""
+    """Columns of an activation. ``base`` was the first column when the gate had all columns of ``whole``."""
 
     activation: Activation = field(compare=False)
     whole: Polynomial = field(compare=False)
@@ -122,7 +125,7 @@ class Polynomial:
 
     width: int
     terms: Mapping[Monomial, Array]
-    #: activations and products, one inside the other
+    #: the depth of nested activations and products
     depth: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +181,7 @@ class Polynomial:
         )
 
     def only(self) -> Monomial | None:
-        """The factors, where this is a product of factors alone."""
+        """The factors, if this is a product of factors without a coefficient; else None."""
         if len(self.terms) != 1:
             return None
         ((monomial, coefficient),) = self.terms.items()
@@ -209,7 +212,7 @@ class Rows:
         return list(accumulate(p.width for p in self.parts))
 
     def cut(self, borders: Iterable[int]) -> Rows:
-        """The same in ranges that end there."""
+        """The same rows in ranges that end at these borders."""
         parts: list[Polynomial] = []
         start = 0
         for stop in borders:
@@ -219,7 +222,7 @@ class Rows:
 
 
 def combine(a: Rows, b: Rows, multiply: bool) -> Rows:
-    """Sum or product, column by column."""
+    """The sum or product of rows, column by column."""
     if a.width != b.width:
         raise NotRowsError(f"it joins rows of {a.width} and {b.width} columns")
     axes = max(a.axes, b.axes, key=len)
@@ -233,7 +236,7 @@ def combine(a: Rows, b: Rows, multiply: bool) -> Rows:
 
 
 def beside(rows: Iterable[Rows]) -> Rows:
-    """One after another along the columns."""
+    """The rows side by side, along the columns."""
     rows = list(rows)
     if len({r.axes for r in rows}) != 1:
         raise NotRowsError("it joins rows with different axes")
@@ -244,7 +247,7 @@ def beside(rows: Iterable[Rows]) -> Rows:
 
 
 def multiplied(rows: Rows, matrix: Array, serial: int) -> Rows:
-    """Rows times a constant matrix; ``serial``: a number of the result's own."""
+    """Rows times a constant matrix; ``serial`` is a unique number for the result."""
     if rows.width != len(matrix):
         raise NotRowsError(f"it multiplies {rows.width} columns with a matrix of shape {list(matrix.shape)}")
     sums, at = [], 0
@@ -256,7 +259,7 @@ def multiplied(rows: Rows, matrix: Array, serial: int) -> Rows:
 
 
 def activated(rows: Rows, activation: Activation, serial: int) -> Rows:
-    """An activation of every column; ``serial``: a number of the result's own."""
+    """An activation of every column; ``serial`` is a unique number for the result."""
     parts, at = [], 0
     for part in rows.parts:
         parts.append(Polynomial.of(Gate((serial, 0, at, at + part.width), activation, part, at)))

@@ -1,4 +1,4 @@
-"""The reference of an op as a solver: slow, always right, takes any shape."""
+"""The reference of an operation as a solver: slow, correct, and for any shape."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostReference(Solver):
 
 
 class HostKernel(Kernel):
-    """The reference, then each step of the epilogue."""
+    """Runs the reference of the main operation, then each step of the epilogue."""
 
     def __init__(self, problem: Problem) -> None:
         self.name = "host.reference"
@@ -60,7 +60,7 @@ class HostKernel(Kernel):
                 results[:1] = partial[-1:]
         except TunewrightError:
             raise
-        except Exception as error:  # references are numpy code: any of its exceptions means that the inputs do not fit
+        except Exception as error:  # References are numpy code: any exception means that the inputs do not fit.
             raise ExecutionError(str(error) or repr(error)) from error
         if len(results) < self.n:
             raise ExecutionError(f"makes {len(results)} outputs, not {self.n}")
@@ -84,8 +84,9 @@ class HostKernel(Kernel):
 
 
 def _detached(result: Any, inputs: Sequence[Any]) -> Any:
-    """The result in memory of its own: the bytes of an input may be reused as soon as this step is over."""
-    if isinstance(result, list):  # what an input list held already has its own memory: a list that grows stays cheap
+    """The result in separate memory: an input's memory may be reused after this step."""
+    # Items from an input list already have separate memory: a list that grows stays cheap.
+    if isinstance(result, list):
         held = {id(item) for x in inputs if isinstance(x, list) for item in x}
         return [item if id(item) in held else _detached(item, inputs) for item in result]
     if isinstance(result, np.ndarray) and any(

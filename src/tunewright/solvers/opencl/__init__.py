@@ -1,1 +1,1 @@
-"""Kernels in C for devices that compile it at run time: today OpenCL."""
+"""Kernels in C, for devices that compile C or OpenCL C at run time."""

@@ -1,7 +1,7 @@
-"""Where the elements of a tensor lie: `Access` (sizes, strides and an offset), and `Move`, a copy from one to another.
+"""Where the elements of a tensor lie: `Access` (sizes, strides and an offset), and `Move`, a copy between two of them.
 
-Whatever only moves elements (transpose, slice, expand, depth to space, ...) is a `Move`: its source and its target are
-accesses of equal sizes. Strides and offsets count elements.
+Every operation that only moves elements (transpose, slice, expand, depth to space, ...) is a `Move`. Its source and its
+target are accesses of equal sizes. Strides and offsets count elements.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class Access:
 
     @staticmethod
     def of(dims: Sequence[int]) -> Access:
-        """A whole array, the last axis contiguous."""
+        """The access of a whole array, whose last axis is contiguous."""
         return Access(tuple(dims), tuple(math.prod(dims[k + 1 :]) for k in range(len(dims))))
 
     def permute(self, order: Sequence[int]) -> Access:
-        """Axis k of the result is axis ``order[k]`` of this."""
+        """The access with its axes permuted: axis k of the result is axis ``order[k]`` of this one."""
         return replace(self, dims=tuple(self.dims[k] for k in order), strides=tuple(self.strides[k] for k in order))
 
     def cut(self, axis: int, start: int, count: int, step: int = 1) -> Access:
-        """Indices of an axis, from one index on."""
+        """The access to ``count`` indices of an axis, from ``start`` on, ``step`` apart."""
         start = start if count else 0
         return self._with(axis, [count], [self.strides[axis] * step], start * self.strides[axis])
 
     def split(self, axis: int, sizes: Sequence[int]) -> Access:
-        """An axis as several, the last of them the fastest."""
+        """The access with an axis split into several, the last of them the fastest."""
         inner = Access.of(sizes).strides
         return self._with(axis, sizes, [s * self.strides[axis] for s in inner])
 
     def repeat(self, axis: int, times: int) -> Access:
-        """A new axis in front of this one, along which nothing changes."""
+        """The access with a new axis of size ``times`` in front of an axis, along which elements repeat."""
         return self._with(axis, [times, self.dims[axis]], [0, self.strides[axis]])
 
     def broadcast(self, dims: Sequence[int]) -> Access:
-        """As numpy broadcasts."""
+        """The access broadcast to ``dims``, as numpy broadcasts."""
         lead = len(dims) - len(self.dims)
         strides = [0 if d == 1 else s for d, s in zip(self.dims, self.strides, strict=True)]
         return replace(self, dims=tuple(dims), strides=(*(0,) * lead, *strides))
@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Move:
-    """As few axes as possible, the one with the largest stride in the target first; none: there is one element."""
+    """A copy with as few axes as possible, by falling stride in the target. Without axes there is one element."""
 
     axes: tuple[Axis, ...]
     source: int
@@ -75,7 +75,7 @@ class Move:
 
     @staticmethod
     def between(source: Access, target: Access, words: int = 1) -> Move:
-        """Copies between accesses of equal sizes; an element is ``words`` words, and the move counts these."""
+        """The copy between accesses of equal sizes. An element is ``words`` words, and the move counts words."""
         loops = [
             Axis(d, s * words, t * words)
             for d, s, t in zip(source.dims, source.strides, target.strides, strict=True)
@@ -95,5 +95,5 @@ class Move:
 
     @property
     def size(self) -> int:
-        """Number of words that are copied."""
+        """The number of words that are copied."""
         return math.prod(a.size for a in self.axes)

@@ -1,4 +1,4 @@
-"""Append: rows behind those of a buffer; those that are not in it yet are copied first."""
+"""Append: writes rows behind those of a buffer; rows of the past that are not in the buffer yet are copied first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .indices import no_indices
 from .move import slices
 from .words import MOVABLE, word
 
-#: arguments that each inference sets: whether the past is copied, and how far its outer rows are apart. As they are
-#: written into a table, the past is copied from a tensor without gaps.
+#: Arguments that each inference sets: whether the past is copied, and the distance of its outer rows. They are written
+#: into a table, therefore the past is copied from a tensor without gaps.
 COPY, PAST_STEP = "COPY", "PAST_STEP"
 
 _BODY = """
@@ -29,7 +29,7 @@ for (int o = begin; o < end; o++) {
   for (int i = 0; i < NEW; i++) to[first + i] = x[o * NEW + i];
 }"""
 
-#: A sequence that ends earlier than others. Where its new rows have no place, they are written nowhere.
+#: Handles a sequence that ends earlier than others. Where its new rows have no place, they are not written.
 _SEQUENCE = """i64 place = ends[o / SEQUENCES] - NEW_ROWS;
   if (place < 0 || place > ROWS - NEW_ROWS) {
     wrong(report, WRONG_ROW, place, ROWS - NEW_ROWS + 1);

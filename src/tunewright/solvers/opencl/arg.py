@@ -1,4 +1,4 @@
-"""ArgMax and ArgMin: the extremum first, as a reduction would fold it, then where it stands."""
+"""ArgMax and ArgMin: find the extremum first, as a reduction would, then its position."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from . import fold
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
-#: columns whose extrema are found side by side
+#: the number of columns whose extrema are found side by side
 SLAB = 256
 
 
 class Arg(CSolver):
-    """Rows along the innermost axis, or columns side by side."""
+    """Searches rows along the innermost axis, or columns side by side."""
 
     family = "arg"
     ops = frozenset({"ArgMax", "ArgMin"})
@@ -67,7 +67,10 @@ for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
 
 
 def find(source: Source, last: bool) -> str:
-    """Statements that find ``where`` in x[row], SIZE elements, ``rest`` stands first or last; a NaN is any NaN."""
+    """Statements that set ``where`` to the first or last position of the value ``rest`` in x[row].
+
+    The row has SIZE elements. One NaN equals another.
+    """
     same = _same(source, "row + i")
     if last:
         return f"int where = SIZE - 1;\nfor (int i = where; i >= 0; i--) if ({same}) {{ where = i; break; }}"
@@ -82,7 +85,7 @@ for (int i = from; i < SIZE; i++) if ({same}) {{ where = i; break; }}"""
 
 
 def _same(source: Source, at: str) -> str:
-    """The element of x is the one that is looked for, or neither is a number."""
+    """The condition that an element of x equals ``rest``, or that both are NaN."""
     value, dtype = source.load("x", at), source.dtype("x")
     if not fold.is_float(dtype):
         return f"{value} == rest"
@@ -90,9 +93,10 @@ def _same(source: Source, at: str) -> str:
 
 
 def columns(source: Source, dtype: DType, largest: bool, last: bool) -> str:
-    """Statements that find ``where[l]`` the extrema of up to SLAB columns stand, along SIZE rows of INNER elements.
+    """Statements that set ``where[l]`` to the positions of the extrema of up to SLAB columns.
 
-    They declare ``outer``, ``column`` (the first one), ``width`` and ``base``, the offset of the first element.
+    The columns have SIZE rows of INNER elements. The statements declare ``outer``, ``column`` (the first one),
+    ``width`` and ``base``, the offset of the first element.
     """
     sign = (">" if largest else "<") + ("=" if last else "")
     take = f"v {sign} best[l]"

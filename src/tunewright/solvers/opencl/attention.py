@@ -1,9 +1,8 @@
 """Attention in one kernel: for some rows of queries, scores, softmax and weighted sum, without leaving the cache.
 
-Keys are packed into panels of their transpose, as a matrix product wants them, and values into panels: by each
-work-item for the head that it is at (``own``), or, where heads are too large for that, by launches in front. Past keys
-and values are put in front of the new ones before that. Everything between loading and storing is done in float32
-(float64 for float64).
+Keys are packed into panels of their transpose, as a matrix product reads them, and values into panels. Each work-item
+packs them for its current head (``own``); where heads are too large for that, separate launches pack them first. Before
+that, past keys and values are put in front of the new ones. All arithmetic is in float32 (float64 for float64).
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from .matmul_pack import Operand
 from .matmul_product import SUM, Matrix
 from .matmul_tile import VECTORS, tile
 
-#: a work-item has this much to do at least
+#: the least work of a work-item
 LEAST_FLOPS = 100_000
-#: keys and values of one head that a work-item packs for itself take half of a usual second-level cache at most
+#: Keys and values of one head that a work-item packs take at most half of a usual second-level cache.
 NEAR_BYTES = 512 * 1024
-#: up to this many queries are multiplied with keys where they lie
+#: Up to this many queries are multiplied with keys in place, without packing.
 FEW_QUERIES = 2
-#: elements that one work-item of the joining launch copies, at least
+#: the least number of elements that one work-item of the joining launch copies
 SLICE = 16384
 
 
 def vectors(f: Form, dtype: DType, target: Target) -> int:
-    """Vectors of the default tile. Wide tiles load less, but keys and values should fill them."""
+    """The number of vectors of the default tile. Wide tiles load less, but keys and values should fill them."""
     if target.registers <= 16:
         return 2
     lanes = target.vector_bytes // dtype.itemsize
-    if f.queries <= FEW_QUERIES:  # one panel of values as they lie: packing them would take longer
+    if f.queries <= FEW_QUERIES:  # One panel of values in place: packing them would take longer.
         return max(n for n in (1, 2, 3, 4) if n == 1 or (n * lanes <= f.width))
     return min((4, 3, 2), key=lambda n: sum(-(-size // (n * lanes)) * n for size in (f.total, f.width)))
 
 
 class Attention(CSolver):
-    """Softmax(q k' * scale + mask) v in blocks of query rows."""
+    """Computes softmax(q k' * scale + mask) v in blocks of query rows."""
 
     family = "attention"
     ops = attention_form.ANYWHERE
@@ -107,7 +106,7 @@ class Attention(CSolver):
             source.buffer("v", given[2], values or In(f.sources[2]))
             source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_ROW=v.row, V_ACROSS=f.total, V_LAST=f.width)
             source.fixed(V_STEP=width)
-        elif given[2] is dtype and f.width >= width:  # the last panel begins earlier, to end where the row does
+        elif given[2] is dtype and f.width >= width:  # The last panel begins earlier, to end where the row does.
             source.buffer("v", dtype, values or In(f.sources[2]))
             source.dims(V_BATCH=v.batch, V_HEAD=v.head, V_STEP=v.row, V_ACROSS=1, V_LAST=f.width - width)
         else:
@@ -133,7 +132,11 @@ class Attention(CSolver):
     def _joined(
         self, problem: Problem, f: Form, i: int, heads: Heads, size: int
     ) -> tuple[Out | Scratch | None, list[Call]]:
-        """Where all keys (i = 1) or values (i = 2) lie as [batch, groups, length, size], if not in the input alone."""
+        """Where all keys (i = 1) or values (i = 2) lie as [batch, groups, length, size], with the launches that copy
+        them there.
+
+        The place is None if the input alone holds them.
+        """
         wanted = len(problem.outputs) > i and problem.outputs[i] is not None
         if not wanted and not f.past:
             return None, []
@@ -168,20 +171,21 @@ for (int row = GID(0) * SHARE; row < (GID(0) + 1) * SHARE && row < ROWS; row++) 
 
 
 def _why_not_apart(problem: Problem) -> str | None:
-    """Queries, keys and values that lie in other tensors are read for one thing: caches with room to grow."""
+    """Why the kernel cannot read queries, keys and values inside other tensors: it does so only for caches that can
+    grow."""
     if not problem.is_static:
         return "shapes are not known"
     f = form(problem)
     if f.queries > FEW_QUERIES:
         return "reads keys where they lie for one or two queries only"
-    # where there is one head of keys, the next sequence begins behind the room
+    # With one head of keys, the next sequence begins behind the room.
     steps = [heads.head if f.groups > 1 else heads.batch for heads in (f.k, f.v)]
     rooms = [step > f.total * heads.row and not heads.start for step, heads in zip(steps, (f.k, f.v), strict=True)]
     return None if all(rooms) else "keys and values have no room to grow"
 
 
 def _number(source: Source, dtype: DType, **values: float) -> None:
-    """An argument in float32; for float64 it is part of the text, which loses no digits."""
+    """Adds an argument in float32; for float64 it is a literal in the text, which loses no digits."""
     if dtype is DType.FLOAT64:
         source.fixed(**{name: repr(value) for name, value in values.items()})
     else:
@@ -196,16 +200,19 @@ def _where(f: Form, heads: Heads, size: int, joined: Out | Scratch | None) -> He
 def split(
     source: Source, f: Form, rows: int, width: int, own: bool, items: int, units: int, dtype: DType, more: int = 0
 ) -> tuple[int, int]:
-    """Decides how many heads and tiles of rows a work-item takes, and gives each item memory of its own: ``more``
-    elements beside scores, results and what it packs."""
-    # how many share the work is decided for the sizes at hand; any shares are right
+    """Decides how many heads and tiles of rows a work-item takes, and gives each work-item separate memory.
+
+    ``more`` is the number of elements besides scores, results and the packed operands.
+    """
+    # The number of work-items is chosen for the sizes at hand; any division gives correct results.
     matrices, tiles = hint(f.batch * f.heads), -(-hint(f.queries) // rows)
     if f.queries > FEW_QUERIES:
         items = greater(1, lesser(items, int(hint(f.flops) / LEAST_FLOPS), matrices * tiles))
-    else:  # keys become more from token to token, and who runs items knows how long they take
+    # The number of keys grows from token to token, and the runtime, which runs the items, knows how long they take.
+    else:
         items = greater(1, matrices * tiles)
     heads = greater(1, matrices // items)
-    # few heads: their rows are shared out, to twice as many items as there are units, which come out about even
+    # Few heads: their rows are divided among twice as many items as there are units, which gives them about equal work.
     parts = lesser(tiles, 1 if matrices >= units else -(-lesser(items, 2 * units) // greater(matrices, 1)))
     share = greater(1, -(-tiles // greater(parts, 1)))
     span, out = (-(-n // width) * width for n in (f.total, f.width))
@@ -218,7 +225,7 @@ def split(
 
 
 def _body(source: Source, problem: Problem, f: Form, own: bool, target: Target) -> str:
-    """The loop over tiles of rows, with what this attention does to scores."""
+    """The loop over tiles of rows, with the steps that this attention applies to scores."""
     kind = COMPUTE[SUM[tensor(problem.inputs[0]).dtype]]
     source.fixed(EXP="falling_exp" if kind == "f32" else f"{kind}_exp")
     if kind == "f32":
@@ -246,7 +253,8 @@ def _body(source: Source, problem: Problem, f: Form, own: bool, target: Target) 
     rounded = f"{f.rounding}_load({f.rounding}_store({{}}))" if f.rounding else "{}"
     later = [(show, f.shown == 2), (f"scores[t] = {rounded.format('scores[t]')};", bool(f.rounding))]
     weights = [(f"scores[t] = {rounded.format('scores[t] * part')};", True), (show, True)]
-    keep = not f.rounding and not (shown and f.shown == 3)  # then the result is divided, not the weights
+    # if rounding is set, or the weights are an output, the weights are divided; else the result is
+    keep = not f.rounding and not (shown and f.shown == 3)
     return BODY.format(
         check="" if f.valid is None else SEEN,
         query=source.load("q", "Q_START + q_at + i"),
@@ -264,7 +272,7 @@ def _body(source: Source, problem: Problem, f: Form, own: bool, target: Target) 
 
 
 def _products(source: Source, f: Form, dtype: DType, target: Target) -> str:
-    """Scores of some rows of queries."""
+    """Statements that compute the scores of some rows of queries."""
     if f.queries > FEW_QUERIES:
         return PANELS
     if source.dtype("k") is not dtype:
@@ -274,12 +282,13 @@ def _products(source: Source, f: Form, dtype: DType, target: Target) -> str:
 
 
 def _loops(steps: list[tuple[str, bool]]) -> str:
-    """A loop over all keys for each statement that is wanted."""
+    """A loop over all keys for each of the steps that is wanted."""
     return "\n    ".join(f"for (int t = 0; t < KEYS; t++) {text}" for text, wanted in steps if text and wanted)
 
 
-#: exp of a score less the highest one: never above zero, perhaps NaN or infinite. 2^f by a polynomial, for f from -1/2
-#: to 1/2, times 2^n. Far below zero it is not as close as `f32_exp`, but next to nothing beside the highest there.
+#: exp of a score minus the highest one: never above zero, perhaps NaN or infinite. It is 2^f by a polynomial, for f
+#: from -1/2 to 1/2, times 2^n. Far below zero it is less accurate than `f32_exp`, but such terms are negligible beside
+#: the highest.
 FALLING_EXP = """
 INLINE f32 falling_exp(f32 x) {
   f32 c = x < -87.0f ? -87.0f : x;
@@ -291,7 +300,7 @@ INLINE f32 falling_exp(f32 x) {
   return x < -87.0f ? 0.0f : v;
 }"""
 
-#: keys of a sequence of the batch
+#: the number of keys of a sequence of the batch
 SEEN = """i64 given = valid[batch];
   if (given < 0 || given > KEYS) {
     wrong(report, WRONG_LENGTH, given, KEYS);
@@ -304,12 +313,12 @@ PANELS = """
   for (int n = 0; n < KEYS; n += WIDTH)
     MULTIPLY(query, keys + n * SIZE, score + n, SPAN, 0, rows, SIZE, SIZE, 1, WIDTH, 0, 0, 0);"""
 
-#: keys and values are as the products want them
+#: Keys and values already have the order that the products read.
 THERE = """
   GLOBAL const T* keys UNUSED = (GLOBAL const T*)k + batch * K_BATCH + head / SHARING * K_HEAD;
   GLOBAL const T* values = v + batch * V_BATCH + head / SHARING * V_HEAD;"""
 
-#: Lanes beyond the last key hold anything: their scores are not looked at, and neither are columns beyond the last one.
+#: Lanes beyond the last key hold any values: their scores are not read, and neither are columns beyond the last one.
 PACK = """
   GLOBAL T* keys = out + ROWS * OUT_SPAN;
   GLOBAL T* values = keys + SPAN * SIZE;
@@ -330,12 +339,12 @@ PACK = """
       }}
   }}"""
 
-#: for few queries packing the keys would take longer than multiplying with them where they lie
+#: For few queries, packing the keys would take longer than multiplying with them in place.
 NEAR_DOTS = """
   for (int r = 0; r < rows; r++)
     dots(query + r * SIZE, keys, score + r * SPAN, KEYS, SIZE, K_ROW);"""
 
-#: the same for keys of another type
+#: the same for keys of another element type
 DOTS = """
   for (int r = 0; r < rows; r++)
     for (int t = 0; t < KEYS; t++) {{
@@ -346,7 +355,8 @@ DOTS = """
       score[r * SPAN + t] = sum;
     }}"""
 
-#: A row in which nothing may be seen is zero, whatever the scores are. That is looked at only where no score is finite.
+#: A row whose mask hides all keys is zero, whatever the scores are. The kernel checks that only where no score is
+#: finite.
 FORGIVE = """
     if (top == -INFINITY) {{
       int seen = 0;

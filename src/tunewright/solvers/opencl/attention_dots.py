@@ -1,9 +1,9 @@
-"""Products of one query with many keys that lie one behind the other, as decoders make them for each token."""
+"""Products of one query with many keys that lie one behind the other, as decoders compute them for each token."""
 
 from __future__ import annotations
 
-#: LANES keys at a time, each with a vector of sums; these become one vector of scores through a tree of shuffles. Keys
-#: behind the last one repeat it, so that nothing is read out of bounds: there is room for whole vectors of scores.
+#: Handles LANES keys at a time, each with a vector of sums. A tree of shuffles turns these into one vector of scores.
+#: Keys behind the last one repeat it, so that nothing is read out of bounds; scores have room for whole vectors.
 _TEXT = """
 INLINE void dots(GLOBAL const T* query, GLOBAL const T* keys, GLOBAL T* score, int count, int size, int row) {
   int whole = size - size % LANES;
@@ -28,9 +28,10 @@ INLINE void dots(GLOBAL const T* query, GLOBAL const T* keys, GLOBAL T* score, i
 
 
 def dots(lanes: int) -> str:
-    """The function ``dots``, which writes the scores of ``count`` keys that lie ``row`` elements apart."""
+    """The text of the function ``dots``, which writes the scores of ``count`` keys that lie ``row`` elements apart."""
     lines, block = [], lanes
-    while block > 1:  # each vector holds sums of lanes / block keys; two become one of twice as many
+    # Each vector holds sums of lanes / block keys; two vectors become one with sums of twice as many keys.
+    while block > 1:
         half = block // 2
         low = [side * lanes + at + k for at in range(0, lanes, block) for side in (0, 1) for k in range(half)]
         first, second = ", ".join(map(str, low)), ", ".join(str(k + half) for k in low)

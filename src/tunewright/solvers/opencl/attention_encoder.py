@@ -1,13 +1,13 @@
-"""Attention in which every query of a head sees the same keys, as in encoders: what `attention` does, with less around
-the two products.
+"""Attention in which every query of a head sees the same keys, as in encoders: `attention` with less work around the
+two products.
 
 Keys are packed through transposes in registers. The mask is spread over the keys once for a head. Queries and mask are
 scaled by log2(e), so that exponentials need no multiplication for it.
 
-Softmax is the same whatever is subtracted from a row's scores; the highest one keeps powers in range, but is known only
-behind the last key. Here it is guessed, and a tile's scores become powers before they leave the registers. A row's sum
-of powers tells whether the guess was near enough; where it was not, the rows are done again with what is right for
-them, in two passes, and that is the next guess.
+Softmax does not depend on the number that is subtracted from a row's scores. The highest score keeps powers in range,
+but is known only behind the last key. Here it is guessed, and a tile's scores become powers before they leave the
+registers. A row's sum of powers shows whether the guess was near enough. Where it was not, the rows are computed again
+in two passes with their highest score, which is the next guess.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .matmul_tile import VECTORS, tile
 from .words import transpose_tile
 
 LOG2_E = math.log2(math.e)
-#: A guess is near enough where a row's powers sum up to more than 1 / FAR and less than FAR: then none was cut off at
-#: 2^126, what was taken for zero is less than a rounding error, and values of up to 10^28 stay finite.
+#: A guess is near enough where the sum of a row's powers is between 1 / FAR and FAR. Then no power was cut off at
+#: 2^126, and the powers taken for zero are below a rounding error. Values of up to 10^28 stay finite.
 FAR = 2.0**32
-#: after this number of wrong guesses there are no more for a head
+#: after this number of wrong guesses, the kernel makes no more for a head
 MOST_MISSES = 4
 
 
 class AttentionEncoder(CSolver):
-    """Softmax(q k' * scale + mask) v in blocks of query rows, for a mask that is the same for all rows of a head."""
+    """Computes softmax(q k' * scale + mask) v in blocks of query rows; all rows of a head have one mask."""
 
     family = "attention_encoder"
     ops = attention_form.OPS
     dtypes = frozenset({DType.FLOAT32, DType.BOOL})
-    rank = 45  # before the one that takes everything
+    rank = 45  # before the solver that takes everything
     version = "1.1"
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
@@ -57,7 +57,8 @@ class AttentionEncoder(CSolver):
         return _why_not(form(problem), target.vector_bytes // 4)
 
     def default(self, problem: Problem, target: Target) -> Config:
-        # Each item has memory of its own; on one unit, which has nobody to share with, one item keeps it in the cache.
+        # Each item has separate memory. On one unit, which shares with no other, one item keeps that memory in the
+        # cache.
         split = 8 if target.units > 1 else 1
         return {"rows": 6, "vectors": vectors(form(problem), DType.FLOAT32, target), "split": split}
 
@@ -94,7 +95,7 @@ class AttentionEncoder(CSolver):
         source.function(transpose_tile(dtype, lanes))
         source.function(tile(rows))
         source.function(POWERS)
-        # where everything is hidden the sum is zero, and so the result, or NaN
+        # Where all keys are hidden the sum is zero, and so is the result, or it is NaN.
         total = "(total == 0 ? 1 : total)" if f.forgiving else "total"
         source.add(BODY.format(mask=mask, total=total))
         return [source.call(grid)]
@@ -117,7 +118,7 @@ def _why_not(f: Form, lanes: int) -> str | None:
 
 
 def _mask(source: Source, problem: Problem, f: Form) -> str:
-    """What is added to the scores of a key, in powers of two; keys behind the last one of the mask are not seen."""
+    """The addend of a key's scores, in powers of two. Keys behind the last one of the mask are not seen."""
     if f.mask is None:
         source.fixed(MASK_BATCH=0, MASK_HEAD=0)
         source.dims(SEEN=f.total)
@@ -130,9 +131,9 @@ def _mask(source: Source, problem: Problem, f: Form) -> str:
     return f"({value} ? 0 : -INFINITY)" if type.dtype is DType.BOOL else f"{value} * {LOG2_E!r}f"
 
 
-#: 2^x, zero from -127 down, 2^126 from there up, NaN of NaN: 2^f by a polynomial (off by 1.6e-7 in float32), for f from
-#: -1/2 to 1/2, times 2^n, whose bits are those of t, moved. `powers`: those of a tile of scores less the guess, and
-#: their sums.
+#: 2^x; zero from -127 down, 2^126 from there up, NaN of NaN. It is 2^f by a polynomial (off by 1.6e-7 in float32), for
+#: f from -1/2 to 1/2, times 2^n, whose bits are the shifted bits of t. `powers`: the powers of a tile of scores minus
+#: the guess, and their sums.
 POWERS = """
 vector_of(u32, LANES, VI);
 #define BIASED_ROUNDER (F32_ROUNDER + 127.0f)
@@ -165,7 +166,7 @@ INLINE void powers(GLOBAL const T* query, GLOBAL const T* panel, GLOBAL const T*
     }
 }"""
 
-#: Lanes beyond the last key are zero, and not seen.
+#: Lanes beyond the last key are zero, and are not seen.
 BODY = """
 GLOBAL T* query = memory + (GID(1) * ITEMS + GID(0)) * SLOT;
 GLOBAL T* score = query + ROWS * SIZE;

@@ -1,4 +1,4 @@
-"""What the solvers of this package share: `CSolver`, whose kernels are emitted as C."""
+"""The base of this package's solvers: `CSolver`, whose kernels are emitted as C."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..base import Config, Kernel, Missing, Packing, Problem, Solver, tensor, wh
 from .emit import STORAGE, Call, Scratch
 from .prelude import mathematics_of
 
-#: indices are 32 bits wide
+#: kernels compute indices in 32 bits
 MOST_ELEMENTS = 2**31 - 1
 
 
 class CSolver(Solver):
     """A solver whose kernels are emitted as C.
 
-    A family is one class with two instances: ``specialise`` False takes shapes as arguments (the default: a new shape
-    compiles nothing), True has them as literals (for tuning).
+    Each family is one class with two instances. With ``specialise`` False, kernels take shapes as arguments; this is
+    the default, because a new shape compiles nothing. With True, shapes are literals in the text; tuning chooses these.
     """
 
     language = "c"
     serves_classes = True
-    #: operations that it solves
+    #: operations that the solver accepts
     ops: frozenset[str] = frozenset()
     #: element types of inputs and outputs
     dtypes: ClassVar[frozenset[DType]] = frozenset(STORAGE)
-    #: also of what an epilogue reads and of the output that it ends in
+    #: further element types: of the epilogue's operands, and of the output of the epilogue
     stores: ClassVar[frozenset[DType]] = frozenset()
     #: layouts of inputs and outputs
     layouts: ClassVar[frozenset[str]] = frozenset({PLAIN.name})
@@ -43,7 +43,8 @@ class CSolver(Solver):
         self.specialise = specialise
         self.id = f"opencl.{self.family}" + (".shape" if specialise else "")
         self.rank = self.rank + 1 if specialise else self.rank
-        self.tuned_only = specialise  # the generic one solves the same, and compiles nothing for a new shape
+        # The generic solver accepts the same problems, and compiles nothing for a new shape.
+        self.tuned_only = specialise
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         if problem.op not in self.ops:
@@ -57,12 +58,12 @@ class CSolver(Solver):
                 return reason
         try:
             reason = self.refuse(problem, target)
-        except MISTAKES as error:  # of the model: the host says where it is
+        except MISTAKES as error:  # The mistake is in the model; the host kernel reports where.
             return str(error) or repr(error)
         return self._double(problem, target) if reason is None and "fp64" in target.lacks else reason
 
     def _double(self, problem: Problem, target: Target) -> str | None:
-        """What speaks against it on a device without fp64: its tensors, or what its kernels compute with."""
+        """Why a device without fp64 cannot run the problem: its tensors or its kernels use fp64."""
         if any(tensor(t).dtype is DType.FLOAT64 for t in [*problem.inputs, *problem.outputs] if t is not None):
             return f"{target.name} has no fp64"
         if problem.is_static:
@@ -78,7 +79,7 @@ class CSolver(Solver):
         return reason
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
-        """What else speaks against it. Types may be open: then the answer is for when shapes are known."""
+        """Further reasons to refuse a problem. Types may be open: then the answer holds for when shapes are known."""
         return None
 
     @abstractmethod
@@ -86,11 +87,11 @@ class CSolver(Solver):
         """The launches, in order, for a static problem."""
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
-        """How constant inputs are to be rearranged, once, before the kernel sees them."""
+        """How constant inputs are rearranged, once, before the kernel reads them."""
         return {}
 
     def source(self, problem: Problem, config: Config, target: Target) -> str:
-        """What is compiled, but for the words of a dialect."""
+        """The text that is compiled, without the declarations of a dialect."""
         texts = "\n".join(call.text for call in self.calls(problem, config, target))
         return mathematics_of(texts) + texts
 

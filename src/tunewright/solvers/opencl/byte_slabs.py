@@ -1,7 +1,7 @@
-"""Constant weights as bytes for `dot`: slab by slab, with the sums of their columns behind all of them.
+"""Constant weights as bytes for `dot`: one slab after the other, then the sums of their columns.
 
-As whole matrices in between (wider ones to move unsigned bytes, padded ones, sums) they took up to seven times the
-memory of the result.
+The weights are packed slab by slab. Whole intermediate matrices (widened to move unsigned bytes, padded, summed) took
+up to seven times the memory of the result.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..base import Array
 
 
 def pack_slabs(slabs: Sequence[Array], filled: tuple[int, ...], arrange: Callable[[Array], Array], axis: int) -> Array:
-    """Signed bytes of each slab, filled up with zeros to a shape and arranged, then 32-bit sums of its columns, which
-    lie along ``axis``.
+    """Packs slabs: the signed bytes of each, padded with zeros to ``filled`` and arranged, then 32-bit sums of its
+    columns.
 
-    Unsigned bytes become signed ones: 128 less, which is to turn their highest bits.
+    The columns lie along ``axis``. Unsigned bytes become signed ones: flipping their highest bits subtracts 128.
     """
     size, columns = math.prod(filled), filled[axis]
     others = tuple(other for other in range(len(filled)) if other != axis)

@@ -1,4 +1,4 @@
-"""Concat and Split: a whole and its parts along an axis, up to eight parts in one launch."""
+"""Concat and Split: a whole and its parts along an axis, with up to eight parts in one launch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .emit import STORAGE, Call, In, Out, Source
 from .move import SLICE, SLICES, slices
 from .words import MOVABLE, word, words
 
-#: parts of one launch: texts are made for these counts, and what is not needed has no length
+#: Parts of one launch: there is a text for each of these counts, and unused parts have length zero.
 _PARTS = (2, 4, 8)
 
 
-#: rows of n words, ``from`` and ``to`` apart; where they are short, their columns
+#: Copies rows of n words, ``from`` and ``to`` apart. Short rows are copied column by column.
 COPY_ROWS = """
 INLINE void copy_rows(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* restrict d, int to, int rows, int n) {
   if (n < 8) {
@@ -35,7 +35,7 @@ INLINE void copy_rows(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* rest
 
 
 class Parts(CSolver):
-    """What Concat and Split share: rows of the whole, each a row of every part in turn."""
+    """The base of Concat and Split: each row of the whole is a row of every part in turn."""
 
     dtypes = MOVABLE
     layouts = frozenset({"plain", "blocked"})
@@ -43,7 +43,7 @@ class Parts(CSolver):
     joins: bool
 
     def sides(self, problem: Problem) -> tuple[Type | None, Sequence[Type | None]]:
-        """The whole, and its parts."""
+        """The type of the whole, and those of its parts."""
         if self.joins:
             return problem.outputs[0], problem.inputs
         return problem.inputs[0], problem.outputs
@@ -85,7 +85,7 @@ class Parts(CSolver):
     def _launch(
         self, whole: TensorType, rows: int, stride: int, at: int, group: dict[int, int], config: Config, target: Target
     ) -> Call:
-        """Parts (by index, with their lengths) that lie in the whole from ``at`` on."""
+        """The launch for parts (by index, with their lengths) that lie in the whole from ``at`` on."""
         source, dtype = Source("concat" if self.joins else "split", self.specialise), word(whole.dtype)
         source.buffer("whole", dtype, Out() if self.joins else In(0))
         count = next(n for n in _PARTS if n >= len(group))
@@ -118,7 +118,7 @@ for (int k = 0, at = AT; k < COUNT; k++) {{
 
 
 def _axis(problem: Problem, whole: TensorType) -> int:
-    """The axis in memory. A blocked tensor has its blocks where a plain one has its channels."""
+    """The axis in memory: a blocked tensor has its blocks where a plain one has its channels."""
     return int(problem.attrs.get("axis", 0)) % len(whole.dims)
 
 
@@ -129,7 +129,7 @@ class Concat(Parts):
 
 
 class Split(Parts):
-    """Sizes are those of the outputs, so it does not matter where they were given."""
+    """Splits by the sizes of the outputs; therefore it does not matter where the model gives the sizes."""
 
     family = "split"
     ops = frozenset({"Split"})

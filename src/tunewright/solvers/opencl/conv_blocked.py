@@ -1,16 +1,16 @@
 """Direct convolution in the blocked layout: output channels in vector lanes, a register tile of channels x pixels.
 
-A work-item makes a few slabs of NB blocks of output channels for a run of output pixels, UR pixels at a time. Pixels
-are numbered through the whole image, so a tile may go on in the next row and none is left half-empty but the last. The
-inner loop is one vector of weights per block and one broadcast input per pixel: NB * UR fused multiply-adds for NB + UR
-loads.
+A work-item computes a few slabs of NB blocks of output channels for a run of output pixels, UR pixels at a time. Pixels
+are numbered through the whole image, so that a tile may continue in the next row, and only the last tile is partial.
+The inner loop uses one vector of weights per block and one broadcast input per pixel: NB * UR fused multiply-adds for
+NB + UR loads.
 
-Taps are outside and input channels inside: where a tap's pixels lie is found once and holds for all channels, so that
-borders cost next to nothing. A tap in the padding reads from a block of zeros; one that has no pixel in the image is
-passed over. A plain input, of a few channels, is copied with its padding first; so are the pixels that a 1 x 1 window
-with a stride and many weights reads: between the others they take twice the cache.
+The outer loop runs over taps, the inner one over input channels. The position of a tap's pixels is computed once for
+all channels, so that borders cost almost nothing. A tap in the padding reads a block of zeros; a tap without any pixel
+in the image is skipped. A plain input, of a few channels, is first copied with its padding. So are the pixels that a 1
+x 1 window with a stride and many weights reads: between the unused pixels they would take twice the cache.
 
-The loop over the channels of a block is unrolled: as a loop of eight steps its end was mispredicted, which took a fifth
+The loop over the channels of a block is unrolled. As a loop of eight steps its end was mispredicted, which took a fifth
 of the time.
 """
 
@@ -34,31 +34,31 @@ from .emit import Call, In, Out, Scratch, Source, Table
 from .window import Window
 
 OPS = frozenset({"Conv"})
-#: what tuning may choose: blocks and pixels of a tile, tiles and slabs of a work-item
+#: the choices of tuning: blocks and pixels of a tile, tiles and slabs of a work-item
 BLOCKS, PIXELS, RUNS, SLABS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12), (1, 4, 16, 64), (1, 4, 16)
-#: Tiles (blocks, pixels) by least number of registers, with the time of a multiply-add relative to the best:
-#: a smaller one hides the latency less well, one of few blocks loads more.
+#: Tiles (blocks, pixels) by least number of registers, with the time of a multiply-add relative to the best tile. A
+#: smaller tile hides the latency less well, and one of few blocks loads more.
 TILES = {
     32: {(4, 6): 1.0, (4, 5): 1.04, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.3},
     0: {(2, 6): 1.0, (2, 5): 1.03, (3, 4): 1.05, (2, 4): 1.15, (1, 8): 1.2},
 }
-#: bytes of input that a work-item goes through for each of its slabs, and of weights for each run: a core's own cache
+#: The bytes of input that a work-item reads for each of its slabs, and of weights for each run: the cache of one core.
 PANEL, HELD = 128 << 10, 512 << 10
-#: work-items for each unit, at least: they should finish together, though one of them be disturbed
+#: The least number of work-items per unit: they should finish together even if one of them is disturbed.
 ITEMS = 4
-#: bytes of a plain input with its padding, where the padding is most of it
+#: The most bytes of a plain input with its padding, where most of it is padding.
 MOST_COPIED = 16 << 20
-#: weights of this number of bytes come from memory in any case
+#: Weights of at least this number of bytes always come from memory.
 COLD = 1 << 20
 
 
 def lanes(target: Target) -> int:
-    """Channels in a block: floats in a vector register."""
+    """The number of channels in a block: floats in a vector register."""
     return target.vector_bytes // 4
 
 
 class ConvBlocked(CSolver):
-    """Constant f32 weights; the input blocked, or plain when it has few channels; the output blocked."""
+    """Takes constant f32 weights, an input in blocks (or a plain one of few channels), and an output in blocks."""
 
     family = "conv_blocked"
     version = "2.1"
@@ -88,7 +88,7 @@ class ConvBlocked(CSolver):
 
         def allow(c: Mapping[str, Scalar]) -> bool:
             nb, ur, run, slabs = (int(str(c[name])) for name in ("nb", "ur", "run", "slabs"))
-            # a longer run, or more slabs, than there are do what the next smaller number does
+            # A run, or a number of slabs, that exceeds the existing ones acts like the next smaller number.
             enough = run // 4 < -(-size.pixels // ur) and slabs // 4 < size.slabs(nb)
             return enough and size.fits(nb, ur)
 
@@ -144,7 +144,7 @@ class ConvBlocked(CSolver):
         taps = {"KD": kd, "KH": kh, "KW": kw, "SD": sd, "SH": sh, "SW": sw, "DD": dd, "DH": dh, "DW": dw}
         source.fixed(W=block, NB=nb, UR=ur, L=1 if plain else block, PADDED=int(padded))
         if plain:
-            source.fixed(**taps)  # its inner loop is over a row of taps
+            source.fixed(**taps)  # The inner loop runs over a row of taps.
         else:
             source.dims(**taps)
         source.dims(
@@ -152,7 +152,8 @@ class ConvBlocked(CSolver):
             IW=window.input[2], OH=window.output[1], OW=window.output[2], PIXELS=size.pixels, TILES=tiles,
             SLABS=size.slabs(nb) // groups, ALL=size.slabs(nb), IC=size.depth, XBLOCKS=x.physical[1],
             YBLOCKS=out.physical[1], OBLOCKS=size.blocks, OC=out.dims[1], RUN=run, STAY=slabs,
-            # floats of the next slab's weights that are fetched with a block of channels: all of them over a run
+            # The floats of the next slab's weights that are prefetched with each block of channels: over a run, all of
+            # them.
             AHEAD=lesser(16, -(-nb * block * block // run)) if config["ahead"] else 0,
         )  # fmt: skip
         channel = "(c + l < OC ? c + l : OC - 1)" if out.dims[1] % block else "c + l"
@@ -174,7 +175,7 @@ class ConvBlocked(CSolver):
         return [*before, source.call([-(-tiles // run), rounds, out.dims[0]])]
 
     def _gather(self, x: TensorType, window: Window, given: Scratch) -> Call:
-        """Copies the pixels of a blocked input that a strided window of one tap reads."""
+        """The launch that copies the pixels of a blocked input that a strided window of one tap reads."""
         source = Source("conv_blocked_gather", self.specialise)
         source.buffer("x", DType.FLOAT32, In(0))
         source.buffer("gathered", DType.FLOAT32, given)
@@ -187,7 +188,7 @@ class ConvBlocked(CSolver):
 
 
 class _Size:
-    """What decides about tiles and work-items."""
+    """The sizes that determine tiles and work-items."""
 
     def __init__(self, problem: Problem, target: Target) -> None:
         x, out = tensor(problem.inputs[0]), tensor(problem.outputs[0])
@@ -204,24 +205,25 @@ class _Size:
         self.most = next((n for n in PIXELS if n >= hint(self.pixels)), PIXELS[-1])
 
     def slabs(self, nb: int) -> int:
-        """Slabs of NB blocks, in all groups."""
+        """The number of slabs of NB blocks, in all groups."""
         return self.groups * -(-self.blocks // nb)
 
     def fits(self, nb: int, ur: int) -> bool:
-        """A tile is worth trying."""
-        # accumulators, and one register each for a broadcast and a weight
+        """Whether a tile is worth trying."""
+        # The registers hold accumulators, one broadcast input and one weight.
         if nb * ur + lesser(nb, ur) >= self.registers or nb > self.blocks:
             return False
         return ur == self.most or (ur < self.most and nb * ur >= self.registers // 2)
 
     def run(self, tiles: int, most: int, rounds: int, units: int) -> int:
-        """Tiles of a run, more than half as many as are wanted, so that the units get about the same.
+        """The number of tiles of a run: at most ``most``, and more than half of it, so that the units get about equal
+        work.
 
-        Decided for the sizes at hand: any length is right.
+        The choice uses the sizes at hand: any length gives correct results.
         """
         tiles, rounds, batch = hint(tiles), hint(rounds), hint(self.batch)
 
-        def last(run: int) -> int:  # tiles of the unit that has most to do
+        def last(run: int) -> int:  # tiles of the unit that has the most work
             return -(-(-(-tiles // run) * rounds * batch) // units) * run
 
         most = lesser(most, tiles)
@@ -235,9 +237,9 @@ class _Size:
         return min(done, key=lambda tile: done[tile])
 
     def share(self, nb: int, ur: int, units: int) -> dict[str, int]:
-        """What a work-item does: an input that stays in the cache for several slabs, or all pixels for one."""
+        """The config of a work-item: an input that stays in the cache for several slabs, or all pixels for one slab."""
         tiles, slabs, weights = -(-self.pixels // ur), self.slabs(nb), self.weights * nb
-        if weights * slabs > 2 * self.input * self.groups:  # each unit shall read its part of the weights once
+        if weights * slabs > 2 * self.input * self.groups:  # each unit then reads its part of the weights once
             runs, stays = [r for r in RUNS if r // 4 < tiles], [1, 4]
         else:
             runs = [r for r in RUNS if r == 1 or (r // 4 < tiles and r * ur * self.pixel <= PANEL)]
@@ -253,7 +255,7 @@ class _Size:
 
 
 def padded_copy(x: TensorType, window: Window, wide: Window, given: Scratch, specialise: bool) -> Call:
-    """Copies a plain input so that no window leaves it."""
+    """The launch that copies a plain input with its padding, so that no window leaves it."""
     source = Source("conv_blocked_pad", specialise)
     source.buffer("x", DType.FLOAT32, In(0))
     source.buffer("padded", DType.FLOAT32, given)
@@ -265,20 +267,20 @@ def padded_copy(x: TensorType, window: Window, wide: Window, given: Scratch, spe
 
 
 def widened(window: Window) -> Window:
-    """The same over an input that has its padding."""
+    """The same window over an input that includes its padding."""
     sides = zip(window.input, window.head, window.tail, strict=True)
     d, h, w = (size + head + tail for size, head, tail in sides)
     return replace(window, head=(0, 0, 0), tail=(0, 0, 0), input=(d, h, w))
 
 
 def _gathers(problem: Problem, window: Window) -> bool:
-    """Whether the pixels that it reads are copied first."""
+    """Whether the pixels that the kernel reads are copied first."""
     strided = window.taps == 1 and window.stride != (1, 1, 1) and not any((*window.head, *window.tail))
     return strided and tensor(problem.inputs[0]).layout != PLAIN and tensor(problem.inputs[1]).nbytes >= COLD
 
 
 def _dense(window: Window) -> Window:
-    """The same over an input that has no other pixels."""
+    """The same window over an input that contains only the pixels it reads."""
     return replace(window, stride=(1, 1, 1), input=window.output)
 
 
@@ -308,7 +310,7 @@ _INSIDE = "#define INSIDE(at, size) ((u32)(at) < (u32)(size))"
 
 _HEAD = f"vector_of(f32, W, V);\ntypedef V VU __attribute__((aligned(4)));\n{_INSIDE}\n"
 
-# Where to find the input, and what comes next.
+# Defines the step between channels of the input, and the prefetch of the next weights.
 _STEPS = """#define STRIDE (ID * IH * IW * L)
 #if PADDED
 #define STEP(u) step[u]
@@ -372,7 +374,7 @@ for (int kx = 0; kx < KW; kx++, wp += (IC % L) * NB * W) {
 #endif
 """
 
-# A plain input has one channel under a tap, too little to pay for choosing pointers: it was copied with its padding.
+# A plain input has one channel under a tap, too little work to choose pointers for: it was copied with its padding.
 _PLAIN = """
 GLOBAL const f32* xp[UR];
 UNROLL for (int u = 0; u < UR; u++) xp[u] = xn + (z0[u] * IH + y0[u]) * IW + x0[u];
@@ -382,7 +384,7 @@ for (int ic = 0; ic < IC; ic++) for (int kz = 0; kz < KD; kz++) for (int ky = 0;
 }
 """
 
-# A row of the input between zeros; where padding is negative, a part of it.
+# Writes a row of the input between zeros, or a part of the row where padding is negative.
 _PAD = """
 int y = GID(0) - PH, z = GID(1) % ID - PD, plane = GID(2) * C + GID(1) / ID;
 GLOBAL f32* to = padded + ((GID(2) * C * ID + GID(1)) * IH + GID(0)) * IW;
@@ -401,7 +403,7 @@ GLOBAL const f32* from = x + ((block * XD + z * SD) * XH + GID(0) * SH) * XW * W
 for (int i = 0; i < OW; i++) STOREV(to + i * W, LOADV(from + i * SW * W));
 """
 
-# Whole tiles ask nothing; others lie in memory meanwhile.
+# Whole tiles are stored without conditions; partial tiles go through memory.
 _STORE = """
 if (count == UR && blocks >= NB) {
   UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
@@ -424,7 +426,7 @@ if (count == UR && blocks >= NB) {
 
 
 def _outlined(problem: Problem, target: Target) -> Problem:
-    """The problem with the output in blocks, to be asked about."""
+    """The problem with its output, and operands of the output's shape, in blocks; for questions to `why_not`."""
     block = blocked(lanes(target))
     last = range(len(problem.main_inputs), len(problem.inputs))
     out = problem.outputs[0]
@@ -458,7 +460,7 @@ def _why_not(problem: Problem, target: Target) -> str | None:
 
 
 def pack(w: Array, groups: int, slab: int, plain: bool) -> Array:
-    """O I spatial... -> group, slab, spatial..., I, channels of a slab; for a plain input I is before spatial.
+    """Packs O I spatial... as group, slab, spatial..., I, channels of a slab; for a plain input I is before spatial.
 
     Zeros fill up the last slab.
     """
@@ -472,7 +474,7 @@ def pack(w: Array, groups: int, slab: int, plain: bool) -> Array:
 
 
 def pack_bias(b: Array, groups: int, width: int) -> Array:
-    """Each group filled up to whole slabs."""
+    """Fills up the bias of each group to whole slabs."""
     per = b.size // groups
     padded = np.zeros((groups, -(-per // width) * width), np.float32)
     padded[:, :per] = b.reshape(groups, per)

@@ -1,17 +1,18 @@
-"""Convolutions of bytes with channels in blocks, four channels to an instruction; ConvInteger and QLinearConv.
+"""Convolutions of bytes with channels in blocks, four channels per instruction; ConvInteger and QLinearConv.
 
-Output channels lie in vector lanes; a register tile of NB blocks of them and UR pixels is summed in 32 bits (`dot`).
-The instruction multiplies unsigned with signed bytes, so signed inputs have their highest bit turned, which adds 128 to
-them, and weights are packed as signed. With x' and w' as they are multiplied and z, v their zero points::
+Output channels lie in vector lanes. A register tile of NB blocks of them and UR pixels is summed in 32 bits (`dot`).
+The instruction multiplies unsigned with signed bytes. Therefore signed inputs are used with their highest bit flipped,
+which adds 128 to them, and weights are packed as signed bytes. With the multiplied values x' and w', and their zero
+points z' and v'::
 
     sum (x - z) (w - v) = sum x' w' - z' sum w' - v' sum x' + count z' v'
 
-The second sum is made when weights are packed. The third is needed only where weights are not signed around 0: then a
-plane with the sums over all channels is made first, and what lies under each window is added up once for all output
-channels. Padding reads the zero point, so that borders need no sums of their own.
+The second sum is computed when weights are packed. The third is needed only where weights are not signed around 0. Then
+a first kernel makes a plane with the sums over all channels. The sums under each window are added up once for all
+output channels. Padding reads the zero point, so that borders need no separate sums.
 
-An input in blocks is read as it lies, or copied with its padding and bits turned (``copy``), which pays where there is
-much to multiply; a plain one is brought into blocks, with its padding, by the same first kernel.
+An input in blocks is read in place, or copied with its padding and flipped bits (``copy``), which pays where there are
+many products. The same first kernel brings a plain input, with its padding, into blocks.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ from .integer_conv import IntegerConv, Shape
 from .integer_product import ROLES, present
 from .quantize import MS, TO_INTEGER, to_integer
 
-#: tiles of a work-item
+#: the numbers of tiles of a work-item
 RUNS = (1, 2, 4, 8, 16, 64, 256)
-#: work-items for each unit, at least
+#: the least number of work-items per unit
 ITEMS = 4
 #: pixels whose sums are collected before they are stored as rows
 COLLECTED = 64
-#: Products from which on an input of signed bytes is copied with their highest bits turned: turning them wherever they
-#: are multiplied takes a third more time, a launch some ten microseconds.
+#: The least number of products for which an input of signed bytes is copied with its highest bits flipped. Flipping
+#: them at each product takes a third more time, a launch some ten microseconds.
 COPIED = 12_000_000
-#: bytes that a work-item of the kernel before writes
+#: bytes that a work-item of the first kernel writes
 PART = 1 << 14
 
 
 def lanes(target: Target) -> int:
-    """Channels in a block: 32-bit sums in a vector register."""
+    """The number of channels in a block: 32-bit sums in a vector register."""
     return target.vector_bytes // 4
 
 
 class ConvBytes(CSolver):
-    """Constant weights, one group; the input plain or in blocks, the output plain or in blocks."""
+    """Takes constant weights and one group; input and output are plain or in blocks."""
 
     family = "conv_bytes"
     version = "1.1"
@@ -126,7 +127,7 @@ class ConvBytes(CSolver):
         if not config["copy"]:
             return [self._main(problem, size, config, target, In(0), None)]
         wide = size.padded
-        spare = int(config["ur"]) * size.inner  # a last tile may read beyond the last pixel
+        spare = int(config["ur"]) * size.inner  # A last tile may read beyond the last pixel.
         quads = Scratch("quads", x.dims[0] * size.x_blocks * math.prod(wide) * size.inner + spare)
         if not pending(problem):
             return [
@@ -140,7 +141,7 @@ class ConvBytes(CSolver):
         return [*calls, self._main(problem, size, config, target, quads, under)]
 
     def _add_up(self, size: _Size, plane: Scratch, under: Scratch) -> Call:
-        """What lies under each window, of the sums over channels."""
+        """The launch that adds up the sums over channels under each window."""
         window = size.window
         source = Source("conv_bytes_add_up", self.specialise)
         source.buffer("plane", DType.INT32, plane)
@@ -156,7 +157,10 @@ class ConvBytes(CSolver):
         return source.call([-(-rows // part)])
 
     def _regroup(self, problem: Problem, size: _Size, out: Scratch, plane: Scratch | None) -> Call:
-        """The input in blocks of unsigned bytes, with its padding, and the sums over its channels in ``plane``."""
+        """The launch that copies the input into blocks of unsigned bytes, with its padding.
+
+        Given ``plane``, it also writes the sums over channels there.
+        """
         roles, window = ROLES[problem.op], size.window
         source = Source("conv_bytes_regroup", self.specialise)
         type, zero = tensor(problem.inputs[roles.a]), present(problem, roles.a_zero)
@@ -208,8 +212,8 @@ class ConvBytes(CSolver):
             NB=nb, UR=ur, L=size.inner, PADDED=int(padded), FLIP=int(flip and direct), MOVED=128 if flip else 0
         )
         source.fixed(PENDING=int(under is not None), WMOVED=0 if signed else 128)
-        # Pixels of a tile lie next to each other. A last tile of the input itself begins earlier and makes some results
-        # again: not where an operand may lie in their place.
+        # The pixels of a tile are adjacent. Where the kernel reads the input itself, the last tile begins earlier and
+        # computes some results again. That is not allowed where the output may share the memory of an operand.
         again = out.layout != PLAIN and roles.y_scale is not None and size.pixels >= ur
         source.fixed(FLAT=int(size.flat(inside) and (not direct or again)), EARLIER=int(direct))
         source.fixed(PLAIN=int(out.layout == PLAIN), KEPT=greater(1, COLLECTED // ur))
@@ -226,7 +230,7 @@ class ConvBytes(CSolver):
         return source.call([-(-tiles // run), slabs, size.batch])
 
     def _constants(self, problem: Problem) -> str:
-        """What belongs to the output channels of a slab: where sums begin, and what they are multiplied with."""
+        """Statements for the output channels of a slab: the initial values of sums, and their factors."""
         roles = ROLES[problem.op]
 
         def at(i: int | None, name: str) -> str:
@@ -256,7 +260,7 @@ GLOBAL const i8* ws = w + slab * (KD * KH * KW * XBLOCKS * L * NB * WIDTH);
 {"f32 zero = (f32)" + at(roles.y_zero, "y_zero") + ";" if scaled else ""}"""
 
     def _finish(self, source: Source, problem: Problem, steps: epilogue.Epilogue, out: TensorType) -> str:
-        """The loop over tiles, with what becomes of their sums."""
+        """The loop over tiles, with the statements that finish and store their sums."""
         scaled = ROLES[problem.op].y_scale is not None
         low, high = ("-128.0f", "127.0f") if out.dtype is DType.INT8 else ("0.0f", "255.0f")
         if out.layout == PLAIN:
@@ -291,7 +295,8 @@ _PLAIN = IntegerConv()
 
 
 def pending(problem: Problem) -> bool:
-    """The zero points of weights are not in the middle of their range, so that sums of the input are needed."""
+    """Whether the zero points of weights may differ from the middle of their range, so that sums of the input are
+    needed."""
     roles = ROLES[problem.op]
     middle = 0 if tensor(problem.inputs[roles.b]).dtype is DType.INT8 else 128
     if present(problem, roles.b_zero) is None:
@@ -301,7 +306,7 @@ def pending(problem: Problem) -> bool:
 
 
 def zero_point(problem: Problem) -> int | None:
-    """The byte of the input's zero point; None when it is not known yet."""
+    """The byte of the input's zero point; None while it is unknown."""
     roles = ROLES[problem.op]
     if present(problem, roles.a_zero) is None:
         return 0
@@ -310,31 +315,32 @@ def zero_point(problem: Problem) -> int | None:
 
 
 class _Size:
-    """Sizes of a static problem."""
+    """The sizes of a static problem."""
 
     def __init__(self, problem: Problem, target: Target) -> None:
         shape, self.width = Shape(problem), lanes(target)
         self.window, self.batch, self.channels = shape.window, shape.batch, shape.channels
         x = tensor(problem.inputs[0])
-        #: channels in a block of the input: few of them need not fill a whole one
+        #: channels in a block of the input: a few channels need not fill a whole block
         self.inner = 4 if x.layout == PLAIN and self.channels <= 4 else self.width
         self.x_blocks, self.blocks = -(-self.channels // self.inner), -(-shape.filters // self.width)
         self.pixels = shape.pixels
-        #: for an output channel
+        #: the products of all output pixels for one output channel
         self.products = shape.batch * shape.pixels * shape.channels * shape.window.taps
-        #: a plain input as far as windows reach
+        #: the size of a plain input as far as windows reach
         self.padded = tuple(greater(size, 1) for size in shape.padded)
         self.tiling = dot.Tiling(self.blocks, self.pixels, target.registers)
 
     def flat(self, inside: tuple[int, ...]) -> bool:
-        """Windows are pixels of an input of this size, one after the other."""
+        """Whether the windows are the pixels of an input of this size, in order."""
         return self.window.taps == 1 and set(self.window.stride) == {1} and inside == tuple(self.window.output)
 
 
 def pack(w: Array, slab: int, inner: int) -> Array:
-    """O I spatial... -> slabs of [taps][blocks of I][quads][O of a slab][4 of I], then the sums of each output channel.
+    """Packs O I spatial... as slabs of [taps][blocks of I][quads][O of a slab][4 of I], then the sums of each output
+    channel.
 
-    Zeros fill up what is not there, and stay zeros.
+    Zeros fill up incomplete slabs and blocks, and stay zeros.
     """
     out, depth, taps = w.shape[0], w.shape[1], math.prod(w.shape[2:])
     blocks, by_tap = -(-depth // inner), w.reshape(out, depth, taps)
@@ -505,7 +511,7 @@ for (int kz = 0; kz < KD; kz++) for (int ky = 0; ky < KH; ky++) for (int kx = 0;
 _IN_BLOCKS = "((n * YBLOCKS + slab * NB + b) * PIXELS + p + u) * WIDTH"
 
 # Rounds half to even: adding 1.5 * 2^23 leaves a whole number in the lowest bits. The ends of the range are whole
-# numbers, so that cutting off before rounding is the same as after it. What is not a number is unequal to itself.
+# numbers, so that clamping before rounding equals clamping after it. NaN is unequal to itself.
 QUANTISE = """
 INLINE VY quantise(V sum, VF factor, VF low, VF high, V none, V shift) {
   VF v = __builtin_convertvector(sum, VF) * factor;
@@ -517,7 +523,7 @@ INLINE VY quantise(V sum, VF factor, VF low, VF high, V none, V shift) {
 }
 """
 
-# Whole tiles ask nothing; others lie in memory meanwhile.
+# Whole tiles are stored without conditions; partial tiles go through memory.
 _STORE_BLOCKS = """
 if (count == UR && blocks == NB) {
   UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {
@@ -535,7 +541,7 @@ if (count == UR && blocks == NB) {
 }
 """
 
-# Sums of several tiles are collected; then each channel is a row of pixels, as it lies in the output.
+# The kernel collects the sums of several tiles; then it stores each channel as a row of pixels, as in the output.
 _STORE_PLAIN = """
 UNROLL for (int u = 0; u < UR; u++)
   UNROLL for (int b = 0; b < NB; b++) *(V*)(made[(t - from_tile) * UR + u] + b * WIDTH) = acc[b][u];

@@ -1,9 +1,9 @@
-"""Depthwise convolutions of bytes with channels in blocks: four rows of a window to an instruction; QLinearConv.
+"""Depthwise convolutions of bytes with channels in blocks: four rows of a window per instruction; QLinearConv.
 
-A row of results at a time. First the rows that it needs are brought together: the bytes of up to four rows, one below
-the other, become a quad for each column and channel, with the zero point where the window reaches into the padding.
-Then a result is a sum of as many `dot4` as the window has columns, for each four rows of it. Signed bytes have their
-highest bit turned, as in `conv_bytes`.
+The kernel computes one row of results at a time. First it collects the rows that these need: the bytes of up to four
+rows, one below the other, become a quad for each column and channel. Where the window reaches into the padding, the
+quad contains the zero point. A result then takes one `dot4` per column of the window, for each four of its rows. Signed
+bytes have their highest bit flipped, as in `conv_bytes`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .integer_conv import IntegerConv, Shape
 from .integer_product import MS, ROLES, present
 
-#: rows of a work-item
+#: the numbers of rows of a work-item
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-#: results of a row that are made together
+#: the numbers of results of a row that are computed together
 TILES = (2, 4, 6, 8)
-#: work-items for each unit, at least, and products of one, at least
+#: the least number of work-items per unit, and of products of one work-item
 ITEMS, WORK = 4, 1 << 15
-#: a window's columns times quads of rows, at most: their weights should stay in registers or the nearest cache
+#: The most columns of a window times quads of rows: their weights should stay in registers or the nearest cache.
 LARGEST = 64
 
 
 class ConvBytesDepthwise(CSolver):
-    """One channel in, one channel out; input and output in blocks."""
+    """Takes windows of one input and one output channel; input and output are in blocks."""
 
     family = "conv_bytes_depthwise"
     ops = frozenset({"QLinearConv", MS + "QLinearConv"})
@@ -137,7 +137,7 @@ class ConvBytesDepthwise(CSolver):
         return [source.call([parts, batch * blocks])]
 
     def _constants(self, problem: Problem) -> str:
-        """What belongs to the channels of a block."""
+        """Statements for the channels of a block: the initial values of sums, and their factors."""
         roles, out = ROLES[problem.op], tensor(problem.outputs[0])
 
         def at(i: int | None, name: str) -> str:
@@ -168,7 +168,7 @@ _PLAIN = IntegerConv()
 
 
 def pack(w: Array, width: int) -> Array:
-    """C 1 H W -> blocks of [quads of rows][columns][channels of a block][4 rows], then the sums of each channel."""
+    """Packs C 1 H W as blocks of [quads of rows][columns][channels][4 rows], then the sums of each channel."""
     channels, _, high, wide = w.shape
     groups = -(-high // 4)
 
@@ -180,7 +180,7 @@ def pack(w: Array, width: int) -> Array:
 
 
 def _quads(width: int) -> str:
-    """C: four vectors of bytes, one for each row, as quads."""
+    """C text that combines four vectors of bytes, one for each row, to quads."""
     pairs = ", ".join(f"{i}, {width + i}" for i in range(width))
     return f"""
 vector_of(u8, WIDTH, B); vector_of(u16, WIDTH, S);
@@ -193,7 +193,7 @@ INLINE V quads_of(B a, B b, B c, B d) {{
 """
 
 
-# Columns of the padding stay as they are for all rows. Rows that a quad has too many have weights of zero.
+# Columns of the padding stay the same for all rows. Surplus rows of a quad have weights of zero.
 _ROWS = """
 int first = GID(0) * ROWS, last = first + ROWS < OH ? first + ROWS : OH;
 GLOBAL const u8* image = x + GID(1) * (XH * XW * WIDTH);

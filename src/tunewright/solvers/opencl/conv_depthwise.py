@@ -1,7 +1,7 @@
-"""Depthwise convolutions in the blocked layout: a vector is a pixel of as many channels as it has lanes.
+"""Depthwise convolutions in the blocked layout: a vector holds one pixel of as many channels as it has lanes.
 
-A tile is some pixels of a row of results. Each pixel of the input that it needs is read once and goes into every result
-that it is under, while the weights of a row of taps stay in registers. Tiles at the border look where they read.
+A tile is some pixels of a row of results. Each pixel of the input is read once for all results that use it, while the
+weights of a row of taps stay in registers. Tiles at the border check the positions that they read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .base import CSolver, both, layout_of
 from .emit import Call, In, Out, Source, Table
 from .window import Window, as_conv
 
-#: multiply-adds of vectors that are worth a work-item of their own: about 5 us
+#: multiply-adds of vectors that are worth a separate work-item: about 5 us
 LEAST_WORK = 1 << 13
-#: Widths of results that are literals in the generic kernel too. In images this small every tile is at a border, and to
-#: know where saves 12 to 30 %; most classifiers end in these sizes, and few texts come of it.
+#: Widths of results that are literals in the generic kernel too. In images this small every tile is at a border, and a
+#: known width saves 12 to 30 %. Most classifiers end in these sizes, and there are few such texts.
 WIDTHS = (7, 14, 28)
-#: along a row; more are a loop
+#: the most taps of a row that are unrolled; more taps are a loop
 _UNROLLED_TAPS = 8
 
 _BEGIN = """
@@ -63,7 +63,7 @@ _END = """
 
 
 class ConvDepthwise(CSolver):
-    """A row of output pixels at a time, a tile of them in registers."""
+    """Computes a row of output pixels at a time, with a tile of them in registers."""
 
     version = "1.1"
     family = "conv_depthwise"
@@ -93,7 +93,7 @@ class ConvDepthwise(CSolver):
                      lambda c: int(c["tile"]) + 2 <= target.registers, version="2")  # type: ignore[arg-type]
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Tiles of 8 pixels, or of 7 or 4 where the width is known and is divided better."""
+        """Tiles of 8 pixels, or of 7 or 4 where the width is known and these divide it better."""
         width = Window.of(problem).output[2] if problem.is_static else 0
         tile = min((8, 7, 4), key=lambda n: (-(-width // n) * (n + 2), -n))
         return {"tile": tile if self._knows(width) else 8, "slices": 4}
@@ -144,7 +144,7 @@ class ConvDepthwise(CSolver):
         source.add("}\n} else {" + _TAPS)
         source.add(row_taps(win, tile, lambda at: f"LOADV((u32)(iw + {at}) < (u32)IW ? line + ({at}) * W : nothing)"))
         source.add("}\n}")
-        if channels % block:  # lanes beyond the last channel have no operand of their own
+        if channels % block:  # Lanes beyond the last channel have no separate operand.
             source.dims(CHANNELS=channels)
             lines, result = steps.apply("v", "(block * W + l < CHANNELS ? block * W + l : CHANNELS - 1)", "place + l")
         else:
@@ -162,7 +162,7 @@ class ConvDepthwise(CSolver):
 
 
 def row_taps(win: Window, tile: int, load: Callable[[str], str]) -> str:
-    """Statements for the taps of one row; ``load`` reads the pixel at a distance from the tile's first one."""
+    """Statements for the taps of one row; ``load`` reads the pixel at a distance from the tile's first pixel."""
     taps, step, dilation = win.kernel[2], win.stride[2], win.dilation[2]
     if taps > _UNROLLED_TAPS:
         sums = "\n".join(f"a{u} = f * {load(f'{u} * SW + k * DW')} + a{u};" for u in range(tile))
@@ -193,7 +193,7 @@ def _why_not_depthwise(problem: Problem) -> str | None:
 
 
 def pack(w: Array, block: int) -> Array:
-    """C 1 spatial... -> C/block, spatial..., block; the last block is filled up with zeros."""
+    """Packs C 1 spatial... as C/block, spatial..., block; zeros fill up the last block."""
     taps = w.reshape(w.shape[0], math.prod(w.shape[1:]))
     taps = np.pad(taps, [(0, -len(taps) % block), (0, 0)])
     return np.ascontiguousarray(taps.reshape(-1, block, taps.shape[1]).swapaxes(1, 2))

@@ -1,8 +1,8 @@
 """Grouped convolutions in the blocked layout, whose groups need not be whole blocks of channels.
 
-A tile is NB blocks of output channels x UR pixels, whatever groups these channels belong to. It reads the input
-channels of all of them, a range, and weights are zero where a lane's group has no part in an input: where groups end
-inside a block some products are wasted, and nothing has to leave the layout.
+A tile is NB blocks of output channels x UR pixels, whatever groups these channels belong to. It reads the range of
+input channels that all of these groups use. Weights are zero where a lane's group does not use an input. Where groups
+end inside a block some products are wasted, but the tensors stay in the layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .emit import Call, In, Out, Source, Table
 from .window import Window, groups
 from .window import why_not as why_not_window
 
-#: multiply-adds of vectors that are worth a work-item of their own
+#: multiply-adds of vectors that are worth a separate work-item
 LEAST_WORK = 1 << 12
 
 _BEGIN = """
@@ -49,7 +49,7 @@ _CORNERS = """
   }
 """
 
-# The channels of a block that are in the range, under each tap.
+# Handles the channels of a block that are in the range, under each tap.
 _CHANNELS = """
   GLOBAL const f32* wp = weights;
   for (int ic = low; ic < high;) {
@@ -70,7 +70,8 @@ _TAPS = """
       }
 """
 
-# Whole tiles have one pointer; a loop over a whole block is unrolled: as a loop of eight steps its end is mispredicted.
+# A whole tile needs one pointer. The loop over a whole block is unrolled: the end of a loop of eight steps is
+# mispredicted.
 _POINTS = """
     if (count == UR) {
       GLOBAL const f32* xp = xc + p * W;
@@ -110,7 +111,7 @@ _PRODUCTS = """
 
 @dataclass(frozen=True)
 class Slabs:
-    """How the output channels are divided into slabs of ``width`` lanes, and what each reads."""
+    """How the output channels are divided into slabs of ``width`` lanes, and the input channels of each slab."""
 
     groups: int
     inputs: int
@@ -129,11 +130,11 @@ class Slabs:
 
     @property
     def depth(self) -> int:
-        """Input channels of all slabs together."""
+        """The number of input channels of all slabs together."""
         return sum(high - low for low, high in self.ranges())
 
     def table(self, taps: int) -> Array:
-        """(low, high, where its weights begin) of each slab."""
+        """(low, high, offset of its weights) of each slab."""
         rows, at = [], 0
         for low, high in self.ranges():
             rows.append((low, high, at))
@@ -142,7 +143,7 @@ class Slabs:
 
 
 class ConvGrouped(CSolver):
-    """Constant f32 weights, input and output in blocks."""
+    """Takes constant f32 weights, and input and output in blocks."""
 
     version = "1.1"
     family = "conv_grouped"
@@ -181,7 +182,7 @@ class ConvGrouped(CSolver):
         )  # fmt: skip
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """The tile for which a simple model of a core tells the least time."""
+        """The tile with the least time in a simple model of a core."""
         tiles = ((4, 6), (2, 12), (1, 14)) if target.registers >= 32 else ((2, 6), (1, 12))
         if not problem.is_static:
             return {"nb": tiles[0][0], "ur": tiles[0][1], "slices": 4}
@@ -189,7 +190,8 @@ class ConvGrouped(CSolver):
 
         def cycles(tile: tuple[int, int]) -> float:
             nb, ur = tile
-            # two multiply-adds a cycle; loads are a third more than their number: those of weights are not hidden
+            # Two multiply-adds per cycle. Loads cost a third more than their number, because loads of weights are not
+            # hidden.
             return -(-pixels // ur) * _slabs(problem, nb * block).depth * greater(nb * ur, 1.3 * (nb + ur), 8)
 
         nb, ur = min(tiles, key=cycles)
@@ -259,12 +261,13 @@ def _slabs(problem: Problem, width: int) -> Slabs:
 
 
 def _registers(nb: Any, ur: Any) -> int:
-    """Accumulators, a vector of weights for each block, an input."""
+    """Registers for accumulators, a vector of weights for each block, and an input."""
     return int(nb * ur + nb + 1)
 
 
 def pack(w: Array, slabs: Slabs, block: int) -> Array:
-    """O I spatial... -> slab, block of its inputs, spatial..., input of the block, lane; zeros between groups."""
+    """Packs O I spatial... as slab, block of its inputs, spatial..., input of the block, lane; with zeros between
+    groups."""
     taps = math.prod(w.shape[2:])
     given = w.reshape(slabs.groups * slabs.outputs, slabs.inputs, taps)
     parts = []

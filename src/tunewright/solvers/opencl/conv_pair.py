@@ -1,14 +1,14 @@
-"""A convolution and the depthwise convolution behind it in one kernel, in the blocked layout.
+"""A convolution and the following depthwise convolution in one kernel, in the blocked layout.
 
-What the first one makes is several times as large as its input in mobile networks, and is read once. Here it never is
-a tensor: a work-item takes a strip of rows of the result and some slabs of NB blocks of channels, and keeps as many
-rows of the middle as the depthwise window is high in a ring on its stack, between columns of zeros where the window
-reaches into the padding. A row of the middle is made in the register tiles of `conv_blocked`, goes through the steps in
-between, and is read by the depthwise window, which finds everything in the core's own cache and looks at no border.
-Wide images are cut into panels of columns, since the ring has a fixed size.
+In mobile networks the result of the first one (the middle) is several times as large as its input, and is read once.
+Here the middle never becomes a tensor. A work-item computes a strip of rows of the result, for some slabs of NB blocks
+of channels. It keeps as many rows of the middle as the depthwise window is high, in a ring on its stack. Columns of
+zeros surround them where the window reaches into the padding. The register tiles of `conv_blocked` compute a row of the
+middle, which goes through the steps between the convolutions. The depthwise window then reads it from the core's cache
+and checks for no border. Wide images are cut into panels of columns, because the ring has a fixed size.
 
-The first convolution is 1 x 1, or one over a plain input of few channels, which is copied with its padding first. Rows
-where strips meet are made twice.
+The first convolution is 1 x 1, or one over a plain input of few channels, which is first copied with its padding. Rows
+where strips meet are computed twice.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from .conv_plan import MULTIPLY
 from .emit import Call, In, Out, Scratch, Source
 from .window import Window
 
-#: what tuning may choose: blocks and pixels of a tile of the first convolution, pixels of one of the depthwise one,
-#: rows of a strip, slabs of a work-item
+#: The choices of tuning: blocks and pixels of a tile of the first convolution, and pixels of a tile of the depthwise
+#: one; rows of a strip, and slabs of a work-item.
 BLOCKS, PIXELS, TILE = (1, 2, 3, 4), (3, 4, 5, 6, 7, 8, 10, 12), (4, 6, 7, 8, 10, 12)
 ROWS, SLABS = (4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
 #: vectors of the ring: three rows of 320 pixels for two blocks, 64 KiB with AVX2
 RING = 2048
-#: channels of a plain input that are few
+#: the most channels of a plain input
 FEW = 8
-#: the part of the middle's rows that may be made twice, where there are enough rows
+#: The most of the middle's rows that may be computed twice, as a fraction, where there are enough rows.
 TWICE = 0.04
 
 
 class ConvPair(CSolver):
-    """Constant f32 weights; the input blocked, or plain when it has few channels; the output blocked."""
+    """Takes constant f32 weights, an input in blocks (or a plain one of few channels), and an output in blocks."""
 
     family = "conv_pair"
     ops = frozenset({PAIR})
@@ -63,7 +63,7 @@ class ConvPair(CSolver):
 
         def allow(c: Mapping[str, Scalar]) -> bool:
             nb, ur, tile, rows, slabs = (int(str(c[name])) for name in ("nb", "ur", "tile", "rows", "slabs"))
-            # more rows, or more slabs, than there are do what the next smaller number does
+            # More rows, or more slabs, than exist act like the next smaller number.
             enough = (rows == ROWS[0] or rows // 2 < form.window.output[1]) and slabs // 2 < form.slabs(nb)
             return enough and form.fits(nb, ur, tile)
 
@@ -138,7 +138,7 @@ class ConvPair(CSolver):
         else:
             source.dims(XBLOCKS=form.x.physical[1])
         source.function(_HEAD + MULTIPLY)
-        if out.dims[1] % form.width:  # lanes beyond the last channel have no operand of their own
+        if out.dims[1] % form.width:  # Lanes beyond the last channel have no separate operand.
             source.dims(CHANNELS=out.dims[1])
         within = "(c + l < CHANNELS ? c + l : CHANNELS - 1)" if out.dims[1] % form.width else "c + l"
         source.add(_BEGIN)
@@ -161,7 +161,7 @@ class ConvPair(CSolver):
 
 
 def _lanes(problem: Problem, steps: epilogue.Epilogue, setup: str, channel: str, offset: str) -> str:
-    """Statements that take vector a through an epilogue."""
+    """Statements that apply an epilogue to vector a."""
     if not problem.epilogue:
         return ""
     lines, result = steps.apply("v", channel, offset)
@@ -171,7 +171,7 @@ def _lanes(problem: Problem, steps: epilogue.Epilogue, setup: str, channel: str,
 
 @dataclass(frozen=True)
 class _Form:
-    """Both convolutions of a static problem, and what decides about tiles and work-items."""
+    """Both convolutions of a static problem, and the sizes that determine tiles and work-items."""
 
     problem: Problem
     target: Target
@@ -194,7 +194,7 @@ class _Form:
 
     @cached_property
     def inner(self) -> Problem:
-        """The first convolution with the steps behind it; its operands are numbered as the pair's."""
+        """The first convolution with its steps; its operands have the numbers that they have in the pair."""
         given = [None if t is None else Operand(t) for t in self.problem.main_inputs]
         made = tensor(between(given, self.problem.attrs)).with_layout(tensor(self.problem.outputs[0]).layout)
         count, attrs = len(self.problem.main_inputs), self.problem.attrs
@@ -225,28 +225,29 @@ class _Form:
         return (-(-self.window.output[2] // panels) - 1) * self.window.stride[2] + self.window.kernel[2]
 
     def panels(self, nb: int, tile: int) -> int:
-        """The fewest whose rows fit the ring, with what the last tile reads beyond them; 0: none do."""
+        """The fewest panels whose rows fit the ring, with the columns that the last tile reads beyond them; 0: none
+        fit."""
         (_, height, taps), (_, _, stride) = self.window.kernel, self.window.stride
         spare = (tile - 1) * stride + taps
         widest = ((RING - spare) // (height * nb) - taps) // stride + 1
         return -(-self.window.output[2] // widest) if widest > 0 else 0
 
     def narrowest(self, panels: int) -> int:
-        """No panel reads fewer columns of the middle."""
+        """A lower bound of the columns of the middle that a panel reads."""
         (_, _, width), (_, _, stride), (_, _, head) = self.window.output, self.window.stride, self.window.head
         (_, _, taps), (_, _, size) = self.window.kernel, self.window.input
         beyond = greater(0, (width - 1) * stride - head + taps - size)
         return (width // panels - 1) * stride + taps - max(head, 0) - beyond
 
     def columns(self, panels: int) -> list[int]:
-        """Columns of the image that the panels need."""
+        """The number of columns of the middle that each panel needs."""
         (_, _, width), (_, _, stride), (_, _, head) = self.window.output, self.window.stride, self.window.head
         (_, _, taps), (_, _, size) = self.window.kernel, self.window.input
         cuts = [(width * p // panels, width * (p + 1) // panels) for p in range(panels)]
         return [lesser(size, (c1 - 1) * stride - head + taps) - greater(0, c0 * stride - head) for c0, c1 in cuts]
 
     def fits(self, nb: int, ur: int, tile: int) -> bool:
-        """Tiles that the registers hold, and that are not wider than what they are cut from."""
+        """Whether the registers hold the tiles, and these are not wider than a panel."""
         registers = self.target.registers
         if nb > self.blocks or nb * ur + lesser(nb, ur) >= registers or tile + self.window.kernel[2] >= registers:
             return False
@@ -259,7 +260,7 @@ class _Form:
         return {t: 1 + 8 / (t[0] * t[1]) for t in pairs if self.fits(*t, TILE[0])}
 
     def done(self, nb: int, ur: int) -> int:
-        """Pixels of blocks that are computed for a row of the middle."""
+        """The number of pixels of blocks that are computed for a row of the middle."""
         return self.slabs(nb) * nb * sum(-(-n // ur) * ur for n in self.columns(self.panels(nb, TILE[0])))
 
 
@@ -268,7 +269,7 @@ typedef V VU __attribute__((aligned(4)));
 #define SLOT(row) ((row) % KH * (NB * PITCH))
 """
 
-# m0 to m1: columns of the middle that the panel reads, b0 to b1: those that there are
+# m0 to m1: columns of the middle that the panel reads; b0 to b1: those of them that exist
 _BEGIN = """
 int n = GID(2) / PANELS, panel = GID(2) % PANELS, c0 = OW * panel / PANELS, end = OW * (panel + 1) / PANELS - c0;
 int r0 = OH * GID(0) / STRIPS, r1 = OH * (GID(0) + 1) / STRIPS;

@@ -15,7 +15,7 @@ from .window import as_conv
 
 
 class ConvPlain(CSolver):
-    """Tiles of output channels times positions in registers (see `conv_slab`)."""
+    """Computes tiles of output channels times positions in registers (see `conv_slab`)."""
 
     family = "conv_plain"
     ops = window.CONVOLUTIONS

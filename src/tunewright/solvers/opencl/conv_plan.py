@@ -17,11 +17,12 @@ from ...search.space import Scalar, Space
 from ..base import Array, Config, Packing, Problem, tensor
 from .window import Triple, Window, groups
 
-#: multiply-adds that are worth a work-item of their own: about 5 us
+#: multiply-adds that are worth a separate work-item: about 5 us
 LEAST_WORK = 1 << 17
 LANES = ("positions", "channels")
 VECTORS = (1, 2, 3, 4, 6)
-#: input channel i under one tap: x is the expression of pixel u's input. What there are fewer of stays in registers.
+#: MULTIPLY adds input channel i under one tap; x is the expression of pixel u's input. Of pixels and blocks, the
+#: smaller set stays in registers.
 MULTIPLY = """\
 #if NB > UR
 #define MULTIPLY(i, x) { \\
@@ -42,10 +43,10 @@ MULTIPLY = """\
 
 @dataclass(frozen=True)
 class Axis:
-    """How one axis of a slab holds what ``band`` neighbouring results read.
+    """How one axis of a slab stores the input that ``band`` neighbouring results read.
 
     Slot e of phase p holds the input at ``(begin + e) * step - head + p * apart``. For the first result of the band,
-    tap k is at ``taps[k]``: (phase of the output, phase, slot); for the next one it is a slot further.
+    tap k is at ``taps[k]``: (phase of the output, phase, slot). Each following result reads one slot further.
     """
 
     slots: int
@@ -59,7 +60,7 @@ class Axis:
     def conv(window: Window, axis: int, band: int, per_tap: bool) -> Axis:
         kernel, stride, dilation = window.kernel[axis], window.stride[axis], window.dilation[axis]
         head, reach = window.head[axis], (kernel - 1) * dilation
-        if per_tap:  # every tap has its own copy: nothing between taps, nothing shared
+        if per_tap:  # Every tap has a separate copy: there is nothing between taps, and taps share nothing.
             return Axis(band, kernel, stride, head, dilation, tuple((0, k, 0) for k in range(kernel)))
         taps = tuple((0, k * dilation % stride, k * dilation // stride) for k in range(kernel))
         return Axis(band + reach // stride, lesser(stride, reach + 1), stride, head, 1, taps)
@@ -75,7 +76,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of everything for one problem and config."""
+    """All sizes of the plan for one problem and config."""
 
     window: Window
     transposed: bool
@@ -123,7 +124,7 @@ class Plan:
 
 
 def plan(problem: Problem, config: Config, target: Target) -> Plan:
-    """Bands as large as a slab of ``config["slab"]`` KiB allows."""
+    """Plans a problem with bands as large as a slab of ``config["slab"]`` KiB allows."""
     along, across = int(config["vectors"]) * lanes(problem, target), int(config["scalars"])
     channels, positions = (across, along) if config["lanes"] == "positions" else (along, across)
     made = Plan(
@@ -144,14 +145,14 @@ _POINT = Axis(slots=1, phases=1, step=1, head=0, apart=1, taps=((0, 0, 0),))
 
 
 def _banded(made: Plan, rows: int, columns: int) -> Plan:
-    """The plan with bands of this size."""
+    """The plan with bands of ``rows`` by ``columns`` results."""
     window = made.window
     if made.transposed:
         depth, height, width = (Axis.transposed(window, k, n) for k, n in enumerate((1, rows, columns)))
     else:
         depth = Axis.conv(window, 0, 1, per_tap=True)
         height = min((Axis.conv(window, 1, rows, t) for t in (False, True)), key=lambda a: a.slots * a.phases)
-        # Work between the rows of a band is wasted; a copy for each tap leaves nothing between them.
+        # Work between the rows of a band is wasted. A separate copy for each tap leaves nothing between the rows.
         vain = 2 * made.outputs * window.kernel[2] // made.positions if rows > 1 else 0
         both = (Axis.conv(window, 2, columns, per_tap) for per_tap in (False, True))
         width = min(both, key=lambda a: a.slots * (a.phases + vain))
@@ -159,7 +160,7 @@ def _banded(made: Plan, rows: int, columns: int) -> Plan:
 
 
 def _share(whole: int, least: int, fits: Callable[[int], bool]) -> int:
-    """The largest of equal shares of ``whole`` that fits, but not below ``least``."""
+    """The largest of equal shares of ``whole`` that fits, but not smaller than ``least``."""
     few, many = 1, greater(1, -(-whole // least))
     while few < many:
         half = (few + many) // 2
@@ -168,12 +169,12 @@ def _share(whole: int, least: int, fits: Callable[[int], bool]) -> int:
 
 
 def compute_dtype(problem: Problem) -> DType:
-    """The type of the arithmetic, and of slabs and packed weights."""
+    """The type of the arithmetic, of slabs and of packed weights."""
     return DType.FLOAT64 if tensor(problem.inputs[0]).dtype is DType.FLOAT64 else DType.FLOAT32
 
 
 def lanes(problem: Problem, target: Target) -> int:
-    """Elements of a vector."""
+    """The number of elements of a vector."""
     return greater(2, target.vector_bytes // compute_dtype(problem).itemsize)
 
 
@@ -186,12 +187,13 @@ def space(target: Target) -> Space:
 
 
 def _registers(vectors: Any, scalars: Any) -> int:
-    """Accumulators, the vectors, one to spread a scalar, and one that the compiler takes for itself."""
+    """Registers for accumulators, vectors, one broadcast scalar, and one that the compiler reserves."""
     return int(vectors * scalars + vectors + 2)
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """The tile for which a simple model of a core tells the least time, among few: each is a text to be compiled."""
+    """The tile with the least time in a simple model of a core. It compares few tiles: each is a separate text to
+    compile."""
     width, most = lanes(problem, target), target.registers
     window, (_, inputs, outputs) = Window.of(problem).flat(), groups(problem)
     share = math.prod(window.stride) if problem.op == "ConvTranspose" else 1  # results and taps of a phase
@@ -208,20 +210,21 @@ def default(problem: Problem, target: Target) -> Config:
         cycles = -(-positions // scalars) * _cycles(2, scalars, depth, 2 * width)
         found.append((cycles * -(-outputs // (2 * width)), "channels", 2, scalars))
     _, chosen, vectors, scalars = min(found)
-    # where weights do not stay in the cache, a large band reads them less often
+    # Where weights do not stay in the cache, a large band reads them less often.
     slab = 256 if outputs * depth * share <= 1 << 18 else 512
     return {"lanes": chosen, "vectors": vectors, "scalars": scalars, "slab": slab}
 
 
 def _cycles(vectors: int, scalars: int, depth: int, store: int) -> float:
-    """Cycles of a tile: two multiply-adds or loads a cycle (half of the vectors cross a line), four to wait for one."""
+    """Cycles of a tile: two multiply-adds or loads per cycle (half of the vectors cross a line), four of latency."""
     step = greater(vectors * scalars, 1.5 * vectors + scalars, 8) / 2 + 0.5
     return depth * step + vectors * scalars * store
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
 def packing(problem: Problem, made: Plan) -> Packing:
-    """[group][phase][tile of channels][input channel, tap][channel of the tile], in the type of the arithmetic."""
+    """Packs weights as [group][phase][tile of channels][input channel, tap][channel of the tile], in the type of the
+    arithmetic."""
     order = _tap_order(made)
     dtype = compute_dtype(problem).numpy
 
@@ -250,8 +253,11 @@ def _tap_order(made: Plan) -> list[list[int]]:
 
 
 def table(made: Plan) -> Array:
-    """Where the taps of each phase begin, and their number at last; the taps in that order; an offset in the slab for
-    each input channel and tap, the phases one after the other."""
+    """Three lists: where the taps of each phase begin, with their number at the end; the taps in that order; and
+    offsets.
+
+    There is one offset in the slab for each input channel and tap, phase by phase.
+    """
     order = _tap_order(made)
     first = np.cumsum([0, *map(len, order)])
     _, height, width = made.axes

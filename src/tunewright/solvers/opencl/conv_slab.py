@@ -1,11 +1,12 @@
 """Convolutions in the plain layout, ordinary and transposed, as one loop over a table of offsets.
 
-A work-item copies the part of the input that a band of outputs reads into a slab of its own: padded, in the type of the
-arithmetic, and with strides taken apart, so that one tap of neighbouring outputs lies in neighbouring elements. The
-result at position q of the band is then ``sum over k of weight[k] * slab[offset[k] + q]``, k running over input
-channels and taps: rank, stride, dilation and padding are in the offsets alone, and no loop meets a border.
+A work-item copies the part of the input that a band of outputs reads into its slab. The slab is padded and has the type
+of the arithmetic. It separates the phases of a stride, so that one tap of neighbouring outputs lies in neighbouring
+elements. The result at position q of the band is then ``sum over k of weight[k] * slab[offset[k] + q]``, where k runs
+over input channels and taps. Rank, stride, dilation and padding only affect the offsets, and no loop checks for
+borders.
 
-A transposed convolution is the same for each phase of its output (position modulo stride), each with its own taps.
+A transposed convolution does this for each phase of its output (position modulo stride); each phase has separate taps.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ for (int task = GROUPS * BLOCKS * GID(0) / ITEMS; task < last; task++) {
 
 
 def calls(problem: Problem, made: Plan, config: Config, target: Target, specialise: bool) -> list[Call]:
-    """The launches for a Conv or ConvTranspose; weights that are not constant are packed at each run."""
+    """The launches for a Conv or ConvTranspose; weights that are not constant are packed in each run."""
     if not tensor(problem.outputs[0]).size:
         return []
     dtype, name = compute_dtype(problem), "conv_transpose" if made.transposed else "conv"
@@ -178,7 +179,7 @@ def calls(problem: Problem, made: Plan, config: Config, target: Target, speciali
 
 
 def _geometry(source: Source, made: Plan, items: int) -> None:
-    """The table and the dimensions that every kernel here reads."""
+    """Declares the table and the dimensions that every kernel here reads."""
     source.buffer("table", DType.INT32, Table(table(made)))
     source.dims(
         IC=made.inputs, OC=made.outputs, GROUPS=made.groups, BLOCKS=made.blocks, TAPS=made.window.taps,
@@ -187,7 +188,7 @@ def _geometry(source: Source, made: Plan, items: int) -> None:
 
 
 def _bands(source: Source, made: Plan) -> None:
-    """The dimensions of bands and slabs."""
+    """Declares the dimensions of bands and slabs."""
     for k, name in enumerate("DHW"):
         axis = made.axes[k]
         source.dims(**{
@@ -208,7 +209,7 @@ def _bands(source: Source, made: Plan) -> None:
 
 
 def _pack(problem: Problem, made: Plan, packed: Scratch, specialise: bool) -> Call:
-    """Weights that another kernel made, in the order of `packing`."""
+    """The launch that brings weights which another kernel computed into the order of `packing`."""
     source = Source("pack_weights", specialise)
     source.buffer("w", tensor(problem.inputs[1]).dtype, In(1))
     source.buffer("packed", compute_dtype(problem), packed)
@@ -223,7 +224,7 @@ def _pack(problem: Problem, made: Plan, packed: Scratch, specialise: bool) -> Ca
 def _tile(vectors: int, scalars: int, step: int, by_position: bool) -> str:
     """A tile of results: ``vectors`` along the lanes times ``scalars`` across them."""
     pairs = [(s, v) for s in range(scalars) for v in range(vectors)]
-    # lanes are positions: a scalar is a channel's weight, a vector is of the slab; or the other way round
+    # If lanes are positions, the scalar is a channel's weight and the vector comes from the slab; else the reverse.
     vector, scalar = ("values", "factors") if by_position else ("factors", "values")
     bias = {(s, v): f"(V)(bias[{s}])" if by_position else f"*(VU*)(bias + {v * step})" for s, v in pairs}
     place = {(s, v): f"{s} * PT + {v * step}" if by_position else f"{s} * CT + {v * step}" for s, v in pairs}
@@ -239,7 +240,7 @@ def _tile(vectors: int, scalars: int, step: int, by_position: bool) -> str:
 
 
 def _marked(text: str, marks: Mapping[str, str]) -> str:
-    """The text with every @MARK@ replaced."""
+    """The text with every @MARK@ of ``marks`` replaced."""
     for name, value in marks.items():
         text = text.replace(f"@{name}@", value)
     return text

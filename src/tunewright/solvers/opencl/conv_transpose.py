@@ -1,4 +1,4 @@
-"""Transposed convolutions in the plain layout, gathered: every output is written once, by the phase it belongs to."""
+"""Transposed convolutions in the plain layout: every output is written once, by the phase to which it belongs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .conv_plain import ConvPlain
 
 
 class ConvTranspose(ConvPlain):
-    """As `ConvPlain`, once for each phase of the output (see `conv_slab`)."""
+    """Works like `ConvPlain`, once for each phase of the output (see `conv_slab`)."""
 
     family = "conv_transpose"
     ops = frozenset({"ConvTranspose"})

@@ -1,11 +1,12 @@
-"""Transposed convolutions in the blocked layout: every output is written once, by the phase it belongs to.
+"""Transposed convolutions in the blocked layout: every output is written once, by the phase to which it belongs.
 
-Output o along an axis is of phase ``o % stride``, result number ``o // stride``: results of one phase are a convolution
-of the input with the taps of that phase. Where the kernel is as large as its stride, each phase has one tap, and all of
-it is a product of pixels and weights whose results are scattered. A tile is NB vectors times UR neighbouring results.
+Output o along an axis has phase ``o % stride`` and result number ``o // stride``. The results of one phase are a
+convolution of the input with the taps of that phase. Where the kernel is as large as its stride, each phase has one
+tap. The operation is then a product of pixels and weights whose results are scattered. A tile is NB vectors times UR
+neighbouring results.
 
-A result in blocks has a block of channels in a vector, of one phase. A result of few channels is plain: then a vector
-holds channels and phases side by side (with zeros for a phase that a tap does not reach), and the tile is taken apart
+For a result in blocks, a vector holds a block of channels of one phase. A result of few channels is plain. Then a
+vector holds channels and phases side by side, with zeros for a phase that a tap does not reach. The tile is separated
 into rows of the image.
 """
 
@@ -30,18 +31,18 @@ from .emit import Call, In, Out, Source, Table
 from .window import Triple, Window, groups
 from .window import why_not as why_not_window
 
-#: what tuning may choose: vectors and results of a tile, tiles and slabs of a work-item
+#: the choices of tuning: vectors and results of a tile, tiles and slabs of a work-item
 VECTORS, RESULTS, RUNS, SLABS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12), (1, 4, 16, 64), (1, 4, 16)
-#: work-items for each unit, at least: they should finish together, though one of them be disturbed
+#: The least number of work-items per unit: they should finish together even if one of them is disturbed.
 ITEMS = 4
-#: each has an entry in a table, and slabs of its own
+#: The most phases: each has an entry in a table, and separate slabs.
 MOST_PHASES = 256
-#: bytes of weights and of input that a work-item goes through again and again
+#: the bytes of weights and of input that a work-item reads repeatedly
 HELD, PANEL = 256 << 10, 32 << 10
 
 
 class ConvTransposeBlocked(CSolver):
-    """Constant f32 weights, one group; the output blocked, or plain when it has few channels."""
+    """Takes constant f32 weights and one group; the output is in blocks, or plain when it has few channels."""
 
     family = "conv_transpose_blocked"
     ops = frozenset({"ConvTranspose"})
@@ -90,7 +91,7 @@ class ConvTransposeBlocked(CSolver):
 
         def allow(c: Mapping[str, Scalar]) -> bool:
             nb, ur, run, slabs = (int(str(c[name])) for name in ("nb", "ur", "run", "slabs"))
-            # a longer run, or more slabs, than there are do what the next smaller number does
+            # A run, or a number of slabs, that exceeds the existing ones acts like the next smaller number.
             enough = run // 4 < plan.tiles(ur) and slabs // 4 < plan.slabs(nb) * len(plan.parts)
             return enough and plan.fits(nb, ur, target)
 
@@ -103,7 +104,8 @@ class ConvTransposeBlocked(CSolver):
 
         def cost(tile: tuple[int, int]) -> float:
             nb, ur = tile
-            loads = greater(nb * ur, nb + ur, 8) / (nb * ur)  # of a multiply-add: two of them or two loads in a cycle
+            # Loads relative to multiply-adds: a cycle has two of either.
+            loads = greater(nb * ur, nb + ur, 8) / (nb * ur)
             return plan.slabs(nb) * nb * plan.tiles(ur) * ur * loads
 
         nb, ur = min((t for t in itertools.product(VECTORS, RESULTS) if plan.fits(*t, target)), key=cost)
@@ -175,7 +177,7 @@ class ConvTransposeBlocked(CSolver):
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of everything for one problem."""
+    """All sizes for one problem."""
 
     window: Window
     batch: int
@@ -184,7 +186,7 @@ class Plan:
     channels: int
     #: lanes of a vector
     width: int
-    #: the result is plain: vectors hold channels and phases side by side
+    #: Whether the result is plain: vectors then hold channels and phases side by side.
     merged: bool
     #: (input offsets, for each the tap of each phase or None; phases): one for each phase, or one for all
     parts: tuple[Part, ...]
@@ -208,7 +210,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """What packed weights depend on, besides the tile."""
+        """The properties, besides the tile, that determine the packed weights."""
         w = self.window
         return f"{'merged' if self.merged else 'apart'} k{w.kernel} s{w.stride} d{w.dilation} h{w.head}"
 
@@ -228,33 +230,34 @@ class Plan:
         return max(len(part.offsets) for part in self.parts)
 
     def slabs(self, nb: int) -> int:
-        """Slabs of NB vectors, in a part."""
+        """The number of slabs of NB vectors in a part."""
         return -(-self.vectors // nb)
 
     def tiles(self, ur: int) -> int:
-        """Tiles of UR results of a row."""
+        """The number of tiles of UR results of a row."""
         depth, height, width = self.results
         return depth * height * -(-width // ur)
 
     def fits(self, nb: int, ur: int, target: Target) -> bool:
-        """A tile is worth trying: it fits the registers, and is not much smaller than they are without need."""
+        """Whether a tile is worth trying: it fits the registers, and is not much smaller than necessary."""
         if nb * ur + lesser(nb, ur) >= target.registers or nb > self.vectors:
             return False
-        # rows of a plain result are put together from all of its vectors
+        # Rows of a plain result combine all of its vectors.
         if self.merged and nb != self.vectors:
             return False
         most = next((n for n in RESULTS if n >= self.results[2]), RESULTS[-1])
         return ur <= most and (ur == most or nb > 3 or nb * ur >= target.registers // 2)
 
     def table(self) -> Array:
-        """Where the offsets of each part begin, and their number; the phase of each part; the offsets."""
+        """Three lists: where the offsets of each part begin, with their number at the end; the phase of each part; the
+        offsets."""
         begins = np.cumsum([0, *(len(part.offsets) for part in self.parts)])
         phases = [x for part in self.parts for x in part.phases[0]]
         offsets = [x for part in self.parts for offset in part.offsets for x in offset]
         return np.array([*begins, *phases, *offsets], np.int32)
 
     def pack(self, w: Array, nb: int) -> Array:
-        """[part][slab][offset][input channel][vector of the slab][lane]."""
+        """Packs weights as [part][slab][offset][input channel][vector of the slab][lane]."""
         columns = self.slabs(nb) * nb * self.width
         taps = {
             (phases, back): flat
@@ -278,14 +281,14 @@ class Plan:
         return np.ascontiguousarray(np.concatenate(found))
 
     def pack_bias(self, b: Array, nb: int) -> Array:
-        """One for each column."""
+        """Packs the bias: one value for each column."""
         each = np.repeat(b, len(self.parts[0].phases))
         return np.pad(each, (0, self.slabs(nb) * nb * self.width - len(each)))
 
 
 @dataclass(frozen=True)
 class Part:
-    """Results that are made together: of some phases, from the input at some places before theirs."""
+    """Results that are computed together: those of ``phases``, from the input at ``offsets`` before their positions."""
 
     phases: tuple[tuple[int, ...], ...]
     offsets: tuple[tuple[int, ...], ...]
@@ -306,11 +309,11 @@ def _shape(type: object) -> object:
 
 
 def _few(out: TensorType, target: Target) -> bool:
-    """So few channels that most of a block would be empty."""
+    """Whether the channels are so few that most of a block would be empty."""
     return out.dims[1] < target.vector_bytes // 8
 
 
-# Tiles lie in a row of results. Input that is outside is read from a block of zeros.
+# Tiles lie in a row of results. Positions outside of the input are read from a block of zeros.
 _HEAD = """
 vector_of(f32, W, V);
 typedef V VU __attribute__((aligned(4)));
@@ -359,7 +362,7 @@ for (int k = begin; k < end; k++) {
 }
 """
 
-# Whole tiles ask nothing; others lie in memory meanwhile.
+# Whole tiles are stored without conditions; partial tiles go through memory.
 _SCATTER = """
 int od = z0 * SD + phases[3 * part], oh = y0 * SH + phases[3 * part + 1], ow = x0 * SW + phases[3 * part + 2];
 if (od < OD && oh < OH) {
@@ -384,7 +387,7 @@ if (od < OD && oh < OH) {
 }
 """
 
-# Columns are channels times phases, those of the width last: SW of them and a row of the tile are neighbours.
+# Columns are channels times phases, with the phases of the width last: SW of them and a row of the tile are adjacent.
 _ROWS = """
 f32 line[NB * W * UR];
 UNROLL for (int b = 0; b < NB; b++) UNROLL for (int u = 0; u < UR; u++) {

@@ -1,8 +1,8 @@
 """Convolutions whose result is one pixel: a vector times a matrix, which is read from memory once and in order.
 
-Squeeze-and-excitation is made of them. A tile is NB blocks of output channels; CHAINS sums of each hide the latency of
-a multiply-add. With one pixel the plain and the blocked layout are the same bytes, but for the lanes that fill up a
-last block, so any mixture of them is fine.
+Squeeze-and-excitation consists of them. A tile is NB blocks of output channels; CHAINS sums of each hide the latency of
+a multiply-add. With one pixel the plain and the blocked layout have the same bytes, except for the lanes that fill up a
+last block. Therefore the kernel takes any mixture of the two layouts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .emit import Call, In, Out, Source
 from .window import Window
 from .window import why_not as why_not_window
 
-#: multiply-adds of vectors that are worth a work-item of their own: waking a thread takes as long as this number
+#: Multiply-adds of vectors that are worth a separate work-item: waking a thread takes as long as this number.
 LEAST_WORK = 1 << 14
 
 _SLABS = """
@@ -59,7 +59,7 @@ for (; slab < last; slab++) {
 
 
 class ConvVector(CSolver):
-    """Constant f32 weights, one group, a window that is the whole input."""
+    """Takes constant f32 weights, one group, and a window that covers the whole input."""
 
     family = "conv_vector"
     ops = frozenset({"Conv"})
@@ -87,7 +87,7 @@ class ConvVector(CSolver):
         return None
 
     def preferred(self, problem: Problem, target: Target) -> tuple[Layout, Layout] | None:
-        return None  # it takes what comes
+        return None  # It takes any of its layouts.
 
     def space(self, problem: Problem, target: Target) -> Space:
         return Space(
@@ -140,17 +140,18 @@ def _layout(target: Target) -> Layout:
 
 
 def _size(type: TensorType) -> int:
-    """Elements in memory."""
+    """The number of elements in memory."""
     return math.prod(type.physical)
 
 
 def _registers(nb: Any, chains: Any) -> int:
-    """Accumulators, and an input and a weight under way."""
+    """Registers for accumulators, an input and a weight."""
     return int(nb * chains + 2)
 
 
 def pack(w: Array, width: int, inner: int) -> Array:
-    """O I spatial... -> slab, I/inner, spatial..., inner, lane: the order of the input's bytes; zeros fill up."""
+    """Packs O I spatial... as slab, I/inner, spatial..., inner, lane: the order of the input's bytes; zeros fill up
+    slabs."""
     out, depth = w.shape[0], w.shape[1]
     taps: Array = w.reshape(out, depth, -1)
     if taps.shape[2] > 1 and inner > 1:

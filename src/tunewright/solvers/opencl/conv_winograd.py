@@ -1,13 +1,14 @@
 """Winograd convolution of 3 x 3 windows in the blocked layout: fewer multiplications for more additions.
 
-A tile of m x m results is made of the (m + 2) x (m + 2) inputs below it: they are transformed, multiplied at each
-*position* of the tile with transformed weights, which is a matrix product over the channels, and the sums are
+A tile of m x m results is computed from the (m + 2) x (m + 2) inputs below it. They are transformed, and multiplied at
+each *position* of the tile with transformed weights, which is a matrix product over the channels. The sums are
 transformed back. Tiles are numbered through all images, and taken in groups of UR: the products of a group and NB
 blocks of output channels stay in registers, as in the direct kernel.
 
-In the fused form a work-item does all of that for a band of groups at a time, in scratch memory of its own that stays
-in its core's cache. In the split form a first kernel transforms the whole input, and the items of a second one share
-bands and slabs of NB blocks: that is for small images with many channels, whose weights should be read once.
+In the fused form a work-item does all of that for a band of groups at a time. It uses separate scratch memory that
+stays in its core's cache. In the split form a first kernel transforms the whole input, and the work-items of a second
+one share bands and slabs of NB blocks. The split form is for small images with many channels, whose weights should be
+read once.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ from .conv_winograd_form import lines, of_input, of_output, weight_matrix
 from .emit import Call, In, Out, Scratch, Source
 from .window import Window
 
-#: scratch memory that a kernel may take
+#: the most bytes of scratch memory of a kernel
 MOST_SCRATCH = 256 << 20
-#: beyond, PoCL compiles another variant of a kernel
+#: the largest grid for which PoCL does not compile another variant of a kernel
 MOST_GROUPS = 65_535
-#: floats between positions beside the data: without, those of even sizes would fall on the same lines of a cache
+#: Unused floats between positions: without them, positions of even sizes would fall on the same lines of a cache.
 STAGGER = 16
 FUSED, SPLIT = "fused", "split"
-#: NB and UR for at least this number of registers, with the time of a multiply-add relative to the best
+#: NB and UR by the least number of registers, with the time of a multiply-add relative to the best tile
 REGISTERS = {
     32: {(4, 6): 1.0, (4, 5): 1.03, (3, 8): 1.05, (2, 10): 1.1, (1, 14): 1.3},
     0: {(2, 6): 1.0, (2, 5): 1.03, (3, 4): 1.05, (2, 4): 1.1, (1, 8): 1.2},
 }
-#: a weight from memory takes as long as its products with this number of tiles
+#: Loading a weight from memory takes as long as its products with this number of tiles.
 COLD = 8
-#: bytes of transformed inputs that stay in a core's own cache beside weights and sums
+#: bytes of transformed inputs that stay in the cache of a core beside weights and sums
 HELD = 768 << 10
-#: The untuned kernel: how many times as fast as direct summation it must be expected to be, and multiply-adds of
-#: direct summation below which there is nothing to gain.
+#: For the untuned kernel: the least expected speed-up over direct summation, and the multiply-adds of direct summation
+#: below which nothing can be gained.
 SURELY, LEAST_WORK = 1.3, 1 << 22
-#: How many times as fast as F(2,3) the model must expect F(4,3) to be.
+#: The least speed-up of F(4,3) over F(2,3) that the model must expect.
 AHEAD = 1.3
-#: Times of a simple model, in those of a vector's multiply-add. A vector of one of a tile's inputs through its
-#: transform; a product here; and, in the direct kernel, what comes with the products of a tap, in input channels.
+#: Times of a simple model, in units of a vector's multiply-add: the transform of one vector of one of a tile's inputs;
+#: a product of this kernel; and, in the direct kernel, the overhead of a tap in input channels.
 MOVE, PRODUCT, TAP = 130 / 16, 1.1, 4
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a problem and a config decide."""
+    """The sizes that follow from a problem and a config."""
 
     tile: int
     nb: int
@@ -66,9 +67,9 @@ class Sizes:
     down: int
     across: int
     tiles: int
-    #: of UR tiles
+    #: groups of UR tiles
     groups: int
-    #: groups that are worked on at a time
+    #: groups that are computed at a time
     band: int
     #: work-items
     items: int
@@ -89,8 +90,8 @@ class Sizes:
         fused = config["form"] == FUSED
         band = lesser(int(config["band"]), groups)
         tasks = groups if fused else -(-groups // band) * slabs
-        # On a processor an item of the fused form has the nearest caches for itself: if a unit took several, it would
-        # find the memory of each cold, or where another unit has written it.
+        # On a processor a work-item of the fused form has the nearest caches to itself. If a unit ran several, it would
+        # find the memory of each cold, or in the cache of another unit.
         each = 1 if fused and target.device == "cpu" else int(config["items"])
         items = lesser(each * greater(target.units, 1), tasks)
         band = lesser(band, -(-groups // items)) if fused else band
@@ -102,7 +103,7 @@ class Sizes:
 
     @property
     def side(self) -> int:
-        """The side of a tile's inputs."""
+        """The side of the square of inputs of a tile."""
         return self.tile + 2
 
 
@@ -115,18 +116,18 @@ def scratch_bytes(problem: Problem, config: Config, target: Target) -> tuple[int
 
 
 def _fits(problem: Problem, config: Config, target: Target) -> bool:
-    """Scratch memory is in bounds, and so is the grid of the first kernel of the split form."""
+    """Whether scratch memory is in bounds, and so is the grid of the first kernel of the split form."""
     groups = Sizes.of(problem, config, target).groups if config["form"] == SPLIT else 0
     return groups <= MOST_GROUPS and sum(scratch_bytes(problem, config, target)) <= MOST_SCRATCH
 
 
 def _widest(problem: Problem, target: Target) -> int:
-    """The largest NB that is worth trying: two, or the blocks that there are."""
+    """The largest NB that is worth trying: two, or the number of blocks."""
     return greater(2, -(-tensor(problem.outputs[0]).dims[1] // lanes(target)))
 
 
 class ConvWinograd(CSolver):
-    """3 x 3 windows of stride 1 over constant f32 weights; input and output blocked."""
+    """Takes 3 x 3 windows of stride 1 and constant f32 weights; input and output are in blocks."""
 
     family = "conv_winograd"
     version = "1.1"
@@ -137,8 +138,8 @@ class ConvWinograd(CSolver):
     rank = 47
 
     def __init__(self) -> None:
-        super().__init__()  # with shapes as literals it is one per cent faster: not worth its compilations
-        self.tuned_only = True  # where it pays is known when it was measured
+        super().__init__()  # Shapes as literals make it one per cent faster, which is not worth the compilations.
+        self.tuned_only = True  # only a measurement shows where it pays
 
     def refuse(self, problem: Problem, target: Target) -> str | None:
         x, w, out = tensor(problem.inputs[0]), tensor(problem.inputs[1]), tensor(problem.outputs[0])
@@ -167,7 +168,7 @@ class ConvWinograd(CSolver):
 
         def allow(config: Mapping[str, Scalar]) -> bool:
             nb, ur = int(str(config["nb"])), int(str(config["ur"]))
-            # accumulators, the weights of an input channel and a broadcast; a dozen sums hide latencies
+            # Registers for accumulators, the weights of an input channel and a broadcast; a dozen sums hide latencies.
             if nb * ur < lesser(most // 2, 12) or nb * ur + nb + 1 > most:
                 return False
             return not problem.is_static or (nb <= _widest(problem, target) and _fits(problem, config, target))
@@ -191,7 +192,7 @@ class ConvWinograd(CSolver):
         def tiles(tile: int) -> int:
             return out[0] * -(-out[2] // tile) * -(-out[3] // tile)
 
-        def work(choice: tuple[int, int]) -> float:  # multiplications that are done, wasted ones included
+        def work(choice: tuple[int, int]) -> float:  # the number of multiplications, wasted ones included
             nb, ur = choice
             return -(-out[1] // (nb * block)) * nb * -(-tiles(tile) // ur) * ur * choices[choice]
 
@@ -239,14 +240,14 @@ class ConvWinograd(CSolver):
         source = self._source("winograd_input", problem, sizes, target)
         source.buffer("x", DType.FLOAT32, In(0))
         source.buffer("v", DType.FLOAT32, v)
-        # blocks of channels of a work-item: a group's places are found once for all of them
+        # The blocks of channels of a work-item: the positions of a group are computed once for all of them.
         chunk = greater(1, lesser(sizes.blocks, sizes.blocks * sizes.groups // (16 * greater(target.units, 1))))
         source.dims(CHUNK=chunk)
         source.add(_filled(_INPUT, INPUT=_transform(sizes.tile)))
         return [source.call([-(-sizes.blocks // chunk), sizes.groups]), last]
 
     def _source(self, name: str, problem: Problem, sizes: Sizes, target: Target) -> Source:
-        """A kernel with what the transform of the input needs."""
+        """A new kernel with the declarations that the transform of the input needs."""
         window = Window.of(problem)
         source = Source(name)
         source.fixed(W=lanes(target), UR=sizes.ur, TILE=sizes.tile, SIDE=sizes.side)
@@ -259,9 +260,10 @@ class ConvWinograd(CSolver):
 
 
 class ConvWinogradTwo(ConvWinograd):
-    """F(2,3), which is as exact as direct summation, where it is surely faster: the default there.
+    """F(2,3), which is as exact as direct summation; the default where it is expected to be faster.
 
-    It has one config, in the fused form: another is a text more to compile. What can be tuned is `ConvWinograd`.
+    It has one config, in the fused form, because each further config is another text to compile. `ConvWinograd` can be
+    tuned.
     """
 
     family = "conv_winograd_two"
@@ -280,7 +282,7 @@ class ConvWinogradTwo(ConvWinograd):
             return "whether it is faster than direct summation depends on shapes, which are not known"
         if target.device != "cpu":
             return "whether it is faster than direct summation is known of processors alone"
-        problem = problem.at_hand  # what follows is no matter of what it can do
+        problem = problem.at_hand  # The following reasons concern its speed, not its abilities.
         if 9 * tensor(problem.inputs[0]).dims[1] * tensor(problem.outputs[0]).size < LEAST_WORK:
             return "too little to multiply for a kernel of its own"
         gain = speedup(problem, self.default(problem, target), target)
@@ -289,7 +291,7 @@ class ConvWinogradTwo(ConvWinograd):
         return self.why_not_tile(problem, target, gain)
 
     def why_not_tile(self, problem: Problem, target: Target, gain: float) -> str | None:
-        """What speaks for another size of tiles."""
+        """Why another size of tiles is better, or None."""
         return None
 
     def space(self, problem: Problem, target: Target) -> Space:
@@ -306,9 +308,9 @@ class ConvWinogradTwo(ConvWinograd):
 
 
 class ConvWinogradFour(ConvWinogradTwo):
-    """F(4,3), in the same form, where it is surely faster than F(2,3), too: the default where it is not barred.
+    """F(4,3) in the same form; the default where it is expected to be faster than F(2,3) and is permitted.
 
-    EXECUTION_MODE_HINT = ACCURACY bars it (see `inexact`); F(2,3) is the default then.
+    EXECUTION_MODE_HINT = ACCURACY excludes it (see `inexact`); then F(2,3) is the default.
     """
 
     family = "conv_winograd_four"
@@ -324,13 +326,13 @@ _TWO = ConvWinogradTwo()
 
 
 def speedup(problem: Problem, config: Config, target: Target) -> float:
-    """How many times as fast as direct summation a fused form should be, rather less than more."""
+    """The expected speed-up of a fused form over direct summation; a low estimate."""
     sizes, out = Sizes.of(problem, config, target), tensor(problem.outputs[0]).dims
     depth, pixels = tensor(problem.inputs[0]).dims[1], out[0] * out[2] * out[3]
     blocks = -(-out[1] // lanes(target))
     products = sizes.side**2 * depth * sizes.slabs * sizes.nb * sizes.groups * sizes.ur
     moves, units = sizes.tiles * (sizes.blocks + blocks), greater(target.units, 1)
-    waiting = -(-sizes.groups // units) * units / sizes.groups  # for the unit that has most to do
+    waiting = -(-sizes.groups // units) * units / sizes.groups  # waiting for the unit that has the most work
     return 9 * (depth + TAP) * blocks * pixels / ((PRODUCT * products + MOVE * sizes.side**2 * moves) * waiting)
 
 
@@ -341,7 +343,7 @@ def _filled(text: str, **parts: str) -> str:
 
 
 def _transform(tile: int) -> str:
-    """The transform of a group's inputs: along rows, where borders are, then along columns."""
+    """Statements of the transform of a group's inputs: along rows, where borders are, then along columns."""
 
     def row(load: str) -> str:
         return lines(of_input, tile, lambda k: load.format(k=k), lambda k, value: f"t[i][{k}] = {value};")
@@ -357,7 +359,7 @@ def _transform(tile: int) -> str:
 
 
 def _results(problem: Problem, tile: int, steps: epilogue.Epilogue, block: int) -> str:
-    """From sums to results, along columns, then along rows."""
+    """Statements that transform sums to results, along columns, then along rows."""
     ragged = tensor(problem.outputs[0]).dims[1] % block != 0
     text, result = steps.apply("f", "(c + l < OC ? c + l : OC - 1)" if ragged else "c + l", "at + l")
     store = "STOREV(y + at, r[k]);"
@@ -382,7 +384,7 @@ typedef V VU __attribute__((aligned(4)));
 #define INSIDE(at, size) ((u32)(at) < (u32)(size))
 """
 
-# Input channel i of a block: its weights with UR tiles. Unrolled by four, as in the direct kernel.
+# Multiplies input channel i of a block: its weights with UR tiles. Unrolled by four, as in the direct kernel.
 _MULTIPLY = """
 #if defined(__has_builtin)
 #if FETCH && __has_builtin(__builtin_prefetch)
@@ -403,7 +405,8 @@ _MULTIPLY = """
 }
 """
 
-# Group g, blocks [c0, c1) of channels; vg is where the group's first position begins. Tiles beyond the last repeat it.
+# Transforms group g, blocks [c0, c1) of channels; vg is where the group's first position begins. Tiles beyond the last
+# one repeat it.
 _TRANSFORM = """
 int y0[UR], x0[UR], from[UR];
 for (int u = 0; u < UR; u++) {
@@ -469,8 +472,8 @@ for (int task = tasks * GID(0) / ITEMS; task < last; task++) {
 }
 """
 
-# The sums of a slab and `count` groups, of which vb holds the transformed inputs, into mi. While a position's weights
-# are used for all groups, those of the next position, which lie behind them, come from memory.
+# Writes the sums of a slab and `count` groups into mi; vb holds the transformed inputs. While a position's weights are
+# used for all groups, the following weights, of the next position, are fetched from memory.
 _PRODUCT = """
 GLOBAL const f32* ws = w + slab * (SIDE * SIDE * IC * NB * W);
 for (int at = 0; at < SIDE * SIDE; at++) for (int g = 0; g < count; g++) {
@@ -514,14 +517,14 @@ for (int g = 0; g < count; g++) for (int u = 0; u < UR; u++) {
 
 
 def pack(w: Array, tile: int, nb: int, block: int) -> Array:
-    """O I 3 3 -> slab of NB blocks, position, I, NB, block; zeros fill up the last slab."""
+    """Packs O I 3 3 as slab of NB blocks, position, I, NB, block; zeros fill up the last slab."""
     out, depth = w.shape[:2]
     width, positions = nb * block, (tile + 2) ** 2
     slabs = -(-out // width)
     g = weight_matrix(tile)
     both = np.kron(g, g).T
     packed = empty_on_lines((slabs, positions, depth, width), np.dtype(np.float32))
-    for slab in range(slabs):  # one at a time: f64 takes memory
+    for slab in range(slabs):  # one slab at a time: f64 takes memory
         part = w[slab * width : (slab + 1) * width].reshape(-1, depth, 9).astype(np.float64) @ both
         packed[slab, :, :, : part.shape[0]] = part.transpose(2, 1, 0)
         packed[slab, :, :, part.shape[0] :] = 0

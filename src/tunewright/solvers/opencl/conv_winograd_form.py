@@ -1,9 +1,9 @@
 """Winograd's transforms F(m, 3): m results of three taps for m + 2 products, as matrices and as lines of C.
 
-They evaluate polynomials at the points 0, p, -p, ... and infinity. The points decide the error: that of F(4, 3) with 1
-and 2, which most texts name, is beyond the table of tolerances; with 11/16 and 3/2 it is less than half, about that of
-direct summation, which adds nine times as many terms one after the other. All coefficients are exact in f32. The
-transform of the weights is done in f64 and rounded once.
+They evaluate polynomials at the points 0, p, -p, ... and infinity. The points determine the error. Most texts name 1
+and 2 for F(4, 3); its error is then above the table of tolerances. With 11/16 and 3/2 the error is less than half. That
+is about the error of direct summation, which adds nine times as many terms one after the other. All coefficients are
+exact in f32. The transform of the weights is done in f64 and rounded once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from ..base import Array
 
-#: the positive points of F(m, 3), by m. Nothing was found for F(6, 3) whose error is below the table of tolerances.
+#: The positive points of F(m, 3), by m. No points are known for F(6, 3) whose error is below the table of tolerances.
 POINTS = {2: (Fraction(1),), 4: (Fraction(11, 16), Fraction(3, 2))}
 
 
 def weight_matrix(tile: int) -> Array:
-    """G of the products that a tile takes: (m + 2) x 3, in f64."""
+    """The matrix G that transforms the weights of a tile: (m + 2) x 3, in f64."""
     roots = [Fraction(0), *(r for p in POINTS[tile] for r in (p, -p))]
     rows = []
     for root in roots:
@@ -32,7 +32,7 @@ def weight_matrix(tile: int) -> Array:
 
 
 def of_input(tile: int, name: str) -> tuple[str, list[str]]:
-    """Statements over variables name0, name1, ... of m + 2 inputs; and the expression of each transformed one."""
+    """Statements over variables name0, name1, ... of m + 2 inputs, and the expression of each transformed input."""
     points = POINTS[tile]
     whole = _even(points)
     d = [f"{name}{k}" for k in range(tile + 2)]
@@ -46,7 +46,7 @@ def of_input(tile: int, name: str) -> tuple[str, list[str]]:
 
 
 def of_output(tile: int, name: str) -> tuple[str, list[str]]:
-    """Statements over variables name0, name1, ... of m + 2 products; and the expression of each of m results."""
+    """Statements over variables name0, name1, ... of m + 2 products, and the expression of each of m results."""
     points = POINTS[tile]
     lines, pairs = [], []
     for n in range(len(points)):
@@ -68,7 +68,8 @@ def lines(
     load: Callable[[int], str],
     store: Callable[[int, str], str],
 ) -> str:
-    """One transform along one axis: from ``load(k)``, an expression, to the statements ``store(k, expression)``."""
+    """Statements of one transform along one axis. ``load(k)`` returns an expression, ``store(k, expression)`` a
+    statement."""
     loads = "\n".join(f"V d{k} = {load(k)};" for k in range(tile + 2))
     statements, rows = transform(tile, "d")
     return "\n".join([loads, statements, *(store(k, row) for k, row in enumerate(rows))])
@@ -84,7 +85,7 @@ def _even(points: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _sum(terms: Iterable[tuple[Fraction, str]]) -> str:
-    """The sum of (coefficient, name): those without a factor first, so that each of the others is one instruction."""
+    """The sum of (coefficient, name). Terms without a factor come first, so that each other term is one instruction."""
     ordered = sorted(terms, key=lambda term: term[0] != 1)
     text = ""
     for c, name in ordered:

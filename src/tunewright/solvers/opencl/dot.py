@@ -1,16 +1,18 @@
-"""Sums of products of integers in the lanes of vectors, by the best instructions that a processor has.
+"""Sums of products of integers in the lanes of vectors, with the best instructions of a processor.
 
-`dot4(acc, x, w)` adds, in each 32-bit lane, the products of four unsigned bytes of x with four signed ones of w;
-`dot2(a, b)` is the sum of the products of two 16-bit numbers. All ways to compute them are exact:
+`dot4(acc, x, w)` adds, in each 32-bit lane, the products of four unsigned bytes of x with four signed ones of w.
+`dot2(a, b)` is the sum of the products of two 16-bit numbers. All implementations are exact:
 
 - ``vpdpbusd`` (AVX512-VNNI on 512 bits, AVX-VNNI on 256) is `dot4`.
-- ``sdot`` (aarch64) multiplies signed bytes with signed ones. So x has its highest bits turned, which takes 128 off
-  each byte, and a second sum adds 128 times each weight. Compilers compute it once for all rows.
-- ``pmaddwd`` is `dot2`, and twice that is `dot4`: exact, unlike ``pmaddubsw``, whose sums of two products saturate.
+- ``sdot`` (aarch64) multiplies signed bytes with signed ones. Therefore x is used with its highest bits flipped, which
+  subtracts 128 from each byte, and a second sum adds 128 times each weight. The compiler computes that sum once for all
+  rows.
+- ``pmaddwd`` is `dot2`, and two of them are `dot4`. It is exact, unlike ``pmaddubsw``, whose sums of two products
+  saturate.
 - shifts and multiplications, for any other processor.
 
 Instructions that not every processor of a level has are written in assembly, where the target has them: the types of
-the builtins change from clang to clang.
+the builtins differ between versions of clang.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from ...devices.base import Target
 from ...ir.symbolic import hint, lesser
 from .emit import Source
 
-#: by bytes of a vector: the feature that brings `dot4`, and what defines it
+#: by bytes of a vector: the processor feature that provides `dot4`, and the macros that select it
 INSTRUCTIONS: Mapping[int, tuple[str, Mapping[str, int | str]]] = {
     64: ("avx512vnni", {"VNNI": '"vpdpbusd"'}),
-    32: ("avxvnni", {"VNNI": '"%{vex%} vpdpbusd"'}),  # without AVX-512 it has an encoding of its own
+    32: ("avxvnni", {"VNNI": '"%{vex%} vpdpbusd"'}),  # Without AVX-512 the instruction has a different encoding.
     16: ("dotprod", {"SDOT": 1}),
 }
 
-#: PX: what the builtin MADD takes, if there is one
+#: PX: the type of the operands of the builtin MADD, if that builtin exists
 MADD = """
 #ifndef __has_builtin
 #define __has_builtin(name) 0
@@ -43,7 +45,7 @@ MADD = """
 #endif
 """
 
-#: V: a vector of WIDTH sums; P: one of pairs
+#: V: a vector of WIDTH sums; P: a vector of pairs
 DOT2 = """
 vector_of(i32, WIDTH, V); vector_of(i16, 2 * WIDTH, P);
 #ifdef MADD
@@ -57,7 +59,7 @@ INLINE V dot2(P a, P b) {
 #endif
 """
 
-#: behind DOT2. VNNI, SDOT: the instruction may be used
+#: Needs DOT2 in front. VNNI, SDOT: the instruction is available.
 DOT4 = r"""
 typedef V VU __attribute__((aligned(1)));
 #if defined(VNNI)
@@ -89,7 +91,7 @@ INLINE V dot4(V acc, V x, V w) {
 """
 
 
-#: PREFETCH(p) brings what lies at p into the second cache; FETCH 0: it does nothing
+#: PREFETCH(p) brings the memory at p into the second-level cache; with FETCH 0 it does nothing.
 PREFETCH = """
 #if FETCH && defined(__has_builtin)
 #if __has_builtin(__builtin_prefetch)
@@ -101,9 +103,9 @@ PREFETCH = """
 #endif
 """
 
-#: what tuning may choose: blocks of columns (output channels) and rows (pixels) of a register tile
+#: the choices of tuning: blocks of columns (output channels) and rows (pixels) of a register tile
 BLOCKS, ROWS = (1, 2, 3, 4, 6), (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
-#: tiles for at least this number of registers, with the time of a product in them relative to the best
+#: Tiles by the least number of registers, with the time of a product in each tile relative to the best one.
 TILES = {
     32: {(4, 6): 1.0, (3, 8): 1.05, (2, 10): 1.1, (1, 12): 1.4},
     0: {(2, 6): 1.0, (2, 5): 1.02, (2, 4): 1.05, (3, 4): 1.2, (1, 10): 1.5},
@@ -112,7 +114,7 @@ TILES = {
 
 @dataclass(frozen=True)
 class Tiling:
-    """Blocks of columns and rows, in register tiles."""
+    """The blocks of columns and the rows of a product, from which a register tile is chosen."""
 
     blocks: int
     rows: int
@@ -124,7 +126,7 @@ class Tiling:
         return next((n for n in ROWS if n >= hint(self.rows)), ROWS[-1])
 
     def fits(self, nb: int, ur: int) -> bool:
-        """A tile is worth trying: it stays in registers, and is not larger than what there is, or very small."""
+        """Whether a tile is worth trying: it fits the registers, is not larger than the work, and is not very small."""
         if nb * ur + lesser(nb, ur) + 1 > self.registers or nb > self.blocks:
             return False
         return ur == self._most or (ur < self._most and nb * ur >= self.registers // 2)
@@ -144,13 +146,13 @@ class Tiling:
 
 
 def add_pairs(source: Source, target: Target) -> None:
-    """Makes `dot2`, V and P known to a kernel."""
+    """Declares `dot2`, V and P in a kernel."""
     source.fixed(WIDTH=target.vector_bytes // 4)
     source.function(MADD + DOT2)
 
 
 def add(source: Source, target: Target) -> None:
-    """Makes `dot4`, V and P known to a kernel, and VU, the same as V unaligned."""
+    """Declares `dot4`, V and P in a kernel, and VU, an unaligned V."""
     add_pairs(source, target)
     if has_dot4(target):
         source.fixed(**INSTRUCTIONS[target.vector_bytes][1])

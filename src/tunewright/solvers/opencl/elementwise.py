@@ -1,7 +1,7 @@
 """Element-wise operations and broadcast chains of them, generated as one kernel.
 
-The result's dimensions are merged into as few as the operands' broadcasting allows. The innermost one is a loop over
-contiguous memory, in which an operand is either contiguous too or one value; the others are rows.
+The result's dimensions are merged into as few as the operands' broadcasting allows. The innermost dimension is a loop
+over contiguous memory, in which an operand is either also contiguous or one value. The other dimensions are rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from . import epilogue, expr
 from .base import CSolver, both, layout_of
 from .emit import COMPUTE, Call, In, Out, Source
 
-#: elements of one work-item among which tuning chooses
+#: the numbers of elements of a work-item among which tuning chooses
 CHUNKS = [1 << n for n in range(9, 18)]
-#: below this a work-item is not worth its launch: where bytes are moved, and where something is computed
+#: The least elements of a work-item that is worth its launch: for cheap operations, which move bytes, and for costly
+#: ones.
 LEAST, LEAST_COSTLY = 1 << 14, 1 << 12
 _CHEAP = frozenset({
     "Abs", "Add", "And", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip",
@@ -32,12 +33,12 @@ _CHEAP = frozenset({
     "LessOrEqual", "Max", "Min", "Mul", "Neg", "Not", "Or", "PRelu", "Relu", "Round", "Sign", "Sub", "Sum", "Where",
     "Xor",
 })  # fmt: skip
-#: of work-items in a dimension of the grid (a larger one is compiled once more)
+#: The most work-items in a dimension of the grid (a larger grid is compiled again).
 MOST_ITEMS = 65535
 
 
 class Elementwise(CSolver):
-    """Any shapes that broadcast. In a blocked layout the same happens to the physical shapes."""
+    """Element-wise operations on shapes that broadcast. In a blocked layout the physical shapes broadcast."""
 
     family = "elementwise"
     ops = frozenset(expr.EXPRESSIONS)
@@ -57,14 +58,14 @@ class Elementwise(CSolver):
         return Space({"chunk": CHUNKS, "interleave": [0, 1, 2, 4]})
 
     def default(self, problem: Problem, target: Target) -> Config:
-        """Four work-items for each unit, as long as they have enough to do."""
+        """Four work-items for each unit, as long as each has enough elements."""
         ops = [problem.op, *(step.op for step in problem.epilogue)]
         least = LEAST if all(op in _CHEAP for op in ops) else LEAST_COSTLY
         wanted = greater(math.prod(tensor(problem.outputs[0]).physical) // (4 * target.units), least)
         return {"chunk": max(c for c in CHUNKS if c <= wanted), "interleave": 0}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
-        """Constants per channel are filled up to whole blocks."""
+        """Fills constants per channel up to whole blocks."""
         out = tensor(problem.outputs[0])
         pack = partial(_in_blocks, layout=out.layout, rank=len(out.dims))
         key = f"elementwise.{out.layout}.{len(out.dims)}"
@@ -88,7 +89,7 @@ class Elementwise(CSolver):
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def _operands(problem: Problem) -> list[int]:
-    """The inputs whose elements are read."""
+    """The inputs whose elements the kernel reads."""
     count = len(problem.main_inputs)
     read = set(expr.used(problem.op, range(count)))
     for step in problem.epilogue:
@@ -97,7 +98,7 @@ def _operands(problem: Problem) -> list[int]:
 
 
 def _exponents(problem: Problem) -> list[int]:
-    """Inputs that are exponents."""
+    """The inputs that are exponents of Pow."""
     steps = [(problem.op, range(len(problem.main_inputs))), *((step.op, step.args) for step in problem.epilogue)]
     return [args[1] for op, args in steps if op == "Pow" and args[1] >= 0]
 
@@ -107,7 +108,7 @@ def _dtypes(problem: Problem) -> expr.Types:
 
 
 def _misfit(problem: Problem, i: int) -> str | None:
-    """Why operand i cannot be read along with the result's memory."""
+    """Why operand i cannot be read along with the result's memory, else None."""
     type, out = tensor(problem.inputs[i]), tensor(problem.outputs[0])
     if type.shape is None or out.shape is None:
         return None if type.layout == out.layout else f"the layout of {type} is not that of the result"
@@ -136,7 +137,7 @@ def _misfit(problem: Problem, i: int) -> str | None:
 
 
 def _padded(type: TensorType, rank: int) -> tuple[int | str | None, ...]:
-    """The shape with ones in front, or without those that are too many."""
+    """The shape with leading ones up to a rank, or without surplus leading ones."""
     shape = tuple(type.shape or ())
     while len(shape) > rank and shape[0] == 1:
         shape = shape[1:]
@@ -144,7 +145,7 @@ def _padded(type: TensorType, rank: int) -> tuple[int | str | None, ...]:
 
 
 def _incomplete(problem: Problem, i: int) -> bool:
-    """Whether it is a plain operand per channel beside a blocked result, whose last block is not full."""
+    """Whether input i is a plain operand per channel of a blocked result whose last block is not full."""
     type, out = tensor(problem.inputs[i]), tensor(problem.outputs[0])
     if type.layout == out.layout or type.size == 1:
         return False
@@ -173,7 +174,7 @@ def _view(problem: Problem, i: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Walk:
-    """How the elements are passed: merged dimensions, and each operand's strides in them (0 where it is repeated)."""
+    """How a kernel loops over the elements: merged dimensions, and each operand's strides (0: it is repeated)."""
 
     dims: tuple[int, ...]
     strides: Mapping[int, tuple[int, ...]]
@@ -194,39 +195,40 @@ class Walk:
         if not merged:
             merged.append((1, [0] * len(indices)))
         if len(merged) == 2:
-            merged.insert(0, (1, [0] * len(indices)))  # one text for two and three
+            merged.insert(0, (1, [0] * len(indices)))  # Two and three dimensions share one text.
         return Walk(
             tuple(n for n, _ in merged), {i: tuple(steps[k] for _, steps in merged) for k, i in enumerate(indices)}
         )
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Strides of contiguous memory, 0 for dimensions of one."""
+    """Strides of contiguous memory, with 0 for dimensions of size one."""
     return [0 if n == 1 else math.prod(shape[k + 1 :]) for k, n in enumerate(shape)]
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
 class Operand:
-    """How the kernel reads one operand. ``o`` and its index: where its row begins; ``s``: a value that stays."""
+    """How the kernel reads one operand. In the text, ``o`` + index is where its row begins, ``s`` + index a fixed
+    value."""
 
     def __init__(self, source: Source, problem: Problem, index: int, strides: Sequence[int]) -> None:
         self.source, self.index, self.strides = source, index, strides
         self.dtype = tensor(problem.inputs[index]).dtype
-        #: one value for all elements; for all of a row
+        #: fixed: one value for all elements; repeated: one value for all elements of a row
         self.fixed = not any(strides)
         self.repeated = strides[-1] == 0
         source.buffer(f"x{index}", self.dtype, In(index))
 
     def read(self, at: str) -> str:
-        """Reads the value that stays."""
+        """The statement that reads a value which stays fixed."""
         return f"{COMPUTE[self.dtype]} s{self.index} = {self.source.load(f'x{self.index}', at)};"
 
     def declare(self, at: str) -> str:
-        """In front of a row that begins there."""
+        """The statement in front of a row that begins at ``at``."""
         return self.read(at) if self.repeated else f"int o{self.index} = {at};"
 
     def load(self, flat: bool) -> str:
-        """The element in the innermost loop."""
+        """The expression of the element in the innermost loop."""
         if self.repeated:
             return f"s{self.index}"
         return self.source.load(f"x{self.index}", "i" if flat else f"o{self.index} + i")
@@ -252,7 +254,8 @@ def _body(source: Source, problem: Problem, operands: Mapping[int, Operand]) -> 
 
 @dataclass(frozen=True)
 class Loop:
-    """The innermost loop. ``block``: it is one block of channels, a vector; ``exponent``: one for all powers."""
+    """The innermost loop. ``block``: it covers one block of channels, a vector. ``exponent``: the operand of all powers
+    whose exponent is one value for all elements, if any."""
 
     body: str
     interleave: int
@@ -267,14 +270,14 @@ class Loop:
         loop = f"{pragma}for (int i = {begin}; i < {end}; i++) {{\n{self.body}\n}}"
         if self.exponent is None:
             return loop
-        # squares and roots get a loop of their own, in which the exponent is known
+        # Squares and roots get separate loops, in which the exponent is a constant.
         name, kind = f"s{self.exponent.index}", COMPUTE[self.exponent.dtype]
         known = [v for v in ("2", "0.5f") if kind.startswith("f") or v.isdigit()]
         return "".join(f"if ({name} == {v}) {{\nconst {kind} {name} = {v};\n{loop}\n}} else " for v in known) + loop
 
 
 def _flat(source: Source, walk: Walk, chunk: int, operands: Sequence[Operand], loop: Loop) -> list[int]:
-    """Everything is one row."""
+    """Writes a kernel in which all elements are one row."""
     size = walk.dims[0]
     chunk = greater(chunk, -(-size // MOST_ITEMS))
     source.dims(N=size, CHUNK=chunk)
@@ -284,7 +287,7 @@ def _flat(source: Source, walk: Walk, chunk: int, operands: Sequence[Operand], l
 
 
 def _rows(source: Source, walk: Walk, chunk: int, operands: Sequence[Operand], loop: Loop) -> list[int]:
-    """A work-item passes a part of the innermost dimension in several rows."""
+    """Writes a kernel in which a work-item computes a part of the innermost dimension in several rows."""
     *outer, middle, inner = walk.dims
     rows = math.prod(outer) * middle
     part = chunk if inner >= 2 * chunk else inner

@@ -1,7 +1,8 @@
-"""The emitter: C source of one kernel, its arguments, and the launch that results.
+"""The emitter: C source of one kernel, its arguments, and the resulting launch.
 
-A dimension is a name in the text. In a specialised kernel it is a literal (the compiler sees the shape); in a generic
-one it is an argument, so that every shape shares one text and a new shape compiles nothing. That is all the difference.
+A dimension is a name in the text. In a specialised kernel it is a literal (the compiler sees the shape). In a generic
+one it is an argument, so that every shape shares one text and a new shape compiles nothing. There is no other
+difference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .prelude import PRELUDES
 
 
 class Call(c_kernel.Call):
-    """A launch whose text is written without the words of a dialect."""
+    """A launch whose text does not depend on a dialect."""
 
     def program(self, dialect: str) -> str:
         return _PROGRAMS[dialect](self)
@@ -38,12 +39,13 @@ def _opencl(call: Call) -> str:
 
 
 def _params(params: Sequence[str]) -> str:
-    """What a text names only between #if and #endif need not be used."""
+    """The parameters of a function, marked UNUSED, because the text may name them only between #if and #endif."""
     return ", ".join(f"{param} UNUSED" for param in params)
 
 
 def _c(call: Call) -> str:
-    """A function of a work-item, and what runs it over a range of a grid with arguments out of a table."""
+    """A C function of a work-item, and an exported one that runs it over a range of a grid, with arguments from a
+    table."""
     args = []
     for at, param in enumerate(call.params):
         value = f"arguments[{at}]"
@@ -65,7 +67,7 @@ def _c(call: Call) -> str:
 _PROGRAMS = {"c": _c, "opencl": _opencl}
 
 
-#: how an element lies in memory, and in what type it is computed
+#: STORAGE: the C type of an element in memory; COMPUTE: the one in which kernels compute it
 STORAGE = {
     DType.FLOAT32: "f32", DType.FLOAT64: "f64", DType.FLOAT16: "u16", DType.BFLOAT16: "u16", DType.BOOL: "u8",
     DType.INT8: "i8", DType.UINT8: "u8", DType.INT16: "i16", DType.UINT16: "u16", DType.INT32: "i32",
@@ -76,17 +78,20 @@ _LOAD = {DType.FLOAT16: "f16_load({})", DType.BFLOAT16: "bf16_load({})"}
 _STORE = {DType.FLOAT16: "f16_store({})", DType.BFLOAT16: "bf16_store({})", DType.BOOL: "({}) != 0"}
 
 
-#: what a kernel calls the place for what is wrong with its inputs; a text that names it has it as an argument
+#: The name of the report of wrong inputs in a kernel's text; a text that contains it has the report as an argument.
 REPORT = "report"
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass
 class Source:
-    """A kernel being written. Names of dimensions and constants are in upper case; they are macros or arguments."""
+    """A kernel's source under construction.
+
+    Names of dimensions and constants are in upper case; they are macros or arguments.
+    """
 
     name: str
-    #: dimensions are literals
+    #: whether dimensions are literals
     specialise: bool = False
     _buffers: dict[str, tuple[DType, Arg]] = field(default_factory=dict)
     _dims: dict[str, int] = field(default_factory=dict)
@@ -96,19 +101,19 @@ class Source:
     _body: list[str] = field(default_factory=list)
 
     def buffer(self, name: str, dtype: DType, arg: In | Out | Scratch | Table) -> None:
-        """A pointer argument."""
+        """Add a pointer argument."""
         self._buffers[name] = (dtype, arg)
 
     def dims(self, **values: int) -> None:
-        """Dimensions, strides and offsets: literals when specialised, int arguments otherwise."""
+        """Add dimensions, strides and offsets: literals when specialised, int arguments otherwise."""
         self._dims.update(values)
 
     def fixed(self, **values: int | float | str) -> None:
-        """What is part of the text in any case: tile sizes, a window's size, flags."""
+        """Add literals that both kinds of kernel have: tile sizes, a window's size, flags."""
         self._fixed.update({k: _literal(v) for k, v in values.items()})
 
     def numbers(self, **values: float) -> None:
-        """Float arguments (an epsilon): never literals, since they rarely matter to the compiler."""
+        """Add float arguments (an epsilon): never literals, since they rarely matter to the compiler."""
         self._numbers.update({k: np.float32(v) for k, v in values.items()})
 
     def function(self, text: str) -> None:
@@ -117,7 +122,7 @@ class Source:
             self._functions.append(text)
 
     def add(self, text: str) -> None:
-        """Lines of the kernel's body."""
+        """Add lines to the kernel's body."""
         self._body.append(text)
 
     def load(self, name: str, at: str) -> str:
@@ -137,7 +142,7 @@ class Source:
         return COMPUTE[self._buffers[name][0]]
 
     def call(self, grid: Sequence[int]) -> Call:
-        """The finished kernel over a grid of up to three dimensions. Arguments that no text names are left out."""
+        """The finished kernel over a grid of up to three dimensions. Arguments that no text names are omitted."""
         params, args = [], []
         named = set(_WORD.findall("\n".join([*self._fixed.values(), *self._functions, *self._body])))
         for name, (dtype, arg) in self._buffers.items():

@@ -1,4 +1,4 @@
-"""The epilogue of a fused node, written into the kernel of its main operation at the point where it stores a result."""
+"""Writes the epilogue of a fused node into the kernel of its main operation, where that kernel stores a result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ..steps import argument_dtypes, step_dtypes
 from . import expr
 from .emit import COMPUTE, In, Source
 
-#: floats that are computed in f32
+#: floats that kernels compute in f32
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def kind(problem: Problem, i: int, axis: int) -> str | None:
-    """How operand i lies in the result: "scalar", "channel" (varies along ``axis`` alone), "full"; None: otherwise."""
+    """How operand i lies in the result: "scalar", "channel" (it varies only along ``axis``), "full", or None for any
+    other."""
     type, out = problem.inputs[i], problem.outputs[0]
     if not isinstance(type, TensorType) or not isinstance(out, TensorType) or type.shape is None or out.shape is None:
         return None
@@ -35,7 +36,7 @@ def kind(problem: Problem, i: int, axis: int) -> str | None:
 
 
 def why_not(problem: Problem, axis: int = 1) -> str | None:
-    """None when an `Epilogue` can be written for the problem; ``axis`` is that of the channels."""
+    """None when an `Epilogue` can be written for the problem, else the reason; ``axis`` is the axis of the channels."""
     for i in range(len(problem.main_inputs), len(problem.inputs)):
         if kind(problem, i, axis) is None:
             return f"operand {problem.inputs[i]} is neither one value, one per channel nor of the result's shape"
@@ -43,7 +44,7 @@ def why_not(problem: Problem, axis: int = 1) -> str | None:
 
 
 def divides(problem: Problem) -> str | None:
-    """Why not, where integers are divided: what fills up a tile or a block may be zero, and nobody may hear of it."""
+    """Refuses divisions of integers: the padding of a tile or a block may be zero, and the kernel would report it."""
     dtypes = step_dtypes(problem)
     ops = [problem.op, *(step.op for step in problem.epilogue)]
     if isinstance(dtypes, str):
@@ -68,10 +69,11 @@ def why_not_steps(problem: Problem) -> str | None:
 
 
 def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[[int], str]) -> tuple[str, str]:
-    """Statements of all steps, and the name of the last result, for one element.
+    """Statements of all steps for one element, and the name of the last result.
 
-    ``dtypes``: those of `step_dtypes`; ``value``: a variable with the main result; ``load``: the expression of an
-    operand's element. Between steps narrow floats are rounded as if they had been stored: a comparison sees the same.
+    ``dtypes`` are those of `step_dtypes`. ``value`` is a variable with the main result. ``load`` returns the expression
+    of an operand's element. Between steps, narrow floats are rounded as if they had been stored, so that a comparison
+    sees the same values.
     """
     lines: list[str] = []
     loaded: dict[int, str] = {}
@@ -100,7 +102,7 @@ def chain(problem: Problem, dtypes: Sequence[DType], value: str, load: Callable[
 
 
 class Epilogue:
-    """Adds the operands' buffers to a source; `apply` then writes the steps, once for each place that stores."""
+    """Adds the operands' buffers to a source.  then writes the steps, once for each stored result."""
 
     def __init__(self, source: Source, problem: Problem, axis: int = 1) -> None:
         self.source, self.problem = source, problem
@@ -114,10 +116,10 @@ class Epilogue:
         self.dtypes = dtypes
 
     def apply(self, value: str, channel: str, offset: str) -> tuple[str, str]:
-        """Statements, and the name of the result, for one element; a loop over lanes that holds them is vectorised.
+        """Statements for one element, and the name of the result. A loop over lanes that contains them is vectorised.
 
-        ``value``: a variable with the main result; ``channel``: index into operands per channel; ``offset``: index of
-        the element in the output's memory, and so in operands of its shape and layout.
+        ``value`` is a variable with the main result, ``channel`` the index into operands per channel. ``offset`` is the
+        index of the element in the output's memory, and also in operands of the output's shape and layout.
         """
         at = {"scalar": "0", "channel": channel, "full": offset}
 

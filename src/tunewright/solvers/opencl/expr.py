@@ -1,6 +1,6 @@
-"""Element-wise operations as C expressions: what a chain of them, alone or behind a convolution, is generated from.
+"""Element-wise operations as C expressions, for chains of them and for epilogues.
 
-Narrow floats are computed in f32 (see `emit.COMPUTE`); an expression does not round its result to what it is stored in.
+Narrow floats are computed in f32 (see `emit.COMPUTE`). An expression does not round its result to the stored type.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ A = TypeVar("A")
 Attrs: TypeAlias = Mapping[str, Any]
 #: element types of arguments; None where an optional one is absent
 Types: TypeAlias = Sequence[DType | None]
-#: (C expressions of the arguments, in the type they are computed in; their types; the result's type; attributes)
-#: -> the C expression of the result. An argument may be used more than once: it is always a plain name.
+#: (C expressions of the arguments, in the type they are computed in; their types; the result's type; attributes) -> the
+#: C expression of the result. An argument may be used more than once: it is always a plain name.
 Emit: TypeAlias = Callable[[Sequence[str | None], Types, DType, Attrs], str]
 
 BOOL = frozenset({DType.BOOL})
@@ -29,7 +29,7 @@ FLOAT = frozenset(d for d in STORAGE if d.is_float)
 INTEGER = frozenset(d for d in STORAGE if d.is_integer)
 NUMBER = FLOAT | INTEGER
 ANY = NUMBER | BOOL
-#: types that are computed as they are stored
+#: types whose elements are computed in the type in which they are stored
 WORDS = INTEGER | {DType.FLOAT32, DType.FLOAT64}
 _UNSIGNED = {
     DType.UINT32: ("2147483648.0f", "i32", "0x80000000u"),
@@ -39,11 +39,11 @@ _UNSIGNED = {
 
 @dataclass(frozen=True)
 class Form:
-    """How an operation is written, and for which types of its first argument (of all, where they must be one)."""
+    """How an operation is written in C, and for which types of its first argument (of all, if they must be equal)."""
 
     emit: Emit
     takes: frozenset[DType]
-    #: and of the result
+    #: element types of the result
     makes: frozenset[DType] = ANY
 
 
@@ -60,14 +60,15 @@ def number(value: float, dtype: DType) -> str:
 
 
 def convert(x: str, source: DType, to: DType) -> str:
-    """A cast as numpy does it: integers wrap around, floats are cut towards zero as the processor does it."""
+    """A cast with numpy's semantics: integers wrap around, floats are cut towards zero as the processor does it."""
     if source is to:
         return x
     if to is DType.BOOL:
         return f"(as_u32({x}) << 1) != 0" if COMPUTE[source] == "f32" else f"{x} != 0"
     if to.is_float or not source.is_float:
         return f"({COMPUTE[to]}){x}"
-    if to in _UNSIGNED:  # a processor converts signed ones: the upper half is moved down and up again
+    # Processors convert to signed types. Therefore the upper half is moved down before and up after the conversion.
+    if to in _UNSIGNED:
         half, signed, bit = _UNSIGNED[to]
         lower, upper = (f"({COMPUTE[to]}){_cut(part, source, signed)}" for part in (x, f"({x} - {half})"))
         return f"({x} >= {half} ? {upper} ^ {bit} : {lower})"
@@ -75,9 +76,9 @@ def convert(x: str, source: DType, to: DType) -> str:
 
 
 def _cut(x: str, source: DType, to: str) -> str:
-    """A float as an i32 or i64; what that cannot hold becomes the smallest one, as processors have it.
+    """A float as an i32 or i64. A value out of range becomes the smallest integer, as on processors.
 
-    C leaves it open: compilers take that as leave to drop the conversion.
+    C leaves such a conversion undefined, and compilers use that to drop the conversion.
     """
     bits, suffix = (63, "L") if to == "i64" else (31, "")
     least = "> -2147483649.0" if (bits, COMPUTE[source]) == (31, "f64") else f">= -0x1p{bits}f"
@@ -85,7 +86,7 @@ def _cut(x: str, source: DType, to: str) -> str:
 
 
 def rounded(x: str, dtype: DType) -> str:
-    """A value that was computed in f32 as its element type holds it."""
+    """A value that was computed in f32, rounded to its element type."""
     name = {DType.FLOAT16: "f16", DType.BFLOAT16: "bf16"}.get(dtype)
     return x if name is None else f"{name}_load({name}_store({x}))"
 
@@ -124,7 +125,7 @@ def _function(name: str) -> Form:
 
 
 def _builtin(name: str) -> Form:
-    """An instruction of the processor; integers have nothing to round."""
+    """An operation that is one instruction of the processor. It takes only floats: integers have nothing to round."""
 
     def emit(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
         return f"__builtin_{name}{'' if out is DType.FLOAT64 else 'f'}({a[0]})"
@@ -133,7 +134,7 @@ def _builtin(name: str) -> Form:
 
 
 def _plain(template: str, takes: frozenset[DType]) -> Form:
-    """The same text for every type."""
+    """An operation with the same text for every type."""
     return Form(lambda a, types, out, attrs: template.format(**dict(zip("xyz", a, strict=False))), takes)
 
 
@@ -142,7 +143,7 @@ def _wrapped(text: str, dtype: DType) -> str:
 
 
 def _unsigned(x: str, dtype: DType) -> str:
-    """An integer in which arithmetic wraps around (signed overflow is undefined in C)."""
+    """Casts an integer to the unsigned type, in which arithmetic wraps around (signed overflow is undefined in C)."""
     return f"({'u64' if dtype.itemsize == 8 else 'u32'}){x}"
 
 
@@ -180,7 +181,8 @@ def _absolute(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -
 
 
 def _divide(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """Integers towards zero, a report for what is divided by 0; the smallest one divided by -1 is itself again."""
+    """The quotient. Integers are divided towards zero, and a division by 0 is reported. The smallest one divided by -1
+    is itself."""
     x, y = a
     if out.is_float:
         return f"{x} / {y}"
@@ -190,7 +192,7 @@ def _divide(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> 
 
 
 def _modulo(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """The sign is that of the dividend (fmod) or of the divisor."""
+    """The remainder, with the sign of the dividend (fmod) or of the divisor."""
     x, y = a
     if out.is_float:
         rest = f"{COMPUTE[out]}_fmod({x}, {y})"
@@ -229,7 +231,8 @@ def _erf(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str
 
 # -- bits -------------------------------------------------------------------------------------------------------------
 def _shift(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """A shift by a negative count or by all the bits leaves what sign extension alone gives."""
+    """A shift. A negative count, or one of at least the type's width, gives 0, or -1 for a right shift of a negative
+    number."""
     x, y = a
     outside = f"{y} < 0 || {y} >= {out.itemsize * 8}" if _signed(out) else f"{y} >= {out.itemsize * 8}"
     if attrs.get("direction") == "LEFT":
@@ -253,7 +256,7 @@ def _is_inf(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> 
 
 # -- activations ------------------------------------------------------------------------------------------------------
 def _shrink(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """Integers through f64."""
+    """The Shrink operation; integers are computed in f64."""
     kind = out if out.is_float else DType.FLOAT64
     x = str(a[0]) if out.is_float else f"(f64){a[0]}"
     bias, limit = number(attrs.get("bias", 0.0), kind), number(attrs.get("lambd", 0.5), kind)
@@ -267,7 +270,7 @@ def _gelu(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> st
 
 
 def _with_bias(form: Form) -> Form:
-    """A second argument, if there, is added to the first."""
+    """A form that adds its second argument, where present, to the first one."""
 
     def emit(a: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
         x = a[0] if len(a) < 2 or a[1] is None else f"({a[0]} + {a[1]})"
@@ -290,7 +293,8 @@ _GELU_ERF = _float("0.5f * {x} * (1 + {T}_erf({x} * {SQRT_HALF}))")
 _GELU_TANH = _float("0.5f * {x} * (1 + {T}_tanh({SQRT_2_PI} * ({x} + {cubic} * {x} * {x} * {x})))", cubic=0.044715)
 _LEAKY, _HARD, _SIXTH = (float(np.float32(v)) for v in (0.01, 0.2, 1 / 6))
 _CLAMPED = "{T}_minimum({T}_maximum(%s, 0), 1)"
-#: every step rounds on its own, as in the definition: else a value half-way between two levels falls on the other side
+#: Every step rounds separately, as in the definition. Otherwise a value half-way between two levels would get the other
+#: level.
 _QUANTIZE = (
     "{x} <= {T}_minimum({y}, {z}) ? {u} : {x} > {T}_maximum({y}, {z}) ? {v} : "
     "{T}_round(({x} - {y}) / ({z} - {y}) * {steps}) / {steps} * ({v} - {u}) + {u}"
@@ -395,7 +399,7 @@ EXPRESSIONS: dict[str, Form] = {
 
 
 def why_not(op: str, types: Types, out: DType, attrs: Attrs) -> str | None:
-    """None when `expression` can write the operation for these element types."""
+    """None when `expression` can write the operation for these element types, else the reason."""
     form = EXPRESSIONS.get(op)
     if form is None:
         return f"{op} has no expression in C"
@@ -409,15 +413,16 @@ def why_not(op: str, types: Types, out: DType, attrs: Attrs) -> str | None:
 
 #: operations that report a division of integers by zero
 DIVISIONS = frozenset({"Div", "Mod"})
-#: operations whose results a narrow float holds if it holds the arguments
+#: operations whose result a narrow float holds exactly where it holds the arguments
 EXACT = frozenset({"Abs", "Ceil", "Clip", "Floor", "Max", "Min", "Neg", "Relu", "Round", "Sign", "Where"})
 
 
 def used(op: str, args: Sequence[A]) -> Sequence[A]:
-    """The arguments of an operation whose value matters: of CastLike's second one only the type does."""
+    """The arguments whose values an operation reads: CastLike reads only the type of its second one."""
     return args[:1] if op == "CastLike" else args
 
 
 def expression(op: str, args: Sequence[str | None], types: Types, out: DType, attrs: Attrs) -> str:
-    """One element of the result from one element of each argument; None stands for an optional one that is absent."""
+    """The expression of one element of the result from one element of each argument; None stands for an absent
+    argument."""
     return EXPRESSIONS[op].emit(args, types, out, attrs)

@@ -1,4 +1,4 @@
-"""Tensors that hold one value: ConstantOfShape, and EyeLike with another one on a diagonal."""
+"""Tensors that hold one value: ConstantOfShape, and EyeLike with a second value on a diagonal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fill(CSolver):
         if not y.size:
             return []
         dtype = word(y.dtype)
-        # a row has one element of its own, or none, where its diagonal is outside
+        # A row has one element of the diagonal, or none where the diagonal is outside of it.
         width = y.dims[1] if problem.op == "EyeLike" else y.size
         rows = y.size // width
         items = slices(y.nbytes, target)
@@ -50,7 +50,7 @@ for (int row = first; row < last; row++) {
 
 
 def _values(problem: Problem, type: TensorType) -> Array:
-    """The value, and that of the diagonal."""
+    """The value, and the value of the diagonal."""
     if problem.op == "EyeLike":
         return np.array([0, 1]).astype(type.dtype.numpy)
     value = problem.attrs.get("value")

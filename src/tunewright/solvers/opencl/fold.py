@@ -1,4 +1,4 @@
-"""Folding many elements into one (a sum, a maximum, ...), as C: what reductions and poolings share."""
+"""Folds many elements into one (a sum, a maximum, ...) in C, for reductions and poolings."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ...ir.symbolic import greater, lesser
 from ...ir.types import DType
 from .emit import COMPUTE, Source
 
-#: elements of one work-item, at least: about 5 us of work
+#: the least number of elements of a work-item: about 5 us of work
 GRAIN = 16384
-#: most work-items of a launch per core, enough that a late core does not hold up the rest
+#: The most work-items of a launch per core: enough that a late core does not delay the rest.
 ITEMS_PER_UNIT = 4
 
 _BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}
-#: wrapping sums are taken in unsigned types: overflow of signed ones is undefined in C
+#: Wrapping sums are computed in unsigned types: signed overflow is undefined in C.
 _WRAPPING = {8: DType.UINT32, 16: DType.UINT32, 32: DType.UINT32, 64: DType.UINT64}
 
 
 @dataclass(frozen=True)
 class Fold:
-    """How elements are folded. The texts are C expressions of type ``acc``, but for ``finish``."""
+    """How elements are folded. The texts are C expressions of type ``acc``, except ``finish``."""
 
     acc: DType
-    #: folded from no element
+    #: the result of folding no element
     start: str
-    #: what an element ``v`` contributes; ``top``: the largest element, where the kernel knows it
+    #: the contribution of an element ``v``; ``top`` is the largest element, where the kernel knows it
     each: str
-    #: of two partial results ``a`` and ``b``; both are plain names
+    #: joins two partial results ``a`` and ``b``; both are plain names
     join: str
-    #: the result from ``a``, the number of elements ``N`` and ``top``, in the type that the output is computed in
+    #: The result from ``a``, the number of elements ``N`` and ``top``, in the type that the output is computed in.
     finish: str = "a"
 
     @property
@@ -39,8 +39,10 @@ class Fold:
         return COMPUTE[self.acc]
 
     def define(self, source: Source, element: str, result: str | None = None) -> None:
-        """Adds ``fold_start()``, ``fold_each(v, top)``, ``fold_join(a, b)`` and, given the C type of results,
-        ``fold_finish(a, N, top)``; ``element`` is the C type of v and top."""
+        """Adds ``fold_start()``, ``fold_each(v, top)`` and ``fold_join(a, b)`` to a source.
+
+        Given the C type of results, it also adds ``fold_finish(a, N, top)``. ``element`` is the C type of v and top.
+        """
         t = self.type
         source.function(f"INLINE {t} fold_start(void) {{ return {self.start}; }}")
         source.function(f"INLINE {t} fold_each({element} v, {element} top UNUSED) {{ return {self.each}; }}")
@@ -54,12 +56,12 @@ class Fold:
 
 
 def is_float(dtype: DType) -> bool:
-    """Computed in floating point."""
+    """Whether elements of this type are computed in floating point."""
     return COMPUTE[dtype] in ("f32", "f64")
 
 
 def is_nan(dtype: DType, x: str) -> str:
-    """The C expression that tells whether x, as it is computed, is no number."""
+    """The C expression that tests whether x, in the type it is computed in, is NaN."""
     return f"{x} != {x}" if is_float(dtype) else "0"
 
 
@@ -69,18 +71,19 @@ def wide(dtype: DType) -> DType:
 
 
 def total(dtype: DType, each: str = "v") -> Fold:
-    """The sum of what elements contribute; integers wrap."""
+    """The sum of the contributions of elements; integers wrap."""
     acc = wide(dtype) if is_float(dtype) else _WRAPPING[_BITS[COMPUTE[dtype]]]
     return Fold(acc, "0", each, "a + b")
 
 
 def product(dtype: DType) -> Fold:
-    """Integers wrap."""
+    """The product of elements; integers wrap."""
     return replace(total(dtype), start="1", join="a * b")
 
 
 def extremum(dtype: DType, largest: bool, nan: bool = True) -> Fold:
-    """The maximum or minimum; one NaN makes it NaN, as numpy does, or (cheaper) is passed over without ``nan``."""
+    """The maximum or minimum. With ``nan``, one NaN makes the result NaN, as in numpy; without, NaNs are skipped
+    (cheaper)."""
     sign = ">" if largest else "<"
     better = f"(b {sign} a ? b : a)"
     if is_float(dtype):
@@ -101,10 +104,11 @@ def limit(dtype: DType, lowest: bool) -> str:
 
 
 def rows(source: Source, how: Fold, buffer: str, base: str, loop: str = "", top: str = "0") -> str:
-    """Statements that fold elements ``begin`` to ``end`` of rows at offset ``base`` of a buffer into a new ``rest``.
+    """Statements that fold elements ``begin`` to ``end`` of rows at offset ``base`` of a buffer into a new variable
+    ``rest``.
 
-    ``loop``: the head of the loop over rows, with its open brace; none: there is one row. A long row is folded in LANES
-    independent partial results, which become vectors.
+    ``loop`` is the head of the loop over rows, with its open brace; without it there is one row. A long row is folded
+    in LANES independent partial results, which become vectors.
     """
 
     def element(at: str) -> str:
@@ -134,30 +138,32 @@ if (end - begin < LANES) {{
 
 
 def lanes_for(size: int) -> int:
-    """LANES for rows of a size: few for short ones, which end before many would pay."""
+    """LANES for rows of a size: few for short rows, which end before many lanes would pay."""
     return 16 if size < 512 else 64
 
 
 def split(count: int, items: int) -> tuple[int, int]:
-    """``count`` things over at most ``items`` work-items: (things of each, number of work-items)."""
+    """Splits ``count`` elements over at most ``items`` work-items: (elements of each, number of work-items)."""
     each = greater(1, -(-count // greater(1, items)))
     return each, -(-count // each)
 
 
 def work_items(elements: int, units: int, grain: int = GRAIN) -> int:
-    """How many work-items that many elements are worth."""
+    """The number of work-items for a number of elements."""
     return greater(1, lesser(ITEMS_PER_UNIT * units, elements // grain))
 
 
 def around(dims: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Elements before an axis, along it and behind it."""
+    """The number of elements before an axis, along it and behind it."""
     axis %= len(dims)
     return math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])
 
 
 def unravel(index: str, offset: str, name: str, rank: int) -> str:
-    """Statements that make ``offset`` from a flat index (a variable, which is used up) over the dimensions name0,
-    name1, ... with their strides name0_STRIDE, ..."""
+    """Statements that compute ``offset`` from a flat index over the dimensions name0, name1, ...
+
+    The strides are name0_STRIDE, ... The statements change the variable ``index``.
+    """
     lines = [f"int {offset} = 0;"]
     for i in reversed(range(1, rank)):
         lines.append(f"{offset} += {index} % {name}{i} * {name}{i}_STRIDE; {index} /= {name}{i};")

@@ -1,7 +1,7 @@
 """Gather, GatherND and GatherElements: rows or elements picked by index.
 
-Indices are read at run time. For one that is out of range a kernel takes the first one, and reports it.
-Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+A kernel reads the indices at run time. In place of an index out of range it takes the first one, and reports it. Where
+indices are small constants, the solver checks them and refuses wrong ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ if (wrong_ones)
 
 
 class Gather(CSolver):
-    """Contiguous rows: y[r] = x[batch of r, indices of r]. Gather along an axis has the same indices in each batch."""
+    """Picks contiguous rows: y[r] = x[batch of r, indices of r]. Gather along an axis uses the same indices in each
+    batch."""
 
     family = "gather"
     ops = frozenset({"Gather", "GatherND", "com.microsoft::GatherND"})
@@ -145,7 +146,7 @@ for (int r = begin; r < end; r++) {
 
 
 class GatherElements(CSolver):
-    """Single elements: the index tensor says for each element of the result where along the axis it comes from."""
+    """Picks single elements: the index tensor holds the source position of each result along the axis."""
 
     family = "gather_elements"
     ops = frozenset({"GatherElements"})
@@ -177,7 +178,7 @@ class GatherElements(CSolver):
         source.function(LEGAL)
         source.buffer("x", word(x.dtype), In(0))
         source.buffer("indices", indices.dtype, In(1))
-        # Along the chosen axis it is the index that moves through the data, not the position.
+        # Along the chosen axis the index, not the position, selects the element of the data.
         bounds = [(a.length, 0 if a.chosen else a.data) for a in reversed(outer)]
         source.buffer("axes", DType.INT32, table(bounds))
         source.buffer("y", word(x.dtype), Out())

@@ -1,7 +1,7 @@
-"""Products of few rows with a matrix whose columns are contiguous: each result is a dot product of two runs of memory.
+"""Products of few rows with a matrix of contiguous columns: each result is a dot product of two runs of memory.
 
-This is a fully connected layer in one pass over its weights where they are not constant, the product of a matrix with a
-vector, and any product with few results but a long sum, which is then split among work-items.
+The solver serves fully connected layers whose weights are not constant, in one pass over them. It serves products of a
+matrix with a vector, and products with few results but a long sum, which it splits among work-items.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .matmul_pack import MOST_ITEMS, Operand, batch_offset
 from .matmul_product import Product, product, summed
 from .matmul_store import Store
 
-#: rows beyond which register tiles are faster, even if they have to pack the matrix first
+#: With more rows than this, register tiles are faster, even if they have to pack the matrix first.
 MOST_ROWS = 4
-#: with fewer columns than this, a constant matrix is stored by columns
+#: With fewer columns than this, a constant matrix is stored by columns.
 FEW_COLUMNS = 16
-#: elements of the matrix that a work-item reads at least: about five microseconds
+#: the least number of elements of the matrix that a work-item reads: about five microseconds
 SLICE = 32768
 #: a sum shorter than this is not split
 LEAST_SUM = 4096
 
 
 class Gemv(CSolver):
-    """Up to `MOST_ROWS` rows, columns of b contiguous."""
+    """Takes up to `MOST_ROWS` rows, and contiguous columns of b."""
 
     family = "gemv"
     ops = matmul_product.OPS
@@ -95,7 +95,7 @@ class Gemv(CSolver):
         return [source.call(grid), self._gather(problem, p, dtype, partial, parts)]
 
     def _gather(self, problem: Problem, p: Product, dtype: DType, partial: Scratch, parts: int) -> Call:
-        """The launch that adds the parts of each sum."""
+        """The launch that adds up the parts of each sum."""
         source = Source("gather", self.specialise)
         source.buffer("x", dtype, partial)
         source.fixed(T=COMPUTE[dtype])
@@ -137,7 +137,8 @@ def _matrix(p: Product) -> Operand:
 
 
 def _split(source: Source, p: Product, columns: int, items: int) -> tuple[tuple[int, int, int], int]:
-    """Decides what a work-item takes; the grid over columns, parts of the sum and the batch, and the parts."""
+    """Decides the shares of a work-item: the grid over columns, parts of the sum and the batch; and the number of
+    parts."""
     whole = p.count * p.n * p.k * p.m
     items = greater(1, lesser(items, whole // SLICE))
     batches = lesser(p.count, items, MOST_ITEMS)

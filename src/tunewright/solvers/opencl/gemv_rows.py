@@ -1,8 +1,8 @@
-"""Products of few rows with a matrix whose rows are contiguous and which is not constant: one go over it as it lies.
+"""Products of few rows with a matrix of contiguous rows that is not constant: one pass over the matrix in place.
 
-Rows of the matrix are streamed, four at a time, past sums of all columns (or a strip of them) that stay in the nearest
-cache. A large matrix is split along the sum, so that each work-item reads one piece of memory from end to end, and a
-second launch adds the parts up; a small one by columns, which saves that launch.
+The kernel streams rows of the matrix, four at a time. It adds them to sums of all columns (or a strip of them) that
+stay in the nearest cache. A large matrix is split along the sum, so that each work-item reads one piece of memory from
+end to end. A second launch adds up the parts. A small one is split by columns, which saves that launch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .matmul_pack import MOST_ITEMS, batch_offset
 from .matmul_product import Product, product, summed
 from .matmul_store import Store
 
-#: rows beyond which register tiles are faster, even if they have to pack a large matrix first
+#: With more rows than this, register tiles are faster, even if they have to pack a large matrix first.
 MOST_ROWS = 2
 #: with fewer columns than this, register tiles are faster
 FEWEST_COLUMNS = 32
-#: columns of a strip at least, unless there are no more: shorter runs of memory are not worth their streams
+#: The least number of columns of a strip, if there are as many: shorter runs of memory are not worth their streams.
 LEAST_STRIP = 128
-#: rows of the matrix in a part of the sum, at least
+#: the least number of rows of the matrix in a part of the sum
 LEAST_SUM = 64
-#: elements of a matrix from which on a second launch pays
+#: the least elements of a matrix for which a second launch pays
 LARGE = 16 * SLICE
 
 
 class GemvRows(CSolver):
-    """One row, or up to `MOST_ROWS` past a large matrix; rows of b contiguous."""
+    """Takes one row, or up to `MOST_ROWS` with a large matrix, and contiguous rows of b."""
 
     family = "gemv_rows"
     ops = matmul_product.OPS
@@ -83,7 +83,7 @@ class GemvRows(CSolver):
         return [source.call(grid), self._gather(problem, p, dtype, partial, parts)]
 
     def _gather(self, problem: Problem, p: Product, dtype: DType, partial: Scratch, parts: int) -> Call:
-        """The launch that adds the parts of each sum."""
+        """The launch that adds up the parts of each sum."""
         source = Source("gather_rows", self.specialise)
         source.buffer("x", dtype, partial)
         source.fixed(T=COMPUTE[dtype])
@@ -99,7 +99,8 @@ for (int n = 0; n < N; n++) {
 
 
 def _text(left: list[str], right: list[str], store: str) -> str:
-    """The kernel, from the loads of four rows of the sum (the first alone at its end) and what stores a sum."""
+    """The kernel's text. ``left`` and ``right`` load four rows of the sum (at its end only the first), ``store`` stores
+    a sum."""
     factors = ", ".join(f"l{i} = (T){text}" for i, text in enumerate(left))
     terms = " ".join(f"sum += l{i} * (T){text};" for i, text in enumerate(right))
     return f"""
@@ -134,7 +135,7 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++) {{
 
 
 def _split(source: Source, p: Product, strip: int, items: int) -> tuple[tuple[int, int, int], int]:
-    """Decides what a work-item takes; the grid over strips, parts of the sum and the batch, and the parts."""
+    """Decides the shares of a work-item: the grid over strips, parts of the sum and the batch; and the parts."""
     whole = p.count * p.m * p.n * p.k
     batches = lesser(p.count, greater(1, lesser(items, whole // SLICE)), MOST_ITEMS)
     wanted = -(-greater(1, lesser(items, whole // SLICE)) // greater(1, batches))

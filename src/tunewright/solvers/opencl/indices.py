@@ -1,4 +1,4 @@
-"""What kernels that move elements by index share: legal indices, axes joined, and how work is divided."""
+"""Parts of kernels that move elements by index: legal indices, merged axes, and the division of work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .words import MOVABLE, words
 ONE_WORD = frozenset(d for d in MOVABLE if words(d) == 1)
 INDEX_TYPES = frozenset({DType.INT32, DType.INT64})
 
-#: Legal whatever the index is, and whether it was before. A loop collects that, and who finds something looks for the
-#: index that is wrong behind the loop: a call of `wrong` in it would cost registers, and keep it scalar.
+#: `legal` always returns an index inside the axis, and records whether the given one was outside. A loop collects these
+#: flags, and the kernel searches for the wrong index behind the loop. A call of `wrong` in the loop would cost
+#: registers and keep the loop scalar.
 LEGAL = """
 INLINE i64 legal(i64 i, int size, int* wrong_ones) {
   i64 at = i < 0 ? i + size : i;
@@ -28,7 +29,7 @@ INLINE i64 legal(i64 i, int size, int* wrong_ones) {
 }
 INLINE int is_outside(i64 i, int size) { return i < -(i64)size || i >= size; }
 """
-#: Row ``i + more``, counted from 0 and limited to the rows there are: the nearest one, where that is reported.
+#: Row ``i + more``. An index outside of the rows is reported, and the nearest row takes its place.
 ROW = """
 INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
   if (i >= 0 && i < rows - more) return (int)i + more;
@@ -37,15 +38,15 @@ INLINE int row_of(i64 i, int more, int rows, GLOBAL i64* report) {
 }
 """
 
-#: bytes that a work-item should at least move: about 5 microseconds
+#: the least number of bytes that a work-item should move: about 5 microseconds
 LEAST_BYTES = 1 << 16
-#: work-items for each unit, where there is work enough: a slow one then delays the others little
+#: Work-items per unit where there is enough work: a slow one then delays the others little.
 PER_UNIT = 8
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Rows and columns of each work-item, for work of ``rows`` times ``columns`` elements."""
+    """Rows and columns of each work-item, for work on ``rows`` times ``columns`` elements."""
 
     rows: int
     columns: int
@@ -53,8 +54,9 @@ class Shares:
 
     @staticmethod
     def of(rows: int, columns: int, nbytes: float, target: Target, least: int = LEAST_BYTES) -> Shares:
-        """Whole rows where there are enough of them, else pieces of rows. ``nbytes``: what one element moves."""
-        # decided for the sizes at hand; any shares are right
+        """Whole rows for each work-item where there are enough rows, else parts of rows. ``nbytes``: bytes moved per
+        element."""
+        # The division uses the sizes at hand; any division gives correct results.
         high, wide, nbytes = hint(rows), hint(columns), hint(nbytes)
         wanted = greater(1, lesser(int(high * wide * nbytes) // least, PER_UNIT * target.units))
         row = greater(1, high // wanted)
@@ -69,7 +71,7 @@ def strides(dims: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an index tensor beside that of the data: its length and the strides of both."""
+    """One axis of an index tensor: its length, and its strides in the data and in the index tensor."""
 
     length: int
     data: int
@@ -78,7 +80,7 @@ class Axis:
 
 
 def merged(data: Sequence[int], index: Sequence[int], axis: int) -> list[Axis]:
-    """The axes of an index tensor, joined where they lie contiguously in both; ``axis`` stays alone."""
+    """The axes of an index tensor, merged where they are contiguous in both tensors; ``axis`` stays separate."""
     found: list[Axis] = []
     for k, (length, s, i) in enumerate(zip(index, strides(data), strides(index), strict=True)):
         if length == 1 and k != axis:
@@ -92,7 +94,7 @@ def merged(data: Sequence[int], index: Sequence[int], axis: int) -> list[Axis]:
 
 
 def outside(problem: Problem, i: int, sizes: Sequence[int]) -> str | None:
-    """Whether constant indices leave their axis: the host then reports it. Their last dimension has ``sizes``."""
+    """Why constant indices leave their axis (the host reports it), else None. Their last axis indexes ``sizes``."""
     value = problem.value(i)
     if value is None or not value.size:
         return None
@@ -104,7 +106,7 @@ def outside(problem: Problem, i: int, sizes: Sequence[int]) -> str | None:
 
 
 def unfit(problem: Problem, needed: int) -> str | None:
-    """What no kernel of this kind takes: an epilogue, or one of the first ``needed`` inputs without a type."""
+    """Why the problem does not suit: an epilogue, or one of the first ``needed`` inputs without a type."""
     if problem.epilogue:
         return "takes no epilogue"
     types = [*(problem.input(i) for i in range(needed)), problem.outputs[0]]
@@ -112,12 +114,12 @@ def unfit(problem: Problem, needed: int) -> str | None:
 
 
 def no_indices(type: Type | None) -> str | None:
-    """Why a tensor cannot serve as indices."""
+    """Why a tensor cannot serve as indices, else None."""
     if isinstance(type, TensorType) and type.dtype not in INDEX_TYPES:
         return f"does not take indices of {type.dtype}"
     return None
 
 
 def table(rows: Sequence[Sequence[int]]) -> Table:
-    """Numbers of a loop whose length is no part of the text; never empty."""
+    """The numbers of a loop whose length is not part of the text; never empty."""
     return Table.list([number for row in rows for number in row] or [0])

@@ -1,9 +1,9 @@
 """Convolutions of 8-bit integers, exact in 32 bits, and QLinearConv, which scales the sums and quantises them again.
 
-The input is first widened to 16 bits, centred and padded with zeros (`_widen`), so that the sums know no borders. Then
-a convolution is a matrix product whose rows are output pixels: two tables say where a pixel's window begins and where
-the numbers of a step lie in it, so that one text serves any number of axes, strides, dilations and windows. Groups with
-few output channels would leave most lanes of a vector empty; there, lanes are pixels of a row (`_rows`).
+The input is first widened to 16 bits, centred and padded with zeros (`_widen`), so that the sums check no borders. Then
+a convolution is a matrix product whose rows are output pixels. Two tables say where a pixel's window begins, and where
+the numbers of a step lie in it. Therefore one text serves any number of axes, strides, dilations and windows. Groups
+with few output channels would leave most lanes of a vector empty; for these, lanes are pixels of a row (`_rows`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .integer_product import (
 from .quantize import LEAST
 from .window import Window
 
-#: vectors of pixels that a row kernel makes at a time
+#: the number of vectors of pixels that a row kernel computes at a time
 CHUNK = 2
 
 
@@ -111,7 +111,7 @@ class IntegerConv(CSolver):
         if not tensor(problem.outputs[0]).size:
             return []
         narrow = shape.narrow(target)
-        spare = 4 * CHUNK * target.vector_bytes * shape.window.stride[2]  # the last row is read in whole chunks
+        spare = 4 * CHUNK * target.vector_bytes * shape.window.stride[2]  # The last row is read in whole chunks.
         planes = shape.batch * shape.groups * (shape.channels if narrow else shape.pairs)
         x = Scratch("x", planes * shape.plane * (2 if narrow else 4) + spare)
         calls = [self._widen(problem, shape, x, not narrow)]
@@ -128,7 +128,10 @@ class IntegerConv(CSolver):
         return [*calls, self._tiles(problem, shape, weights, x, w, config, target)]
 
     def _widen(self, problem: Problem, shape: Shape, out: Scratch, paired: bool) -> Call:
-        """16-bit numbers minus the zero point, with a border of zeros; two channels side by side if ``paired``."""
+        """The launch that writes 16-bit numbers minus the zero point, with a border of zeros.
+
+        If ``paired``, two channels lie side by side.
+        """
         roles, w = ROLES[problem.op], shape.window
         source = Source("widen", self.specialise)
         source.buffer("x", tensor(problem.inputs[roles.a]).dtype, In(roles.a))
@@ -179,7 +182,7 @@ for (int row = begin; row < end; row++) {{
         return source.call([-(-rows // least)])
 
     def _pack(self, problem: Problem, shape: Shape, weights: Weights, out: Scratch, tile: int) -> Call:
-        """Filters in tiles of [steps][filters][2], minus their zero points."""
+        """The launch that packs filters in tiles of [steps][filters][2], minus their zero points."""
         roles = ROLES[problem.op]
         source = Source("pack", self.specialise)
         source.buffer("w", tensor(problem.inputs[roles.b]).dtype, In(roles.b))
@@ -260,7 +263,7 @@ for (int j = 0; j < right; j++)
         return source.call([-(-pixel_tiles // run), tiles, shape.batch * shape.groups])
 
     def _rows(self, problem: Problem, shape: Shape, x: Scratch, target: Target) -> Call:
-        """Lanes are pixels; filters are read as they are."""
+        """The launch whose lanes are pixels; it reads filters unpacked."""
         roles, window = ROLES[problem.op], shape.window
         source = Source("integer_conv_rows", self.specialise)
         source.buffer("x", DType.INT16, x)
@@ -318,7 +321,7 @@ def _packed(w: Array, weights: Weights, width: int, blocks: int, groups: int) ->
 
 
 class Shape:
-    """Sizes of a static problem, and the tables of offsets into the widened input."""
+    """The sizes of a static problem, and the tables of offsets into the widened input."""
 
     def __init__(self, problem: Problem) -> None:
         roles = ROLES[problem.op]
@@ -336,7 +339,7 @@ class Shape:
         self.plane = math.prod(self.padded)
 
     def narrow(self, target: Target) -> bool:
-        """Too few filters in a group for the lanes of a vector."""
+        """Whether a group has too few filters for the lanes of a vector."""
         return self.groups > 1 and self.filters <= target.vector_bytes // 16
 
     def _offsets(self, counts: tuple[int, ...], steps: tuple[int, ...]) -> Array:
@@ -350,7 +353,7 @@ class Shape:
         return self._offsets(self.window.output, self.window.stride).astype(np.int32)
 
     def step_table(self, paired: bool = True) -> Array:
-        """Where each step's numbers lie from there on."""
+        """The offsets of each step's numbers from the beginning of a window."""
         planes = np.arange(self.pairs if paired else self.channels) * self.plane
         taps = self._offsets(self.window.kernel, self.window.dilation)
         return (planes[:, None] + taps).reshape(-1).astype(np.int32)

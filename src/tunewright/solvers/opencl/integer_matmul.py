@@ -1,7 +1,8 @@
-"""Matrix products of 8-bit integers, exact in 32 bits, with what may follow: requantisation, scales, bias.
+"""Matrix products of 8-bit integers, exact in 32 bits, with the steps that may follow: requantisation, scales, bias.
 
-Three launches at most: rows are widened to 16 bits and centred (`_widen`); columns are packed, unless they are constant
-(`_pack`); then register tiles (`_multiply`). A single row is widened where it is used, which saves a launch.
+There are at most three launches. Rows are widened to 16 bits and centred (`_widen`); columns are packed, unless they
+are constant (`_pack`); then `_multiply` computes register tiles. A single row is widened inside `_multiply`, which
+saves a launch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DYNAMIC, GEMM, SHORT = MS + "DynamicQuantizeMatMul", MS + "QGemm", MS + "MatMulI
 
 
 class IntegerMatMul(CSolver):
-    """MatMulInteger and its relatives: whatever multiplies integers and may scale the sums."""
+    """MatMulInteger and related operations, which multiply integers and may scale the sums."""
 
     family = "integer_matmul"
     ops = frozenset({"MatMulInteger", "QLinearMatMul", MS + "MatMulIntegerToFloat", DYNAMIC, GEMM, SHORT})
@@ -132,7 +133,7 @@ class IntegerMatMul(CSolver):
     def _widen(
         self, problem: Problem, shape: Shape, a: In | Scratch, zero: In | Scratch | None, dtype: DType, weights: Weights
     ) -> Call:
-        """Rows as 16-bit numbers minus their zero point, an even number of them; and their sums."""
+        """The launch that writes rows as 16-bit numbers minus their zero point, in even number, and their sums."""
         source = Source("widen", self.specialise)
         source.buffer("a", dtype, a)
         by_row = "0"
@@ -165,7 +166,7 @@ for (int row = begin; row < end; row++) {{
     def _pack(
         self, problem: Problem, shape: Shape, roles: Roles, weights: Weights, b: Scratch, width: int, blocks: int
     ) -> Call:
-        """Columns in tiles of [steps][columns][2], minus their zero points."""
+        """The launch that packs columns in tiles of [steps][columns][2], minus their zero points."""
         source = Source("pack", self.specialise)
         source.buffer("b", tensor(problem.inputs[roles.b]).dtype, In(roles.b))
         zero, at = present(problem, roles.b_zero), "0"
@@ -207,7 +208,7 @@ for (int k = 0; k < 2 * STEPS; k++)
         Sums(source, weights, height, count, target)
         tile = count * (target.vector_bytes // 4)
         row_tiles, column_tiles = -(-shape.rows // height), -(-shape.columns // tile)
-        # a work-item makes several tiles of rows, or of columns where there are few rows
+        # A work-item computes several tiles of rows, or of columns where there are few rows.
         tall = row_tiles >= run
         run = greater(run, -(-(row_tiles if tall else column_tiles) // 16384))
         source.dims(HEIGHT=shape.rows, WIDE=shape.columns, DEPTH=shape.depth, STEPS=shape.pitch // 2, RUN=run)
@@ -254,7 +255,7 @@ for (int s = 0; s < STEPS; s++) {{
 
 
 def _direct(zero: bool, sum: bool) -> str:
-    """One row, whose numbers are centred and paired on the way."""
+    """Statements for a single row: they centre and pair its numbers as they read them."""
     count = "row_sum += low + high;" if sum else ""
     return f"""
 i32 z = {"*a_zero" if zero else "0"}, row_sum UNUSED = 0;
@@ -278,7 +279,7 @@ def _packed(b: Array, weights: Weights, width: int, blocks: int, turned: bool) -
 
 
 class Shape:
-    """Sizes of a static problem; rows of several matrices against the same columns are rows of one."""
+    """The sizes of a static problem. Rows of several matrices against the same columns count as rows of one matrix."""
 
     def __init__(self, problem: Problem) -> None:
         roles = ROLES[problem.op]

@@ -1,9 +1,10 @@
-"""What integer convolutions and matrix products share: a register tile of exact sums, packed weights, and what follows.
+"""The parts that integer convolutions and matrix products share: a register tile of exact sums, packed weights, and the
+final steps.
 
-The sum runs over *steps* of two: a step takes two neighbouring 16-bit numbers of each row and two numbers of each
-column, multiplies them in pairs and adds the two products to a 32-bit sum, which is one instruction where there is one
-(`PAIRS`). Columns lie in the lanes of vectors. Rows have their zero points subtracted when they are widened to 16 bits;
-columns when they are packed, or, where their zero points are not known then, through the sums of the rows.
+The sum runs over *steps* of two. A step takes two neighbouring 16-bit numbers of each row and two numbers of each
+column. It multiplies them in pairs and adds the two products to a 32-bit sum, in one instruction where the processor
+has one (`PAIRS`). Columns lie in the lanes of vectors. The zero points of rows are subtracted when rows are widened to
+16 bits. Those of columns are subtracted when columns are packed, or, if not known then, through the sums of the rows.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from .quantize import TO_INTEGER, to_integer
 
 MS = "com.microsoft::"
 BYTES = frozenset({DType.INT8, DType.UINT8})
-#: products of bytes whose sum fits into 32 bits in any case (sums that are scaled must not wrap)
+#: The most products of bytes whose sum always fits into 32 bits (sums that are scaled must not wrap).
 DEEPEST = (2**31 - 1) // 255**2
-#: multiplications of a work-item at least
+#: the least number of multiplications of a work-item
 LEAST_WORK = 1 << 18
 
-#: B: the bytes (or shorts) of a vector of pairs as they lie in packed weights
+#: B: the bytes (or shorts) of a vector of pairs in packed weights
 PAIRS = """
 vector_of(WEIGHT, 2 * WIDTH, B);
 typedef B BU __attribute__((aligned(1)));
@@ -38,7 +39,7 @@ INLINE P weights_at(GLOBAL const WEIGHT* w) { return __builtin_convertvector(*(G
 
 @dataclass(frozen=True)
 class Roles:
-    """Which input is what. ``a`` has the rows and is widened, ``b`` has the columns and is packed."""
+    """The role of each input. ``a`` has the rows and is widened, ``b`` has the columns and is packed."""
 
     a: int
     b: int
@@ -68,7 +69,7 @@ ROLES = {
 
 
 def present(problem: Problem, i: int | None) -> TensorType | None:
-    """The type of an input that is there."""
+    """The type of an input, or None if it is absent."""
     return None if i is None or problem.input(i) is None else tensor(problem.input(i))
 
 
@@ -77,18 +78,18 @@ class Weights:
     """How the columns are packed: their element type, and whether their zero points are subtracted already."""
 
     dtype: DType
-    #: subtracted when packing: known now
+    #: zero points that are known, and are subtracted when packing
     zero: Array | None
-    #: still to be subtracted when the kernel runs
+    #: whether zero points are still to be subtracted when the kernel runs
     pending: bool
-    #: packed once, by the host
+    #: whether the host packs the columns, once
     constant: bool
 
     @staticmethod
     def of(problem: Problem, roles: Roles) -> Weights:
         b = tensor(problem.inputs[roles.b])
         zero = None if present(problem, roles.b_zero) is None else roles.b_zero
-        if not problem.constant[roles.b]:  # the kernel that packs them subtracts
+        if not problem.constant[roles.b]:  # The packing kernel subtracts the zero points.
             return Weights(b.dtype if zero is None else DType.INT16, None, False, False)
         if zero is None:
             return Weights(b.dtype, None, False, True)
@@ -111,7 +112,7 @@ def packed(b: Array, width: int, blocks: int) -> Array:
 
 
 def tile_space(target: Target) -> Space:
-    """Rows and vectors of columns in a register tile, and the tiles of a work-item."""
+    """The rows and vectors of columns of a register tile, and the tiles of a work-item."""
     most = target.registers
     return Space(
         {"rows": [1, 2, 3, 4, 5, 6, 8, 12], "blocks": [1, 2, 3, 4], "run": [1, 2, 4, 8, 16, 32]},
@@ -120,7 +121,7 @@ def tile_space(target: Target) -> Space:
 
 
 def tile_of(rows: int, columns: int, target: Target) -> tuple[int, int]:
-    """Rows and blocks of the default tile: few different ones, so that few kernels are compiled."""
+    """Rows and blocks of the default tile. There are few different tiles, so that few kernels are compiled."""
     width = target.vector_bytes // 4
     if rows == 1:
         return 1, 4
@@ -145,7 +146,10 @@ for (int u = 0; u < ROWS; u++)
 
     @staticmethod
     def step(pair: str) -> str:
-        """Adds the products of one step: ``pair`` is the expression of row u's two numbers, w points at the weights."""
+        """Statements that add the products of one step.
+
+        ``pair`` is the expression of row u's two numbers; w points at the weights.
+        """
         return f"""
 P b[BLOCKS];
 UNROLL for (int v = 0; v < BLOCKS; v++) b[v] = weights_at(w + v * 2 * WIDTH);
@@ -163,10 +167,10 @@ const i32* sums = (const i32*)kept;"""
 
 
 class Finish:
-    """What becomes of a sum: the epilogue, a float, or a quantised number."""
+    """The final steps of a sum: the epilogue, a conversion to float, or quantisation."""
 
     def __init__(self, source: Source, problem: Problem, roles: Roles, weights: Weights, scale: Scratch | None = None):
-        """``scale``: where the scale of ``a`` is found that is no input."""
+        """``scale`` holds the scale of ``a`` where that is not an input."""
         self.source, self.problem, self.roles = source, problem, roles
         self.axis = 1 if "Conv" in problem.op else -1
         self.out = tensor(problem.outputs[0])
@@ -201,8 +205,8 @@ class Finish:
     def value(self, sum: str, offset: str, row_sum: str = "") -> tuple[str, str]:
         """Statements that finish one sum, and the expression of the result, in the type that it is computed in.
 
-        ``row`` and ``column`` are names of its indices in the text; ``row_sum`` is the sum of the row's numbers, where
-        zero points of columns are still pending.
+        The text calls the indices ``row`` and ``column``. ``row_sum`` is the sum of the row's numbers, where zero
+        points of columns are still pending.
         """
         total = sum
         if "b_zero" in self.names:

@@ -1,4 +1,4 @@
-"""Local response normalisation: each element over a root of the squares of its neighbours in the channels."""
+"""Local response normalisation: divides elements by a power of a sum of squares of neighbouring channels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .base import CSolver, both
 from .emit import Call, In, Out, Source
 from .norm import FLOATS, MOST_ITEMS
 
-#: exponents that roots give, in C from t, faster and closer than a power
+#: Exponents that roots can express, as C of t; roots are faster and more accurate than a power.
 _ROOTS = {0.5: "ROOT(t)", 0.75: "ROOT(t) * ROOT(ROOT(t))", 0.25: "ROOT(ROOT(t))", 1.0: "t"}
 
 
 class LRN(CSolver):
-    """A work-item takes some rows of pixels, tile by tile; a tile of sums stays in the first cache."""
+    """A work-item takes some rows of pixels, tile by tile; the sums of a tile stay in the first-level cache."""
 
     family = "lrn"
     ops = frozenset({"LRN"})

@@ -1,9 +1,9 @@
 """Matrix products in register tiles: MatMul, Gemm and FusedMatMul with batches, an addend and an epilogue.
 
 A tile is ROWS rows by VECTORS vectors of columns. One step of its sum loads a row of a panel of b and one element of
-each row of a. A work-item takes some panels and, for each block of their sums, some tiles of rows: a block of a panel
-is read from the nearest cache again and again while a is streamed, and the next one is fetched meanwhile. Where rows do
-not come out even, some tiles have one row less.
+each row of a. A work-item takes some panels and, for each block of their sums, some tiles of rows. The block of a panel
+is read repeatedly from the nearest cache while a is streamed, and the next block is prefetched. Where the number of
+rows is not a multiple of ROWS, some tiles have one row less.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from .matmul_product import Product, is_narrow, product, stored, summed
 from .matmul_store import Store
 from .matmul_tile import HALVES, VECTORS, tile
 
-#: Rows of a that a work-item goes through for each panel take half of a usual second-level cache at most.
+#: The rows of a that a work-item reads for each panel take at most half of a usual second-level cache.
 NEAR_BYTES = 512 * 1024
-#: steps of a sum in a block: its part of a panel about fills a usual first-level cache
+#: The steps of a sum in a block, whose part of a panel about fills a usual first-level cache.
 BLOCK = 384
-#: vectors of columns in a tile
+#: the most vectors of columns in a tile
 MOST_VECTORS = 4
-#: Rows up to which panels of half weights stay in halves, and architectures that convert them in one instruction.
+#: Up to this number of rows, panels of half weights stay in halves, on architectures that convert them in one
+#: instruction.
 FEW_ROWS, CONVERTING = 8, ("x86-64-v3", "x86-64-v4", "armv8")
-#: A work-item has this much to do at least: about five microseconds.
+#: The least work of a work-item: about five microseconds.
 LEAST_FLOPS = 400_000
 
 
 class MatMul(CSolver):
-    """Everything that `matmul_product` describes."""
+    """Takes every problem that `matmul_product` describes."""
 
     family = "matmul"
     ops = matmul_product.OPS
@@ -61,7 +62,9 @@ class MatMul(CSolver):
         rows, vectors = _tile(p, lanes, target)
         while vectors > 1 and p.n <= lanes * (vectors - 1):
             vectors -= 1
-        again = p.m > rows  # else every panel is read once, which needs no blocks, and the hardware streams it best
+        # With no more rows than a tile has, every panel is read once: that needs no blocks, and the hardware streams it
+        # best.
+        again = p.m > rows
         return {
             "rows": rows, "vectors": vectors, "k_block": BLOCK if again else 2048, "split": 4,
             "direct": p.m <= 4 * rows, "prefetch": target.device == "cpu" and again,
@@ -112,11 +115,12 @@ class MatMul(CSolver):
             source.dims(A_ROW=p.k)
         else:
             source.dims(A_ROW=p.a.row)
-        if narrow or p.a.column == 1:  # worth a text of its own: with any step, sums do not stay in registers
+        # A step of one has a separate text: with any step, sums do not stay in registers.
+        if narrow or p.a.column == 1:
             source.fixed(A_STEP=1)
         else:
             source.dims(A_STEP=p.a.column)
-        if direct:  # the last panel begins earlier, so that it ends where the row does
+        if direct:  # The last panel begins earlier, so that it ends where the row does.
             source.dims(B_STEP=p.b.row, B_ACROSS=1, LAST=p.n - width)
         else:
             b_batch = b.strides(b_batch, width)
@@ -143,8 +147,8 @@ class MatMul(CSolver):
         return [*calls, source.call(grid)]
 
 
-#: Sums of a block are added to those of the blocks before it, which rest in memory of the work-item: the error does not
-#: grow with the length of a sum.
+#: Sums of a block are added to those of the blocks before it, which are kept in memory of the work-item. Therefore the
+#: error does not grow with the length of a sum.
 LOOPS = """
 int panels = (N + WIDTH - 1) / WIDTH;
 int z_end = (GID(2) + 1) * SHARE_BATCH < COUNT ? (GID(2) + 1) * SHARE_BATCH : COUNT;
@@ -187,14 +191,14 @@ for (int z = GID(2) * SHARE_BATCH; z < z_end; z++)
 
 
 def _in_halves(problem: Problem, target: Target) -> DType | None:
-    """The type of panels that stay in halves: few rows are bound by reading them, and more by arithmetic."""
+    """The type of panels that stay in halves, or None: reading them limits a few rows, arithmetic limits more rows."""
     halves = stored(problem)
     few = hint(product(problem).m) <= FEW_ROWS
     return halves if few and (halves is DType.BFLOAT16 or target.arch.startswith(CONVERTING)) else None
 
 
 def _lanes(problem: Problem, target: Target) -> int:
-    """Elements of a vector of sums."""
+    """The number of elements of a vector of sums."""
     return greater(target.vector_bytes // summed(problem).itemsize, 1)
 
 
@@ -211,12 +215,12 @@ def _tile(p: Product, lanes: int, target: Target) -> tuple[int, int]:
 
 
 def _width(problem: Problem, config: Config, target: Target) -> int:
-    """Columns of a panel."""
+    """The number of columns of a panel."""
     return int(config["vectors"]) * _lanes(problem, target)
 
 
 def _operands(p: Product) -> tuple[Operand, Operand]:
-    """Both operands for packing; rows of a are columns of what is packed."""
+    """Both operands for packing; rows of a are columns of its packed matrix."""
     a = Operand(p.a.transposed, p.k, p.m, tuple((d.size, d.a) for d in p.batch if d.a))
     return a, Operand(p.b, p.k, p.n, tuple((d.size, d.b) for d in p.batch if d.b))
 
@@ -224,9 +228,9 @@ def _operands(p: Product) -> tuple[Operand, Operand]:
 def _split(
     source: Source, p: Product, config: Config, width: int, units: int, dtype: DType
 ) -> tuple[int, int, int]:
-    """Decides what a work-item takes; how many of them there are along columns, rows and batch."""
+    """Decides the shares of a work-item; returns the number of work-items along columns, rows and batch."""
     rows = int(config["rows"])
-    # how many share the work is decided for the sizes at hand; any shares are right
+    # The number of work-items is chosen for the sizes at hand; any division gives correct results.
     tiles, panels, k = -(-hint(p.m) // rows), -(-hint(p.n) // width), hint(p.k)
     near = greater(1, NEAR_BYTES // greater(rows * k * dtype.itemsize, 1))
     items = greater(1, lesser(int(config["split"]) * units, int(hint(p.flops) / LEAST_FLOPS)))
@@ -235,10 +239,10 @@ def _split(
     columns = lesser(panels, -(-items // greater(1, batches * bands)))
     if columns == panels:
         bands = greater(bands, lesser(tiles, -(-items // greater(1, batches * columns))))
-    if hint(p.n) * k * dtype.itemsize <= NEAR_BYTES:  # a small matrix may be read by several bands of rows
+    if hint(p.n) * k * dtype.itemsize <= NEAR_BYTES:  # several bands of rows may read a small matrix
 
         def longest(split: tuple[int, int]) -> int:
-            """Tiles that the busiest unit gets."""
+            """The number of tiles of the busiest unit."""
             each = -(-panels // greater(split[0], 1)) * -(-tiles // greater(split[1], 1))
             return each * -(-split[0] * split[1] * batches // units)
 
@@ -252,14 +256,15 @@ def _split(
     source.dims(SHARE_PANELS=shares[0], SHARE_ROWS=shares[1] * rows, SHARE_BATCH=shares[2])
     k_block = -(-p.k // greater(1, _rounded(p.k, int(config["k_block"]))))
     blocks = greater(1, -(-p.k // greater(k_block, 1)))
-    slot = (shares[1] if blocks > 1 else 1) * rows * width  # the last tile may be a row too high, but not beyond it
+    # the last tile may extend beyond the last row, but not beyond its slot
+    slot = (shares[1] if blocks > 1 else 1) * rows * width
     source.dims(BLOCKS=blocks, K_BLOCK=k_block, ITEMS_N=x, ITEMS_M=y, SLOT=slot, SUM_ROW=width if blocks > 1 else 0)
     source.buffer("memory", dtype, Scratch("sums", greater(1, x * y * z * slot * dtype.itemsize)))
     return x, y, z
 
 
 def _rounded(number: int, by: int) -> int:
-    """The quotient, rounded as `round` does it, for symbolic numbers too: halves to an even one."""
+    """The quotient, rounded like `round` (halves to even), for symbolic numbers too."""
     doubled = 2 * number + by
     quotient, rest = doubled // (2 * by), doubled % (2 * by)
     return quotient - (1 - lesser(1, rest)) * (quotient % 2)

@@ -1,14 +1,14 @@
-"""Products of a matrix of bytes with a constant one, four products to an instruction (see `dot`).
+"""Products of a matrix of bytes with a constant one, four products per instruction (see `dot`).
 
-Two launches: rows become unsigned bytes, a whole number of quads, and are summed; then register tiles of UR rows and NB
-vectors of columns. With x' and w' as they are multiplied, m what unsigned weights were moved by and z' the zero point
-of the rows::
+There are two launches. The first writes rows as unsigned bytes, in whole quads, and sums them. The second computes
+register tiles of UR rows and NB vectors of columns. x' and w' are the multiplied values, m is the number by which
+unsigned weights were moved, and z' the zero point of the rows::
 
     sum (x - z) w = sum x' w' - z' sum w' + m sum (x - z)
 
-Zero points of columns are subtracted with the sums of rows, and scales, bias and the rest follow
-(`integer_product.Finish`). While a slab of columns is multiplied with the first tiles of rows, the next slab is fetched
-(``ahead``): in a network weights come from memory.
+Zero points of columns are subtracted with the sums of rows; then scales, bias and the other steps follow
+(`integer_product.Finish`). While a slab of columns is multiplied with the first tiles of rows, the next slab is
+prefetched (``ahead``): in a network weights come from memory.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .integer_matmul import GEMM, IntegerMatMul, Shape
 from .integer_product import BYTES, LEAST_WORK, MS, ROLES, Finish, Weights, present
 from .quantize import LEAST
 
-#: slabs of columns that a work-item makes
+#: the numbers of slabs of columns of a work-item
 STAYS = (1, 2, 4, 8, 16, 32)
-#: tiles of rows over which fetching the next slab is spread, at most
+#: the most tiles of rows over which the prefetch of the next slab is spread
 FETCHING = 4
 
 
 class MatMulBytes(CSolver):
-    """MatMulInteger and its relatives with constant columns."""
+    """MatMulInteger and related operations with constant columns."""
 
     family = "matmul_bytes"
     version = "1.1"
@@ -82,7 +82,7 @@ class MatMulBytes(CSolver):
         work = slab * greater(shape.depth * shape.rows, 1)
         while stay < STAYS[-1] and stay * work < LEAST_WORK and slabs >= 8 * stay * target.units:
             stay *= 2
-        # with one tile of rows weights are streamed, which the processor fetches ahead by itself
+        # With one tile of rows weights are streamed, which the processor prefetches without help.
         return {"nb": nb, "ur": ur, "stay": stay, "ahead": int(shape.rows > ur)}
 
     def packings(self, problem: Problem, config: Config, target: Target) -> Mapping[int, Packing]:
@@ -171,7 +171,7 @@ def _tiling(problem: Problem, target: Target) -> dot.Tiling:
 
 
 def pack(b: Array, slab: int, turned: bool) -> Array:
-    """K N, or N K if ``turned``, in slabs of columns."""
+    """Packs K N, or N K if ``turned``, in slabs of columns."""
     return pack_columns([b.T if turned else b], slab)
 
 

@@ -1,11 +1,10 @@
 """Products with constant weights of 2, 4 or 8 bits (com.microsoft's MatMulNBits), dequantised in registers.
 
-Weights lie in slabs of NB vectors of columns, and in those by blocks of the sum: a word of 32 bits holds 32 / bits
-steps of one column. A vector of words becomes a vector of weights by one look-up in a table of 16 numbers (AVX-512,
-up to 4 bits), else by a shift, a mask and a conversion. Few rows sum up a block of whole numbers and scale the sum
-(``blockwise``), so that a single row streams its weights; with more rows each vector of weights is scaled once for all.
-
-With q the whole number less its centre, z the zero point less the centre, s the scale of a block::
+Weights lie in slabs of NB vectors of columns, and in these by blocks of the sum: a word of 32 bits holds 32 / bits
+steps of one column. A vector of words becomes a vector of weights by one look-up in a table of 16 numbers (AVX-512, up
+to 4 bits), else by a shift, a mask and a conversion. For few rows, the kernel sums a block of whole numbers and scales
+the sum (``blockwise``), so that a single row streams its weights. With more rows it scales each vector of weights once
+for all rows. q is the whole number minus its centre, z the zero point minus the centre, s the scale of a block::
 
     sum x (q - z) s  =  s (sum x q - z sum x)
 """
@@ -31,11 +30,11 @@ from .emit import COMPUTE, Call, In, Out, Scratch, Source
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 BITS = (2, 4, 8)
-#: rows up to which sums of blocks stay in registers beside their total
+#: Up to this number of rows, sums of blocks stay in registers beside their total.
 FEW_ROWS = 4
-#: rows that a work-item goes through for each slab take half of a usual second-level cache at most
+#: The rows that a work-item reads for each slab take at most half of a usual second-level cache.
 NEAR_BYTES = 512 * 1024
-#: products of a work-item, at least: about five microseconds
+#: the least number of products of a work-item: about five microseconds
 LEAST_WORK = 200_000
 
 
@@ -113,7 +112,7 @@ class MatMulNBits(CSolver):
         return [self._spread(problem, rows, floats, sums), self._multiply(problem, config, target, floats, sums)]
 
     def _spread(self, problem: Problem, rows: int, floats: Scratch, sums: Scratch) -> Call:
-        """Rows in single precision, filled up to whole blocks, and their sums over blocks."""
+        """The launch that writes rows in single precision, filled up to whole blocks, and their sums over blocks."""
         block, blocks = _blocks(problem)
         source = Source("n_bits_rows", self.specialise)
         source.buffer("a", tensor(problem.inputs[0]).dtype, In(0))
@@ -162,7 +161,7 @@ def _rows(problem: Problem) -> int:
 
 
 def _blocks(problem: Problem) -> tuple[int, int]:
-    """Steps of a block of the sum, and blocks."""
+    """The number of steps of a block of the sum, and the number of blocks."""
     block = int(problem.attrs["block_size"])
     return block, -(-int(problem.attrs["K"]) // block)
 
@@ -182,7 +181,7 @@ def _split(
 
 
 def _store(source: Source, problem: Problem) -> str:
-    """What becomes of the sum of an element: its bias, the epilogue."""
+    """Statements that finish the sum of an element: its bias, the epilogue, and the store."""
     bias = problem.input(5)
     if bias is not None:
         source.buffer("bias", tensor(bias).dtype, In(5))
@@ -197,7 +196,7 @@ def _store(source: Source, problem: Problem) -> str:
 
 
 def _slabs(array: Array, slab: int) -> Array:
-    """[columns, blocks, n] as [slabs, blocks, n, slab]; columns that fill up the last one are zero."""
+    """Packs [columns, blocks, n] as [slabs, blocks, n, slab]; zeros fill up the last slab."""
     columns, blocks, n = array.shape
     count = -(-columns // slab)
     out = empty_on_lines((count, blocks, n, slab), array.dtype)
@@ -209,7 +208,7 @@ def _slabs(array: Array, slab: int) -> Array:
 
 
 def _pack_weights(array: Array, slab: int, columns: int, blocks: int) -> Array:
-    """Steps of a column follow each other in words as they do in the bytes, lowest bits first."""
+    """Packs weights. The steps of a column keep the order of their bytes in the words, lowest bits first."""
     words = np.ascontiguousarray(array).reshape(columns, blocks, -1)
     return _slabs(words.view("<u4").astype(np.uint32, copy=False), slab)
 
@@ -219,7 +218,7 @@ def _pack_scales(array: Array, slab: int, columns: int, blocks: int) -> Array:
 
 
 def _pack_zeros(array: Array, slab: int, columns: int, blocks: int, bits: int) -> Array:
-    """Zero points less the centre of the range."""
+    """Packs zero points minus the centre of the range."""
     if array.dtype == np.uint8:
         packed = np.ascontiguousarray(array).reshape(columns, -1)
         numbers = unpack_bits(packed, bits)[:, :blocks].astype(np.float32)
@@ -242,8 +241,9 @@ for (int row = GID(0) * SHARE; row < end; row++) {{
   }}
 }}"""
 
-#: `weights(words)`: the numbers in the lowest bits of words, less their centre. Where a permutation of 16 numbers looks
-#: at no other bits of its indices, the bits above need not be masked: a table of fewer numbers is there several times.
+#: `weights(words)`: the numbers in the lowest bits of words, minus their centre. A permutation of 16 numbers, where the
+#: processor has one, reads only the lowest bits of its indices, so that no mask is needed. A table of fewer numbers is
+#: repeated.
 LOOKUP = """
 vector_of(f32, LANES, V);
 vector_of(u32, LANES, U);

@@ -1,7 +1,7 @@
-"""Operands of a matrix product as its kernel wants them: panels of columns, in the type in which products are summed.
+"""Packs operands of a matrix product for its kernel: panels of columns, in the type in which products are summed.
 
-A panel is [K][width], its columns side by side, so that one step of the sum reads a contiguous row of it; the last one
-is padded with zeros. A constant is packed once (`packing`), anything else by a launch in front of the product.
+A panel is [K][width], its columns side by side, so that one step of the sum reads a contiguous row of it. The last one
+is padded with zeros. A constant is packed once (`packing`), any other operand by a launch in front of the product.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..base import Array, Packing
 from .emit import Call, In, Out, Scratch, Source
 from .matmul_product import Matrix
 
-#: elements that one work-item of a packing launch moves, at least
+#: the least number of elements that one work-item of a packing launch moves
 SLICE = 8192
-#: work-items in one dimension of a grid, at most
+#: the most work-items in one dimension of a grid
 MOST_ITEMS = 60000
 
 
@@ -40,7 +40,7 @@ class Operand:
         return math.prod(size for size, _ in self.batch)
 
     def packed_size(self, width: int) -> int:
-        """Elements of one packed matrix."""
+        """The number of elements of one packed matrix."""
         return -(-self.n // width) * width * self.k
 
     def strides(self, batch: Sequence[int], width: int) -> list[int]:
@@ -58,7 +58,7 @@ class Operand:
 
 
 def packing(operand: Operand, width: int, dtype: DType) -> Packing:
-    """The arrangement of a constant."""
+    """The packing of a constant operand."""
     shape = (*(size for size, _ in operand.batch), operand.k, operand.n)
     strides = (*(stride for _, stride in operand.batch), operand.matrix.row, operand.matrix.column)
 
@@ -81,7 +81,10 @@ def launch(
     operand: Operand, width: int, given: DType, dtype: DType, name: str, specialise: bool,
     where: Out | Scratch | None = None,
 ) -> Call:  # fmt: skip
-    """Packs an operand whose elements are ``given`` into the scratch memory ``name``; it is an input unless told."""
+    """The launch that packs an operand, of element type ``given``, into the scratch memory ``name``.
+
+    The operand is an input, unless ``where`` names other memory.
+    """
     panels = -(-operand.n // width)
     units = panels * operand.count
     share = greater(1, lesser(hint(units), SLICE // greater(hint(operand.k) * width, 1)), -(-hint(units) // MOST_ITEMS))
@@ -109,7 +112,7 @@ for (int unit = GID(0) * SHARE; unit < (GID(0) + 1) * SHARE && unit < UNITS; uni
 
 
 def _stride(source: Source, name: str, stride: int) -> str:
-    """A factor, unless it is one: contiguous elements are worth a text of their own."""
+    """The factor of a stride, or nothing for a stride of one: contiguous elements are worth a separate text."""
     if stride == 1:
         return ""
     source.dims(**{name: stride})
@@ -117,7 +120,10 @@ def _stride(source: Source, name: str, stride: int) -> str:
 
 
 def batch_offset(source: Source, index: str, dims: Sequence[tuple[int, int]], name: str) -> str:
-    """Where a matrix of a batch of (size, stride) dimensions begins, from its number; adds them to the source."""
+    """The expression of where a matrix of a batch begins, from its number ``index``.
+
+    ``dims`` are (size, stride) of the batch's dimensions, which are declared in the source.
+    """
     terms, outer = [], index
     for axis in range(len(dims) - 1, -1, -1):
         size, stride = dims[axis]

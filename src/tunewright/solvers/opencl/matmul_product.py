@@ -1,4 +1,4 @@
-"""A matrix product in canonical form: whatever MatMul, Gemm or FusedMatMul asks for, as sizes and strides."""
+"""A matrix product in canonical form: MatMul, Gemm and FusedMatMul as sizes and strides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = "com.microsoft::"
 FUSED = frozenset({MS + "FusedMatMul", MS + "TransposeMatMul"})
 OPS = frozenset({"MatMul", "Gemm"}) | FUSED
 
-#: Integers are summed as unsigned ones, which wrap; the low bits of a sum of products are the same.
+#: Integers are summed as unsigned integers, which wrap; the low bits of a sum of products are the same.
 SUM = {
     DType.FLOAT32: DType.FLOAT32, DType.FLOAT16: DType.FLOAT32, DType.BFLOAT16: DType.FLOAT32,
     DType.FLOAT64: DType.FLOAT64, DType.INT64: DType.UINT64, DType.UINT64: DType.UINT64,
@@ -25,7 +25,7 @@ SUM = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """One operand: which input it is, and the strides of its two dimensions, in elements."""
+    """One operand: its input number, and the strides of its two dimensions, in elements."""
 
     index: int
     row: int
@@ -62,7 +62,7 @@ class Product:
 
     @property
     def count(self) -> int:
-        """Number of products in the batch."""
+        """The number of products in the batch."""
         found = 1
         for dim in self.batch:
             found *= dim.size
@@ -79,13 +79,13 @@ def summed(problem: Problem) -> DType:
 
 
 def is_narrow(problem: Problem) -> bool:
-    """Elements are stored in another form than the one in which they are summed."""
+    """Whether the stored elements have fewer bits than the type in which they are summed."""
     given = tensor(problem.inputs[0]).dtype
     return given.itemsize < summed(problem).itemsize
 
 
 def stored(problem: Problem) -> DType | None:
-    """The type of weights that have fewer bits than what they are multiplied with; None: they are of its type."""
+    """The type of weights that have half the bits of the other operand; None if both have the same type."""
     a, b = problem.input(0), problem.input(1)
     if not (isinstance(a, TensorType) and isinstance(b, TensorType) and problem.constant[1]):
         return None
@@ -93,7 +93,10 @@ def stored(problem: Problem) -> DType | None:
 
 
 def why_not(problem: Problem, with_stored: bool = False) -> str | None:
-    """None when `product` can describe the problem; its types may be open. ``with_stored``: weights may be `stored`."""
+    """None when `product` can describe the problem, else the reason.
+
+    Types may be open. With ``with_stored``, weights may be `stored`.
+    """
     a, b = problem.input(0), problem.input(1)
     assert isinstance(a, TensorType) and isinstance(b, TensorType)
     alike = a.dtype is b.dtype or (with_stored and stored(problem) is not None)
@@ -110,7 +113,7 @@ def why_not(problem: Problem, with_stored: bool = False) -> str | None:
 
 
 def product(problem: Problem) -> Product:
-    """The canonical form of a static problem: rows of the batch joined to M, a product with one column turned round."""
+    """The canonical form of a static problem: rows of the batch joined to M, a product with one column transposed."""
     found = _gemm(problem) if problem.op == "Gemm" else _matmul(problem)
     found = _collapse(found)
     if found.n == 1 and found.m > 1:
@@ -142,7 +145,7 @@ def _strided(dims: tuple[int, ...], index: int) -> Matrix:
 
 
 def _matmul(problem: Problem) -> Product:
-    """numpy's matmul: operands of rank 1 are a row or a column, the batch is broadcast."""
+    """numpy's matmul: operands of rank 1 are a row or a column; the batch is broadcast."""
     fused = problem.op in FUSED
     a_dims, a_strides = _operand(problem, 0, "A", fused)
     b_dims, b_strides = _operand(problem, 1, "B", fused)
@@ -162,7 +165,7 @@ def _matmul(problem: Problem) -> Product:
 
 
 def _operand(problem: Problem, i: int, name: str, fused: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dimensions and strides of an operand as the product sees it."""
+    """Dimensions and strides of an operand in the order that the product uses."""
     dims = list(tensor(problem.inputs[i]).dims)
     strides = [1] * len(dims)
     for axis in range(len(dims) - 2, -1, -1):
@@ -180,7 +183,7 @@ def _at(dims: tuple[int, ...], strides: tuple[int, ...], axis: int) -> tuple[int
 
 
 def _collapse(p: Product) -> Product:
-    """Fewer dimensions in the batch: those without b are rows, neighbours that run on are one."""
+    """Merges dimensions of the batch: those without b become rows, contiguous neighbours become one."""
     m, row, joined = p.m, p.a.row, False
     kept: list[Batch] = []
     for dim in reversed(p.batch):

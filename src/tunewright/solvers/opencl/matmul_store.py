@@ -1,4 +1,4 @@
-"""The end of a matrix product: what becomes of a sum before it is stored."""
+"""The end of a matrix product: the steps between a sum and its store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .matmul_product import Product
 
 
 class Store:
-    """Adds the addend, the epilogue's operands and the result to a source; `element` writes the statements."""
+    """Declares the addend, the epilogue's operands and the result in a source; `element` writes the statements."""
 
     def __init__(self, source: Source, problem: Problem, product: Product) -> None:
         self.source, self.product = source, product
@@ -25,7 +25,7 @@ class Store:
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out())
 
     def element(self, total: str, m: str, n: str, at: str) -> str:
-        """Store y[at], which is element (m, n) of its matrix, from the sum of its products."""
+        """Statements that store y[at], which is element (m, n) of its matrix, from the sum ``total``."""
         main, c = COMPUTE[self.steps.dtypes[0]], self.product.c
         value = f"ALPHA * ({total})" if self.floats else f"({main})({total})"
         if c is not None:

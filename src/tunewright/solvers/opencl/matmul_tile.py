@@ -1,10 +1,10 @@
-"""The heart of every matrix product: the sums of one tile of some rows by VECTORS vectors of LANES columns."""
+"""The inner loop of every matrix product: the sums of one tile of some rows by VECTORS vectors of LANES columns."""
 
 from __future__ import annotations
 
 from ...ir.types import DType
 
-#: T is the type of the elements; in front of every `tile`.
+#: Needed in front of every `tile`. T is the type of the elements.
 VECTORS = """
 #define WIDTH (VECTORS * LANES)
 vector_of(T, LANES, V);
@@ -73,11 +73,11 @@ INLINE V load_panel(GLOBAL const u16* p) {
 
 
 def tile(rows: int, prefetch: bool = False, halves: bool = False) -> str:
-    """The function multiply_ROWS; ``halves``: its panel is stored in halves (`HALVES`).
+    """The text of the function multiply_ROWS; with ``halves`` its panel is stored in halves (`HALVES`).
 
-    Rows beyond the last one repeat it, so that nothing is read out of bounds. A row of sums lies every ``out_row``
-    elements; with ``more`` they are added to what is there. With ``prefetch`` memory from ``next`` on is fetched
-    meanwhile, ``ahead`` bytes for each step.
+    Rows beyond the last one repeat it, so that nothing is read out of bounds. Rows of sums are ``out_row`` elements
+    apart; with ``more`` the sums are added to the stored ones. With ``prefetch`` the function prefetches memory from
+    ``next`` on, ``ahead`` bytes in each step.
     """
     fetch = "PREFETCH(next); next += ahead;" if prefetch else ""
     panel, load = ("u16", "load_panel") if halves else ("T", "LOADV")

@@ -1,7 +1,7 @@
 """Copies between arrays of different strides: the kernels of every operation that only moves elements.
 
-Two kernels. `_rows` walks over rows (any strides) and copies one axis in its inner loop. `_tiles` is for the case that
-source and target are contiguous along different axes: it transposes tiles of these two in registers.
+There are two kernels. `_rows` loops over rows (any strides) and copies one axis in its inner loop. `_tiles` serves
+sources and targets that are contiguous along different axes: it transposes tiles of these two axes in registers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .base import CSolver
 from .emit import STORAGE, Call, In, Out, Source
 from .words import MOVABLE, transposer, word
 
-#: bytes that one work-item moves: below, starting it costs more than it gains
+#: Bytes that one work-item moves. With fewer, its start costs more than it gains.
 SLICE = 65536
 SLICES = (16384, 65536, 262144)
-#: of the tiles that are transposed in registers
+#: sizes of the tiles that are transposed in registers
 _WIDTHS = (16, 8, 4)
 
 
@@ -40,7 +40,7 @@ class Copy:
 
 
 class MoveSolver(CSolver):
-    """Solves what `copies` can describe."""
+    """A solver of the problems that `copies` can describe."""
 
     dtypes = MOVABLE
     rank = 60
@@ -59,7 +59,8 @@ class MoveSolver(CSolver):
         return Point(slice=SLICE, width=width, tile=4 if width else 0)
 
     def space(self, problem: Problem, target: Target) -> Space:
-        """``width``: of the tiles in registers, 0 for none; ``tile``: how many of these a tile of the cache is long."""
+        """``width`` is the size of tiles in registers (0: none); ``tile`` is the length of a cache tile in register
+        tiles."""
         copies = self.copies(problem)
         widths = [w for w in _WIDTHS if any(_pair(c.move, w) for c in copies)]
         return Space(
@@ -81,14 +82,14 @@ class MoveSolver(CSolver):
 
 
 def slices(nbytes: int, target: Target, slice: int = SLICE) -> int:
-    """Among how many work-items to divide bytes to be moved."""
+    """The number of work-items among which a move of ``nbytes`` is divided."""
     return greater(1, lesser(-(-nbytes // slice), 4 * target.units))
 
 
 def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
-    """The axes along which target and source are contiguous, where these differ and are long enough for tiles.
+    """The axes along which target and source are contiguous, if these differ and are long enough for tiles; else None.
 
-    Decided for the sizes at hand: the kernel moves what is shorter than a tile word by word.
+    The choice uses the sizes at hand: the kernel moves axes that are shorter than a tile word by word.
     """
     p = next((a for a in move.axes if a.target == 1), None)
     q = next((a for a in move.axes if a.source == 1), None)
@@ -97,7 +98,7 @@ def _pair(move: Move, width: int) -> tuple[Axis, Axis] | None:
 
 
 def _inner(move: Move) -> Axis:
-    """The axis of the inner loop: contiguous on both sides, else a long one that is so on one side."""
+    """The axis of the inner loop: one that is contiguous on both sides, else a long one contiguous on one side."""
     last = move.axes[-1] if move.axes else Axis(1, 1, 1)
     longest = max((a for a in move.axes if 1 in (a.source, a.target)), key=lambda a: a.size, default=last)
     contiguous = last.target == 1 and last.source in (0, 1)
@@ -105,7 +106,7 @@ def _inner(move: Move) -> Axis:
 
 
 def _outer(source: Source, axes: Sequence[Axis]) -> int:
-    """Declares the axes around; there are at least as many as returned, so that most moves share a text."""
+    """Declares the outer axes, with axes of size 1 so that most moves share a text; returns their number."""
     rank = next(r for r in (3, 7, 15, 31) if r >= len(axes))
     whole = [Axis(1, 0, 0)] * (rank - len(axes)) + list(axes)
     for k, axis in enumerate(whole):
@@ -114,7 +115,7 @@ def _outer(source: Source, axes: Sequence[Axis]) -> int:
 
 
 def decode(rank: int, index: str) -> str:
-    """Statements that take a number apart into i0, i1, ... (the last is the fastest)."""
+    """Statements that split a flat index into i0, i1, ... (the last is the fastest)."""
     lines = [f"int rest = {index};"]
     for k in reversed(range(1, rank)):
         lines.append(f"int i{k} = rest % D{k}; rest /= D{k};")
@@ -122,7 +123,7 @@ def decode(rank: int, index: str) -> str:
 
 
 def advance(rank: int) -> str:
-    """The statement that makes i0, i1, ... those of the next number."""
+    """The statement that advances i0, i1, ... to the next index."""
     step = "i0++;"
     for k in range(1, rank):
         step = f"if (++i{k} == D{k}) {{ i{k} = 0; {step} }}"
@@ -164,14 +165,14 @@ def _rows(copy: Copy, config: Config, target: Target, specialise: bool) -> Call:
     return source.call([-(-rows // per_item), -(-inner.size // part)])
 
 
-#: n words that lie side by side
+#: copies n adjacent words
 COPY_ROW = """
 INLINE void copy_row(GLOBAL const WORD* restrict s, GLOBAL WORD* restrict d, int n) {
   for (int i = 0; i < n; i++) d[i] = s[i];
 }
 """
 
-#: n words from one stride to another; the cases that are vectorised stand apart
+#: Copies n words from one stride to another. The cases that the compiler vectorises have separate loops.
 _COPY_STRIDED = """
 INLINE void copy_strided(GLOBAL const WORD* restrict s, int from, GLOBAL WORD* restrict d, int to, int n) {
 #define LOOP(source) for (int i = 0; i < n; i++) d[i] = source
@@ -210,7 +211,7 @@ def _tiles(copy: Copy, pair: tuple[Axis, Axis], config: Config, target: Target, 
         source.add("if (P < W || Q < W) {")
         source.add("for (int j = q0; j < q1; j++) for (int i = p0; i < p1; i++) d[i + j * YQ] = s[i * XP + j];")
         source.add("continue;\n}")
-    # A last tile that is not whole moves back over what is done already: the same words are written twice.
+    # A partial last tile is moved back over words that are already copied: the same words are written twice.
     source.add("for (int i = p0; i < p1; i += W) for (int j = q0; j < q1; j += W) {")
     source.add("int p = i < P - W ? i : P - W, q = j < Q - W ? j : Q - W;")
     source.add("transpose_tile(s + p * XP + q, XP, W, d + p + q * YQ, YQ, W);")

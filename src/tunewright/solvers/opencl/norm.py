@@ -1,9 +1,10 @@
-"""Normalisations over rows: layer, RMS, instance, group, mean-variance, Lp, and com.microsoft's with a sum in front.
+"""Normalisations over rows: layer, RMS, instance, group, mean-variance, Lp, and those of com.microsoft that sum first.
 
-Statistics take two passes, the mean and then the squares around it, so that a large mean costs no digits; the mean is
+Statistics take two passes, the mean and then the squares around it, so that a large mean loses no digits. The mean is
 summed around the first element for the same reason.
-A tensor is seen as [K0][R0][K1][R1] (what lies innermost is normalised: *rows*) or [R0][K0][R1][K1] (what lies
-innermost is kept: *columns*), K kept and R normalised; most problems have only K0 and R1 above 1.
+
+A tensor is viewed as [K0][R0][K1][R1] (the innermost part is normalised: *rows*) or [R0][K0][R1][K1] (the innermost
+part is kept: *columns*). K are kept and R normalised dimensions. Most problems have only K0 and R1 above 1.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from .emit import COMPUTE, Call, In, Out, Source
 MS = "com.microsoft::"
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 
-#: elements that are summed before the sum goes into the total: keeps long sums exact
+#: Elements that are summed before their sum is added to the total; this keeps long sums exact.
 BLOCK = 4096
-#: a grid's dimension stays below what the runtime has one variant of a kernel for
+#: A dimension of a grid stays below the limit for which the runtime has one variant of a kernel.
 MOST_ITEMS = 32768
 
 
 @dataclass(frozen=True)
 class Form:
-    """One operation: what stands in which place. Numbers are inputs or outputs; None: it has no such thing."""
+    """One operation: the numbers of its inputs and outputs by role; None where it has no such input or output."""
 
-    #: layer: (x - mean) / sqrt(variance + epsilon); rms: without the mean; deviation: epsilon behind the root; l1, l2
+    #: layer: (x - mean) / sqrt(variance + epsilon); rms: without the mean; deviation: epsilon outside of the root; l1,
+    #: l2
     kind: str
     scale: int | None = None
     bias: int | None = None
@@ -69,7 +71,7 @@ _PER_CHANNEL = ("InstanceNormalization", "GroupNormalization")
 
 @dataclass(frozen=True)
 class View:
-    """Sizes of the four parts that a tensor falls into, and whether what lies innermost is kept."""
+    """The sizes of the four parts of a tensor, and whether the innermost part is kept."""
 
     k0: int
     r0: int
@@ -83,12 +85,12 @@ class View:
 
     @property
     def count(self) -> int:
-        """Elements over which a statistic is taken."""
+        """The number of elements over which a statistic is taken."""
         return self.r0 * self.r1
 
 
 def reduced_axes(problem: Problem, rank: int) -> frozenset[int]:
-    """The axes over which statistics are taken, of the main input or (group) of its [N, G, C / G, ...] view."""
+    """The axes over which statistics are taken, in the main input or its (group) view [N, G, C / G, ...]."""
     attrs = problem.attrs
     if problem.op == "MeanVarianceNormalization":
         return frozenset(a % rank for a in attrs.get("axes", (0, 2, 3)))
@@ -101,7 +103,7 @@ def reduced_axes(problem: Problem, rank: int) -> frozenset[int]:
 
 
 def view(dims: Sequence[int], axes: frozenset[int]) -> View | None:
-    """The four parts, or None where kept and normalised axes alternate more often."""
+    """The four parts of a tensor, or None where kept and normalised axes alternate more often."""
     parts: list[tuple[bool, int]] = []
     for axis, size in enumerate(dims):
         if size == 1:
@@ -121,7 +123,7 @@ def view(dims: Sequence[int], axes: frozenset[int]) -> View | None:
         if at < 0:
             return None
         sizes[at] = size
-    if columns and sizes[0] == sizes[2] == 1:  # nothing to sum: rows of one element
+    if columns and sizes[0] == sizes[2] == 1:  # With nothing to sum, rows have one element.
         return View(math.prod(sizes), 1, 1, 1)
     if columns:
         return View(sizes[1], sizes[0], sizes[3], sizes[2], True)
@@ -129,7 +131,7 @@ def view(dims: Sequence[int], axes: frozenset[int]) -> View | None:
 
 
 def main_dims(problem: Problem) -> tuple[int, ...]:
-    """The dimensions of what is normalised; groups are split off the channels."""
+    """The dimensions of the normalised tensor; groups are separated from the channels."""
     if problem.op == _EMBED:
         return (*tensor(problem.inputs[0]).dims, tensor(problem.inputs[2]).dims[1])
     dims = tensor(problem.inputs[0]).dims
@@ -141,24 +143,24 @@ def main_dims(problem: Problem) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Factor:
-    """How an operand that is broadcast to the input is read: element (flat / divisor) % modulus."""
+    """How the kernel reads an operand that is broadcast to the input: element (flat / divisor) % modulus."""
 
     divisor: int
     modulus: int
 
     @property
     def per_element(self) -> bool:
-        """Neighbours differ (else a run of ``divisor`` elements shares one)."""
+        """Whether neighbouring elements have different values; else a run of ``divisor`` elements shares one."""
         return self.divisor == 1 and self.modulus > 1
 
     @property
     def run(self) -> int:
-        """Whether the index is constant or counts up within this number of elements."""
+        """The number of elements within which the index is constant or counts up; 0: all."""
         return self.modulus if self.per_element else self.divisor if self.modulus > 1 else 0
 
 
 def factor(operand: Sequence[int], dims: Sequence[int]) -> Factor | None:
-    """How an operand lies in an input; None where the dimensions along which it varies are not neighbours."""
+    """How an operand lies in an input; None where the dimensions along which it varies are not adjacent."""
     if len(operand) > len(dims):
         return None
     padded = (1,) * (len(dims) - len(operand)) + tuple(operand)
@@ -173,7 +175,7 @@ def factor(operand: Sequence[int], dims: Sequence[int]) -> Factor | None:
 
 
 def affine(problem: Problem, i: int) -> Factor | None:
-    """How the scale or bias at input i is read."""
+    """How the kernel reads the scale or bias at input i."""
     operand, dims = tensor(problem.inputs[i]).dims, tensor(problem.inputs[0]).dims
     if problem.op in _PER_CHANNEL:
         return Factor(math.prod(dims[2:]), dims[1])
@@ -234,7 +236,7 @@ class Norm(CSolver):
 
 
 def _repeats(type: TensorType, first: TensorType) -> bool:
-    """The operand's elements are those of whole rows, taken again from its start when they are used up."""
+    """Whether the operand consists of whole rows that repeat along the input."""
     found = factor(type.dims, first.dims)
     return found is not None and found.divisor == 1 and type.size % greater(first.dims[-1], 1) == 0
 
@@ -247,10 +249,10 @@ class Writer:
     problem: Problem
     view: View
     form: Form = field(init=False)
-    #: statements that find where a row's terms begin
+    #: statements that compute where a row's terms begin
     starts: list[str] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
-    #: and that look for indices out of range, before all rows
+    #: statements that check for indices out of range, before all rows
     checks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -271,7 +273,7 @@ class Writer:
             self._sum()
         source.buffer("y", tensor(problem.outputs[0]).dtype, Out())
         source.function(f"#define VALUE(j) ({' + '.join(self.terms)})")
-        # an infinity would make NaN of a mean that is infinite
+        # An infinite pivot would make NaN of an infinite mean.
         source.function("INLINE REAL PIVOT(REAL x) { return x - x == 0 ? x : 0; }")
 
     @property
@@ -284,7 +286,7 @@ class Writer:
     def centred(self) -> bool:
         return self.kind in ("layer", "deviation")
 
-    # -- what is normalised ------------------------------------------------------------------------------------------
+    # -- terms --------------------------------------------------------------------------------------------------------
     def _term(self, name: str, i: int, start: str) -> None:
         self.source.buffer(name, tensor(self.problem.inputs[i]).dtype, In(i))
         self.starts.append(f"int {name}_at = {start};")
@@ -298,7 +300,7 @@ class Writer:
                 self._term(name, i, f"row * R1 % {name.upper()}_SIZE")
 
     def _embedding(self) -> None:
-        """Word, position and segment vectors. An index out of range is reported, and cut to the range."""
+        """Adds word, position and segment vectors as terms. An index out of range is reported and clamped."""
         problem, source = self.problem, self.source
         source.function("INLINE int within(i64 i, int n) { return (int)(i < 0 ? 0 : i < n ? i : n - 1); }")
         source.dims(LENGTH=tensor(problem.inputs[0]).dims[1])
@@ -322,7 +324,8 @@ class Writer:
                 self.checks.append(f"if ({at} < 0 || {at} >= {count}) wrong(report, WRONG_ROW, {at}, {count});")
 
     def _count_mask(self) -> str:
-        """The second output: the ones in each row of the mask, counted along with a sequence's first token."""
+        """Statements for the second output, the number of ones in each row of the mask; a sequence's first token counts
+        them."""
         if self.problem.op != _EMBED or len(self.problem.outputs) < 2:
             return ""
         self.source.buffer("ones", DType.INT32, Out(1))
@@ -340,9 +343,9 @@ class Writer:
         return " ".join([f"int at UNUSED = base + r0 * (K1 * R1) + {column};", *self.starts])
 
     def _total(self, name: str, value: str, term: str) -> str:
-        """The sum of a term in v over a row, in blocks.
+        """Statements that sum a term in v over a row, in blocks.
 
-        Four quarters are summed side by side: a single sum would wait for its own last addition at every step.
+        Four quarters are summed side by side: a single sum would wait for its previous addition at every step.
         """
 
         def add(part: str, j: str) -> str:
@@ -372,7 +375,7 @@ for (int r0 = 0; r0 < R0; r0++) {{
         return f"{mean}\n{power}\nREAL norm = {_NORM[self.kind]};"
 
     def _affine(self) -> tuple[list[str], str, int]:
-        """Statements in front of a run, the result from v, and the run's length."""
+        """Statements in front of a run, the expression of the result from v, and the run's length."""
         lines, value, run = [], "v", self.view.r1
         for name, i, operator in (("scale", self.form.scale, "*"), ("bias", self.form.bias, "+")):
             if i is None or self.problem.input(i) is None:
@@ -430,7 +433,10 @@ for (int r0 = 0; r0 < R0; r0++) {{
 
     # -- columns -----------------------------------------------------------------------------------------------------
     def columns(self, config: Config) -> Call:
-        """The statistics of a tile of neighbouring columns at once; only operations of one operand come here."""
+        """The launch that computes the statistics of a tile of neighbouring columns at once.
+
+        Only operations of one operand use it.
+        """
         source, seen = self.source, self.view
         source.fixed(TILE=int(config["columns"]))
         tiles = -(-seen.k1 // int(config["columns"]))
@@ -466,9 +472,9 @@ for (int item = first; item < last; item++) {{
         return source.call([-(-seen.k0 * tiles // per_item)])
 
 
-#: what is summed of each (centred) element v
+#: the term of each (centred) element v in the sum
 _POWER: Mapping[str, str] = {"layer": "v * v", "rms": "v * v", "deviation": "v * v", "l2": "v * v", "l1": "ABS(v)"}
-#: what multiplies or (l1, l2) divides, from that sum
+#: the factor, or (l1, l2) the divisor, from that sum
 _NORM: Mapping[str, str] = {
     "layer": "1 / SQRT(power / (R0 * R1) + EPSILON)",
     "rms": "1 / SQRT(power / (R0 * R1) + EPSILON)",

@@ -1,4 +1,4 @@
-"""BatchNormalization where it could not be folded into a convolution."""
+"""BatchNormalization that could not be folded into a convolution."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .base import CSolver, both, layout_of
 from .emit import Call, In, Out, Source
 from .norm import BLOCK, FLOATS, MOST_ITEMS
 
-#: channels whose factors a work-item keeps at once where channels lie innermost
+#: Channels whose factors a work-item keeps at once where the channels are innermost.
 LANES = 256
 
 
 class BatchNorm(CSolver):
-    """y = factor[c] x + shift[c]. Channels are rows of pixels, or (blocked, or no pixels at all) neighbours."""
+    """y = factor[c] x + shift[c]. Channels are rows of pixels, or (in blocks, or without pixels) neighbours."""
 
     family = "norm_batch"
     ops = frozenset({"BatchNormalization"})
@@ -80,13 +80,13 @@ class BatchNorm(CSolver):
 
 
 def _factor(source: Source, channel: str) -> str:
-    """Statements that find the factor and the shift of a channel."""
+    """Statements that compute the factor and the shift of a channel."""
     scale, bias, mean, variance = (source.load(n, channel) for n in ("scale", "bias", "mean", "variance"))
     return f"REAL factor = {scale} / SQRT({variance} + EPSILON), shift = {bias} - {mean} * factor;"
 
 
 def _rows(source: Source, elements: int, rows: int, channels: int, pixels: int) -> Call:
-    """Each row of pixels has one channel."""
+    """The launch for rows of pixels that have one channel each."""
     per_item = greater(1, elements // greater(pixels, 1), -(-rows // MOST_ITEMS))
     source.dims(ROWS=rows, CHANNELS=channels, PIXELS=pixels, PER_ITEM=per_item)
     source.add(f"""int first = GID(0) * PER_ITEM, last = ROWS - first < PER_ITEM ? ROWS : first + PER_ITEM;
@@ -101,7 +101,7 @@ for (int row = first; row < last; row++) {{
 def _lanes(
     source: Source, outer: int, tiles: int, channels: int, positions: int, step: int, tile_step: int, per_item: int
 ) -> Call:
-    """Neighbours have different channels: the factors of a tile of channels, then position by position."""
+    """The launch for neighbours of different channels: factors of a tile of channels first, then each position."""
     per_item = greater(per_item, -(-positions // MOST_ITEMS))
     source.dims(CHANNELS=channels, TILES=tiles, POSITIONS=positions, STEP=step, TILE_STEP=tile_step)
     source.dims(PER_ITEM=per_item, OUTER_STEP=tiles * tile_step)
@@ -125,7 +125,10 @@ for (int p = first; p < last; p++) {{
 
 
 def _training(source: Source, problem: Problem, batch: int, channels: int, pixels: int) -> Call:
-    """The statistics of the batch itself; a work-item has one channel. The running statistics move towards them."""
+    """The launch that uses the statistics of the batch; a work-item has one channel.
+
+    It moves the running statistics towards those of the batch.
+    """
     momentum = float(problem.attrs.get("momentum", 0.9))
     source.fixed(MOMENTUM=f"(REAL){momentum!r}", BLOCK=BLOCK)
     source.dims(BATCH=batch, CHANNELS=channels, PIXELS=pixels)

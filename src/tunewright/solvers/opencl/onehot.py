@@ -1,4 +1,4 @@
-"""OneHot: everything is filled with the one value, then single elements are set to the other."""
+"""OneHot: fills everything with one value, then sets single elements to the other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for (int r = begin; r < end; r++) {
 
 
 class OneHot(CSolver):
-    """Indices of any type; one that is no whole number from -depth to depth - 1 sets nothing.
+    """Takes indices of any type. An index that is not a whole number from -depth to depth - 1 sets nothing.
 
     The depth is the length of the result's axis.
     """

@@ -1,4 +1,4 @@
-"""Pad in all its modes, and CenterCropPad: what a row of the result has inside the input is copied, the rest filled."""
+"""Pad in all its modes, and CenterCropPad: copies the part of each row inside the input, and fills the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .emit import STORAGE, Call, In, Out, Source
 from .move import COPY_ROW, SLICE, SLICES, advance, decode, slices
 from .words import SINGLE, word
 
-#: the index in an axis of n elements whose element stands at i, which may be outside
+#: Statements that map position i, which may be outside, to an index into an axis of n elements.
 _INDEX = {
     "constant": "return i;",
     "edge": "return i < 0 ? 0 : i < n ? i : n - 1;",
@@ -31,9 +31,9 @@ _INDEX = {
 
 @dataclass(frozen=True)
 class _Axis:
-    """``size`` elements of the result: ``before`` of them stand in front of ``kept`` elements of the input.
+    """``size`` elements of the result: ``before`` of them, then ``kept`` elements of the input, then the rest.
 
-    The elements of the input that are kept begin at ``start`` and are ``stride`` apart.
+    The kept elements of the input begin at ``start`` and are ``stride`` apart.
     """
 
     size: int
@@ -44,7 +44,7 @@ class _Axis:
 
 
 class Pad(CSolver):
-    """Negative pads cut off. In blocked layout the channels cannot be padded."""
+    """Negative pads cut elements off. In the blocked layout channels cannot be padded."""
 
     family = "pad"
     ops = frozenset({"Pad", ms_common.MS + "Pad", "CenterCropPad"})
@@ -148,7 +148,7 @@ def _pairs(problem: Problem) -> list[tuple[int, int]]:
 
 
 def _axes(problem: Problem) -> list[_Axis]:
-    """Those in memory; the lanes of a block come last and are not padded."""
+    """The axes in memory; the lanes of a block come last and are not padded."""
     dims = tensor(problem.inputs[0]).physical
     pairs = [*_pairs(problem), (0, 0)][: len(dims)]
     axes = []
@@ -160,7 +160,7 @@ def _axes(problem: Problem) -> list[_Axis]:
 
 
 def _merged(axes: Sequence[_Axis], constant: bool) -> list[_Axis]:
-    """As few axes as possible: one that stays whole joins the one in front, if that stays whole or has one filling."""
+    """As few axes as possible. A whole axis joins the outer one, if that is also whole or the filling is constant."""
     found: list[_Axis] = []
     for axis in axes:
         outer = found[-1] if found else None

@@ -14,20 +14,20 @@ from .emit import COMPUTE, Call, In, Out, Source
 from .fold import Fold
 from .window import Window
 
-#: elements of a row that are folded over the window's rows before they are folded along it
+#: The elements of a row that are folded over the window's rows before they are folded along the row.
 _LINE = 1024
-#: Up to this many taps of a blocked tensor are folded directly, by bytes of a vector: for AVX-512 the compiler gathers
-#: where it folds along a line.
+#: Up to this number of taps of a blocked tensor are folded directly, by bytes of a vector. For AVX-512 the compiler
+#: emits gathers where it folds along a line.
 _FEW_TAPS = {64: 81, 0: 9}
-#: along an axis; unrolling more would take the compiler long
+#: The most unrolled taps along an axis; more would take the compiler long.
 _UNROLLED_TAPS = 16
 _AXES = "DHW"
-#: for loops of few elements: vectors, but no more than one in each turn
+#: For loops of few elements: vectors, but at most one per iteration.
 _SHORT_LOOP = '_Pragma("clang loop interleave_count(1)")'
 
 
 def pool_fold(op: str, dtype: DType, p: int) -> Fold:
-    """How a pooling folds elements; an average is still to be divided."""
+    """How a pooling folds elements; an average is divided afterwards."""
     if op.endswith("MaxPool"):
         return fold.extremum(dtype, largest=True)
     if op.endswith("AveragePool"):
@@ -44,12 +44,12 @@ def pool_fold(op: str, dtype: DType, p: int) -> Fold:
 
 
 def takes(op: str, dtype: DType) -> bool:
-    """Only maxima are defined for integers."""
+    """Whether an operation is defined for a type: for integers only maxima are."""
     return op.endswith("MaxPool") or fold.is_float(dtype)
 
 
 class Pool(CSolver):
-    """Sliding windows. With the output Indices a scalar kernel that looks at every tap in order."""
+    """Sliding windows. With the output Indices, a scalar kernel reads every tap in order."""
 
     family = "pool"
     ops = frozenset({"MaxPool", "AveragePool", "LpPool"})
@@ -107,7 +107,7 @@ class Pool(CSolver):
             source.add(_with_indices(source, how, int(problem.attrs.get("storage_order", 0))))
             return [source.call([grid])]
         steps = epilogue.Epilogue(source, problem)
-        # of one element there is nothing to average (`passes/early_strides.py` thins out with such windows)
+        # One element needs no averaging (`passes/early_strides.py` makes such windows to drop elements).
         average = problem.op == "AveragePool" and (win.taps > 1 or any((*win.head, *win.tail)))
         include = bool(problem.attrs.get("count_include_pad", 0))
         value = f"fold_finish(sum, 1, 0){' / (rows_counted * counted)' if average else ''}"
@@ -128,7 +128,7 @@ class Pool(CSolver):
         return [source.call([grid])]
 
 
-#: the loop over a work-item's rows of results, without its closing brace
+#: The loop over a work-item's rows of results, without its closing brace.
 _ROWS = """
 const int stop = (GID(0) + 1) * ROWS_EACH < ROWS ? (GID(0) + 1) * ROWS_EACH : ROWS;
 int row = GID(0) * ROWS_EACH, oh = row % OH - 1, od = row / OH % OD, plane = row / OH / OD;
@@ -137,7 +137,7 @@ for (; row < stop; row++) {
   if (oh == OH) { oh = 0; od++; }
   if (od == OD) { od = 0; plane++; }"""
 
-#: taps [first, last) of a window that begins at ``from`` and lie in [low, high)
+#: The taps [first, last) of a window that begins at ``from``, restricted to [low, high).
 _RANGE = """
 INLINE int first_tap(int from, int dilation, int low) {
   return from < low ? (low - from + dilation - 1) / dilation : 0;
@@ -154,7 +154,7 @@ INLINE int tap_count(int from, int dilation, int taps, int low, int high) {
 
 
 def _counts(kind: str, include: bool) -> tuple[str, str]:
-    """Statements for the number of elements that an average counts: over the window's rows, and along one."""
+    """Statements for the number of elements that an average counts: over the window's rows, and along a row."""
 
     def count(start: str, axis: str) -> str:
         low, high = (f"-HEAD_{axis}", f"{axis} + TAIL_{axis}") if include else ("0", axis)
@@ -165,7 +165,7 @@ def _counts(kind: str, include: bool) -> tuple[str, str]:
 
 
 def _line(win: Window) -> int:
-    """Elements of a line: enough for one output, and for as many as fit otherwise."""
+    """The number of elements of a line: at least enough for one output."""
     reach = (win.kernel[2] - 1) * win.dilation[2] + 1
     size = _LINE
     while size < 2 * reach + win.stride[2]:
@@ -174,10 +174,11 @@ def _line(win: Window) -> int:
 
 
 def _line_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str, counts: tuple[str, str]) -> str:
-    """Elements are folded over the window's rows into a line, with nothing where it is outside; then along the line.
+    """Statements that fold elements over the window's rows into a line, and then along the line.
 
-    Of a blocked tensor, an element is a block of channels. Loops run over whole vectors of STRIP elements: the last
-    one of a row is moved back over elements that are done already, and the line has room for results that are not kept.
+    Positions outside of the input contribute nothing. In a blocked tensor, an element is a block of channels. Loops run
+    over whole vectors of STRIP elements: the last one of a row is moved back over finished elements, and the line has
+    room for results that are not kept.
     """
     lines, result = steps.apply("v", "(channel + l < CHANNELS ? channel + l : CHANNELS - 1)", "out + l")
 
@@ -235,7 +236,10 @@ def _line_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str, c
 
 
 def _direct_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str, counts: tuple[str, str]) -> str:
-    """Each block of channels from all taps. Windows wholly inside a row have a constant number of taps along it."""
+    """Statements that fold each block of channels over all taps.
+
+    Windows that lie wholly inside a row have a constant number of taps along it.
+    """
     lines, result = steps.apply("v", "(channel + l < CHANNELS ? channel + l : CHANNELS - 1)", "out + l")
 
     def taps(first: str, last: str, unroll: str) -> str:
@@ -271,7 +275,10 @@ def _direct_row(source: Source, how: Fold, steps: epilogue.Epilogue, value: str,
 
 
 def _with_indices(source: Source, how: Fold, order: int) -> str:
-    """The first of equal maxima in row-major order of the window, padding included; NaN is never larger."""
+    """Statements that find the first of equal maxima in row-major order of the window; NaN is never larger.
+
+    Padding counts as an element.
+    """
     place = "(d * H + h) * W + w" if order == 0 else "(w * H + h) * D + d"
     return f"""
 {_ROWS}

@@ -1,4 +1,4 @@
-"""Poolings over all spatial axes, plain and blocked; and in the blocked layout the reductions that are the same."""
+"""Poolings over all spatial axes, plain and blocked, and the equal reductions in the blocked layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "R
 
 
 class GlobalPool(CSolver):
-    """One row of elements for each channel, or for each block of channels."""
+    """Folds one row of elements for each channel, or for each block of channels."""
 
     family = "pool_global"
     ops = frozenset({"GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"}) | _REDUCTIONS
@@ -92,7 +92,7 @@ def _plain(source: Source, how: Fold, steps: epilogue.Epilogue) -> str:
 
 
 def _blocked(source: Source, how: Fold, steps: epilogue.Epilogue) -> str:
-    """LANES is several blocks: partial results of their channels are joined at the end."""
+    """Statements for a block of channels. LANES spans several blocks, whose partial results are joined at the end."""
     lines, result = steps.apply("v", "(channel + l < CHANNELS ? channel + l : CHANNELS - 1)", "row * BLOCK + l")
     element = f"fold_each({source.load('x', 'row * SIZE * BLOCK + i + l')}, 0)"
     return f"""

@@ -1,9 +1,9 @@
-"""What every kernel's source begins with: the words of the dialect, element types, conversions, and mathematics.
+"""The beginning of every kernel's source: the macros of the dialect, element types, conversions, and mathematics.
 
-The mathematics is plain arithmetic, so that a loop over elements is vectorised; f32 functions are good to five units in
-the last place (tanh and erf: to seven on processors without FMA). Library functions (exp, fmin, rint, ...) are calls,
-which keep the loop scalar (15 times slower). The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and their like
-become instructions and are fine.
+The mathematics is plain arithmetic, so that a loop over elements is vectorised. The f32 functions are accurate to five
+units in the last place (tanh and erf: to seven on processors without FMA). Library functions (exp, fmin, rint, ...) are
+calls, which keep a loop scalar (15 times slower). The compiler's ``__builtin_sqrtf``, ``__builtin_floorf`` and similar
+builtins become instructions and do no harm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 
 from ...ops.faults import Fault
 
-#: the words of each dialect of C: nothing that follows, and no kernel, uses others
+#: The macros of each dialect of C. The rest of the prelude and all kernels use no other words of a dialect.
 OPENCL = """
 #define GLOBAL __global
 #define GID(n) ((int)get_global_id(n))
@@ -83,8 +83,8 @@ typedef _Float16 f16;
 #endif
 """
 
-#: What is wrong with a kernel's inputs goes into its record (`devices.reports`), once: CLAIM answers whether nothing
-#: stood there. Never inlined, so that loops stay what they are.
+#: `wrong` writes the first fault of a kernel's inputs into its report (`devices.reports`). CLAIM stores the fault if
+#: the report is empty, and is true then. `wrong` is never inlined, so that it does not change how loops are compiled.
 REPORTS = "\n".join(f"#define WRONG_{fault.name} {fault.value}" for fault in Fault) + """
 static __attribute__((noinline, cold, unused))
 void wrong(GLOBAL i64* report, int fault, i64 value, i64 limit) {
@@ -100,8 +100,8 @@ VECTORS = """
 #define STOREV(p, v) (*(GLOBAL VU*)(p) = (v))
 """
 
-#: Both forms agree bit by bit, whether or not denormals count as zero: those of halves are normal numbers in f32. A
-#: NaN keeps its sign and the highest bits of its payload, and is quiet.
+#: The two forms agree in every bit, even where denormals count as zero: denormal halves are normal numbers in f32. A
+#: NaN keeps its sign and the highest bits of its payload, and becomes quiet.
 CONVERSIONS = """
 #ifdef WITH_F16
 INLINE f32 f16_load(u16 h) { return (f32)CAST_BITS(h, f16); }
@@ -366,7 +366,7 @@ INLINE i64 i64_pow(i64 x, i64 n) {
 }
 """
 
-#: double precision is rare: the library's functions will do
+#: Double precision is rare, therefore the functions of the library suffice.
 DOUBLE = """
 #define f32_fmod(x, y) fmod_f32((f32)(x), (f32)(y))
 #ifndef WITHOUT_FP64
@@ -401,7 +401,7 @@ INLINE f64 f64_pow(f64 x, f64 y) { return y == 2.0 ? x * x : f64_of(pow)(x, y); 
 
 MATHEMATICS = ORDER + EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE
 
-#: what completes a text, by dialect
+#: the text in front of a kernel, by dialect
 PRELUDES = {
     "c": C + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
     "opencl": OPENCL + REPORTS + VECTORS + CONVERSIONS + MATHEMATICS,
@@ -409,18 +409,20 @@ PRELUDES = {
 
 
 def mathematics_of(text: str) -> str:
-    """The functions of `MATHEMATICS` that a text calls, with those that they call: others do not change a kernel."""
+    """The functions of `MATHEMATICS` that a text calls, directly or indirectly. Other functions do not change the
+    kernel."""
     known, wanted, found = _functions(), _words(text), set[str]()
     while new := [name for name in known if name in wanted and name not in found]:
         found.update(new)
         for name in new:
             wanted = wanted | _words(known[name])
-    return ORDER + "".join(known[name] for name in known if name in found)  # its names are made by macros
+    # ORDER is always included, because macros make the names of its functions.
+    return ORDER + "".join(known[name] for name in known if name in found)
 
 
 @cache
 def _functions() -> Mapping[str, str]:
-    """Definitions by name, in order; those under different conditions are one."""
+    """Definitions by name, in order. Definitions of one name under different conditions are joined."""
     found: dict[str, str] = {}
     name = ""
     for line in (EXPONENTIAL + TRIGONOMETRY + POWER + DOUBLE).splitlines(keepends=True):

@@ -1,7 +1,8 @@
-"""Operations on quantised tensors of com.microsoft that are no products: element-wise, concatenation, softmax, pooling.
+"""Operations of com.microsoft on quantised tensors that are not products: element-wise, concatenation, softmax,
+pooling.
 
-Scales and zero points are one number each and are read when a kernel runs. Each formula rounds where its definition
-does: what must not be fused into one multiply-add stands in two statements.
+Scales and zero points are one number each, and are read when a kernel runs. Each formula rounds where its definition
+does. Operations that must not be fused into one multiply-add are two statements.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BYTES = frozenset({DType.INT8, DType.UINT8})
 
 
 class _Quantised(CSolver):
-    """What the solvers here have in common: bytes, one scale and one zero point for each tensor."""
+    """The base of the solvers here: bytes, with one scale and one zero point for each tensor."""
 
     dtypes = BYTES | {DType.FLOAT32, DType.BOOL, DType.INT32}
     rank = 50
@@ -43,7 +44,7 @@ class _Quantised(CSolver):
 
     @abstractmethod
     def parameters(self, problem: Problem) -> Sequence[int]:
-        """Inputs that are scales and zero points."""
+        """The inputs that are scales and zero points."""
 
     def misfit(self, problem: Problem) -> str | None:
         return None
@@ -56,7 +57,7 @@ class _Quantised(CSolver):
 
 
 def _parameters(source: Source, problem: Problem, names: Mapping[str, int]) -> None:
-    """Floats of these names; those of absent inputs are 0."""
+    """Declares floats of these names from inputs; those of absent inputs are 0."""
     for name, i in names.items():
         type = problem.input(i)
         if type is None:
@@ -70,11 +71,11 @@ def _parameters(source: Source, problem: Problem, names: Mapping[str, int]) -> N
 class Formula:
     """An element-wise operation: its operands and parameters, and the C text."""
 
-    #: the operation that broadcasts as it does, and its data inputs in that order
+    #: the operation with the same broadcasting, and the data inputs in its order
     like: str
     data: tuple[int, ...]
     parameters: Mapping[str, int]
-    #: statements before the loop, and statements that make ``f32 v`` of a, b, c
+    #: statements before the loop, and statements that compute ``f32 v`` from a, b, c
     before: str
     each: str
 
@@ -127,7 +128,7 @@ class QLinearElementwise(_Quantised):
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         formula, out = FORMULAS[problem.op], tensor(problem.outputs[0])
         data = tuple(tensor(problem.inputs[i]) for i in formula.data)
-        if out.layout != PLAIN:  # all of one shape: element by element as they lie
+        if out.layout != PLAIN:  # All operands have one shape; they are handled element by element, in memory order.
             data = tuple(TensorType(t.dtype, (math.prod(t.physical),)) for t in data)
             out = TensorType(out.dtype, data[0].shape)
         alike = replace(
@@ -177,7 +178,7 @@ while (begin < stop) {{
 
 
 class QLinearConcat(_Quantised):
-    """One launch for each tensor, which is requantised on its way to its place."""
+    """One launch for each tensor, which requantises it and writes it to its place."""
 
     family = "qlinear_concat"
     ops = frozenset({MS + "QLinearConcat"})
@@ -221,7 +222,7 @@ while (begin < stop) {{
 
 
 class QLinearSoftmax(_Quantised):
-    """Rows along an axis, one after the other: the largest, the sum of exponentials, the quotients."""
+    """Handles rows along an axis one after the other: the maximum, the sum of exponentials, the quotients."""
 
     family = "qlinear_softmax"
     ops = frozenset({MS + "QLinearSoftmax"})
@@ -275,7 +276,7 @@ for (int row = begin; row < end; row++) {{
 
 
 class QLinearPool(_Quantised):
-    """Averages, channels first or last: of whole images in integers, of windows in floats, tap by tap."""
+    """Averages with channels first or last: of whole images in integers, of windows in floats, tap by tap."""
 
     family = "qlinear_pool"
     ops = frozenset({MS + "QLinearAveragePool", MS + "QLinearGlobalAveragePool"})
@@ -322,7 +323,7 @@ for (int i = begin; i < end; i++) {{
   f32 v = (f32)(sum - (i32)z * PIXELS) * ratio;"""
 
     def _windows(self, source: Source, problem: Problem, at: str, last: bool) -> str:
-        """The reference adds along the width first, then along height and depth."""
+        """Statements for windows. Like the reference, they add along the width first, then along height and depth."""
         first = tensor(problem.inputs[0]), tensor(problem.outputs[0])
         x, y = (replace(t, shape=(t.dims[0], t.dims[-1], *t.dims[1:-1])) if last else t for t in first)
         attrs = {k: v for k, v in problem.attrs.items() if k != "channels_last"}

@@ -1,8 +1,8 @@
 """QuantizeLinear and DequantizeLinear, per tensor, per axis and in blocks, and DynamicQuantizeLinear.
 
-Both conversions are element-wise on the memory as it lies; what differs is where an element finds its scale and zero
-point. Either they are the same along a run of consecutive elements (`_runs`), or they lie next to each other as the
-elements do (`_lanes`), or they belong to the channels inside the blocks of a blocked layout (`_blocks`).
+Both conversions are element-wise, in memory order. They differ in where an element finds its scale and zero point.
+Either these are equal along a run of consecutive elements (`_runs`), or they are adjacent like the elements (`_lanes`).
+In a blocked layout they belong to the channels inside the blocks (`_blocks`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .emit import COMPUTE, Call, In, Out, Scratch, Source
 MS = "com.microsoft::"
 INTEGERS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
-#: numbers of fewer than eight bits lie in a byte each, whose upper bits say nothing
+#: Numbers of fewer than eight bits take a byte each, whose upper bits are ignored.
 NARROW = {DType.INT4: (DType.INT8, 4), DType.UINT4: (DType.UINT8, 4), DType.INT2: (DType.INT8, 2),
           DType.UINT2: (DType.UINT8, 2)}  # fmt: skip
 _ROUND = {DType.FLOAT16: "f16_load(f16_store({}))", DType.BFLOAT16: "bf16_load(bf16_store({}))"}
-#: elements of a work-item at least: less does not pay for its launch
+#: The least number of elements of a work-item; fewer do not pay for its launch.
 LEAST = 1 << 14
 
-#: Round, ties to even, shift and saturate. What is not a number becomes 0, as in the reference: processors make it the
-#: lowest 32-bit number, of which a narrower type keeps the lower bits.
+#: Round, ties to even, shift and saturate. NaN becomes 0, as in the reference. Processors convert NaN to the lowest
+#: 32-bit number, of which a narrower type keeps the lower bits.
 TO_INTEGER = """
 INLINE i32 to_integer(f32 value, f32 zero, f32 low, f32 high) {
   f32 v = __builtin_rintf(value) + zero;
@@ -47,23 +47,23 @@ INLINE f32 or_lowest(f32 value, f32 low) { return value != value ? low : value; 
 def to_integer(value: str, zero: str, dtype: DType, lowest: bool = False) -> str:
     """The expression of a float as an integer type; needs `TO_INTEGER`.
 
-    What is not a number becomes 0, or with ``lowest`` what the lowest number becomes.
+    NaN becomes 0, or with ``lowest`` the result of the lowest number.
     """
     low, high = (f"{float(limit)}f" for limit in limits(dtype.numpy))
     return f"to_integer({f'or_lowest({value}, {low})' if lowest else value}, {zero}, {low}, {high})"
 
 
 def chunk_of(size: int, target: Target, least: int = LEAST) -> int:
-    """Elements of a work-item: a few work-items per unit, none of them too small."""
+    """The number of elements of a work-item: a few work-items per unit, none of them too small."""
     return greater(least, -(-size // (4 * target.units * 64)) * 64)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How parameters lie against elements: rows of ``run`` elements.
+    """The position of parameters relative to elements, which form rows of ``run`` elements.
 
-    Row r begins at parameter (r / rows) * outer + (r % rows) / block * inner; along a row parameters stay the same, or
-    follow the elements, ``share`` of them to one parameter.
+    Row r begins at parameter (r / rows) * outer + (r % rows) / block * inner. Along a row parameters stay the same, or
+    follow the elements, with ``share`` elements per parameter.
     """
 
     run: int
@@ -76,7 +76,7 @@ class Spread:
 
 
 def spread_of(x: TensorType, parameters: TensorType, axis: int, block: int) -> Spread:
-    """How parameters spread over static types: one number, one per index of an axis, or one per block along it."""
+    """The spread of parameters over static types: one number, one per index of an axis, or one per block along it."""
     dims = x.dims
     if parameters.size == 1:
         return Spread(greater(x.size, 1))
@@ -93,7 +93,7 @@ def spread_of(x: TensorType, parameters: TensorType, axis: int, block: int) -> S
 
 
 class Quantize(CSolver):
-    """Between floats and small integers."""
+    """Converts between floats and small integers."""
 
     family = "quantize"
     ops = frozenset({"QuantizeLinear", "DequantizeLinear", MS + "QuantizeLinear", MS + "DequantizeLinear"})
@@ -158,7 +158,7 @@ def _precision(problem: Problem) -> DType:
 
 
 class _Conversion:
-    """Buffers of the conversion and its statements: parameters first, then an element."""
+    """Declares the buffers of a conversion, and writes its statements: first the parameters, then an element."""
 
     def __init__(self, source: Source, problem: Problem) -> None:
         self.source, self.problem = source, problem
@@ -172,7 +172,7 @@ class _Conversion:
             source.buffer("zero", _byte(self.zero), In(2))
         source.buffer("y", _byte(y.dtype), Out())
         source.function(TO_INTEGER)
-        #: of a zero point
+        #: the type of a zero point
         self.type = "f32" if self.quantizes or x.dtype is not DType.INT32 else "i32"
 
     def parameters(self, scale: str, zero: str, at: str) -> str:
@@ -205,7 +205,7 @@ def _byte(dtype: DType) -> DType:
 
 
 def _integer(dtype: DType, value: str) -> str:
-    """An integer element; the upper bits of a narrow one are shifted out and its sign in."""
+    """An integer element. For a narrow type, shifts remove the upper bits and extend the sign."""
     if dtype not in NARROW:
         return value
     kind, bits = NARROW[dtype]
@@ -213,7 +213,7 @@ def _integer(dtype: DType, value: str) -> str:
 
 
 def _runs(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:
-    """Parameters are the same along a row: one loop over it, in which they are scalars."""
+    """The launch for parameters that are equal along a row: one loop over it, in which they are scalars."""
     source.dims(SIZE=size, CHUNK=chunk, RUN=spread.run, ROWS=spread.rows, OUTER=spread.outer)
     source.add(f"""
 int begin = GID(0) * CHUNK, stop = begin + CHUNK < SIZE ? begin + CHUNK : SIZE;
@@ -231,7 +231,7 @@ while (begin < stop) {{
 
 
 def _lanes(source: Source, convert: _Conversion, spread: Spread, size: int, chunk: int) -> list[Call]:
-    """Parameters follow the elements of a row."""
+    """The launch for parameters that follow the elements of a row."""
     rows = size // spread.run if spread.run else 0
     least = greater(1, chunk // greater(spread.run, 1))
     source.dims(RUN=spread.run, ROWS=spread.rows, BLOCK=spread.block, OUTER=spread.outer, INNER=spread.inner)
@@ -255,7 +255,7 @@ for (int row = begin; row < end; row++) {{
 
 
 def _blocks(source: Source, convert: _Conversion, x: TensorType, least: int, target: Target) -> list[Call]:
-    """A row is a block of channels of an image; its parameters are kept next to each other, as its lanes are."""
+    """The launch whose rows are blocks of channels of an image; parameters are kept side by side, like the lanes."""
     batch, blocks, *space, lanes = x.physical
     pixels, chunk = math.prod(space), chunk_of(math.prod(x.physical), target, least)
     count = greater(1, lesser(chunk // lanes, pixels))
@@ -281,7 +281,7 @@ for (int row = top; row < bottom; row++) {{
 
 
 class DynamicQuantize(CSolver):
-    """DynamicQuantizeLinear: work-items find the range of their parts, then quantise their parts with all of those."""
+    """DynamicQuantizeLinear: work-items find the ranges of their parts, then quantise these with the range of all."""
 
     family = "dynamic_quantize"
     ops = frozenset({"DynamicQuantizeLinear"})
@@ -299,7 +299,7 @@ class DynamicQuantize(CSolver):
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
         size = tensor(problem.inputs[0]).size
-        spare = (Scratch("y", size), Scratch("scale", 4), Scratch("zero", 1))  # outputs that nobody asked for
+        spare = (Scratch("y", size), Scratch("scale", 4), Scratch("zero", 1))  # outputs that the model does not use
         count = len(problem.outputs)
         made: list[Out | Scratch] = [*(Out(i) for i in range(count)), *spare[count:]]
         return dynamic_quantize(size, int(config["least"]), target, self.specialise, made)
@@ -335,7 +335,10 @@ INLINE f32 zero_of(f32 low, f32 step) { return (u8)to_integer(-low / step, 0.0f,
 def dynamic_quantize(
     size: int, least: int, target: Target, specialise: bool, made: Sequence[Out | Scratch], flat: float = 255.0
 ) -> list[Call]:
-    """Input 0 as uint8 with its scale and zero point; ``made`` takes the three. 1 / ``flat``: the scale of zeros."""
+    """The launches that write input 0 as uint8, its scale and its zero point to the three places in ``made``.
+
+    The scale of an input of zeros is 1 / ``flat``.
+    """
     chunk = chunk_of(size, target, least)
     parts = greater(1, -(-size // chunk))
     calls = []

@@ -29,7 +29,7 @@ class Range(CSolver):
         if not y.size:
             return []
         start, _, delta = (value for _, value in problem.values)
-        # as the reference: 64 bits, then the result's type
+        # as in the reference: computed in 64 bits, then converted to the result's type
         wide, numpy = (DType.INT64, np.int64) if start.dtype.kind in "iu" else (DType.FLOAT64, np.float64)
         part = -(-y.size // slices(y.nbytes, target))
         source = Source("range", self.specialise)

@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN: the input's part of all gates as one product, then one launch that goes through all steps.
+"""LSTM, GRU and RNN: one product for the input's part of all gates, then one launch that loops over all steps.
 
-Weights lie in panels: [direction][gate][block of hidden units][depth][units of the block], a block being as wide as the
-tile of sums that stays in registers. A work-item of the recurrence has some sequences of a batch in one direction and
-goes through time alone. With a single step nothing depends on what other work-items make, so that the hidden units are
-shared out too, and the input's product is part of the same launch.
+Weights lie in panels: [direction][gate][block of hidden units][depth][units of the block]. A block is as wide as the
+tile of sums that stays in registers. A work-item of the recurrence has some sequences of a batch in one direction, and
+computes all their steps. With a single step no work-item depends on another. Then the hidden units are divided among
+work-items too, and the input's product is part of the same launch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .base import MOST_ELEMENTS, CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .norm import FLOATS, MOST_ITEMS
 
-#: multiplications that are worth a work-item of their own
+#: multiplications that are worth a separate work-item
 WORTH = 1 << 17
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a static problem under a config."""
+    """The sizes of a static problem with a config."""
 
     steps: int
     batch: int
@@ -40,7 +40,7 @@ class Sizes:
     directions: int
     gates: int
     layout: int
-    #: sequences, vectors of hidden units and their lanes in a tile of sums; chains of sums over alternating depths
+    #: Sequences, vectors of hidden units and their lanes in a tile of sums; chains of sums over alternating depths.
     rows: int
     vectors: int
     lanes: int
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def block(self) -> int:
-        """Hidden units in a panel."""
+        """The number of hidden units in a panel."""
         return self.vectors * self.lanes
 
     @property
@@ -57,7 +57,7 @@ class Sizes:
 
     @property
     def padded(self) -> int:
-        """Hidden units with those that fill up the last block."""
+        """The number of hidden units, with those that fill up the last block."""
         return self.blocks * self.block
 
     @property
@@ -66,12 +66,12 @@ class Sizes:
 
     @property
     def tiles(self) -> int:
-        """Tiles of sequences in a direction."""
+        """The number of tiles of sequences in a direction."""
         return -(-self.batch // self.rows)
 
     @property
     def fused(self) -> bool:
-        """Whether the input's product is made by the recurrence itself."""
+        """Whether the recurrence itself computes the input's product."""
         return self.steps == 1
 
     @staticmethod
@@ -87,12 +87,12 @@ class Sizes:
 
 
 def _real_type(problem: Problem) -> DType:
-    """The type in which everything is computed."""
+    """The type of all arithmetic."""
     return DType.FLOAT64 if tensor(problem.inputs[0]).dtype is DType.FLOAT64 else DType.FLOAT32
 
 
 def pack(weights: Array, gates: int, block: int, dtype: np.dtype[Any]) -> Array:
-    """[directions, gates * hidden, depth] as panels; a last block is filled up with zeros."""
+    """Packs [directions, gates * hidden, depth] as panels; zeros fill up a last block."""
     count, rows, depth = weights.shape
     panels = empty_on_lines((count, gates, -(-rows // (gates * block)), depth, block), dtype)
     fill_panels(panels, weights)
@@ -100,7 +100,7 @@ def pack(weights: Array, gates: int, block: int, dtype: np.dtype[Any]) -> Array:
 
 
 def fill_panels(panels: Array, weights: Array) -> None:
-    """Weights into panels [direction][gate][block][depth][units of the block]."""
+    """Copies weights into panels [direction][gate][block][depth][units of the block]."""
     count, gates, blocks, depth, block = panels.shape
     split = weights.reshape(count, gates, -1, depth)
     for number in range(blocks):
@@ -194,7 +194,7 @@ class Writer:
 
     # -- preparation -------------------------------------------------------------------------------------------------
     def panels(self, name: str, i: int) -> Call:
-        """Weights that come at run time, arranged as `pack` arranges constants."""
+        """The launch that arranges weights which are not constant, as `pack` arranges constants."""
         sizes, type = self.sizes, tensor(self.problem.inputs[i])
         source = self._source("panels")
         source.buffer("w", type.dtype, In(i))
@@ -215,7 +215,7 @@ for (int k = 0; k < DEPTH; k++) for (int n = 0; n < BLOCK; n++) {{
         return self._scratch(f"panels_{name}", self.sizes.directions * self.sizes.panels * self.sizes.block * depth)
 
     def widen(self) -> Call:
-        """The input in the type in which it is computed."""
+        """The launch that converts the input to the type of the arithmetic."""
         x = tensor(self.problem.inputs[0])
         source = self._source("widen")
         source.buffer("narrow", x.dtype, In(0))
@@ -232,7 +232,7 @@ for (int i = begin; i < end; i++) wide[i] = {source.load("narrow", "i")};""")
 
     # -- the input's part --------------------------------------------------------------------------------------------
     def _tile(self, source: Source, rows: int, chains: int) -> None:
-        """`tile`: sums of ROWS vectors times one panel, in registers."""
+        """Adds the function `tile`: sums of ROWS vectors times one panel, in registers."""
         sizes = self.sizes
         source.fixed(ROWS=rows, VECTORS=sizes.vectors, LANES=sizes.lanes, CHAINS=chains)
         source.function(f"""vector_of(REAL, LANES, V);
@@ -269,7 +269,7 @@ INLINE void tile(GLOBAL const REAL* panel, int depth, GLOBAL const REAL** from, 
         return self._scratch("projected", sizes.directions * sizes.steps * sizes.batch * sizes.gates * sizes.padded)
 
     def project(self) -> Call:
-        """[rows of the input] x [panels of all directions]; a work-item has some of both."""
+        """The launch of [rows of the input] x [panels of all directions]; a work-item has some of both."""
         sizes = self.sizes
         rows = sizes.steps * sizes.batch
         source = self._source("project")
@@ -281,7 +281,7 @@ INLINE void tile(GLOBAL const REAL* panel, int depth, GLOBAL const REAL** from, 
         worth = greater(1, rows * panels * sizes.block * sizes.features // WORTH)
         items = lesser(worth, 8 * self.target.units)
         wide = -(-panels // lesser(items, panels))
-        # enough rows for a panel to stay cached
+        # enough rows to keep a panel in the cache
         high = -(-rows // greater(1, lesser(items * wide // panels, -(-rows // 16))))
         source.dims(N_ROWS=rows, FEATURES=sizes.features, PANELS=sizes.panels, GATES=sizes.panels * sizes.block)
         source.dims(ALL_PANELS=panels, WIDE=wide, HIGH=high)
@@ -304,7 +304,7 @@ for (int panel = first; panel < last; panel++) {
 
     # -- the recurrence ----------------------------------------------------------------------------------------------
     def _parts(self) -> int:
-        """Among how many work-items the hidden units of a tile of sequences are shared out."""
+        """The number of work-items among which the hidden units of a tile of sequences are divided."""
         sizes = self.sizes
         if not sizes.fused or self._two_products:
             return 1
@@ -354,7 +354,7 @@ for (int panel = first; panel < last; panel++) {
         return source.call([sizes.directions * sizes.tiles, parts])
 
     def _strides(self, source: Source) -> None:
-        """Strides of input rows, of the output and of states, by time, direction and sequence."""
+        """Declares the strides of input rows, of the output and of states, by time, direction and sequence."""
         s = self.sizes
         if s.layout:
             source.dims(X_T=1, X_B=s.steps, Y_T=s.directions * s.hidden, Y_D=s.hidden)
@@ -364,7 +364,10 @@ for (int panel = first; panel < last; panel++) {
             source.dims(Y_B=s.hidden, S_D=s.batch * s.hidden, S_B=s.hidden)
 
     def _initial(self, source: Source) -> str:
-        """States before the first step. A last tile repeats the last sequence, and nobody sees what becomes of it."""
+        """Statements that set the states before the first step.
+
+        A last tile repeats the last sequence for its surplus rows, whose results are not stored.
+        """
         problem, sizes = self.problem, self.sizes
         copies = []
         for i, name in zip(cells.CELLS[problem.op].states, ("hiddens", "cells"), strict=False):
@@ -382,7 +385,7 @@ for (int panel = first; panel < last; panel++) {
 }}"""
 
     def _lengths(self, source: Source) -> list[str]:
-        """Reports a length that the sequences cannot have."""
+        """Statements that report a length which the sequences cannot have."""
         if self.problem.input(4) is None:
             return []
         source.buffer("lengths", tensor(self.problem.inputs[4]).dtype, In(4))
@@ -391,7 +394,8 @@ for (int panel = first; panel < last; panel++) {
     wrong(report, WRONG_LENGTH, lengths[sequence(m)], STEPS);"""]
 
     def _times(self, source: Source) -> str:
-        """Which step of the input each sequence is at: in a reversed one the last comes first, within its length."""
+        """Statements that compute the input step of each sequence; a reversed one starts at the last step of its
+        length."""
         length = "STEPS"
         if self.problem.input(4) is not None:
             length = "lengths[sequence(m)]"
@@ -424,7 +428,7 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
         return True
 
     def _inputs(self, source: Source) -> str:
-        """Macros of what the input and the biases give to gates."""
+        """Macros for the contribution of the input and the biases to the gates."""
         gates, lines = self.sizes.gates, []
         for g in range(gates):
             text = f"in[{g} * PADDED + j]"
@@ -464,7 +468,7 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
 }}"""
 
     def _last(self, source: Source) -> str:
-        """The states behind the last step, where they are asked for."""
+        """Statements that store the states after the last step, where they are outputs."""
         copies = []
         for i, name in enumerate(("hiddens", "cells"), start=1):
             if i < len(self.problem.outputs):
@@ -476,7 +480,7 @@ UNROLL for (int m = 0; m < ROWS; m++) {{
 }}"""
 
 
-#: which sequences, direction and hidden units are the work-item's
+#: Computes the sequences, direction and hidden units of the work-item.
 BEGIN = """#define sequence(m) (first + (m) < BATCH ? first + (m) : BATCH - 1)
 int item = GID(0) * PARTS + GID(1), d = GID(0) / TILES, first = GID(0) % TILES * ROWS;
 int block = GID(1) * PER_PART, blocks_end = BLOCKS - block < PER_PART ? BLOCKS : block + PER_PART;
@@ -484,7 +488,7 @@ int begin = block * BLOCK, end = blocks_end * BLOCK < HIDDEN ? blocks_end * BLOC
 
 
 def _product(first: int, last: int, vectors: str) -> str:
-    """What vectors of hidden size give to some gates."""
+    """Statements that multiply vectors of hidden size with the weights of some gates."""
     return f"""for (int g = {first}; g < {last}; g++) for (int k = block; k < blocks_end; k++) {{
   GLOBAL const REAL* from[ROWS];
   GLOBAL REAL* to[ROWS];
@@ -496,7 +500,7 @@ def _product(first: int, last: int, vectors: str) -> str:
 }}"""
 
 
-#: the input's part of this work-item's hidden units
+#: computes the input's part of this work-item's hidden units
 _FUSED = """for (int g = 0; g < GATES; g++) for (int k = block; k < blocks_end; k++) {
   GLOBAL const REAL* from[ROWS];
   GLOBAL REAL* to[ROWS];

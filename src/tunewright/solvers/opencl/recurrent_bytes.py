@@ -1,11 +1,11 @@
-"""DynamicQuantizeLSTM with constant weights, four products to an instruction (see `dot`, `recurrent_quantised`).
+"""DynamicQuantizeLSTM with constant weights, four products per instruction (see `dot`, `recurrent_quantised`).
 
-Rows of the input and of the hidden state are unsigned bytes. With w' = w - m as weights are packed, m what unsigned
-ones were moved by, and z, v the zero points of rows and columns::
+Rows of the input and of the hidden state are unsigned bytes. Packed weights are w' = w - m, where m is the number by
+which unsigned ones were moved. z and v are the zero points of rows and columns::
 
     sum (x - z) (w - v) = sum x w' - z sum w' + (m - v) sum (x - z)
 
-While the input's rows are multiplied with a tile of columns, the next tile is fetched (``ahead``).
+While the input's rows are multiplied with a tile of columns, the next tile is prefetched (``ahead``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .byte_slabs import pack_columns
 from .emit import In, Scratch, Source
 from .recurrent_quantised import PARAMETERS, QuantisedLSTM, Writer
 
-#: blocks of columns in a tile of the recurrence: with a single row eight sums are needed to keep the processor busy
+#: Blocks of columns in a tile of the recurrence: a single row needs eight sums to keep the processor busy.
 BLOCKS = (1, 2, 4, 8)
 
 
@@ -103,7 +103,7 @@ class BytesWriter(Writer):
 
 
 def pack(w: Array, slab: int) -> Array:
-    """[directions, K, N] in slabs of columns."""
+    """Packs [directions, K, N] in slabs of columns."""
     return pack_columns(list(w), slab)
 
 

@@ -1,8 +1,8 @@
 """The element-wise part of LSTM, GRU and RNN in C: activations, and one step of a cell for one hidden unit.
 
-Inside a step the text sees ``j`` (the unit), ``d`` (the direction), ``gate(g)`` (what the hidden state gives to gate
-g), ``input(g)`` (what the input and both biases give), ``hidden[j]`` and ``cell[j]``; it ends with ``value``, the new
-hidden state.
+Inside a step the text can use ``j`` (the unit) and ``d`` (the direction). ``gate(g)`` is the contribution of the hidden
+state to gate g, ``input(g)`` that of the input and both biases. ``hidden[j]`` and ``cell[j]`` are the states. The text
+ends with ``value``, the new hidden state.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What makes one operation different from the others."""
+    """The properties in which the operations differ."""
 
-    #: gates of the weights, and how many the hidden state feeds before the first element-wise part
+    #: the gates of the weights
     gates: int
     #: default activations of one direction
     activations: tuple[str, ...]
-    #: inputs with initial states
+    #: the inputs with initial states
     states: tuple[int, ...] = (5,)
 
 
@@ -49,22 +49,25 @@ CELLS = {
 }
 
 
-#: direction -> (how many there are, which of them run backwards: bit d)
+#: direction -> (their number, those that run backwards: bit d)
 DIRECTIONS = {"forward": (1, 0), "reverse": (1, 1), "bidirectional": (2, 2)}
 
 
 def directions(problem: Problem) -> tuple[int, int]:
-    """Directions of a problem that `why_not` has accepted."""
+    """The directions of a problem that `why_not` has accepted."""
     return DIRECTIONS[problem.attrs.get("direction", "forward")]
 
 
 def _activations(problem: Problem) -> list[tuple[str, float | None, float | None]] | str:
-    """(C, alpha, beta) of each function of each direction, or what is wrong. Parameters are handed out in order."""
+    """(C, alpha, beta) of each function of each direction, or why they are refused.
+
+    Parameters are assigned to the functions in order.
+    """
     cell = CELLS[problem.op]
     count, _ = directions(problem)
     names = list(problem.attrs.get("activations") or cell.activations * count)
     if problem.op == "RNN":
-        names = names[:count]  # the default names both directions
+        names = names[:count]  # The default names the activations of both directions.
     if len(names) != len(cell.activations) * count:
         return f"{len(names)} activations where {len(cell.activations) * count} are needed"
     alphas, betas = (list(problem.attrs.get(f"activation_{p}") or ()) for p in ("alpha", "beta"))
@@ -83,7 +86,7 @@ def _activations(problem: Problem) -> list[tuple[str, float | None, float | None
 
 
 def why_not(problem: Problem) -> str | None:
-    """None when `functions` can be written."""
+    """None when `functions` can be written for the problem, else the reason."""
     direction = problem.attrs.get("direction", "forward")
     if direction not in DIRECTIONS:
         return f"no direction {direction}"
@@ -92,7 +95,7 @@ def why_not(problem: Problem) -> str | None:
 
 
 def functions(problem: Problem, real: str) -> str:
-    """C functions activate0, activate1, ... of (direction, x), and `cut`, which clips."""
+    """C functions activate0, activate1, ... of (direction, x), and `cut`, which applies the attribute clip."""
     found = _activations(problem)
     assert not isinstance(found, str), found
     per = len(CELLS[problem.op].activations)
@@ -115,7 +118,7 @@ def functions(problem: Problem, real: str) -> str:
 
 
 def lstm(coupled: bool, peephole: Sequence[str]) -> str:
-    """``peephole``: C of the weights from the cell to input, output and forget gate, or nothing."""
+    """The cell of an LSTM. ``peephole``: C of the weights from the cell to input, output and forget gate, or none."""
     into, out, keep = (f" + {p} * memory" for p in peephole) if peephole else ("", "", "")
     forget = "1 - i" if coupled else f"activate0(d, cut(gate(2) + input(2){keep}))"
     return f"""REAL memory = cell[j];
@@ -127,14 +130,17 @@ REAL value = activate0(d, cut(gate(1) + input(1){out})) * activate2(d, memory);"
 
 
 def gru_linear(inner: str) -> str:
-    """The reset gate is applied behind the product; ``inner``: C of the bias that it is applied to as well."""
+    """The cell of a GRU that applies the reset gate after the product.
+
+    ``inner`` is the C text of the bias to which the reset gate also applies.
+    """
     return f"""REAL update = activate0(d, cut(gate(0) + input(0)));
 REAL reset = activate0(d, cut(gate(1) + input(1)));
 REAL fresh = activate1(d, cut(input(2) + reset * (gate(2){inner})));
 REAL value = (1 - update) * fresh + update * hidden[j];"""
 
 
-#: the reset gate is applied to the hidden state, which goes through a second product
+#: The reset gate is applied to the hidden state, which goes through a second product.
 GRU_FIRST = """gate(0) = activate0(d, cut(gate(0) + input(0)));
 reset[j] = activate0(d, cut(gate(1) + input(1))) * hidden[j];"""
 GRU_SECOND = """REAL update = gate(0);

@@ -1,10 +1,11 @@
 """The usual LSTM (constant weights, Sigmoid and Tanh): all gates of a few hidden units, and their cell, in registers.
 
-A step of one sequence takes as long as reading the weights of the hidden state, which lie in the second cache. In
+A step of one sequence takes as long as reading the weights of the hidden state, which lie in the second-level cache. In
 `recurrent` that reading stops at the end of each block of each gate, and for the element-wise part of the step. Here
-weights lie in panels [direction][block of units][depth][gate][units of the block], which a step reads from end to end;
-the cell of a block is computed while the next panel comes. Steps go through the panels forwards and backwards in turns:
-what was read last is still in the first cache. With a single step the input's product is added to the same sums.
+weights lie in panels [direction][block of units][depth][gate][units of the block], which a step reads from end to end.
+The cell of a block is computed while the next panel is loaded. Steps read the panels alternately forwards and
+backwards: the panels that were read last are still in the first-level cache. With a single step the input's product is
+added to the same sums.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from .emit import COMPUTE, Call, In, Out, Source
 from .recurrent import BEGIN, Recurrent, Sizes, Writer, fill_panels
 
 GATES = 4
-#: sequences in a tile at most
+#: the most sequences in a tile
 MOST_ROWS = 6
-#: Bytes of a panel of which steps that go back and forth find the most in the first cache; and most sequences of a
-#: single step: more of them are better multiplied as a matrix, by `recurrent`.
+#: The bytes of a panel for which alternating steps find the most in the first-level cache; and the most sequences of a
+#: single step, because `recurrent` multiplies more of them faster, as a matrix.
 NEAR, FEW = 24 << 10, 3
-#: sums that keep the processor busy
+#: the number of sums that keep the processor busy
 BUSY = 8
 
 
 def pack(weights: Array, block: int) -> Array:
-    """[directions, GATES * hidden, depth] as panels; a last block is filled up with zeros."""
+    """Packs [directions, GATES * hidden, depth] as panels; zeros fill up a last block."""
     count, rows, depth = weights.shape
     panels = empty_on_lines((count, -(-rows // (GATES * block)), depth, GATES, block), weights.dtype)
     fill_panels(panels.transpose(0, 3, 1, 2, 4), weights)
@@ -44,7 +45,8 @@ def pack(weights: Array, block: int) -> Array:
 
 
 def pack_bias(bias: Array, padded: int) -> Array:
-    """[directions, 2 * GATES * hidden]: those of input and hidden state as sums, units filled up to ``padded``."""
+    """Packs [directions, 2 * GATES * hidden]: adds the biases of input and hidden state, and pads the units to
+    ``padded``."""
     sums = bias.reshape(len(bias), 2, GATES, -1).sum(axis=1)
     return np.pad(sums, [(0, 0), (0, 0), (0, padded - sums.shape[2])])
 
@@ -73,7 +75,7 @@ class GatesLSTM(Recurrent):
     def default(self, problem: Problem, target: Target) -> Config:
         steps, batch = _extent(problem)
         directions, _, hidden = tensor(problem.inputs[2]).dims
-        # a tile takes as long as its rows, and reading the weights; tiles are for every thread
+        # A tile takes the time of its rows, and of reading the weights. There should be a tile for every thread.
         most = lesser((target.registers - 3) // GATES, MOST_ROWS, -(-batch * directions // target.units))
         rows = min(range(1, greater(most, 1) + 1), key=lambda rows: -(-batch // rows) * (rows + 1))
         panel = 2 * target.vector_bytes * GATES * hidden
@@ -110,13 +112,13 @@ class GatesLSTM(Recurrent):
 
 
 def _extent(problem: Problem) -> tuple[int, int]:
-    """Steps, and sequences."""
+    """The number of steps, and of sequences."""
     first, second, _ = tensor(problem.inputs[0]).dims
     return (second, first) if problem.attrs.get("layout", 0) else (first, second)
 
 
 def _wide(problem: Problem, target: Target) -> int:
-    """Vectors of a block of the input's product: of one gate, and not mostly padding."""
+    """The number of vectors in a block of the input's product: of one gate, and not mostly padding."""
     hidden, wide = tensor(problem.inputs[2]).dims[2], 4
     while wide > 1 and hidden * tensor(problem.inputs[0]).dtype.itemsize <= wide * target.vector_bytes // 2:
         wide //= 2
@@ -124,18 +126,18 @@ def _wide(problem: Problem, target: Target) -> int:
 
 
 def _as_projected(config: Config, problem: Problem, target: Target) -> Config:
-    """The config of `Recurrent` that makes the input's product."""
+    """The config of `Recurrent` for the product of the input."""
     return {"rows": config["rows"], "vectors": _wide(problem, target), "chains": 1}
 
 
 @dataclass(frozen=True)
 class GatesWriter(Writer):
-    #: of each gate in a tile of sums
+    #: the number of vectors of each gate in a tile of sums
     vectors: int
 
     @property
     def block(self) -> int:
-        """Hidden units of a panel."""
+        """The number of hidden units of a panel."""
         return self.vectors * self.sizes.lanes
 
     @property
@@ -144,7 +146,7 @@ class GatesWriter(Writer):
 
     @property
     def _states(self) -> int:
-        """Elements of a state of all work-items."""
+        """The number of elements of a state of all work-items."""
         sizes = self.sizes
         return sizes.directions * sizes.tiles * self._parts() * sizes.rows * sizes.padded
 
@@ -152,7 +154,7 @@ class GatesWriter(Writer):
         sizes, problem = self.sizes, self.problem
         source = Source("recur", self.specialise)
         source.fixed(REAL=COMPUTE[self.real], BLOCK=self.block, GATES=GATES, ROWS=sizes.rows)
-        # fewer sums wait for each other: then there are two of each, over alternating depths
+        # Fewer sums would wait for each other; then each exists twice, over alternating depths.
         chains = 2 if sizes.rows * GATES * self.vectors < BUSY else 1
         source.fixed(VECTORS=self.vectors, LANES=sizes.lanes, SUMS=GATES * self.vectors, CHAINS=chains)
         source.function(_MULTIPLY.replace("ALIGNED", str(self.real.itemsize)))
@@ -182,7 +184,7 @@ class GatesWriter(Writer):
         return source.call([sizes.directions * sizes.tiles, parts])
 
     def _initial(self, source: Source) -> str:
-        """As `Writer` has it; the cell goes through whole blocks."""
+        """Like `Writer._initial`, but the states have whole blocks."""
         source.buffer("cells", self.real, self._scratch("cells", self._states))
         values = []
         for i, name in ((5, "hiddens"), (6, "cells")):
@@ -221,7 +223,7 @@ INLINE void multiply(V sums[ROWS][SUMS], GLOBAL const REAL* panel, int depth, GL
       UNROLL for (int n = 0; n < SUMS; n++) sums[m][n] += parts[c][m][n];
 }"""
 
-#: as the prelude has them, of vectors: a loop over so few units would stay scalar
+#: The functions of the prelude for vectors: a loop over so few units as these would stay scalar.
 _ACTIVATIONS = """INLINE V sigmoid(V x) {
   V c = x > 87.0f ? (V)(-87.0f) : -x; c = c > 87.0f ? (V)(87.0f) : c;
   V t = c * 1.44269504089f + F32_ROUNDER, n = t - F32_ROUNDER, r = c - n * 0.693359375f + n * 2.12194440e-4f;
@@ -243,7 +245,8 @@ INLINE V tangent(V x) {
   return v < -1.0f ? (V)(-1.0f) : v;
 }"""
 
-#: where the hidden state is, and where the next one goes: units that are done must not change what others still read
+#: Pointers to the hidden state and to the next one. There are two, because finished units must not change values that
+#: other units still read.
 _STATES = """GLOBAL const REAL* from[ROWS];
 UNROLL for (int m = 0; m < ROWS; m++) from[m] = hiddens + (t & 1) * STATES + (item * ROWS + m) * PADDED;
 GLOBAL REAL* next = hiddens + (~t & 1) * STATES + item * ROWS * PADDED;"""
@@ -272,7 +275,7 @@ _BIASES = """UNROLL for (int g = 0; g < GATES; g++)
   }"""
 _HIDDEN = "multiply(sums, r + (d * BLOCKS + k) * HIDDEN * GATES * BLOCK, HIDDEN, from);"
 
-#: a sequence that has ended keeps its state, and its output is zero
+#: A sequence that has ended keeps its state, and its output is zero.
 _STEP = """UNROLL for (int m = 0; m < ROWS; m++) if (first + m < BATCH) {
   GLOBAL REAL* cell = cells + (item * ROWS + m) * PADDED + k * BLOCK;
   GLOBAL REAL* after = next + m * PADDED + k * BLOCK;

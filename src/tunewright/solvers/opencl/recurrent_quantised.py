@@ -1,12 +1,12 @@
 """DynamicQuantizeLSTM: the input is quantised over its range and projected once; the hidden state, before each step.
 
-Launches: the range of parts of the input (where it is long), its rows as centred 16-bit numbers, their exact products
-with the weights of all gates, and one launch that goes through all steps. The range of the hidden state is that of the
-whole batch, so that a work-item of the recurrence has a direction. Zero points of weights are subtracted through the
-sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x). Every other step goes through the weights backwards:
-what of them the cache of a core still holds is used first.
+The first launches compute the range of parts of the input (where it is long), and its rows as centred 16-bit numbers.
+The next one computes their exact products with the weights of all gates. The last launch loops over all steps. The
+range of the hidden state is that of the whole batch; therefore a work-item of the recurrence handles a direction. Zero
+points of weights are subtracted through the sums of rows: sum(x * (w - zero)) = sum(x * w) - zero * sum(x). Every other
+step reads the weights backwards, and so begins with those that are still in the cache of the core.
 
-`recurrent_bytes` does the same with four products to an instruction.
+`recurrent_bytes` does the same with four products per instruction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .emit import STORAGE, Call, In, Out, Scratch, Source
 from .integer_product import BYTES, DEEPEST, LEAST_WORK, MS, Sums, Weights, packed, present, tile_of
 from .quantize import RANGE, TO_INTEGER, chunk_of
 
-#: inputs: sequence lengths; scale and zero point of the input's and of the recurrent weights
+#: inputs: sequence lengths; scale and zero point of the weights of the input, and of the recurrent weights
 LENGTHS, PARAMETERS = 4, {1: (8, 9), 2: (10, 11)}
 
 
@@ -97,15 +97,15 @@ class Writer:
 
     @property
     def kind(self) -> DType:
-        """The type of numbers on a grid."""
+        """The type of quantised numbers."""
         return DType.INT16
 
     def pitch(self, size: int) -> int:
-        """Numbers of a row, filled up."""
+        """The number of elements of a row, filled up."""
         return _even(size)
 
     def centring(self) -> str:
-        """C: `centre`, which makes them of floats."""
+        """The C text of `centre`, which quantises floats to this type."""
         return _CENTRE
 
     def packing(self, i: int) -> Packing:
@@ -113,7 +113,7 @@ class Writer:
         return Packing(f"integer columns {width} {blocks}", partial(packed, width=width, blocks=blocks))
 
     def _rows(self) -> Scratch:
-        """The input on its grid."""
+        """The memory of the quantised input."""
         return Scratch("rows", self.kind.itemsize * self.steps * self.batch * self.pitch(self.features))
 
     @property
@@ -137,13 +137,13 @@ class Writer:
         return tensor(self.problem.inputs[2]).dims[0]
 
     def tile(self, i: int) -> tuple[int, int]:
-        """Rows, and vectors of columns, of a register tile with weights i."""
+        """The rows, and vectors of columns, of a register tile with weights i."""
         if i == 2:
             return int(self.config["rows"]), int(self.config["blocks"])
         return tile_of(self.steps * self.batch, 4 * self.hidden, self.target)
 
     def _tiles(self, i: int) -> int:
-        """Tiles of columns in a direction."""
+        """The number of tiles of columns in a direction."""
         return -(-4 * self.hidden // (self.tile(i)[1] * (self.target.vector_bytes // 4)))
 
     def _weights(self, i: int) -> In | Scratch:
@@ -154,7 +154,7 @@ class Writer:
         return Scratch(f"columns_{i}", self.directions * columns * (depth + depth % 2))
 
     def pack(self, i: int) -> Call:
-        """Weights that come at run time, arranged as `packed` arranges constants."""
+        """The launch that arranges weights which are not constant, as `packed` arranges constants."""
         weights = tensor(self.problem.inputs[i])
         source = Source("pack", self.specialise)
         source.buffer("w", weights.dtype, In(i))
@@ -170,7 +170,7 @@ for (int k = 0; k < PITCH; k++)
         return source.call([self.directions * self._tiles(i)])
 
     def _longest(self, source: Source) -> str:
-        """C: the steps until the last sequence has ended."""
+        """The expression of the number of steps until the last sequence has ended."""
         if present(self.problem, LENGTHS) is None:
             return "STEPS"
         source.buffer("lengths", DType.INT32, In(LENGTHS))
@@ -178,7 +178,7 @@ for (int k = 0; k < PITCH; k++)
         return "longest(lengths, BATCH, STEPS)"
 
     def _check_lengths(self) -> str:
-        """C: reports a length that the sequences cannot have."""
+        """Statements that report a length which the sequences cannot have."""
         if present(self.problem, LENGTHS) is None:
             return ""
         return """for (int m = 0; m < BATCH; m++)
@@ -187,7 +187,7 @@ for (int k = 0; k < PITCH; k++)
 
     # -- the input's part --------------------------------------------------------------------------------------------
     def quantise(self) -> list[Call]:
-        """The input's rows as centred numbers, their sums, and the step of the grid that they lie on."""
+        """The launches that write the input's rows as centred numbers, their sums, and the scale of the input."""
         rows, size = self.steps * self.batch, self.steps * self.batch * self.features
         chunk = chunk_of(size, self.target)
         parts = greater(1, -(-size // chunk))
@@ -233,7 +233,7 @@ for (int row = begin; row < end; row++)
         return source
 
     def project(self) -> Call:
-        """[rows of the input] x [columns of all directions]; a work-item has some of both."""
+        """The launch of [rows of the input] x [columns of all directions]; a work-item has some of both."""
         rows, wide = self.steps * self.batch, 4 * self.hidden
         source = Source("project", self.specialise)
         source.buffer("centred", self.kind, self._rows())
@@ -244,7 +244,8 @@ for (int row = begin; row < end; row++)
         tiles = self.directions * self._tiles(1)
         items = lesser(greater(1, rows * self.directions * wide * self.features // LEAST_WORK), 8 * self.target.units)
         columns = -(-tiles // lesser(items, tiles))
-        high = -(-rows // greater(1, lesser(items * columns // tiles, -(-rows // 16))))  # columns should stay cached
+        # columns should stay in the cache
+        high = -(-rows // greater(1, lesser(items * columns // tiles, -(-rows // 16))))
         source.dims(N_ROWS=rows, WIDE=wide, DEPTH=self.features, TILES=self._tiles(1), ALL_TILES=tiles)
         source.dims(EACH=columns, HIGH=high)
         source.add(f"""int last = ALL_TILES - GID(0) * EACH < EACH ? ALL_TILES : (GID(0) + 1) * EACH;
@@ -261,7 +262,10 @@ for (int at = GID(0) * EACH; at < last; at++) {{
         return Scratch("projected", 16 * self.directions * self.steps * self.batch * self.hidden)
 
     def _product(self, source: Source, i: int) -> str:
-        """C: rows from first_row to end_row, on a grid of s around x_zero, times a tile of direction d's weights i."""
+        """Statements that multiply rows first_row to end_row with a tile of direction d's weights i.
+
+        The rows are quantised with scale s and zero point x_zero.
+        """
         dtype = tensor(self.problem.inputs[i]).dtype
         source.buffer("weights", dtype, self._weights(i))
         for name, at in zip(("scale", "zero"), PARAMETERS[i], strict=True):
@@ -352,7 +356,10 @@ for (int t = 0; t < STEPS; t++) {{
         return source.call([self.directions])
 
     def _initial(self, source: Source) -> str:
-        """States before the first step. The last states are zero, unless a sequence ends at some step."""
+        """Statements that set the states before the first step.
+
+        The last states are zero, unless a sequence ends at some step.
+        """
         lines = []
         for i, name in ((5, "hidden"), (6, "cell")):
             value = "0"
@@ -363,7 +370,7 @@ for (int t = 0; t < STEPS; t++) {{
         return "\n".join([*lines, "for (int m = 0; m < BATCH; m++)", "{", self._last(source, "", "0", "0"), "}"])
 
     def _last(self, source: Source, condition: str, *values: str) -> str:
-        """C: the states behind the last step of sequence m, where they are asked for."""
+        """Statements that store the states after the last step of sequence m, where they are outputs."""
         lines = []
         for i, value in enumerate(values[: len(self.problem.outputs) - 1], start=1):
             source.buffer(f"last_{i}", DType.FLOAT32, Out(i))
@@ -372,7 +379,7 @@ for (int t = 0; t < STEPS; t++) {{
         return "\n".join(lines)
 
     def _inputs(self, source: Source) -> str:
-        """Macros of what the input and the biases give to gates."""
+        """Macros for the contribution of the input and the biases to the gates."""
         bias = ""
         if present(self.problem, 3) is not None:
             source.buffer("b", DType.FLOAT32, In(3))

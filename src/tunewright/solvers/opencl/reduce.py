@@ -1,8 +1,8 @@
 """Reductions over any axes.
 
-Axes of one kind that lie next to each other are merged, which leaves few patterns: the innermost axis is reduced (rows,
-folded in lanes that become vectors), or it is kept (columns, folded side by side). Where few results come from many
-elements, work-items fold parts into scratch memory and a second launch folds those.
+Adjacent axes of one kind are merged, which leaves few patterns. Either the innermost axis is reduced (rows, folded in
+lanes that become vectors), or it is kept (columns, folded side by side). Where few results come from many elements,
+work-items fold parts into scratch memory and a second launch folds those.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Scratch, Source
 from .fold import Fold
 
-#: results of one work-item of the second launch
+#: the number of results of one work-item of the second launch
 _FINISH = 4096
-#: columns that a work-item folds side by side
+#: the number of columns that a work-item folds side by side
 SLAB = 256
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A reduction with merged axes, each (size, stride): those before the innermost ones, and the innermost ones."""
+    """A reduction with merged axes, each (size, stride), without the innermost ones."""
 
     kept: tuple[tuple[int, int], ...]
     reduced: tuple[tuple[int, int], ...]
-    #: elements folded in one pass, and their distance
+    #: the number of elements folded in one pass, and their distance
     inner: tuple[int, int]
-    #: contiguous results; 0: the elements of ``inner`` are contiguous, and there is one result
+    #: The number of contiguous results; 0: the elements of ``inner`` are contiguous, and there is one result.
     columns: int
 
     @staticmethod
@@ -60,12 +60,12 @@ class Pattern:
 
     @property
     def outer(self) -> int:
-        """Kept elements before the innermost ones."""
+        """The number of kept elements before the innermost ones."""
         return math.prod(d for d, _ in self.kept)
 
     @property
     def rows(self) -> int:
-        """Reduced elements before the innermost ones."""
+        """The number of reduced elements before the innermost ones."""
         return math.prod(d for d, _ in self.reduced)
 
     @property
@@ -74,7 +74,7 @@ class Pattern:
 
     @property
     def count(self) -> int:
-        """Elements of one result."""
+        """The number of elements of one result."""
         return self.rows * self.inner[0]
 
 
@@ -103,7 +103,7 @@ class Parts:
 
 
 def fold_of(op: str, dtype: DType) -> Fold:
-    """How a Reduce operation (but for ReduceLogSumExp) folds elements of a type."""
+    """How a Reduce operation (except ReduceLogSumExp) folds elements of a type."""
     real, value = fold.is_float(dtype), COMPUTE[dtype]
     plain = fold.total(dtype)
     if op == "ReduceSum":
@@ -173,7 +173,7 @@ class Reduce(CSolver):
             return plan.calls("", fold_of(problem.op, x.dtype), x.dtype, y.dtype, Out())
         value, real = COMPUTE[x.dtype], fold.is_float(x.dtype)
         acc = fold.wide(x.dtype) if real else DType.FLOAT64
-        # an infinite or NaN maximum is not subtracted: the sum of exponentials is then infinite, NaN or 0 by itself
+        # An infinite or NaN maximum is not subtracted: the sum of exponentials is then infinite, NaN or 0 without it.
         finite = "a - a == 0 ? a : 0" if real else "a"
         top = Scratch("top", pattern.outputs * fold.wide(x.dtype).itemsize)
         highest = fold.extremum(x.dtype, largest=True).finished(finite)
@@ -187,7 +187,7 @@ class Reduce(CSolver):
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a pattern is cut into work-items."""
+    """The division of a pattern into work-items."""
 
     pattern: Pattern
     items: int
@@ -197,10 +197,10 @@ class _Plan:
     def calls(
         self, name: str, how: Fold, source: DType, result: DType, out: Out | Scratch, top: Scratch | None = None
     ) -> list[Call]:
-        """The launches of one fold; with ``top``, elements are seen relative to the largest one of each result."""
+        """The launches of one fold; with ``top``, elements are taken relative to the largest one of each result."""
         slabs = -(-self.pattern.columns // SLAB) or 1
         tiles = self.pattern.outer * slabs
-        # a second launch pays when half of the work-items would have nothing to do
+        # A second launch pays when half of the work-items would have nothing to do.
         few = 0 < 2 * hint(tiles) < hint(self.items)
         parts = Parts.of(self.pattern, -(-hint(self.items) // hint(tiles)) if few else 1)
         if parts.count == 1:
@@ -262,7 +262,7 @@ for (int o = GID(0) * CHUNK; o < stop; o++) {{
 
 
 def _rows(source: Source, how: Fold, relative: bool, whole: bool, kept: str, reduced: str) -> str:
-    """One result from contiguous elements."""
+    """Statements for one result of contiguous elements."""
     top = "tops[tile]" if relative else "0"
     loop = f"for (int r = first; r < last; r++) {{ int row = r; {reduced}"
     if whole:
@@ -277,7 +277,7 @@ int outer = tile;
 
 
 def _columns(source: Source, how: Fold, relative: bool, whole: bool, kept: str, reduced: str) -> str:
-    """Contiguous results, folded side by side, four elements of each in one pass."""
+    """Statements for contiguous results, folded side by side, four elements of each in one pass."""
     top = "tops[out + l]" if relative else "0"
 
     def element(number: int) -> str:
@@ -312,7 +312,7 @@ for (int l = 0; l < width; l++) {{ {store} }}"""
 
 
 def _offset(source: Source, index: str, name: str, dims: Sequence[tuple[int, int]]) -> str:
-    """Statements that make ``<name>_offset`` of a flat index, which they use up."""
+    """Statements that compute ``<name>_offset`` from a flat index; they change the variable of the index."""
     dims = dims or [(1, 0)]
     for i, (size, stride) in enumerate(dims):
         source.dims(**{f"{name}{i}": size, f"{name}{i}_STRIDE": stride})
@@ -320,7 +320,7 @@ def _offset(source: Source, index: str, name: str, dims: Sequence[tuple[int, int
 
 
 def axes_of(problem: Problem) -> tuple[int, ...] | str:
-    """The axes that a Reduce operation reduces; or why they are not known."""
+    """The axes that a Reduce operation reduces, or why they are unknown."""
     given, x = problem.input(1), tensor(problem.inputs[0])
     axes = problem.value(1)
     if given is not None and axes is None and not (given.is_static and not tensor(given).size):

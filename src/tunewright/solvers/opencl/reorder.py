@@ -1,4 +1,4 @@
-"""Reorder: a tensor from one layout into another."""
+"""Reorder: copies a tensor from one layout to another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .words import SINGLE, transposer, word, words
 
 
 class ChannelsLast(MoveSolver):
-    """Between plain and NHWC: a transpose of channels and pixels."""
+    """Reorders between plain and NHWC: a transpose of channels and pixels."""
 
     family = "reorder.nhwc"
     ops = frozenset({REORDER})
@@ -32,7 +32,7 @@ class ChannelsLast(MoveSolver):
 
 
 def _channels(type: TensorType) -> Access:
-    """Batch, channels, pixels of a plain tensor or one in NHWC."""
+    """The access (batch, channels, pixels) of a tensor that is plain or in NHWC."""
     batch, channels = type.dims[:2]
     pixels = math.prod(type.dims[2:])
     if type.layout == NHWC:
@@ -41,7 +41,7 @@ def _channels(type: TensorType) -> Access:
 
 
 class Blocked(CSolver):
-    """Into and out of channels in blocks. A block and some pixels are a tile that is transposed in registers.
+    """Reorders into and out of channels in blocks. A block and some pixels are a tile that is transposed in registers.
 
     Channels that fill up a last block are written as zeros.
     """
@@ -75,7 +75,7 @@ class Blocked(CSolver):
         batch, channels = x.dims[:2]
         pixels, blocks = math.prod(x.dims[2:]), -(-channels // block)
         items = slices(inside.nbytes, target, config["slice"])
-        # a stretch of pixels of one block of channels is the unit of work
+        # The unit of work is a stretch of pixels of one block of channels.
         stretch = pixels if hint(items) <= hint(batch * blocks) else -(-pixels // -(-items // (batch * blocks)))
         parts = -(-pixels // stretch)
         count = batch * blocks * parts
@@ -101,7 +101,7 @@ class Blocked(CSolver):
 
 
 def _body(into: bool, plain: bool) -> str:
-    """Pixels ``begin`` to ``end`` of one block, of which ``lanes`` channels exist."""
+    """Statements for pixels ``begin`` to ``end`` of one block, of which ``lanes`` channels exist."""
     # strides of channel and pixel outside of the blocks
     c, p = ("PIXELS", "1") if plain else ("1", "C")
     if into:
@@ -113,7 +113,7 @@ def _body(into: bool, plain: bool) -> str:
     singles = f"for (int i = begin; i < end; i++) for (int k = 0; k < B; k++) {single}"
     if not plain:
         return singles
-    # A last tile that is not whole moves back over what is done already: the same words are written twice.
+    # A partial last tile is moved back over pixels that are already done: the same words are written twice.
     return f"""
 if (PIXELS < B) {{
   {singles}

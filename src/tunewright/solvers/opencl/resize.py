@@ -1,13 +1,14 @@
 """Resize in all modes, with constant scales or sizes.
 
-Where each element comes from, and with which weight, is the reference's (`ops.resize.taps`): tables per axis, made on
-the host, so that a text knows neither modes nor shapes. Where an axis becomes a power of two times as long, tables of
-one period do (`ops.resize.Period`), and the kernel serves any length. Where it becomes as long as another size says,
-each request makes the tables of its lengths. Two kernels work on the last one or two resized
-axes, h and w: `_lines` where w is the innermost axis (a blend of lines, then of their elements), `_pixels` where
-elements lie behind it that stay together: channels of a blocked layout, or the axes behind when another one is resized
-first. What inner loops add to is an i64: beside an int that is unknown the compiler does not see that they are
-contiguous.
+The reference (`ops.resize.taps`) decides the source positions and weights of each element. They become tables per axis,
+made on the host, so that a text depends on neither modes nor shapes. Where an axis becomes a power of two times as
+long, tables of one period suffice (`ops.resize.Period`), and the kernel serves any length. Where another size
+determines the new length, each request makes the tables of its lengths.
+
+Two kernels work on the last one or two resized axes, h and w. `_lines` serves a w that is the innermost axis: it blends
+lines, then their elements. `_pixels` serves a w with elements behind it that stay together: channels of a blocked
+layout, or the following axes when another axis is resized first. Offsets of inner loops are i64: with an int of unknown
+value the compiler does not see that the elements are contiguous.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ from .emit import STORAGE, Call, In, Out, Scratch, Source, Table
 from .indices import ONE_WORD, Shares, unfit
 from .words import word
 
-#: taps up to this number are written out; more (antialias) are a loop
+#: Up to this number, taps are written out; more (antialias) are a loop.
 MOST_TAPS = 4
-#: factors for which a line is written without looking up each element, unless the line is short
+#: Factors for which a line needs no look-up of each element; and the least length of such a line.
 FACTORS, _SHORT = (2, 4), 16
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis that is resized: its lengths before and after, and what its elements are made of."""
+    """A resized axis: its lengths before and after, and the taps of its elements."""
 
     size: int
     out: int
-    #: for the lengths at hand, where these are open
+    #: the taps for the lengths at hand, where these are open
     found: Taps | Period
     #: computes ``found`` from other lengths
     make: Callable[[int, int], Taps] | None = None
 
     @property
     def indices(self) -> Array:
-        """The table of indices, or of those within a period: a row for each element."""
+        """The table of indices, or of those within a period, with a row for each element."""
         return self.found.offsets if isinstance(self.found, Period) else self.found.indices
 
     @property
@@ -67,7 +68,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: axes h (if any) and w of an array [outer, h, w, inner]; from where to where, and in which types."""
+    """One launch: axes h (if any) and w of an array [outer, h, w, inner], with source, target and types."""
 
     number: int
     outer: int
@@ -78,11 +79,12 @@ class Stage:
     given: DType
     target: Out | Scratch
     made: DType
-    #: of weights and sums; for the nearest element, that of the elements themselves
+    #: the type of weights and sums; for the nearest element, the type of the elements
     work: DType
-    #: what stands outside, where something does
+    #: the value outside of the input, where it is used
     fill: Array
-    #: sums are rounded to integers in the end: products and sums are rounded one by one, as in the reference
+    #: Whether the final sums are rounded to integers: then products and sums are rounded one by one, as in the
+    #: reference.
     exact: bool
 
     @property
@@ -101,7 +103,7 @@ class Stage:
 
     @property
     def size(self) -> int:
-        """Elements that it makes."""
+        """The number of elements of the result."""
         return self.outer * self.rows[1] * self.columns[1] * self.inner
 
 
@@ -143,7 +145,7 @@ class Resize(CSolver):
         return Point(slice=65536)
 
     def space(self, problem: Problem, target: Target) -> Space:
-        """``slice``: bytes of the result that a work-item makes at least."""
+        """``slice``: the least bytes of the result that a work-item computes."""
         return Space({"slice": (16384, 65536, 262144)})
 
     def calls(self, problem: Problem, config: Config, target: Target) -> list[Call]:
@@ -164,10 +166,12 @@ def _steps(problem: Problem, is_pinned: bool = False) -> list[Step]:
 
 
 def _stages(problem: Problem, is_pinned: bool = False) -> list[Stage]:
-    """Axis after axis; the last two that are neighbours in one, unless that makes many taps of few.
+    """The stages of a problem: one per axis, but the last two share one if they are adjacent and have few taps
+    together.
 
-    Integers are rounded at the end, where the last bit of a sum may decide: they keep to the order of the reference.
-    ``is_pinned``: for the lengths at hand alone. So it is where the order depends on them.
+    Integers are rounded at the end, where the last bit of a sum may decide; their stages keep the order of the
+    reference. ``is_pinned``: the stages hold only for the lengths at hand. That is needed where the order depends on
+    the lengths.
     """
     x = tensor(problem.inputs[0])
     attrs, dims = problem.attrs, [*(map(int, x.physical) if is_pinned else x.physical)] or [1]
@@ -220,13 +224,13 @@ def _axis(size: int, step: Step, attrs: Attrs) -> Axis:
 
     is_open = isinstance(size, SymInt) or isinstance(step.out, SymInt)
     varies = attrs.get("antialias", 0) or attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    if is_open and not varies:  # whatever the lengths are, there is the same number of taps
+    if is_open and not varies:  # The number of taps is the same for all lengths.
         return Axis(size, step.out, made(hint(size), hint(step.out)), made)
     return Axis(int(size), int(step.out), made(int(size), int(step.out)))
 
 
 def _between(stage: Stage) -> Scratch:
-    """What a stage leaves to the next one."""
+    """The memory that passes the result of a stage to the next one."""
     return Scratch(f"between{stage.number}", stage.size * stage.work.itemsize)
 
 
@@ -250,8 +254,10 @@ class _Text:
             source.add('_Pragma("clang fp contract(off)")')
 
     def _tables(self, name: str, axis: Axis) -> None:
-        """``hs``, ``hw``: indices and weights, [out, taps] along h, [taps, out] along w, or those of a period; ``ho``:
-        what is outside."""
+        """Declares ``hs``, ``hw``: indices and weights, [out, taps] along h, [taps, out] along w, or those of a period.
+
+        ``ho`` marks the elements outside.
+        """
         source, found, work = self.source, axis.found, self.stage.work
         by_tap = name == "w" and isinstance(found, Taps)
 
@@ -283,7 +289,7 @@ class _Text:
             source.function(_WITHIN)
 
     def index(self, name: str, at: str, tap: int | str) -> str:
-        """Where a tap of element ``at`` of an axis lies."""
+        """The expression of the position of a tap of element ``at`` of an axis."""
         if not self._is_periodic(name):
             return f"{name}s[{_entry(name, at, tap)}]"
         letter = name.upper()
@@ -291,7 +297,7 @@ class _Text:
         return f"within({at} / {letter}PERIOD + {offset}, {letter})"
 
     def weight(self, name: str, at: str, tap: int | str) -> str:
-        """The weight of a tap of element ``at`` of an axis."""
+        """The expression of the weight of a tap of element ``at`` of an axis."""
         letter = name.upper()
         entry = f"{at} % {letter}PERIOD * {letter}TAPS + {tap}" if self._is_periodic(name) else _entry(name, at, tap)
         return f"{name}w[{entry}]"
@@ -301,14 +307,14 @@ class _Text:
         return axis is not None and isinstance(axis.found, Period)
 
     def count(self, axis: str) -> int | None:
-        """Taps along an axis: 0 where there are no weights, None where they are a loop."""
+        """The number of taps along an axis: 0 where there are no weights, None where they are a loop."""
         resized = self.stage.h if axis == "h" else self.stage.w
         if resized is None or resized.found.weights is None:
             return 0
         return resized.taps if resized.taps <= MOST_TAPS else None
 
     def load(self, at: str) -> str:
-        """An element of the input, in the type of the work."""
+        """The expression of an element of the input, in the type of the arithmetic."""
         return f"(T){self.source.load('x', at)}"
 
     def store(self, at: str, value: str) -> str:
@@ -328,7 +334,7 @@ _WITHIN = "INLINE int within(int i, int n) { return i < 0 ? 0 : i < n ? i : n - 
 
 
 def _entry(name: str, at: str, tap: int | str) -> str:
-    """Where a table has something of a tap of an element: of h element by element, of w tap by tap."""
+    """The index of a tap of an element in a table: that of h is ordered by elements, that of w by taps."""
     return f"{at} * HTAPS + {tap}" if name == "h" else f"{tap} * OW + {at}"
 
 
@@ -337,9 +343,10 @@ def _sum(terms: Sequence[str]) -> str:
 
 
 def _factor(axis: Axis) -> tuple[int, int, int]:
-    """(factor, first, last): between these input elements, output = factor * input + phase, alike for all of them.
+    """(factor, first, last): between these input elements, output = factor * input + phase, with equal taps for each
+    phase.
 
-    A factor of 0 says that there is none.
+    A factor of 0 means that there is none.
     """
     size, found = axis.size, axis.found
     if axis.make is not None:
@@ -367,7 +374,7 @@ def _factor(axis: Axis) -> tuple[int, int, int]:
 
 
 def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
-    """w is innermost: for each row of the result a line, blended from those of the input, then its elements."""
+    """The launch for w innermost: for each row of the result, it blends a line from input lines, then its elements."""
     text = _Text("resize_lines", stage, specialise)
     source, width = text.source, stage.columns[0]
     rows = stage.outer * stage.rows[1]
@@ -440,7 +447,7 @@ def _lines(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
 
 
 def _pixels(stage: Stage, slice: int, target: Target, specialise: bool) -> Call:
-    """Elements behind w stay together: each pixel of the result is a blend of whole pixels."""
+    """The launch for elements behind w that stay together: each pixel of the result is a blend of whole pixels."""
     text = _Text("resize_pixels", stage, specialise)
     source, inner = text.source, stage.inner
     pixels = stage.outer * stage.rows[1] * stage.columns[1]
@@ -480,7 +487,7 @@ int stop = p - w + OW < end ? p - w + OW : end;""")
 
 
 def _pixel(text: _Text, blend: int, across: int) -> None:
-    """One pixel, its taps written out."""
+    """Writes the statements of one pixel, with its taps written out."""
     source, terms = text.source, []
     for a in range(blend or 1):
         for b in range(across or 1):
@@ -493,7 +500,10 @@ def _pixel(text: _Text, blend: int, across: int) -> None:
 
 
 def _pixel_loop(text: _Text) -> None:
-    """One pixel, its taps in a loop; their sum is kept in memory, so that what stays together is vectorised."""
+    """Writes the statements of one pixel, with its taps in a loop.
+
+    The sum is kept in memory, so that the elements of the pixel are vectorised.
+    """
     source, two = text.source, text.stage.h is not None
     source.add("for (int l = 0; l < count; l++) sum[l] = 0;")
     if two:

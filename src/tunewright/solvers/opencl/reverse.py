@@ -1,4 +1,4 @@
-"""ReverseSequence: the first elements of each sequence of a batch in reverse order; how many is known at run time."""
+"""ReverseSequence: reverses the first elements of each sequence of a batch; their number is known at run time."""
 
 from __future__ import annotations
 

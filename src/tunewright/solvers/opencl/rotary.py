@@ -1,4 +1,4 @@
-"""Rotary embeddings: the halves of each head (or pairs of neighbours) turned by angles that depend on the position."""
+"""Rotary embeddings: rotates the halves of each head (or pairs of neighbours) by angles that depend on the position."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ for (int r = begin; r < end; r++) {  /* a row is one head at one position */
 
 
 class Rotary(CSolver):
-    """[batch, heads, length, size] or [batch, length, heads * size].
+    """Takes [batch, heads, length, size] or [batch, length, heads * size].
 
-    A position outside of the caches is reported, and takes their edge.
+    A position outside of the caches is reported, and replaced by the nearest one inside.
     """
 
     family = "rotary"
@@ -84,7 +84,7 @@ class Rotary(CSolver):
         else:
             where = tensor(given)
             source.buffer("positions", where.dtype, In(positions))
-            first = where.size == 1 and batch * length != 1  # the position of the first token: the others follow
+            first = where.size == 1 and batch * length != 1  # the position of the first token; the others follow
             alike = where.size == length and batch > 1
             source.dims(BATCH_STEP=0 if first or alike else length, TOKEN_STEP=int(not first), FOLLOWS=int(first))
             source.dims(CACHE=cache.dims[0])
@@ -108,7 +108,7 @@ class Rotary(CSolver):
 
 
 def _operands(problem: Problem) -> tuple[int, int, int, int]:
-    """Where the cosines, the sines and the positions stand, and the number of heads where the shape hides it."""
+    """The inputs of cosines, sines and positions, and the number of heads where the shape does not show it."""
     heads = int(problem.attrs.get("num_heads", 0))
     if problem.op != _MICROSOFT:
         return 1, 2, 3, heads

@@ -1,7 +1,8 @@
 """Values at points between pixels: GridSample and RoiAlign, and the grids of AffineGrid.
 
-Points are computed as the reference does it, operation by operation (no fused multiply-add): at a border between two
-pixels the last bit decides. What the reference raises for (a NaN as coordinate) gives some value of the image here.
+The kernels compute points like the reference, operation by operation (no fused multiply-add): at a border between two
+pixels the last bit decides. Where the reference raises an error (a NaN as coordinate), they return some value of the
+image.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ for (int b = begin; b < end; b++) {
 
 
 class GridSample(CSolver):
-    """A block of points at a time: their pixels and weights first, then each channel."""
+    """Handles a block of points at a time: first their pixels and weights, then each channel."""
 
     family = "grid_sample"
     ops = frozenset({"GridSample", "com.microsoft::GridSample"})
@@ -223,12 +224,12 @@ for (int r = begin; r < end; r++) {
 }
 if (too_large >= 0) wrong(report, WRONG_BOX, too_large, MOST_SAMPLES);
 """
-#: channels that are summed up side by side
+#: the number of channels that are summed side by side
 _CHUNK = 64
 
 
 class RoiAlign(CSolver):
-    """A box of more pixels than the reference takes is reported, and filled with NaN."""
+    """Reports a box of more pixels than the reference takes, and fills it with NaN."""
 
     family = "roi_align"
     ops = frozenset({"RoiAlign"})
@@ -298,7 +299,7 @@ for (int r = begin; r < end; r++) {  /* a row is one line of points along the la
 
 
 class AffineGrid(CSolver):
-    """Points in double precision, as in the reference: a row of the matrix times (x, y, z, 1)."""
+    """Computes points in double precision, as the reference does: a row of the matrix times (x, y, z, 1)."""
 
     family = "affine_grid"
     ops = frozenset({"AffineGrid"})
@@ -339,7 +340,7 @@ class AffineGrid(CSolver):
 
 
 def _points(y: TensorType, corners: bool) -> Table:
-    """The coordinates of the last axis, of the one before, ..., one line after the other."""
+    """The coordinates of the last axis, then of the one before, and so on, one after the other."""
     return Table(np.concatenate([axis_points(d, corners) for d in reversed(y.dims[1:-1])]))
 
 

@@ -1,4 +1,4 @@
-"""CumSum and CumProd: a running value along one axis, for the elements behind it side by side."""
+"""CumSum and CumProd: running values along one axis, side by side for the elements behind it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from . import fold
 from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 
-#: columns that run side by side
+#: the most columns that are computed side by side
 _SLAB = 256
 
 
 class Scan(CSolver):
-    """One work-item runs along some rows, or along up to _SLAB columns."""
+    """One work-item handles some rows, or up to _SLAB columns."""
 
     family = "scan"
     ops = frozenset({"CumSum", "CumProd"})

@@ -1,8 +1,8 @@
 """ScatterElements, ScatterND, TensorScatter and MaxUnpool: a copy of the data, or zeros, then updates by index.
 
-Where indices repeat, the result is that of the reference, which goes through the updates in order: only slices that
-cannot meet are worked on in parallel. An update whose index is out of range is left out, and the index reported.
-Where indices are small constants they are looked at beforehand, and a wrong one is refused.
+Where indices repeat, the result is that of the reference, which applies the updates in order. Therefore work-items
+share only slices that cannot meet. An update whose index is out of range is skipped, and the index reported. Where
+indices are small constants, the solver checks them and refuses wrong ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .emit import STORAGE, Call, In, Out, Scratch, Source
 from .indices import ONE_WORD, Axis, Shares, merged, no_indices, outside, strides, table, unfit
 from .words import word
 
-#: what becomes of the old value and the update; as in numpy, NaN wins
+#: The new value from the old one and the update; as in numpy, NaN wins.
 _COMBINE = {
     "none": "update",
     "add": "old + update",
@@ -36,7 +36,7 @@ _NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 @dataclass(frozen=True)
 class _Target:
-    """Where updates are combined: element type of the result there, of the updates, and the memory."""
+    """Where updates are combined: the element type of the result there, that of the updates, and the memory."""
 
     dtype: DType
     updates: DType
@@ -44,7 +44,10 @@ class _Target:
 
 
 def _target(x: TensorType, reduction: str) -> _Target:
-    """Narrow floats are summed up in float32 and rounded once, integers modulo 2^n whatever their sign."""
+    """The place where updates are combined.
+
+    Narrow floats are summed in float32 and rounded once, integers modulo 2^n whatever their sign.
+    """
     if reduction == "none":
         return _Target(word(x.dtype), word(x.dtype), Out())
     if reduction in ("add", "mul"):
@@ -56,7 +59,7 @@ def _target(x: TensorType, reduction: str) -> _Target:
 
 
 class _Scatter(CSolver):
-    """Copy and scatter as two launches; a third one narrows what was summed up in a wider type."""
+    """The base of the solvers here: copy and scatter as two launches; a third one narrows sums of a wider type."""
 
     dtypes: ClassVar[frozenset[DType]] = ONE_WORD
     rank = 50
@@ -86,7 +89,7 @@ class _Scatter(CSolver):
 def _copy(
     source: In | Scratch, given: DType, target: Out | Scratch, made: DType, size: int, where: Target, specialise: bool
 ) -> Call:
-    """Elements from one type to another."""
+    """The launch that copies elements from one type to another."""
     shares = Shares.of(1, size, given.itemsize + made.itemsize, where)
     text = Source("copy", specialise)
     text.buffer("x", given, source)
@@ -136,7 +139,7 @@ for (int r = begin; r < end; r++) {
 
 
 class ScatterElements(_Scatter):
-    """Single elements along an axis. Positions that differ in another axis never meet."""
+    """Updates single elements along an axis. Positions that differ in another axis never meet."""
 
     family = "scatter_elements"
     ops = frozenset({"ScatterElements", "Scatter"})
@@ -203,12 +206,13 @@ for (int r = 0; r < ROWS; r++) {
 """
 
 
-#: fewer are not worth going through all indices once more
+#: With fewer columns, reading all indices once more does not pay.
 _LEAST_COLUMNS = 64
 
 
 class ScatterND(_Scatter):
-    """Contiguous rows. Any two of them may be the same row of the result, so that it is columns that are shared out."""
+    """Updates contiguous rows. Two updates may meet in a row of the result; therefore work-items share columns, not
+    rows."""
 
     family = "scatter_nd"
     ops = frozenset({"ScatterND"})
@@ -262,7 +266,7 @@ for (int r = begin; r < end; r++) {
 
 
 class TensorScatter(_Scatter):
-    """A cache that grows: rows of the update from a position on, which is another one for each batch."""
+    """A cache that grows: writes rows of the update from a position on, which may differ for each batch."""
 
     family = "tensor_scatter"
     ops = frozenset({"TensorScatter"})
@@ -320,7 +324,7 @@ for (int i = 0; i < COUNT; i++) {
 
 
 class MaxUnpool(CSolver):
-    """Each work-item owns a part of the result and goes through all indices, so that the last of equals wins."""
+    """Each work-item owns a part of the result and reads all indices, so that the last of equal ones wins."""
 
     family = "max_unpool"
     ops = frozenset({"MaxUnpool"})
@@ -360,7 +364,7 @@ class MaxUnpool(CSolver):
 
 
 def _unpooled(problem: Problem) -> tuple[int, ...]:
-    """The smallest output that fits: it is its elements that the indices count."""
+    """The smallest output that fits; the indices count its elements."""
     dims = tensor(problem.inputs[0]).dims
     return (*dims[:2], *(int(d or 0) for d in unpooled(dims[2:], problem.attrs)))
 

@@ -1,4 +1,4 @@
-"""Channels exchanged between groups (ShuffleChannels along the channels), plain and blocked."""
+"""Exchanges channels between groups (ShuffleChannels along the channels), plain and blocked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .emit import STORAGE, Call, In, Out, Source, Table
 from .move import SLICE, SLICES, slices
 from .words import MOVABLE, word, words
 
-#: bytes of an element -> a number that holds two
+#: bytes of an element -> an integer type that holds two elements
 _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 
 
 class ShuffleChannels(CSolver):
-    """A table tells where each channel comes from. In blocks a pixel's channels are gathered, neighbours together."""
+    """Reads a table with the source of each channel. In blocks, it gathers a pixel's channels, with neighbours
+    together."""
 
     version = "1.1"
     family = "shuffle"
@@ -60,7 +61,7 @@ class ShuffleChannels(CSolver):
         source.buffer("table", DType.INT32, Table(_table(x.dims[1], int(problem.attrs.get("group", 1)), size, block)))
         planes = x.dims[0] * blocks
         items = slices(planes * size * block * dtype.itemsize, target, config["slice"])
-        if block > 1:  # every block of the result reads several: those of some pixels stay in the cache
+        if block > 1:  # Every block of the result reads several blocks: those of some pixels stay in the cache.
             parts, items = lesser(size, -(-items // x.dims[0])), x.dims[0]
         else:
             parts = greater(1, -(-items // planes))
@@ -71,11 +72,11 @@ class ShuffleChannels(CSolver):
         lanes = range(block // each)
         pointers = "\n".join(f"GLOBAL const {c}* p{k} = from + channels[{k}];" for k in lanes)
         store = "to[i] = p0[i];"
-        if block > 1:  # written as a vector: the compiler does not see that the stores are one
+        if block > 1:  # Written as a vector: the compiler does not see that the stores are contiguous.
             source.function(f"vector_of({c}, W, V);\ntypedef V VU __attribute__((aligned({dtype.itemsize})));")
             store = f"STOREV(to + i * W, VECTOR(V, {', '.join(f'p{k}[i * W]' for k in lanes)}));"
         aligned = f"__attribute__((aligned({dtype.itemsize})))"
-        if each == 2 and dtype.itemsize in _PAIRS:  # as numbers of twice the width, whose halves are then sorted
+        if each == 2 and dtype.itemsize in _PAIRS:  # Read as numbers of twice the width, whose halves are then sorted.
             source.function(f"vector_of({_PAIRS[dtype.itemsize]}, {len(lanes)}, P);")
             source.function(f"typedef {_PAIRS[dtype.itemsize]} PU {aligned};")
             pairs = ", ".join(f"*(GLOBAL const PU*)(p{k} + i * W)" for k in lanes)
@@ -101,7 +102,7 @@ for (int plane = GID(0) * PLANES_EACH; plane < stop; plane++) {{
 
 
 def _neighbours(channels: int, groups: int, block: int) -> int:
-    """How many channels that follow each other in a group make up its part of every block of the result, or 1."""
+    """How many successive channels of a group form its part of every block of the result, or 1."""
     each = block // groups
     if groups == 1 or block % groups or channels % block or channels // groups % each:
         return 1
@@ -109,7 +110,10 @@ def _neighbours(channels: int, groups: int, block: int) -> int:
 
 
 def _table(channels: int, groups: int, size: int, block: int) -> Array:
-    """Where the first element of each channel lies in the input; lanes beyond the last channel repeat the first."""
+    """The position of the first element of each channel in the input.
+
+    Lanes beyond the last channel repeat the first channel.
+    """
     origin = np.arange(channels).reshape(groups, channels // groups).T.reshape(-1)
     origin = np.pad(origin, (0, -channels % block))
     return (origin // block * (size * block) + origin % block).astype(np.int32)

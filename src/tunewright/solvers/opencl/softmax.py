@@ -1,7 +1,7 @@
 """Softmax, LogSoftmax and Hardmax along any axis: rows along the innermost one, else columns side by side.
 
-Rows of f32 go in explicit vectors, the last of which is filled up: a compiler's loop would take the rest of a row one
-by one, and most of a short row is rest.
+Rows of f32 use explicit vectors, the last of which is filled up. A compiler's loop would handle the remainder of a row
+one by one, and most of a short row is remainder.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .base import CSolver, both
 from .emit import COMPUTE, Call, In, Out, Source
 from .fold import Fold
 
-#: of a softmax, elements that are worth a work-item of their own
+#: elements of a softmax that are worth a separate work-item
 _GRAIN = 8192
 
 
 class Softmax(CSolver):
-    """Exponentials are kept in the output until their sum is known."""
+    """Stores exponentials in the output until their sum is known."""
 
     family = "softmax"
     ops = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
@@ -63,8 +63,9 @@ for (int tile = GID(0) * TILES_EACH; tile < stop; tile++) {{
         return [source.call([grid] if x.size else [0])]
 
 
-#: Exponentials of what is not positive, where f32_exp does more than is needed: of a number or of lanes, good to four
-#: units in the last place. NaN stays what it is; -88 and below become 2^-127, whose bits are those of 0.
+#: Exponentials of numbers that are not positive, for which f32_exp does more than needed. They take a number or lanes,
+#: and are accurate to four units in the last place. NaN stays NaN; -88 and below become 2^-127, whose bits are those of
+#: 0.
 _EXP = """
 INLINE {V} exp_below({V} x) {{
   const {V} c = x < -88.0f ? -88.0f : x;
@@ -75,17 +76,17 @@ INLINE {V} exp_below({V} x) {{
   return p * CAST_BITS((CAST_BITS(t, {U}) << 23) + (127u << 23), {V});
 }}
 """
-#: a sum as the element type holds it
+#: rounds a sum to the element type
 _ROUNDED = {DType.FLOAT16: "f16_load(f16_store({}))", DType.BFLOAT16: "bf16_load(bf16_store({}))"}
 
 
 def _highest(op: str, dtype: DType) -> Fold:
-    """A NaN makes the sum of exponentials NaN; the maximum need not tell."""
+    """The fold for the maximum. It may skip NaN, because a NaN makes the sum of exponentials NaN."""
     return fold.extremum(dtype, largest=True, nan=op == "Hardmax")
 
 
 def _exp(source: Source, dtype: DType) -> str:
-    """The function for exponentials of what is not positive."""
+    """Adds the function for exponentials of numbers that are not positive, and returns its name."""
     if COMPUTE[dtype] == "f64":
         return "f64_exp"
     source.function(_EXP.format(V="f32", U="u32"))
@@ -93,7 +94,7 @@ def _exp(source: Source, dtype: DType) -> str:
 
 
 def _across(name: str, join: str, width: int) -> str:
-    """A C function from a vector to one number, halving it; ``join`` is of ``a`` and ``b``."""
+    """A C function that reduces a vector to one number by halving it; ``join`` combines ``a`` and ``b``."""
     lines = [f"V{width} v{width} = v;"]
     while width > 1:
         width //= 2
@@ -104,7 +105,7 @@ def _across(name: str, join: str, width: int) -> str:
 
 
 def _vectors(source: Source, op: str, width: int) -> str:
-    """A row of f32; lanes beyond its end are minus infinity, whose exponential is 0."""
+    """Statements for a row of f32; lanes beyond its end are minus infinity, whose exponential is 0."""
     source.fixed(WIDTH=width)
     sizes = [width >> i for i in range(width.bit_length() - 1)]
     source.function(" ".join(f"vector_of(f32, {size}, V{size});" for size in sizes))

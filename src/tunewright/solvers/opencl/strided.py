@@ -1,4 +1,4 @@
-"""Operations that are one copy with other strides: Slice, Expand, Tile, DepthToSpace, SpaceToDepth and their like."""
+"""Operations that are one copy with other strides: Slice, Expand, Tile, DepthToSpace, SpaceToDepth and similar ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words
 
-#: source and target of the copy, of equal sizes; the arguments are the whole input and the whole output
+#: Returns source and target of the copy, of equal sizes; its arguments are the whole input and the whole output.
 Accesses: TypeAlias = Callable[[Problem, Access, Access], tuple[Access, Access]]
 
 
@@ -25,7 +25,7 @@ def _ints(problem: Problem, i: int) -> list[int] | None:
 
 
 def _taken(problem: Problem) -> list[tuple[int, int, int]]:
-    """For each axis the first index that a Slice takes, the number of indices, and the step."""
+    """For each axis, the first index that a Slice takes, the number of indices, and the step."""
     dims = tensor(problem.inputs[0]).dims
     starts, ends = _ints(problem, 1) or [], _ints(problem, 2) or []
     axes, steps = _ints(problem, 3), _ints(problem, 4) or [1] * len(starts)
@@ -51,7 +51,7 @@ def _expand(problem: Problem, x: Access, y: Access) -> tuple[Access, Access]:
 
 
 def _tile(problem: Problem, x: Access, y: Access) -> tuple[Access, Access]:
-    """Each axis becomes two: which copy, and where in it."""
+    """Each axis becomes two: the number of the copy, and the index inside it."""
     x = x.broadcast((1,) * (len(y.dims) - len(x.dims)) + x.dims)
     dims = x.dims
     for axis in reversed(range(len(dims))):
@@ -77,7 +77,7 @@ def _space_to_depth(problem: Problem, x: Access, y: Access) -> tuple[Access, Acc
 
 
 def _pixels_split(whole: Access, b: int) -> Access:
-    """N, C, H, W -> N, C, H/b, b, W/b, b."""
+    """The access of N, C, H, W as N, C, H/b, b, W/b, b."""
     height, width = whole.dims[2:]
     return whole.split(3, (width // b, b)).split(2, (height // b, b))
 
@@ -120,7 +120,7 @@ _OPS: dict[str, Accesses] = {
 
 
 def _blocks(problem: Problem) -> str | None:
-    """What speaks against layouts that are not plain."""
+    """Why layouts that are not plain cannot be served, else None."""
     x, y = tensor(problem.inputs[0]), tensor(problem.outputs[0])
     if x.layout == y.layout == PLAIN:
         return None
@@ -135,7 +135,7 @@ def _blocks(problem: Problem) -> str | None:
 
 
 class Strided(MoveSolver):
-    """In blocked layout only slices that begin with a block."""
+    """In the blocked layout, takes only slices that begin with a block."""
 
     family = "strided"
     ops = frozenset(_OPS)

@@ -1,4 +1,4 @@
-"""Transpose: any permutation of any number of axes, into and out of channels in blocks as it goes."""
+"""Transpose: any permutation of any number of axes, which may also convert into and out of channels in blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .words import word, words
 
 
 class Transpose(MoveSolver):
-    """An axis in blocks is two axes, on the other side as well."""
+    """Handles an axis in blocks as two axes, on both sides."""
 
     family = "transpose"
     ops = frozenset({"Transpose"})
@@ -33,7 +33,7 @@ class Transpose(MoveSolver):
         rank = len(x.dims)
         order = [int(k) % rank for k in problem.attrs.get("perm", range(rank)[::-1])]
         source, target = _whole(x), _whole(y)
-        if x.layout.block:  # axis 1 of x is axes 1 and 2 of what is read
+        if x.layout.block:  # Axis 1 of x is axes 1 and 2 of the access.
             at = order.index(1)
             order = [part for k in order for part in ((1, 2) if k == 1 else (k + (k > 1),))]
         source = source.permute(order)
@@ -45,12 +45,13 @@ class Transpose(MoveSolver):
 
 
 def _halves(type: TensorType) -> tuple[int, int]:
-    """Blocks, and channels of each."""
+    """The number of blocks, and of channels of each."""
     return type.dims[1] // type.layout.block, type.layout.block
 
 
 def _whole(type: TensorType) -> Access:
-    """Every element, by its logical axes; channels in blocks are two axes, the block and the place in it."""
+    """The access to every element by its logical axes; channels in blocks are two axes, the block and the index inside
+    it."""
     if not type.layout.block:
         return Access.of(type.dims)
     whole = Access.of(type.physical)

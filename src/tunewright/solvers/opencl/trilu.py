@@ -1,4 +1,4 @@
-"""Trilu: the upper or lower triangle of matrices, zeros in the other."""
+"""Trilu: copies the upper or lower triangle of matrices, and fills the rest with zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only gives the same bytes another shape, for where the bytes have to be copied after all."""
+"""Operations that only give the same bytes another shape, for cases where the bytes must be copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .emit import In, Out
 from .move import Copy, MoveSolver
 from .words import word, words
 
-#: views of other domains; their modules are imported when a model has one
+#: Views of other domains; their modules are imported when a model contains one.
 RARE = frozenset({"com.microsoft::ExpandDims", "org.openvinotoolkit::Copy"})
 
 
@@ -24,7 +24,7 @@ def _views() -> frozenset[str]:
 
 
 def _same_pixels(x: TensorType, y: TensorType) -> bool:
-    """The same bytes in a layout: batches and channels stay, and pixels are counted along other axes."""
+    """Whether y has the bytes of x in its layout: equal batches and channels, and pixels counted along other axes."""
     if x.shape is None or y.shape is None or x.layout != y.layout:
         return False
     same = x.shape == y.shape or (x.is_static and y.is_static and math.prod(x.dims[2:]) == math.prod(y.dims[2:]))

@@ -1,4 +1,4 @@
-"""Geometry of sliding windows for kernels: any number of spatial axes up to three becomes exactly three."""
+"""Geometry of sliding windows for kernels: one to three spatial axes become exactly three."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONVOLUTIONS = frozenset({"Conv", FUSED_CONV})
 
 @dataclass(frozen=True)
 class Window:
-    """Depth, height and width of everything; axes that a problem does not have are leading ones of size 1.
+    """Depth, height and width of each property of a window. Axes that a problem lacks become leading axes of size 1.
 
     Tap k of output position o reads the input at ``o * stride - head + k * dilation``. In a transposed convolution the
     roles are exchanged: tap k of input position i adds to the output at ``i * stride - head + k * dilation``.
@@ -32,7 +32,7 @@ class Window:
     kernel: Triple
     stride: Triple
     dilation: Triple
-    #: padding at the beginning, and at the end without ceiling's extension
+    #: padding at the beginning, and at the end without the extension of ceil_mode
     head: Triple
     tail: Triple
     input: Triple
@@ -66,18 +66,18 @@ class Window:
 
     @property
     def pointwise(self) -> bool:
-        """One tap on each element, in order: the spatial axes are one long one."""
+        """Whether the window has one tap on each element, in order. Then the spatial axes act as one long axis."""
         return self.taps == 1 and self.stride == (1, 1, 1) and self.input == self.output and not any(self.head)
 
     def flat(self) -> Window:
-        """The same with fewer axes of size above 1, where they can be merged: rows of an element-wise window."""
+        """The window with its spatial axes merged into one, if it is pointwise; else the window unchanged."""
         if not self.pointwise:
             return self
         size = (1, 1, math.prod(self.input))
         return replace(self, input=size, output=size)
 
     def inside(self, axis: int) -> tuple[int, int]:
-        """The output positions [begin, end) along an axis whose windows lie wholly inside the input."""
+        """The output positions [begin, end) along an axis whose windows lie entirely inside the input."""
         stride, head, reach = self.stride[axis], self.head[axis], (self.kernel[axis] - 1) * self.dilation[axis]
         begin = greater(0, -(-head // stride))
         end = lesser(self.output[axis], (self.input[axis] - 1 - reach + head) // stride + 1)
@@ -85,7 +85,7 @@ class Window:
 
 
 def why_not(problem: Problem) -> str | None:
-    """None when `Window.of` can describe the problem once its shapes are known."""
+    """None when `Window.of` can describe the problem once its shapes are known, else the reason."""
     type = problem.input(0)
     if not isinstance(type, TensorType) or not isinstance(problem.outputs[0], TensorType):
         return "nothing is known of the input or the output"
@@ -107,9 +107,9 @@ def _triple(values: Sequence[Any], fill: int) -> Triple:
 
 
 def as_conv(problem: Problem) -> Problem:
-    """A FusedConv as the Conv that it is, its residual and activation as first steps of the epilogue.
+    """A FusedConv as a Conv, with its residual and activation as the first steps of the epilogue.
 
-    Inputs keep their numbers. Other problems are returned as they are.
+    Inputs keep their numbers. Other problems are returned unchanged.
     """
     if problem.op != FUSED_CONV:
         return problem
@@ -128,7 +128,7 @@ def as_conv(problem: Problem) -> Problem:
 
 
 def why_not_fused(problem: Problem) -> str | None:
-    """None when `as_conv` can tell everything that a FusedConv does."""
+    """None when `as_conv` can express everything that a FusedConv does, else the reason."""
     if problem.op == FUSED_CONV and problem.attrs.get("activation") == "Clip":
         return "the bounds of a Clip inside FusedConv are attributes"
     return None

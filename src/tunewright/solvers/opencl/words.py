@@ -1,4 +1,4 @@
-"""Elements that are only moved: words of 1, 2, 4 or 8 bytes whatever they mean, so that one text serves all types."""
+"""Moves elements as words of 1, 2, 4 or 8 bytes, whatever their type, so that one kernel text serves all types."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from .emit import STORAGE
 
 _WORDS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64, 16: DType.UINT64}
 
-#: types whose elements are bytes that can be moved (a string is none, nor what this numpy cannot hold)
+#: Types whose elements are movable bytes: neither strings nor types that this numpy cannot hold.
 MOVABLE = frozenset(d for d in DType if d is not DType.STRING and d.itemsize in _WORDS and d.numpy.kind != "O")
 
 
-#: those of one word an element
+#: types with one word per element
 SINGLE = frozenset(d for d in MOVABLE if d.itemsize <= 8)
 
 
 def word(dtype: DType) -> DType:
-    """The integer as which elements of a type are moved."""
+    """The integer type in which elements of a type are moved."""
     return _WORDS[dtype.itemsize]
 
 
 def words(dtype: DType) -> int:
-    """How many words an element is: one, but for the widest type."""
+    """The number of words of an element: one, except for the widest type."""
     return dtype.itemsize // word(dtype).itemsize
 
 
 def transposer(dtype: DType, width: int) -> str:
-    """C of ``transpose_tile`` with the vectors that it needs."""
+    """The C text of ``transpose_tile`` with the vector types that it needs."""
     vectors = f"vector_of({STORAGE[dtype]}, {width}, V); typedef V VU __attribute__((aligned({dtype.itemsize})));"
     return f"{vectors}\n{transpose_tile(dtype, width)}"
 
 
 def transpose_tile(dtype: DType, width: int) -> str:
-    """C of ``transpose_tile``: a tile of ``width`` x ``width`` words, transposed in registers; V is such a vector.
+    """The C text of ``transpose_tile``, which transposes a tile of ``width`` x ``width`` words in registers.
 
-    Source rows at or beyond ``rows`` are not read and count as zeros; target rows at or beyond ``columns`` are not
-    written. Halves of the vectors change places until what is left to transpose lies inside 128 bits; there, rows are
-    interleaved. Each of those shuffles is one instruction.
+    V is a vector of ``width`` words. Source rows at or beyond ``rows`` are not read and count as zeros; target rows at
+    or beyond ``columns`` are not written. The text exchanges halves of vectors until the remaining transposition lies
+    inside 128 bits; there it interleaves rows. Each of these shuffles is one instruction.
     """
     assert width & (width - 1) == 0
     lane = lesser(width, 16 // dtype.itemsize)

@@ -111,7 +111,7 @@ def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[M
 
 
 def find(group: str, key: Callable[[Any], str], skip: Callable[[str], bool] | None = None) -> dict[str, Any]:
-    """Return all extensions of a group by key, in order of discovery (see `modules`). Duplicates raise ExtensionError."""
+    """Return all extensions of a group by key, in order of discovery (see `modules`). Duplicates are an error."""
     attribute = GROUPS[group][1]
     found: dict[str, Any] = {}
     origin: dict[str, str] = {}

@@ -201,8 +201,7 @@ class TensorType:
         return TensorType(self.dtype, tuple(hint(d) for d in self.shape), self.layout)
 
     def is_same(self, other: object) -> bool:
-        """Whether both types are equal for every size of a class of shapes. Comparing with == narrows the class
-        instead."""
+        """Whether both types are equal for every size of a class of shapes. A comparison with == narrows the class."""
         if not isinstance(other, TensorType) or (self.dtype, self.layout) != (other.dtype, other.layout):
             return False
         if self.shape is None or other.shape is None:
@@ -267,7 +266,7 @@ def signature(inputs: Mapping[str, Type | None], outputs: Mapping[str, Type | No
 
 
 def merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Combine two descriptions of a shape. Numbers override names, names override None; a conflict raises ValueError."""
+    """Combine two descriptions of a shape. Numbers override names, names override None. Conflict: ValueError."""
     if a is None or b is None:
         return b if a is None else a
     if len(a) != len(b):

@@ -1,7 +1,7 @@
-"""How pictures come to a model: as a camera or OpenCV has them, which is seldom what the network was trained on.
+"""Conversion of pictures from the form of a camera or OpenCV to the form that a network was trained on.
 
-What is to be done with them becomes nodes in front of the input, and so part of what is compiled, fused and tuned: a
-caller's bytes go to the device as they are.
+The conversion becomes nodes in front of the input, and so it is compiled, fused and tuned with the model. The caller's
+bytes go to the device unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..ir.graph import Graph, Value
 from ..ir.types import Dim, DType, TensorType
 
-#: what an element type may be called beside numpy's name of it
+#: names of element types that are accepted beside numpy's
 DTYPES = {"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "f16": "float16", "f32": "float32"}
 LAYOUTS = ("NHWC", "NCHW", "HWC", "CHW")
 MODES = ("linear", "nearest", "cubic")
@@ -24,33 +24,35 @@ MODES = ("linear", "nearest", "cubic")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an input comes, and what is done with it before the network sees it, in this order: its axes are put in the
-    network's order, its channels reversed, it is resized, then ``(x - mean) / scale``.
+    """The form in which an input comes, and the conversion before the network.
+
+    The steps, in this order: transpose the axes to the network's order, reverse the channels, resize, then ``(x - mean)
+    / scale``.
 
     >>> frames = Preprocess(dtype="u8", layout="HWC", reverse_channels=True, mean=(123.7, 116.3, 103.5), scale=57.4)
     >>> compiled = core.compile_model("model.onnx", preprocess={"x": frames})
     >>> compiled({"x": cv2.imread("photo.jpg")})
     """
 
-    #: of the elements: ``u8``, ``f32`` and so on, or as numpy calls them
+    #: element type: ``u8``, ``f32`` and so on, or numpy's name
     dtype: Any = "u8"
-    #: order of the axes: NHWC, NCHW; HWC or CHW is one picture, without an axis for the batch
+    #: order of the axes: NHWC or NCHW; HWC or CHW is a single picture without a batch axis
     layout: str = "NHWC"
-    #: one for all channels, or one for each, in the network's order of channels
+    #: one number for all channels, or one for each in the network's order of channels
     mean: float | Sequence[float] | None = None
     scale: float | Sequence[float] | None = None
-    #: the network takes RGB and gets BGR, or the other way round
+    #: for a network that takes RGB when the caller has BGR, or the other way round
     reverse_channels: bool = False
-    #: pictures are resized to what the network takes: linear, nearest or cubic
+    #: how to resize pictures to the network's size: linear, nearest or cubic
     resize: str | None = None
-    #: height and width of the pictures that are resized; any, if None
+    #: height and width of the pictures before resizing; None: any
     size: tuple[int, int] | None = None
-    #: what the network takes: NCHW or NHWC
+    #: the network's order of axes: NCHW or NHWC
     model_layout: str = "NCHW"
 
     @staticmethod
     def parse(text: str) -> Preprocess:
-        """As the command line has it.
+        """Parse the form that the command line uses.
 
         >>> Preprocess.parse("u8,hwc,reverse,resize=linear,size=480x640,mean=123.7:116.3:103.5,scale=57.4")
         """
@@ -78,7 +80,7 @@ class Preprocess:
 
 
 def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
-    """A copy of a graph whose inputs come as ``given`` says; types behind them are open."""
+    """Return a copy of a graph whose inputs come as ``given`` says. Types behind the inputs are reset."""
     graph = graph.clone()
     inputs = {v.name: v for v in graph.inputs}
     for name, how in given.items():
@@ -95,7 +97,7 @@ def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
 
 
 class _Steps:
-    """The nodes between an input as it comes and what the network reads."""
+    """Builds the nodes between an input as it comes and the network."""
 
     def __init__(self, graph: Graph, value: Value, how: Preprocess) -> None:
         self.graph, self.value, self.how = graph, value, how
@@ -120,7 +122,7 @@ class _Steps:
         how, last = self.how, self.value
         readers = list(last.uses)
         is_output = self.graph.is_output(last)
-        # sums of bytes are no bytes, and halves too few digits for them
+        # Compute in float32: integers cannot hold the results, and half precision has too few digits.
         arithmetic = how.resize is not None or how.mean is not None or how.scale is not None
         if arithmetic and not self.type.dtype.is_float:
             raise self.error(f"mean, scale and resize are for networks of floats, and this one takes {self.type.dtype}")
@@ -181,7 +183,7 @@ class _Steps:
         return tuple(sizes[axis] for axis in self.layout)
 
     def _resized(self, value: Value) -> Value:
-        """As OpenCV's INTER_LINEAR does, centres of pixels at halves; but results stay floats."""
+        """Resize like OpenCV's INTER_LINEAR, with pixel centres at halves, but keep float results."""
         assert self.how.resize is not None
         sizes = np.array([self.sizes["H"], self.sizes["W"]], np.int64)
         axes = (self.target.index("H"), self.target.index("W"))

@@ -108,10 +108,7 @@ class Summary:
         return float(np.median([run.at(evaluations) for run in self.runs]))
 
     def median_to(self, fraction: float) -> float:
-        """Return the median number of evaluations to the fraction, or infinity if too few runs reached it.
-
-        Too few means fewer than half, or exactly half of an even number of runs.
-        """
+        """Return the median number of evaluations to the fraction; infinite unless most runs reached it."""
         # The upper median for even counts: a mean with an infinite neighbour would be infinite.
         reached = sorted(run.evaluations_to(fraction) or math.inf for run in self.runs)
         return reached[len(reached) // 2]

@@ -1,4 +1,4 @@
-"""``tunewright kb embed`` and ``kb extract``: results of tuning inside the model file, and out of it."""
+"""``tunewright kb embed`` and ``kb extract``: write tuning results into a model file and read them back."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def embed(
 ) -> None:
     """Put what tuning found for a model into its file: measurements of its layers, as an entry of the metadata.
 
-    Other engines pass over the entry. USE_EMBEDDED = YES makes a load here use it; `kb extract` takes it into a
-    knowledge base. What was embedded before for other shapes or devices stays.
+    Other engines ignore the entry. With USE_EMBEDDED = YES Tunewright uses it at load; `kb extract` copies it into a
+    knowledge base. Measurements embedded earlier for other shapes or devices stay.
 
     Example: tunewright kb embed model.onnx -o tuned.onnx
     """
@@ -102,10 +102,10 @@ def extract(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the measurements that a model file carries into the user's knowledge base, each checked by itself.
+    """Copy the measurements in a model file into the user's knowledge base. Each is checked separately.
 
-    The same as `kb import` of a file: what is damaged is named and left out, and the exit code is 1; records of a
-    processor that is not here are refused unless told otherwise.
+    It works like `kb import` of a file. Damaged records are named and left out, and the exit code is then 1. Records of
+    a processor that this machine does not have are refused, unless --any-processor is given.
 
     Example: tunewright kb extract model.onnx -o records.jsonl
     """
@@ -140,7 +140,7 @@ def extract(
 def _problems(
     core: Core, model: Path, shape: Sequence[str] | None, preprocess: Sequence[str] | None, device: str
 ) -> set[str]:
-    """Keys of the problems that a model poses on a device; nothing is tuned."""
+    """Return the keys of the problems that a model poses on a device. Nothing is tuned."""
     from ..plugins.embed import problems_of
     from .explain import looking
     from .inputs import concrete, load

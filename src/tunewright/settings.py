@@ -429,7 +429,7 @@ _ALIASES = {
     "gpu_enable_loop_unrolling": "enable_loop_unrolling",
     "gpu_nv12_two_inputs": "nv12_two_inputs",
 }
-#: Names that OpenVINO has deprecated, some of them long ago. "cldnd_" is a misspelling in OpenVINO's guide.
+#: Names that OpenVINO has deprecated, some of them long ago. OpenVINO's guide misspells one of them as "cldnd_".
 _DEPRECATED = {
     "cpu_throughput_streams": "num_streams",
     "gpu_throughput_streams": "num_streams",

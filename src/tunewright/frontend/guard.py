@@ -1,7 +1,7 @@
 """Bounds what a file may ask for before folding or native code sees it. Each limit is a setting.
 
-`check` computes the size to which a model would expand, without expanding it: nodes through functions, the depth of
-subgraphs and functions, and the memory of its tensors. It uses no recursion whose depth the file controls.
+`check` computes the size to which a model would expand, without expanding it. It counts nodes through functions, the
+depth of subgraphs and functions, and the memory of tensors. No recursion has a depth that the file controls.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def call_key(node: onnx.NodeProto) -> FunctionKey:
 
 
 def check(model: onnx.ModelProto, settings: Settings) -> None:
-    """Raise if the model exceeds a limit, is recursive, or contains a name that is not text."""
+    """Raise if the model exceeds a limit, is recursive, defines a function twice, or has a name that is not text."""
     for opset in model.opset_import:
         _check_text([opset.domain], "opset_import")
     bodies: dict[FunctionKey, _Part] = {}

@@ -1,11 +1,11 @@
 """Checks nodes against ONNX's schemas: kind and number of attributes, inputs, outputs and bodies.
 
-Code behind the front end may rely on what passes here: ``axis`` is an int, required attributes are present, an `If` has
-two branches with as many outputs as the node. Type inference checks whether the values make sense.
+Code behind the front end may rely on these checks: ``axis`` is an int, required attributes are present, and an `If` has
+two branches with the right number of outputs. Type inference checks whether the values make sense.
 
-The rules come from a table (``data/schemas.json``; a test compares it with onnx), because onnx builds all schemas on
-the first query, which takes 7 MB. Versions newer than the table are looked up in onnx. Domains that the table does not
-cover are looked up only if onnx is already imported, because onnx knows only the schemas registered in this process.
+The rules come from a table (``data/schemas.json``), which a test compares with onnx. Onnx itself would build all
+schemas on the first query, which takes 7 MB. Versions newer than the table are looked up in onnx. Domains outside the
+table are looked up only if onnx is already imported: onnx knows only the schemas registered in this process.
 """
 
 from __future__ import annotations

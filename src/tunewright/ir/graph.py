@@ -3,7 +3,7 @@
 Three choices keep passes simple:
 
 * Initializers and ``Constant`` nodes are the same thing: a `Value` with ``const`` set and no producer.
-* Subgraphs capture nothing silently. What a body uses of the outer graph is an extra input of the node (the last
+* Bodies capture nothing implicitly. A value of the outer graph that a body uses is an extra input of the node (the last
   ``captures`` ones) and an extra input of each body, in the same order.
 * A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results.
   The last ``operands`` inputs belong to the epilogue alone; the main operation sees only those before them.

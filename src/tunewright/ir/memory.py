@@ -15,7 +15,7 @@ import numpy as np
 
 #: arrays of at least this many bytes get pages of their own
 LARGE = 1 << 16
-#: Arrays of at least this many bytes get pages of 2 MB where the system offers them: touching 64 MB then takes 5 ms
+#: Arrays of at least this many bytes get pages of 2 MB where the system offers them. Touching 64 MB then takes 5 ms
 #: instead of 34.
 HUGE = 4 << 20
 
@@ -36,9 +36,9 @@ class Pages(mmap.mmap):
 def lasting(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Allocate uninitialised bytes that go back to the system as soon as nobody holds them.
 
-    `malloc` keeps part of what is freed, even blocks as large as a layer's weights: for a load of ResNet-18 this was 10
-    MB at the peak and 20 MB at the end. Do not use this function for buffers that every inference allocates: touching
-    new pages for the first time is slow.
+    `malloc` keeps part of the freed memory, even blocks as large as a layer's weights. After a load of ResNet-18 this
+    was 10 MB at the peak and 20 MB at the end. Do not use this function for buffers that every inference allocates:
+    touching new pages for the first time is slow.
     """
     if nbytes < LARGE:
         return np.empty(nbytes, np.uint8)

@@ -1,7 +1,7 @@
 """A Gaussian process over a pool of candidates, in plain numpy and fast enough to update after every trial.
 
-The covariance is exp(-sum of distance / length over the coordinates). It is rough, with corners, like the times of
-kernels, where one step of a tile size may cost a factor of two. (A forest of random axis-parallel cuts tends to it.)
+The covariance is exp(-sum of distance / length over the coordinates), the limit of a forest of random axis-parallel
+cuts. It is rough, with corners. So are the times of kernels, where one step of a tile size may cost a factor of two.
 The process learns one length for each coordinate, so a parameter without influence drops out of the distance.
 """
 
@@ -55,7 +55,7 @@ class Process:
         self._log_lengths, self._log_noise = best[:-1], float(best[-1])
 
     def _posterior(self, at: Floats, gaps: Floats, values: Floats) -> tuple[float, Floats]:
-        """Return the log posterior density of the values, for the best signal variance, and its gradient."""
+        """Return the log posterior density of lengths and noise, for the best signal variance, and its gradient."""
         n = len(values)
         rates, noise = np.exp(-at[:-1]), math.exp(at[-1])
         kernel = np.exp(-np.einsum("i,ijk->jk", rates, gaps))
@@ -127,7 +127,7 @@ class Process:
         return np.asarray(np.sqrt(np.maximum(variance, np.float32(1e-9)) * np.float32(self._signal)))
 
     def _project(self, point: Floats) -> tuple[Floats, Singles, float]:
-        """Project a new point onto the basis of the old ones. Returns coordinates, row over the pool, and residual."""
+        """Project a new point onto the basis of the old ones. Returns its coordinates, row over the pool, and residual."""
         scaled = (point * self._rates)[:, None]
         cross = self._inverse @ _kernel(self._points.T, scaled)[:, 0]
         scale = math.sqrt(max(1.0 + self._noise - float(cross @ cross), 1e-9))

@@ -245,8 +245,8 @@ class Space:
     def kin(self) -> list[list[list[list[int]]]]:
         """By parameter, value and coordinate: the values nearest to that value in that coordinate.
 
-        For a block of 256 among 16, 32, 48, ... these are 240 by rank, 128 by how often two divides it, and all other
-        powers of two by the third coordinate.
+        Example: the neighbours of a block of 256 among 16, 32, 48, ... are 240 by rank and 128 by how often two divides
+        it. All other powers of two are its neighbours by the third coordinate.
         """
         kin = []
         for table in self._tables:

@@ -6,9 +6,9 @@
         assert_op(my_spec)                      # the spec's own samples
         assert_op(my_spec, oracle=my_oracle)    # and the outputs compared with another engine's
 
-An op promises that its inference agrees with its reference on types and shapes, whatever part of the operands' types is
-still unknown. It also promises that the reference does not change its inputs, and that its flags (``elementwise``,
-``view``, ``value_from_types``) are true.
+An op promises that its inference agrees with its reference on types and shapes, even if the operands' types are partly
+unknown. It also promises that the reference does not change its inputs, and that its flags (``elementwise``, ``view``,
+``value_from_types``) are true.
 """
 
 from __future__ import annotations

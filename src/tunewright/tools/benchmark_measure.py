@@ -216,7 +216,7 @@ class _Sync(_Driver):
             for worker in workers:
                 worker.join()
         except KeyboardInterrupt:
-            self.result.interrupted = True  # tells the workers to stop
+            self.result.interrupted = True  # makes the workers stop
             for worker in workers:
                 worker.join()
             raise

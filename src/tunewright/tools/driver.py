@@ -58,10 +58,11 @@ def driver(
 ) -> None:
     """Time and check every solver of one operation, and tune it.
 
-    A command poses one problem. An input is a type such as 'float32[1,64,56,56]', followed by ! if it is constant, or
-    by =VALUE if the operation needs its value; _ is an absent input. Attributes are options: --pads 1,1,1,1. Attributes
-    that ONNX does not define: --attr name=JSON. Fused steps: --epilogue 'Add(@, 3) | Relu', where @ is the result and 3
-    an input; --operand adds inputs for them. --output gives a result's type that cannot be inferred.
+    A command poses one problem. An input is a type such as 'float32[1,64,56,56]'. A ! after it means that it is
+    constant, and =VALUE gives a value that the operation needs; _ is an absent input. Attributes are options: --pads
+    1,1,1,1. Attributes that ONNX does not define: --attr name=JSON. Fused steps: --epilogue 'Add(@, 3) | Relu'. There @
+    is the result and 3 an input; --operand adds inputs for the steps. --output gives a result's type that cannot be
+    inferred.
 
     With ENABLE_LOGGING_CMD=YES an application prints the commands of all problems that it meets; --commands runs them.
 

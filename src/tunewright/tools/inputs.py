@@ -41,7 +41,8 @@ class Sizes:
     notes: list[str] = field(default_factory=list)
 
     def static(self, type: TensorType, name: str) -> TensorType:
-        """Return the type with every dimension set. Raises InputError if a tensor of it would be too large."""
+        """Return the type with every dimension set. Raises InputError for an unknown rank or a tensor that is too
+        large."""
         where = f"input {name!r}"
         if type.shape is None:
             hint = f"give a shape: --shape {name}=1x3x224x224"

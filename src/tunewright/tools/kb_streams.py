@@ -33,8 +33,8 @@ def streams(
     """Show the streams, requests and batches that were measured for models (NUM_STREAMS = AUTO), newest first.
 
     `tunewright benchmark MODEL --hint throughput --streams auto` measures them once. 2x4 means 2 streams with 4
-    requests; 2x32x8 means 2 streams with 32 requests, 8 of them together. The table shows the best of each batch;
-    --json has all.
+    requests. In 2x32x8 there are 32 requests, 8 of them together. The table shows the best of each batch; --json has
+    all.
 
     Example: tunewright kb streams --json
 

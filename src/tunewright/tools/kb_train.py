@@ -242,7 +242,7 @@ def _found(judged: Judged, record: Measurement | Fault) -> Judged:
     return replace(judged, example=example, gain=gain)
 
 
-# ---- what is told ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def _pick_json(network: str, judged: Judged) -> dict[str, Any]:

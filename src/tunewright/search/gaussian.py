@@ -127,7 +127,7 @@ class Process:
         return np.asarray(np.sqrt(np.maximum(variance, np.float32(1e-9)) * np.float32(self._signal)))
 
     def _project(self, point: Floats) -> tuple[Floats, Singles, float]:
-        """Project a new point onto the basis of the old ones. Returns its coordinates, row over the pool, and residual."""
+        """Project a new point onto the basis of the old ones. Returns coordinates, row over the pool, and residual."""
         scaled = (point * self._rates)[:, None]
         cross = self._inverse @ _kernel(self._points.T, scaled)[:, 0]
         scale = math.sqrt(max(1.0 + self._noise - float(cross @ cross), 1e-9))

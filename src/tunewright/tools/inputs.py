@@ -41,8 +41,7 @@ class Sizes:
     notes: list[str] = field(default_factory=list)
 
     def static(self, type: TensorType, name: str) -> TensorType:
-        """Return the type with every dimension set. Raises InputError for an unknown rank or a tensor that is too
-        large."""
+        """Return the type with every dimension set. An unknown rank or too large a tensor raises InputError."""
         where = f"input {name!r}"
         if type.shape is None:
             hint = f"give a shape: --shape {name}=1x3x224x224"

@@ -58,7 +58,8 @@ def tune(
     path = None if isinstance(lock, bool) else lock
     if lock is True:
         if not feed.model.path:
-            raise InputError("the model has no file to lie beside", where="lock", hint="name the lockfile: lock=...")
+            hint = "pass a path: lock=..."
+            raise InputError("the model has no file, so its lockfile has no default path", where="lock", hint=hint)
         path = core.settings.lock_file or default_path(feed.model.path)
     result = core.tune(concrete(feed), feed.values, device, seconds, again=again, report=report, stop=stop)
     if path is not None:
@@ -107,8 +108,8 @@ def tune_many(
     core = Core(config)
     (one, *others) = core.apart(device)
     if others:
-        hint = f"it is {', '.join(each.device for each in (one, *others))}"
-        raise InputError("each device is tuned by itself", where=device, hint=hint)
+        hint = f"tune {', '.join(each.device for each in (one, *others))} one by one"
+        raise InputError("stands for several devices", where=device, hint=hint)
     works = works_of(core, {path: weights.get(path, 1.0) for path in found}, several, Fed(), one)
     seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
     options = [word for case in several for text in case.shapes for word in ("--case", f"{text}:{case.weight:g}")]

@@ -181,7 +181,8 @@ class Core:
 
         found = answers([open_user(self.settings)], problems_of(of_one_device(compiled)))
         if not found:
-            raise InputError("nothing is known of its layers", where=str(path), hint="tune the model first")
+            hint = "tune the model first"
+            raise InputError("the knowledge base has no measurements of its layers", where=str(path), hint=hint)
         left_out, _ = put(Path(path), Path(output or path), found)
         return len(found) - sum(m in left_out for m in found)
 
@@ -351,7 +352,8 @@ class Core:
         plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
         if not isinstance(plugin, SingleDevice):
             names = ", ".join(one.device for one in self.apart(device))
-            raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
+            hint = f"tune {names} one by one; `Core.apart` returns them"
+            raise DeviceError(f"{device} stands for several devices", hint=hint)
         # the best kernels depend on the number of threads per stream
         if model is not None and measured_streams(settings):
             count = plugin.choice(adapted(model, settings), replace(settings, find_enforce="1")).streams
@@ -382,7 +384,8 @@ class Core:
         settings = self._settings(loaded, config)
         plugin = self._plugin(device, settings)
         if not isinstance(plugin, Hetero):
-            raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
+            hint = "name several devices: HETERO:GPU,CPU"
+            raise DeviceError(f"{device} is not a HETERO device, so there are no nodes to place", hint=hint)
         return measure(plugin, loaded, inputs, settings, _seconds(budget))
 
     def traffic(
@@ -471,7 +474,7 @@ def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -
     from .runtime.stateful import StatefulModel
 
     if isinstance(plugin, Batch):
-        why = f"{plugin.name} runs requests together, and states of theirs may differ in size"
+        why = f"{plugin.name} runs requests together, and their states may differ in size"
         raise DeviceError(why, hint=f"{plugin.single.name} runs a model with states")
     growing = growing_axes(model.graph, model.outputs, model.states)
     compiled = plugin.compile(model, _one_by_one(settings), consume=consume)
@@ -494,7 +497,7 @@ def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
     if isinstance(alone, DeviceModel):
         Recorder(alone, digest, name)
     else:
-        LOG.warning("RECORD_TRAFFIC: %s is several devices, whose traffic is not recorded", compiled.device_name)
+        LOG.warning("RECORD_TRAFFIC: nothing is recorded, because %s stands for several devices", compiled.device_name)
 
 
 def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:

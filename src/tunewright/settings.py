@@ -110,11 +110,11 @@ class Settings:
         values=_words("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT", UNDEFINED="LATENCY"),
     )
     performance_hint_num_requests: int = _setting(
-        0, "most requests that the application keeps going: no more streams are made (0: it does not say)", 0
+        0, "most requests that the application runs at a time; limits the number of streams (0: not known)", 0
     )
     num_streams: int = _setting(
         0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
-        "by measurement, which also tells the best batch where requests run together)",
+        "measured, together with the best batch if requests run together)",
         -1, words={"AUTO": -1, "NUMA": _nodes()},
     )
     exclusive_async_requests: bool = _setting(
@@ -127,10 +127,10 @@ class Settings:
         values=_words("AUTO", "F32", "F16", "BF16"),
     )
     enable_fp16_for_quantized_models: bool = _setting(
-        True, "parts of a quantised network that are in F16 are computed in it; NO: in F32"
+        True, "compute the F16 parts of a quantised network in F16; NO: in F32"
     )
     nv12_two_inputs: bool = _setting(
-        False, "images come as frames of video: an input x of 3 channels is two, x/y and x/uv, converted on the device"
+        False, "images come as NV12 video frames: the device converts inputs x/y and x/uv to an input x of 3 channels"
     )
     config_file: str = _setting("", "files with your own kernels for operations (XML, separated by spaces)")
     model_priority: str = _setting(
@@ -139,8 +139,8 @@ class Settings:
         values=_words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM"),
     )
     gpu_host_task_priority: str = _setting(
-        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH, LOW: on which cores of a hybrid "
-        "processor",
+        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH and LOW also choose the cores of a "
+        "hybrid processor",
         values=_TASKS,
     )
     gpu_queue_priority: str = _setting(
@@ -203,7 +203,7 @@ class Settings:
     auto_tune_mode: str = _setting("AUTO", "how to search: AUTO, NO_TUNE, RL, GA, RL,GA or the name of a strategy")
     tuning_file: str = _setting("", "a file of tuned kernels: read first, extended by TUNING_CREATE")
     user_db_path: str | None = _folder("folder of the user's knowledge base (unset: in the user's data folder)")
-    tune_bank_path: str | None = _folder("another name of USER_DB_PATH, which wins")
+    tune_bank_path: str | None = _folder("another name of USER_DB_PATH; if both are set, USER_DB_PATH is used")
     user_db_mode: str = _setting(
         "SQLITE", "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
         values=_words("SQLITE", "SHARED"),
@@ -235,7 +235,8 @@ class Settings:
     )
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
-        "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",
+        "LAYER", "where kernels find their data: LAYER: weights in memory, the rest in the cache; COLD: all in memory; "
+        "WARM: all in the cache",
         values=_words("LAYER", "COLD", "WARM"),
     )
     tune_max_workspace: int = _setting(
@@ -449,9 +450,9 @@ _DEPRECATED = {
 _RENAMED = _ALIASES | _DEPRECATED
 #: prefixes of keys that do not apply here, and why
 _ELSEWHERE = {
-    ("omp_", "kmp_"): "it is of OpenMP, which nothing here uses; CPU_THREADS_NUM says how many threads there are",
-    ("vpu_", "myriad_", "hddl_"): "it is of VPUs, which no device here is",
-    ("fpga_", "dlia_", "dla_"): "it is of FPGAs, which no device here is",
+    ("omp_", "kmp_"): "Tunewright does not use OpenMP; CPU_THREADS_NUM sets the number of threads",
+    ("vpu_", "myriad_", "hddl_"): "Tunewright does not support VPUs",
+    ("fpga_", "dlia_", "dla_"): "Tunewright does not support FPGAs",
 }
 #: Prefixes of variables that are not settings: those of the tests and of scripts/fetch_models.py.
 _NO_SETTINGS = ("test_", "models")
@@ -486,7 +487,7 @@ def _warn_of_unknown(given: Mapping[str, str]) -> None:
             _warned.add(variable)
             close = closest(variable.removeprefix(PREFIX), map(str.upper, [*_FIELDS, *_RENAMED]))
             hint = f"did you mean {PREFIX}{close}?" if close else "`tunewright settings` lists the names"
-            LOG.warning("environment: %s is no setting, and has no effect (%s)", variable, hint)
+            LOG.warning("environment: %s is not a setting and has no effect (%s)", variable, hint)
 
 
 def _choices(f: dataclasses.Field[Any]) -> list[str] | None:
@@ -581,5 +582,5 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
     text = plain(str(value))
     known = next((one for one in (text, text.removeprefix(f"{key}_")) if one in values), None)
     if known is None:
-        raise SettingsError(f"{key} = {value!r} is none of {', '.join(values)}", where=where)
+        raise SettingsError(f"{key} = {value!r} is not one of {', '.join(values)}", where=where)
     return values[known]

@@ -31,7 +31,7 @@ def open_batch(model: Model) -> Model:
     first = {t.shape[0] for t in types.values() if isinstance(t, TensorType) and t.shape}
     fixed = all(isinstance(t, TensorType) and t.shape for t in types.values())
     if not fixed or len(first) != 1 or not isinstance(batch := first.pop(), int):
-        hint = "it is for models whose inputs all have the same first dimension; open ones take any batch as they are"
+        hint = "all inputs need the same fixed first dimension; a model with an open one takes any batch without it"
         raise SettingsError("the model has no fixed batch", where="DYN_BATCH_ENABLED", hint=hint)
     shapes = {n: (f"batch<={batch}", *t.shape[1:]) for n, t in types.items() if isinstance(t, TensorType) and t.shape}
     return model.reshape(shapes)
@@ -68,7 +68,7 @@ def _split(graph: Graph, value: Value) -> None:
     halves = []
     for size in (height, width):
         if not isinstance(size, int) or size % 2:
-            hint = "Model.reshape fixes it"
+            hint = "set them with Model.reshape"
             raise SettingsError(f"{type}: height and width must be even numbers", where="NV12_TWO_INPUTS", hint=hint)
         halves.append(size // 2)
     readers, is_output = list(value.uses), graph.is_output(value)

@@ -91,7 +91,7 @@ class Model:
             given = {names[0]: given}
         for name in given:
             if name in self.states:
-                raise InputError("is a state, which nobody gives", where=f"input {name!r}")
+                raise InputError("is a state that requests keep, so it has no preprocessing", where=f"input {name!r}")
         return replace(self, graph=preprocessed(self.graph, given))
 
     def make_stateful(self, states: Mapping[str, str] | str = AUTO) -> Model:

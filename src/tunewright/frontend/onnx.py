@@ -99,7 +99,7 @@ class _Scope:
     def find(self, name: str, where: str) -> Value:
         value = self.get(name)
         if value is None:
-            raise ModelError(f"reads {name!r}, which nothing before it makes", where=where)
+            raise ModelError(f"reads {name!r}, which no earlier node produces", where=where)
         return value
 
     def get(self, name: str) -> Value | None:

@@ -75,7 +75,7 @@ class Preprocess:
                 found["model_layout"] = value.upper()
             else:
                 hint = "for example u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=58.4:57.1:57.4 or u8,hwc,resize=linear"
-                raise InputError(f"{word!r} says nothing about how an input comes", where="--preprocess", hint=hint)
+                raise InputError(f"{word!r} is not a part of a preprocessing", where="--preprocess", hint=hint)
         return Preprocess(**found)
 
 
@@ -87,7 +87,7 @@ def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
         if name not in inputs:
             raise InputError(f"there is no input {name!r}", hint=f"the inputs are {', '.join(inputs)}")
         if not isinstance(how, Preprocess):
-            raise InputError(f"{how!r} is no Preprocess", where=f"input {name!r}")
+            raise InputError(f"{how!r} is not a Preprocess", where=f"input {name!r}")
         _Steps(graph, inputs[name], how).build()
     graph.sort()
     for node in graph.nodes:
@@ -104,19 +104,19 @@ class _Steps:
         self.where = f"input {value.name!r}"
         self.layout, self.target = str(how.layout).upper(), str(how.model_layout).upper()
         if self.layout not in LAYOUTS:
-            raise self.error(f"layout {how.layout!r} is none of {', '.join(LAYOUTS)}")
+            raise self.error(f"layout {how.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.target not in LAYOUTS[:2]:
-            raise self.error(f"model_layout {how.model_layout!r} is none of {', '.join(LAYOUTS[:2])}")
+            raise self.error(f"model_layout {how.model_layout!r} is not one of {', '.join(LAYOUTS[:2])}")
         if how.resize is not None and how.resize not in MODES:
-            raise self.error(f"resize {how.resize!r} is none of {', '.join(MODES)}")
+            raise self.error(f"resize {how.resize!r} is not one of {', '.join(MODES)}")
         type = value.type
         if not isinstance(type, TensorType) or type.shape is None or len(type.shape) != 4:
-            raise self.error(f"{type} is no batch of pictures")
+            raise self.error(f"{type} is not a batch of pictures")
         self.type, self.dtype = type, self._dtype()
         #: sizes by axis, as the network takes them
         self.sizes: dict[str, Dim] = dict(zip(self.target, type.shape, strict=True))
         if "N" not in self.layout and self.sizes["N"] not in (1, None) and not isinstance(self.sizes["N"], str):
-            raise self.error(f"a batch of {self.sizes['N']} is no single picture", "layout NHWC or NCHW takes many")
+            raise self.error(f"the model takes a batch of {self.sizes['N']}, not one of 1", "set layout NHWC or NCHW")
 
     def build(self) -> None:
         how, last = self.how, self.value
@@ -160,9 +160,9 @@ class _Steps:
         try:
             found = DType.of_numpy(np.dtype(DTYPES.get(given.lower(), given) if isinstance(given, str) else given))
         except (TypeError, KeyError, ValueError):
-            raise self.error(f"dtype {given!r} is none", f"{', '.join(DTYPES)} are some") from None
+            raise self.error(f"dtype {given!r} is unknown", f"for example {', '.join(DTYPES)}") from None
         if not (found.is_float or found.is_integer):
-            raise self.error(f"dtype {given!r} is no number")
+            raise self.error(f"dtype {given!r} is not a number type")
         return found
 
     def _shape(self) -> tuple[Dim, ...]:
@@ -171,14 +171,14 @@ class _Steps:
             for axis in "HW":
                 if not isinstance(sizes[axis], int):
                     raise self.error(
-                        "resize needs to know what size the network takes", "fix its input shape first: Model.reshape"
+                        "resize needs a fixed input size of the network", "set it first with Model.reshape"
                     )
             sizes |= {"H": f"{self.value.name}_height", "W": f"{self.value.name}_width"}
         if self.how.size is not None:
             if self.how.resize is None:
-                raise self.error("size is that of pictures which are resized", "give resize=, or Model.reshape")
+                raise self.error("size has no effect without resize", "give resize=, or Model.reshape")
             if len(self.how.size) != 2 or any(not isinstance(n, int) or n < 1 for n in self.how.size):
-                raise self.error(f"size {self.how.size!r} is no height and width")
+                raise self.error(f"size {self.how.size!r} is not a height and a width")
             sizes |= dict(zip("HW", self.how.size, strict=True))
         return tuple(sizes[axis] for axis in self.layout)
 
@@ -197,16 +197,16 @@ class _Steps:
     def _channels(self, what: str) -> int:
         count = self.sizes["C"]
         if not isinstance(count, int):
-            raise self.error(f"{what} needs to know how many channels there are", "fix them: Model.reshape")
+            raise self.error(f"{what} needs a fixed number of channels", "set it with Model.reshape")
         return count
 
     def _constant(self, what: str, given: float | Sequence[float]) -> Value:
         try:
             numbers = np.asarray(given, np.float32).reshape(-1)
         except (TypeError, ValueError):
-            raise self.error(f"{what} {given!r} is no number, and no list of them") from None
+            raise self.error(f"{what} {given!r} is neither a number nor a list of numbers") from None
         if not np.isfinite(numbers).all() or (what == "scale" and not numbers.all()):
-            raise self.error(f"{what} {given!r} is nothing to calculate with")
+            raise self.error(f"{what} {given!r} must be finite, and a scale must not be 0")
         if numbers.size != 1 and numbers.size != self._channels(what):
             raise self.error(f"{what} has {numbers.size} numbers for {self.sizes['C']} channels")
         return self.graph.constant(numbers.reshape([-1 if axis == "C" else 1 for axis in self.target]))
@@ -219,11 +219,11 @@ def _number(text: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{text!r} in {word!r} is no number", where="--preprocess") from None
+        raise InputError(f"{text!r} in {word!r} is not a number", where="--preprocess") from None
 
 
 def _whole(text: str, word: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{text!r} in {word!r} is no whole number", where="--preprocess") from None
+        raise InputError(f"{text!r} in {word!r} is not a whole number", where="--preprocess") from None

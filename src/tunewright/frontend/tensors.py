@@ -56,7 +56,7 @@ def to_array(
     dims = tuple(tensor.dims)
     count = _count(dims, dtype.itemsize, settings, where)
     if tensor.HasField("segment"):
-        raise ModelError("is split into segments, which nothing supports", where=where)
+        raise ModelError("is split into segments, which is not supported", where=where)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         flat = _from_bytes(_external(tensor, _raw_bytes(dtype, count, where), files, where), dtype, count)
     elif raw is not None or tensor.HasField("raw_data"):
@@ -124,7 +124,7 @@ def _fits(got: int, want: int, what: str, dims: tuple[int, ...], where: str) -> 
 def _raw_bytes(dtype: DType, count: int, where: str) -> int:
     """Return the bytes that ``count`` elements take in a file."""
     if dtype is DType.STRING:
-        raise ModelError("strings cannot lie in raw or external data", where=where)
+        raise ModelError("strings cannot be stored in raw or external data", where=where)
     return -(-count * _PACKED[dtype] // 8) if dtype in _PACKED else count * dtype.itemsize
 
 

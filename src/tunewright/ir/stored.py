@@ -62,12 +62,12 @@ class StoredBytes:
         memory = lasting(self.length)
         try:
             if self.file.is_changed():
-                raise OSError("it was changed since")
+                raise OSError("it has changed since")
             read_into(self.file.descriptor, memory, self.offset)
         except OSError as error:
             raise ModelError(
                 f"weights for another shape cannot be read from the model's file again: {error}",
-                hint="load the model again; those of a model out of read_model stay in memory as long as it is held",
+                hint="load the model again, or keep the result of read_model: it keeps the weights in memory",
             ) from None
         return memory
 

@@ -171,7 +171,7 @@ def load(path: Path) -> Table:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is damaged: {error!r}", where=str(path)) from None
     raise InputError(
-        "is no recorded table", where=str(path), hint="kernel_tuner cache files and our own tables can be read",
+        "is not a recorded table", where=str(path), hint="give a kernel_tuner cache file or a table of Tunewright",
     )
 
 

@@ -172,7 +172,7 @@ class Space:
         """Return the code of a config. Raises SettingsError if a name or value is not of this space."""
         code = self.find(config)
         if code is None:
-            raise SettingsError("is no combination of this space", where=f"config {dict(config)!r}")
+            raise SettingsError("is not a combination of this space", where=f"config {dict(config)!r}")
         return code
 
     def valid(self, code: Sequence[int]) -> bool:

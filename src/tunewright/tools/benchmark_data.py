@@ -184,7 +184,7 @@ def _values(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes, no
         if found and np.shape(value) != np.shape(found[0]):
             raise InputError(
                 f"files of different shapes: {list(np.shape(found[0]))} ({texts[0]}), {list(np.shape(value))}",
-                where=f"input {name!r}", hint="a benchmark runs one shape: give the others by themselves",
+                where=f"input {name!r}", hint="a benchmark runs one shape: measure each shape separately",
             )  # fmt: skip
         found.append(value)
     return found
@@ -208,7 +208,7 @@ def _pictures(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes) 
 
     where = f"input {name!r}"
     if not isinstance(type, TensorType) or type.shape is None or not 2 <= len(type.shape) <= 4:
-        raise InputError(f"takes {type}, which is no picture", where=where, hint="give a .npy file")
+        raise InputError(f"takes {type}, which is not a picture", where=where, hint="give a .npy file")
     shape = list(type.shape)
     batch = 1
     if len(shape) == 4:

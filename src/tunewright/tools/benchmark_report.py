@@ -160,10 +160,10 @@ def read_report(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
     except ValueError as error:
-        raise InputError(f"is no JSON: {error}", where=str(path)) from None
+        raise InputError(f"is not JSON: {error}", where=str(path)) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:
-        raise InputError(f"is no report of this version ({schema or 'it has no schema'})", where=str(path),
+        raise InputError(f"is not a report of this version ({schema or 'it has no schema'})", where=str(path),
                          hint=f"write one with --report: {SCHEMA}")  # fmt: skip
     if "points" in found:
         raise InputError("is the report of a sweep", where=str(path), hint="compare with that of a plain run")

@@ -88,7 +88,8 @@ class Lists:
         )  # fmt: skip
         for option, numbers in (("streams", found.streams), ("requests", found.requests), ("batch", found.batches)):
             if len(numbers) > 1 and not several:
-                raise InputError(f"{len(numbers)} numbers", where=f"--{option}", hint="--sweep takes several")
+                hint = "--sweep takes several"
+                raise InputError(f"{len(numbers)} numbers instead of one", where=f"--{option}", hint=hint)
         return found
 
 
@@ -101,7 +102,8 @@ def parse_percentiles(text: str) -> list[float]:
         except ValueError:
             value = -1.0
         if not 0 <= value <= 100:
-            raise InputError(f"{part.strip()!r} is no percentile", where="--percentiles", hint="for example 50,90,99")
+            hint = "for example 50,90,99"
+            raise InputError(f"{part.strip()!r} is not a percentile", where="--percentiles", hint=hint)
         found.append(value)
     return list(dict.fromkeys(found))
 
@@ -116,7 +118,7 @@ def parse_latency(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise InputError(f"{text!r} is no time", where="--latency-bound", hint="for example 20ms")
+        raise InputError(f"{text!r} is not a time", where="--latency-bound", hint="for example 20ms")
     return value
 
 

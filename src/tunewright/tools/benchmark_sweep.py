@@ -60,7 +60,7 @@ def whole_numbers(text: str | None, option: str) -> list[int]:
         if not part.strip() and text is None:
             continue
         if not low.isdecimal() or (dash and not high.isdecimal()) or int(low) < 1 or int(high or low) > 4096:
-            raise InputError(f"{text!r} is no whole number from 1 to 4096", where=option,
+            raise InputError(f"{text!r} is not a whole number from 1 to 4096", where=option,
                              hint="with --sweep also several: 1,2,4 or 1-4")  # fmt: skip
         found += range(int(low), int(high or low) + 1)
     return list(dict.fromkeys(found))
@@ -90,7 +90,8 @@ class Axes:
             for requests in (self.requests or (streams, 2 * streams))
         ]
         if len(found) > MOST_POINTS:
-            raise InputError(f"{len(found)} points", where="--sweep", hint=f"{MOST_POINTS} is the most: name fewer")
+            hint = f"the limit is {MOST_POINTS}: name fewer"
+            raise InputError(f"{len(found)} points are too many", where="--sweep", hint=hint)
         for i, point in enumerate(found):
             point.label = LABELS[i] if i < len(LABELS) else "+"
         return found
@@ -277,11 +278,11 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
 def announce(points: int, seconds: float, count: int | None) -> None:
     """Announce the duration."""
     if count is None:
-        note(f"{points} points of {seconds:g} s: about {points * seconds:,.0f} s, and what compiling takes")
+        note(f"{points} points of {seconds:g} s: about {points * seconds:,.0f} s, plus the time of compiling")
 
 
 def unsupported(given: Mapping[str, object]) -> None:
     """Raise InputError for options that do not apply to a sweep."""
     for option, value in given.items():
         if value:
-            raise InputError("has no meaning with --sweep", where=option, hint="run the point that you like with it")
+            raise InputError("does not apply to --sweep", where=option, hint="run a single point with it")

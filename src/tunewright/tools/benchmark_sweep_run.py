@@ -49,7 +49,7 @@ def run_sweep(bench: Bench, lists: Lists, bound: float | None, chart: Path | Non
     wish = bench.wish
     reason = None if chart is None else why_not()
     if reason is not None:
-        note(f"{reason}: there will be no picture, the rest goes on")
+        note(f"{reason}: the chart is not drawn, but the sweep runs")
     axes = axes_of(wish.device, bench.model, lists)
     seconds = SECONDS_OF_POINT if wish.seconds is None else wish.seconds
     announce(len(axes.points()), seconds, wish.count)

@@ -71,9 +71,10 @@ def driver(
     below = context.invoked_subcommand
     if below is not None:
         if commands is not None:
-            raise InputError(f"stands alone, without {below}", where="--commands")
+            raise InputError(f"cannot be combined with the sub-command {below}", where="--commands")
         if device != "CPU" or tune or seconds is not None or warm or config or as_json:
-            raise InputError(f"options stand behind {below}", hint=f"tunewright driver {below} --device NAME ...")
+            hint = f"tunewright driver {below} --device NAME ..."
+            raise InputError(f"the options must follow the sub-command {below}", hint=hint)
         return
     if commands is None:
         sys.stdout.write(context.get_help() + "\n")

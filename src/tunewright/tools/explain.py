@@ -172,7 +172,7 @@ def selected(layers: Sequence[Explanation], patterns: Sequence[str], nodes: set[
         fits = fits or [i for i, known in enumerate(names) if any(fnmatchcase(name, pattern) for name in known)]
         if not fits and pattern in nodes:
             raise InputError(
-                "was computed or dropped before the model runs: no layer stands for it",
+                "was folded or dropped at compile time, so no layer runs it",
                 where=f"node {pattern!r}",
                 hint="`tunewright graph MODEL --why` says what became of it",
             )

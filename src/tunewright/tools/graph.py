@@ -80,7 +80,7 @@ def graph(
     chosen = format or _by_suffix(output)
     if chosen is Format.ONNX and output is None and not why:
         raise InputError(
-            "an ONNX file is not for the terminal", where="--format onnx", hint="name a file: -o graph.onnx"
+            "an ONNX file cannot be printed on a terminal", where="--format onnx", hint="name a file: -o graph.onnx"
         )
     if output is not None:
         check_writable(output)
@@ -142,7 +142,8 @@ def _only(core: Core, device: str) -> str:
     """Return the single device that a device string stands for. Raises DeviceError if it stands for several."""
     names = list(dict.fromkeys(one.device for one in core.apart(device)))
     if len(names) > 1:
-        raise DeviceError(f"{device} is several devices, and a graph is of one", hint=f"name one of {', '.join(names)}")
+        hint = f"name one of {', '.join(names)}"
+        raise DeviceError(f"{device} stands for several devices, and a graph is that of one", hint=hint)
     return names[0]
 
 
@@ -151,7 +152,7 @@ def _by_suffix(output: Path | None) -> Format:
     suffix = output.suffix.lower() if output is not None else ""
     if suffix not in endings:
         hint = "end it with .txt, .dot or .onnx, or choose with --format; Graphviz draws: dot -Tsvg graph.dot"
-        raise InputError(f"{suffix} says nothing about the format", where=f"--output {output}", hint=hint)
+        raise InputError(f"{suffix} is not the suffix of a known format", where=f"--output {output}", hint=hint)
     return endings[suffix]
 
 
@@ -212,7 +213,7 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
             planned = plan.rest.plans
             if not planned:
                 raise InputError(
-                    "the plan behind data-dependent shapes is not made yet", hint="run the model once before"
+                    "the plan after data-dependent shapes does not exist yet", hint="run the model once before"
                 )
             rest = collect(planned[-1], [values[i] for i in plan.rest_inputs])
         return [values[i] if kind == "slot" else rest[i] for kind, i in plan.outputs]

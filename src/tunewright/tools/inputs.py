@@ -45,7 +45,7 @@ class Sizes:
         where = f"input {name!r}"
         if type.shape is None:
             hint = f"give a shape: --shape {name}=1x3x224x224"
-            raise InputError("not even its rank is known", where=where, hint=hint)
+            raise InputError("its rank is unknown", where=where, hint=hint)
         dims = tuple(d if isinstance(d, int) else self.symbols.get(d or "", 1) for d in type.shape)
         opened = [d or "?" for d in type.shape if not isinstance(d, int) and d not in self.symbols]
         text = f"{name}: {', '.join(opened)} taken as 1; set with --shape {name}={'x'.join(map(str, dims))}"
@@ -324,7 +324,7 @@ def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarr
             raise ValueError("not a whole number")
         array = array.astype(type.dtype.numpy)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{value!r} is no {type.dtype} value: {error}", where=where) from None
+        raise InputError(f"{value!r} is not a {type.dtype} value: {error}", where=where) from None
     if array.ndim == 0 and type.shape:
         array = np.full(sizes.static(type, name).dims, array)
     return array

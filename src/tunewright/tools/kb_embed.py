@@ -77,11 +77,12 @@ def embed(
         if not found:
             tune = command("tune", str(model), device=device, options=given_options(None, shape, preprocess),
                            settings=core.settings)  # fmt: skip
-            raise InputError("nothing is known of its layers", where=str(model), hint=f"`{tune}` measures")
+            hint = f"`{tune}` measures them"
+            raise InputError("the knowledge base has no measurements of its layers", where=str(model), hint=hint)
         left_out, nbytes = put(model, to, found)
         new = len(found)
     if left_out:
-        note(f"{plural(len(left_out), 'measurement')} left out: a model takes {MOST_BYTES >> 20} MiB of them")
+        note(f"{plural(len(left_out), 'measurement')} left out: a model holds at most {MOST_BYTES >> 20} MiB of them")
     count = len(list(EmbeddedDatabase(to)))
     if as_json:
         report = {"model": str(to), "embedded": count, "new": new, "left_out": len(left_out), "bytes": nbytes}
@@ -117,7 +118,7 @@ def extract(
     if out is None:
         take("extracted", [str(model)], any_processor, dry_run, settings_of(config), as_json)
     if out is None or out.suffix != ".jsonl":
-        raise InputError("records go into a .jsonl", where=str(out))
+        raise InputError("the output must be a .jsonl file", where=str(out))
     from ..tuning.system import write_lines
 
     if out.exists():

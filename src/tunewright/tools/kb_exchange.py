@@ -215,7 +215,7 @@ def export(
     answers = [row.answer.record for row in known(records) if row.answer]
     lines = file.suffix == ".jsonl"
     if not (answers if not lines else everything):
-        what = "no record fits" if lines else "no answer fits"
+        what = "no record matches" if lines else "no answer matches"
         raise InputError(what, where="kb export", hint="`tunewright kb list` shows what there is")
     left_out: Sequence[str] = ()
     if lines:
@@ -231,7 +231,8 @@ def export(
         added, left_out = tuning_file.export(file, answers)
         damage("left out", left_out)
         if not added:
-            raise InputError("no answer can be written as a tuning file", where=str(file), hint="a .jsonl takes them")
+            hint = "a .jsonl file can hold them"
+            raise InputError("no answer can be written as a tuning file", where=str(file), hint=hint)
         written = plural(added, "answer")
     console().print(cell(f"{written} in {file}"), soft_wrap=True)
     raise typer.Exit(1 if left_out else 0)
@@ -257,4 +258,4 @@ def import_(
 def _check_ending(file: Path) -> None:
     if file.suffix not in (".jsonl", ".json"):
         hint = "name it .jsonl for records, or .json for a tuning file"
-        raise InputError("the ending says neither of the two forms", where=str(file), hint=hint)
+        raise InputError("its suffix is neither .jsonl nor .json", where=str(file), hint=hint)

@@ -69,7 +69,7 @@ def writable(settings: Settings) -> Database:
     """Return the user's knowledge base. Raises InputError if it cannot be written."""
     user = opened(settings, "user")["user"]
     if user.read_only is not None:
-        hint = "USER_DB_PATH names another folder"
+        hint = "choose another folder with USER_DB_PATH"
         raise InputError(f"cannot be written: {user.read_only}", where=user.path, hint=hint)
     return user
 
@@ -132,5 +132,5 @@ def check_processors(records: Iterable[AnyRecord], source: str) -> None:
         raise InputError(
             f"holds {named}, and this machine has {have}; nothing was taken",
             where=source,
-            hint="--any-processor takes them all the same; they never answer exactly here",
+            hint="--any-processor takes them anyway; they never match exactly here",
         )

@@ -111,5 +111,5 @@ def _days_ago(days: int) -> str:
     try:
         then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     except OverflowError:
-        raise InputError(f"{days} days ago there was no calendar", where="--older-than") from None
+        raise InputError(f"{days} days are too many for a date", where="--older-than") from None
     return then.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -93,7 +93,8 @@ def _by_digest(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> AnyReco
     found = {r.digest: r for some in records.values() for r in some if r.digest.startswith(text)}
     if len(found) > 1:
         named = ", ".join(sorted(found)[:3])
-        raise InputError(f"{len(found)} records begin so: {named}, ...", where=text, hint="give more of the digest")
+        hint = "give more of the digest"
+        raise InputError(f"{len(found)} records begin with it: {named}, ...", where=text, hint=hint)
     return next(iter(found.values()), None)
 
 
@@ -103,7 +104,8 @@ def _problem(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> str:
         return text
     fitting = sorted(p for p in problems if text.lower() in p.lower() or text.lower() in problem_text(p).lower())
     if not fitting:
-        raise InputError("no record and no problem", where=text, hint="`tunewright kb list` shows what there is")
+        hint = "`tunewright kb list` shows what there is"
+        raise InputError("matches no record and no problem", where=text, hint=hint)
     if len(fitting) > 1:
         named = "; ".join(problem_text(p) for p in fitting[:3])
         hint = "give more of its text, or the digest of a record"

@@ -46,7 +46,8 @@ def streams(
     if forget is not None:
         found = file.forget(lambda key, answer: _is_meant(forget, key, answer))
         if not found:
-            raise InputError(f"nothing is {forget!r}", where="--forget", hint="`tunewright kb streams` lists them")
+            hint = "`tunewright kb streams` lists them"
+            raise InputError(f"{forget!r} matches no measured model", where="--forget", hint=hint)
     else:
         found = file.read()
     rows = sorted(found.items(), key=lambda item: item[1].date, reverse=True)

@@ -83,8 +83,8 @@ def train(
     for why, count in unused.most_common():
         note(f"{plural(count, 'record')} not used: {safe(why)}")
     if not learnable(known):
-        hint = f"`tunewright tune` collects more: {LEAST_PROBLEMS} problems of one kind are the least"
-        raise InputError(f"{plural(len(known), 'problem')} are too little to learn from", where="kb train", hint=hint)
+        hint = f"`tunewright tune` collects more: at least {LEAST_PROBLEMS} problems of one kind are needed"
+        raise InputError(f"{plural(len(known), 'problem')} are too few to learn from", where="kb train", hint=hint)
     with working("training without each network in turn"):
         held = hold_out(known, networks, solvers(), seed)
     if not held:
@@ -128,7 +128,7 @@ def read_networks(paths: Sequence[Path]) -> list[Network]:
             raise InputError(f"is not JSON: {error}", where=str(path)) from None
         hint = f"a file tune_result_*.json with the schema {SCHEMA} is needed"
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("layers"), list):
-            raise InputError("is no result of tuning", where=str(path), hint=hint)
+            raise InputError("is not a result file of tuning", where=str(path), hint=hint)
         model = data.get("model")
         mine = found.setdefault(Path(model).name if isinstance(model, str) and model else path.name, {})
         for layer in data["layers"]:
@@ -164,7 +164,8 @@ def _write(path: Path, text: str) -> None:
         make_folder(path.absolute().parent)
         replace_file(path, text.encode())
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint="--out names a file") from None
+        hint = "choose another file with --out"
+        raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 # ---- measuring what is not known ------------------------------------------------------------------------------------

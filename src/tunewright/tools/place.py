@@ -74,7 +74,8 @@ def place(
 
     core = Core(parse_config(config))
     if not isinstance(find(device, core.settings), Hetero):
-        raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
+        hint = "name several devices: HETERO:GPU,CPU"
+        raise DeviceError(f"{device} is not a HETERO device, so there are no nodes to place", hint=hint)
     if save is not None:
         check_writable(save)
     feed = load(core, model, input, shape, preprocess, seed)

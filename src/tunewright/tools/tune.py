@@ -201,7 +201,7 @@ def tune(
     models, dumps = paths_of(what)
     if from_traffic:
         if len(models) != 1 or input or shape or case or batch:
-            raise InputError("is for one model, whose shapes it says", where="--from-traffic",
+            raise InputError("applies to one model, whose recorded shapes it uses", where="--from-traffic",
                              hint="leave out --input, --shape, --case and --batch")  # fmt: skip
         cases = cases_of_traffic(core, models[0], seconds)
     else:
@@ -218,11 +218,12 @@ def tune(
     given = [name for name, value in of_models.items() if value]
     if dumps and given:
         hint = "a dumped problem has its own shapes, and no network around it: leave these options out"
-        raise InputError("for models alone, not for dumps of problems", where=", ".join(given), hint=hint)
+        raise InputError("apply to models, not to dumps of problems", where=", ".join(given), hint=hint)
     if lock and dumps:
-        raise InputError("is for models, not for dumps of problems", where="--lock")
+        raise InputError("applies to models, not to dumps of problems", where="--lock")
     if lock and not wish.is_plain(models):
-        raise InputError("is for one model and its shapes", where="--lock", hint="`tunewright lock` writes the others")
+        hint = "write the others with `tunewright lock`"
+        raise InputError("applies to one model with one set of shapes", where="--lock", hint=hint)
     weights_of(weight, models)
     locks = lock_path(core, models[0]) if lock else None
     core.apart(device)  # an unknown device fails before the work starts
@@ -271,7 +272,8 @@ def _tuned(
         weights = weights_of(wish.weights, models)
         every = core.apart(device)
         if device.upper().startswith("HETERO"):
-            raise InputError("is for one model and its shapes", where=f"--device {device}", hint="tune each by itself")
+            hint = "tune each model separately"
+            raise InputError("applies to one model with one set of shapes", where=f"--device {device}", hint=hint)
         for one, some in shares(every, wish.budget, stop):
             works = works_of(core, weights, wish.cases, wish.fed, one)
             yield _shown(lambda how, one=one, some=some, works=works: core.tune_many(  # type: ignore[misc]
@@ -300,7 +302,7 @@ def _plainly(
     if is_moved(core, device, loaded, every):
         place = command("place", str(model), device=device, options=given_options(fed.input, fed.shape),
                         settings=core.settings)  # fmt: skip
-        note(f"what is known now places nodes otherwise: tune once more, or keep one placement (`{place}`)")
+        note(f"with the new costs HETERO places nodes differently: tune once more, or fix the placement (`{place}`)")
 
 
 def _shown(
@@ -335,9 +337,9 @@ def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
     found = []
     for one in devices:
         if one.section is not None and one.section.is_reference:
-            note(f"{one}: nothing can be chosen there")
+            note(f"{one}: it runs reference operations, which cannot be tuned")
         elif one.section is not None and one.section.seconds < TAIL * total:
-            note(f"{one}: passed over, it takes {one.section.seconds / total:.1%} of an inference")
+            note(f"{one}: skipped, it takes {one.section.seconds / total:.1%} of an inference")
         else:
             found.append(one)
     return sorted(found, key=lambda one: 0.0 if one.section is None else -one.section.seconds)
@@ -384,7 +386,7 @@ def parse_bytes(text: str, where: str = "--max-workspace") -> int:
     """Parse 4096, 64k, 64M or 1.5G into bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if found is None or not float(found[1]):
-        raise InputError(f"{text!r} is no size", where=where, hint="4096, 64k, 64M or 1G")
+        raise InputError(f"{text!r} is not a size", where=where, hint="4096, 64k, 64M or 1G")
     return int(float(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[found[2]])
 
 

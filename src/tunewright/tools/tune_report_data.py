@@ -287,4 +287,5 @@ def _numbers(value: Any) -> Mapping[str, float]:
 
 
 def _not(why: str, where: str) -> InputError:
-    return InputError(f"is no result of tuning: {why}", where=where, hint="tunewright tune writes tune_result_*.json")
+    hint = "tunewright tune writes tune_result_*.json"
+    return InputError(f"is not a result file of tuning: {why}", where=where, hint=hint)

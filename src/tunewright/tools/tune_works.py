@@ -61,7 +61,7 @@ def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             models.append(path)
     if models and dumps:
         hint = "tune models and dumps (.jsonl) one after the other"
-        raise InputError("is not a dump of problems, as others are", where=str(models[0]), hint=hint)
+        raise InputError("is a model, but other arguments are dumps of problems", where=str(models[0]), hint=hint)
     return list(dict.fromkeys(models)), dumps
 
 
@@ -76,12 +76,13 @@ def is_dump(path: Path) -> bool:
 def cases_of(case: Sequence[str] | None, batch: str | None) -> list[Case]:
     """Return the cases to tune for; a single one without shapes if none are named."""
     if case and batch:
-        raise InputError("name the same thing", where="--case, --batch", hint="give one of them")
+        raise InputError("exclude each other", where="--case, --batch", hint="give one of them")
     found = [_case(text) for text in case or ()]
     for text in (batch or "").split(",") if batch is not None else ():
         number, weight = _weighted(text, f"--batch {batch}", "as in --batch 1:0.8,8:0.2")
         if not number.isdecimal() or not int(number):
-            raise InputError(f"{number!r} is no batch", where=f"--batch {batch}", hint="as in --batch 1:0.8,8:0.2")
+            hint = "as in --batch 1:0.8,8:0.2"
+            raise InputError(f"{number!r} is not a batch size", where=f"--batch {batch}", hint=hint)
         found.append(Case(batch=int(number), weight=weight))
     return found or [Case()]
 
@@ -102,7 +103,7 @@ def _weighted(text: str, where: str, hint: str) -> tuple[str, float]:
     except ValueError:  # the colon belongs to a name
         return text.strip(), 1.0
     if not 0 < weight < float("inf"):
-        raise InputError(f"{tail} is no weight", where=where, hint=hint)
+        raise InputError(f"{tail} is not a weight", where=where, hint=hint)
     return (head.strip() if colon else text.strip()), weight
 
 

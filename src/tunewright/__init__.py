@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-if sys.platform == "win32":  # locks of files and processes of its own are those of Unix
+if sys.platform == "win32":  # file locks and worker processes use Unix calls
     raise ImportError("Tunewright does not run on Windows: use the Windows Subsystem for Linux (wsl --install)")
 
 from ._version import __version__
@@ -66,7 +66,7 @@ __all__ = [
     "tune_many",
 ]
 
-#: loaded on first use, so that `import tunewright` stays quick
+#: Public names and the modules that define them. They are imported on first use to keep `import tunewright` fast.
 _LAZY = {
     "Core": ".core",
     "Model": ".frontend.model",

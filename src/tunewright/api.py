@@ -1,6 +1,6 @@
 """One-call functions for scripts: `tunewright.tune`, `tunewright.explain`, `tunewright.benchmark`.
 
-`Core` does the rest.
+They are thin wrappers around `Core`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def tune(
     report: Callable[[State], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Tune a model: search for faster kernels where its time goes, and keep those that win in the running network.
+    """Tune a model: search for faster kernels for its slowest layers, and keep those that speed up the network.
 
-    The results go into the user's knowledge base, and every later load uses them. Inputs that are not given are random,
-    and dimensions that nothing sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy``: in
-    place of AUTO_TUNE_MODE. ``preprocess``: how inputs come, as for `Core.compile_model`. ``lock``: also write the
-    kernels down, in the file named, or beside the model. Several devices are tuned one by one (`Core.apart`). See
+    The results go into the user's knowledge base, and every later load uses them. Inputs that are not given are random;
+    open dimensions that no input sets are 1. ``budget``: seconds, or a text such as 90s, 5m, 1h. ``strategy`` overrides
+    AUTO_TUNE_MODE. ``preprocess`` describes the inputs as in `Core.compile_model`. ``lock`` also writes a lockfile: to
+    the path that it gives, or with True beside the model. Several devices are tuned one by one (`Core.apart`). See
     `Core.tune`.
 
     >>> result = tunewright.tune("model.onnx", budget="2m")
-    >>> result.gain.median  # times as fast
+    >>> result.gain.median  # the speed-up
     """
     from .tools.inputs import concrete, feed_with
     from .tools.lock import run_and_lock
@@ -58,7 +58,8 @@ def tune(
     path = None if isinstance(lock, bool) else lock
     if lock is True:
         if not feed.model.path:
-            raise InputError("the model has no file to lie beside", where="lock", hint="name the lockfile: lock=...")
+            hint = "pass a path: lock=..."
+            raise InputError("the model has no file, so its lockfile has no default path", where="lock", hint=hint)
         path = core.settings.lock_file or default_path(feed.model.path)
     result = core.tune(concrete(feed), feed.values, device, seconds, again=again, report=report, stop=stop)
     if path is not None:
@@ -80,11 +81,12 @@ def tune_many(
     report: Callable[[State], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Result]:
-    """Tune several models, or models for several shapes: a result for each model and case.
+    """Tune several models, or models for several shapes. Returns a result for each model and case.
 
-    ``models``: files and folders of them, or how much each counts. ``cases``: shapes as for ``tunewright tune --case``,
-    with how often they come; ``batches`` in the same way. Inputs are random. ``objective``: latency, throughput or
-    energy; ``until``: 1.2x or stalls. The rest is as for `tune`; see docs/tune.md.
+    ``models``: files and folders, or a mapping from each to its weight. ``cases``: shapes as for ``tunewright tune
+    --case``, or a mapping from each to its frequency; ``batches``: the same for batch sizes. Inputs are random.
+    ``objective``: latency, throughput or energy; ``until``: 1.2x or stalls. The other arguments are as for `tune`; see
+    docs/tune.md.
 
     >>> tunewright.tune_many({"detector.onnx": 3, "classifier.onnx": 1}, budget="10m")
     >>> tunewright.tune_many("models", batches={1: 0.8, 8: 0.2}, until="stalls")
@@ -106,8 +108,8 @@ def tune_many(
     core = Core(config)
     (one, *others) = core.apart(device)
     if others:
-        hint = f"it is {', '.join(each.device for each in (one, *others))}"
-        raise InputError("each device is tuned by itself", where=device, hint=hint)
+        hint = f"tune {', '.join(each.device for each in (one, *others))} one by one"
+        raise InputError("stands for several devices", where=device, hint=hint)
     works = works_of(core, {path: weights.get(path, 1.0) for path in found}, several, Fed(), one)
     seconds = parse_time(budget, "budget") if isinstance(budget, str) else budget
     options = [word for case in several for text in case.shapes for word in ("--case", f"{text}:{case.weight:g}")]
@@ -126,7 +128,7 @@ def _read(
     model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto,
     preprocess: Mapping[str, Preprocess] | Preprocess | None,
 ) -> Model:
-    """The model, with inputs as they come."""
+    """Read the model and apply ``preprocess`` to its inputs."""
     read = model if isinstance(model, Model) else core.read_model(model)
     return read if preprocess is None else read.preprocess(preprocess)
 

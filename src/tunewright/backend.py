@@ -1,4 +1,7 @@
-"""onnx.backend.base over `Core`: the ONNX conformance suite and other tools use it, as a module or as a class."""
+"""Implements onnx.backend.base on top of `Core`, for the ONNX conformance suite and other tools.
+
+Use the module's functions or the class `TunewrightBackend`.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from .runtime.compiled import CompiledModel
 
 
 class TunewrightRep(BackendRep):  # type: ignore[misc]
-    """A compiled model as the suite expects it."""
+    """A compiled model behind the interface that the ONNX conformance suite calls."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         self.compiled = compiled
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, for inputs in order or by name."""
+        """Run an inference. ``inputs``: in the model's order, or by name. Returns the outputs in the model's order."""
         return tuple(self.compiled(inputs).values())
 
 
 class TunewrightBackend(Backend):  # type: ignore[misc]
-    """``TunewrightBackend.run_model(model, inputs)``."""
+    """The backend as a class: ``TunewrightBackend.run_model(model, inputs)``."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
@@ -34,7 +37,7 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> TunewrightRep:
-        """Compile; ``config={...}`` holds settings."""
+        """Compile a model. The keyword ``config`` holds settings."""
         return TunewrightRep(Core().compile_model(model, _device(device), kwargs.get("config")))
 
     @classmethod
@@ -50,7 +53,7 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
         outputs_info: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """One node with the newest opset; input types are taken from the arrays."""
+        """Run one node with the newest opset. Input types are taken from the arrays."""
         feeds = dict(zip(node.input, inputs, strict=False)) if not isinstance(inputs, dict) else inputs
         infos = [
             onnx.helper.make_tensor_value_info(k, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
@@ -63,7 +66,7 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """True for a device that can be opened here."""
+        """Whether the device can be opened on this machine."""
         try:
             open_device(_device(device))
         except DeviceError:
@@ -72,7 +75,7 @@ class TunewrightBackend(Backend):  # type: ignore[misc]
 
 
 def _device(device: str) -> str:
-    """onnx says CUDA where we say GPU."""
+    """Translate a device name of the onnx package: CUDA is GPU in Tunewright."""
     return "GPU" if device.upper().startswith("CUDA") else device
 
 

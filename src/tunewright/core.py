@@ -90,7 +90,7 @@ class Core:
 
     def read_model(self, model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Model:
         """Read a model from a file, from bytes or from a ModelProto."""
-        from .frontend.onnx import load  # takes long to import, and a process may only ask for devices
+        from .frontend.onnx import load  # this import is slow, and a process may only ask for devices
 
         return load(model, self.settings)
 
@@ -105,16 +105,16 @@ class Core:
     ) -> CompiledModel:
         """Compile a model for a device, or for a caller's context there (`create_context`).
 
-        Given a path instead of a `Model` it needs less memory, because the weights need not stay as they were read.
-        ``preprocess`` describes inputs that differ from what the model takes: see `Model.preprocess`.
-        ``stateful`` names inputs that requests keep, with the outputs that continue them, or is "auto": see
+        Passing a path instead of a `Model` saves memory, because the compiler may then release the weights as read.
+        ``preprocess`` describes inputs that differ from those of the model: see `Model.preprocess`. ``stateful`` maps
+        inputs that each request keeps to the outputs that produce their next values, or is "auto": see
         `Model.make_stateful`.
         """
         with uncollected():
             if isinstance(device, str) and not is_several(device):
                 expect(device)
-                import_module(".frontend.onnx", __package__)  # takes long: beside what the device compiles
-                # First: a device that is not there is told before a large file is read.
+                import_module(".frontend.onnx", __package__)  # this import is slow; the device starts up meanwhile
+                # Find the plugin first, so that an unknown device is reported before a large file is read.
                 self._plugin(device, _make(config, self.settings))
             loaded = model if isinstance(model, Model) else self.read_model(model)
             if preprocess is not None:
@@ -123,7 +123,8 @@ class Core:
                 loaded = loaded.make_stateful(stateful)
             settings = self._settings(loaded, config)
             loaded = adapted(loaded, settings)
-            beside = settings.tuning_mode == "TUNING_BACKGROUND"  # then plans are made again, out of the weights
+            # background tuning makes plans again from the weights, so they must stay
+            beside = settings.tuning_mode == "TUNING_BACKGROUND"
             consume = loaded is not model and not beside
             digest = _digest(loaded) if settings.record_traffic else ""
             if loaded.states:
@@ -167,10 +168,10 @@ class Core:
         path: str | os.PathLike[str],
         output: str | os.PathLike[str] | None = None,
     ) -> int:
-        """Put the measurements of a compiled model's layers into its file ``path``, or a copy; return their number.
+        """Write the measurements of a compiled model's layers into its file ``path``, or a copy; return their number.
 
-        This covers every shape that the model has run with. Other engines ignore the measurements; a load by Tunewright
-        uses them with USE_EMBEDDED = YES (docs/knowledge-base.md).
+        This covers every shape that the model has run with. Other engines ignore the measurements; Tunewright uses them
+        at load when USE_EMBEDDED = YES (docs/knowledge-base.md).
 
         >>> core.embed(compiled, "model.onnx", output="tuned.onnx")
         """
@@ -180,12 +181,13 @@ class Core:
 
         found = answers([open_user(self.settings)], problems_of(of_one_device(compiled)))
         if not found:
-            raise InputError("nothing is known of its layers", where=str(path), hint="tune the model first")
+            hint = "tune the model first"
+            raise InputError("the knowledge base has no measurements of its layers", where=str(path), hint=hint)
         left_out, _ = put(Path(path), Path(output or path), found)
         return len(found) - sum(m in left_out for m in found)
 
     def extract(self, path: str | os.PathLike[str]) -> list[Measurement]:
-        """Take the measurements in a model file into the user's knowledge base. Each is checked separately.
+        """Copy the measurements in a model file into the user's knowledge base. Each is checked separately.
 
         >>> core.extract("tuned.onnx")
         """
@@ -206,9 +208,9 @@ class Core:
         device: str = "CPU",
         config: Mapping[str, Any] | None = None,
     ) -> dict[str, Support]:
-        """Return for each node, by name, the solver that would run it on the device, or why there is none.
+        """Return for each node, by name, the solver that would run it on the device, or why no solver can.
 
-        These are the nodes of the file: `compile_model` may fold, fuse or drop a node first. With several devices
+        The nodes are those of the file: `compile_model` may fold, fuse or drop a node first. With several devices
         (HETERO) `Support.device` names the device.
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
@@ -223,13 +225,14 @@ class Core:
     ) -> Choice | None:
         """Return the streams, requests and batches with which `compile_model` would serve a model, and why.
 
-        Nothing is compiled or measured: NUM_STREAMS = AUTO measures at the first load (docs/async.md). None: several
-        devices serve the model, each in its own way.
+        Nothing is compiled or measured: NUM_STREAMS = AUTO measures at the first load (docs/async.md). Returns None if
+        several devices serve the model, because each has its own numbers.
 
         >>> core.query_requests("model.onnx", "GPU.0", {"PERFORMANCE_HINT": "THROUGHPUT"}).batch
         """
         loaded = model if isinstance(model, Model) else self.read_model(model)
-        settings = replace(self._settings(loaded, config), find_enforce="1")  # it may say that answers are deleted
+        # a query must not delete records, whatever FIND_ENFORCE says
+        settings = replace(self._settings(loaded, config), find_enforce="1")
         return self._plugin(device, settings).choice(adapted(loaded, settings), settings)
 
     def apart(
@@ -240,9 +243,9 @@ class Core:
         model: Model | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> list[Apart]:
-        """Return the devices of a device string one by one, with their settings: to tune, explain or lock for each.
+        """Split a device string into single devices with their settings, to tune, explain or lock each of them.
 
-        With a model and its inputs, HETERO gives one for each subgraph.
+        With a model and its inputs, HETERO yields one entry for each subgraph.
 
         >>> for one in core.apart("HETERO:GPU.0,CPU", model=model, inputs=inputs):
         ...     core.tune(one.model(model), one.inputs(inputs), one.device, config=one.config)
@@ -254,7 +257,7 @@ class Core:
     def pieces(
         self, model: Model, inputs: Mapping[str, Any], device: str, config: Mapping[str, Any] | None = None
     ) -> Iterator[Piece]:
-        """Compile the parts of a model that the devices of a string run, one after the other, with inputs for each.
+        """Compile the parts of a model that the devices of a string run, one after the other. Yield each with inputs.
 
         >>> for piece in core.pieces(model, inputs, "HETERO:GPU,CPU"):
         ...     layers = explain(piece.compiled, piece.inputs)
@@ -282,8 +285,9 @@ class Core:
         """Tune a model for such inputs within ``budget`` seconds. The results go into the user's knowledge base.
 
         Layers with a known answer are skipped, unless ``again``. ``report`` is called with the progress. ``stop`` is
-        called to ask whether to end early; nothing that was found is lost. ``command``: the command line that continues
-        the tuning, for the result file; by default made from the model's file, the shapes and the settings.
+        called to ask whether to end early; the results found so far are kept. ``command``: the command line that
+        continues the tuning, for the result file. By default it is made from the model's file, the shapes and the
+        settings.
         """
         from .plugins.tune import tune
         from .plugins.tune_result import Recorder, tune_command
@@ -311,9 +315,10 @@ class Core:
     ) -> list[Result]:
         """Tune several models, or one for several shapes, within ``budget`` seconds. Returns a result for each work.
 
-        Layers that several share are searched once, and time goes where the weighted hope is (docs/tune.md).
-        ``objective``: latency, throughput (as NUM_STREAMS or PERFORMANCE_HINT serve) or energy. ``until``: 1.2x ends
-        once that is gained, "stalls" once searching stops paying. The rest is as for `tune`.
+        Layers that several works share are searched once. The next search goes to the layer with the largest weighted
+        expected gain (docs/tune.md). ``objective``: latency, throughput (with the streams of NUM_STREAMS or
+        PERFORMANCE_HINT) or energy. ``until``: "1.2x" ends once that speed-up is reached, "stalls" once searching stops
+        paying. The other arguments are as for `tune`.
 
         >>> works = [Work(name, lambda name=name: (core.read_model(name), inputs[name])) for name in names]
         >>> core.tune_many(works, budget=600)
@@ -328,7 +333,7 @@ class Core:
             raise InputError(f"{objective!r} is unknown", where="objective", hint=hint) from None
         settings = _unlocked(Settings.make(config, self.settings))
         serving = wanted is Objective.THROUGHPUT and settings.performance_hint == "LATENCY" and not settings.num_streams
-        if serving:  # a stream on each thread, as a load with the hint has
+        if serving:  # one stream on each thread, as a load with PERFORMANCE_HINT = THROUGHPUT has
             settings = replace(settings, performance_hint="THROUGHPUT")
         goal = Goal() if until is None else Goal.parse(until, "until")
         how = How(settings, _seconds(budget), again, goal, report, stop, command)
@@ -338,17 +343,19 @@ class Core:
             return plugin, maker(wanted, plugin, how.budget, again, stop)
 
         plugin, _ = self._single(None, device, settings)
-        # before the work: a wrong name, or that nothing tells the energy
+        # Fail before the work starts if the device cannot be opened or has no energy meter.
         maker(wanted, plugin, how.budget, again, stop)
         return tune_many(works, how, make)
 
     def _single(self, model: Model | None, device: str, settings: Settings) -> tuple[SingleDevice, Settings]:
-        """The plugin of one device, with the streams that loads of a model have."""
+        """Return the plugin of one device, with the streams that a load of the model would use."""
         plugin = self._plugin(device, replace(settings, allow_auto_batching=False))
         if not isinstance(plugin, SingleDevice):
             names = ", ".join(one.device for one in self.apart(device))
-            raise DeviceError(f"{device}: each device is tuned by itself", hint=f"it is {names}; `Core.apart` has them")
-        if model is not None and measured_streams(settings):  # what is tuned depends on the threads of each
+            hint = f"tune {names} one by one; `Core.apart` returns them"
+            raise DeviceError(f"{device} stands for several devices", hint=hint)
+        # the best kernels depend on the number of threads per stream
+        if model is not None and measured_streams(settings):
             count = plugin.choice(adapted(model, settings), replace(settings, find_enforce="1")).streams
             settings = replace(settings, num_streams=count)
             plugin = of_device(plugin.whole, settings)
@@ -363,9 +370,10 @@ class Core:
         *,
         config: Mapping[str, Any] | None = None,
     ) -> Measured:
-        """Measure for ``budget`` seconds on which devices HETERO runs the nodes of a model fastest, for such inputs.
+        """Measure for ``budget`` seconds which placement of the model's nodes on HETERO's devices is fastest.
 
-        The fastest placement is stored, and `compile_model` uses it from now on (docs/hetero.md).
+        ``inputs`` are those that the model is run with. The fastest placement is stored, and `compile_model` uses it
+        from now on (docs/hetero.md).
 
         >>> core.place_model("model.onnx", {"x": x}, "HETERO:GPU,CPU").best.name
         """
@@ -376,15 +384,16 @@ class Core:
         settings = self._settings(loaded, config)
         plugin = self._plugin(device, settings)
         if not isinstance(plugin, Hetero):
-            raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
+            hint = "name several devices: HETERO:GPU,CPU"
+            raise DeviceError(f"{device} is not a HETERO device, so there are no nodes to place", hint=hint)
         return measure(plugin, loaded, inputs, settings, _seconds(budget))
 
     def traffic(
         self, model: Model | str | os.PathLike[str] | bytes | onnx.ModelProto, most: int | None = None
     ) -> list[Weighted]:
-        """Return the shapes of a model that processes with RECORD_TRAFFIC met, in the order of their total time.
+        """Return the shapes that processes with RECORD_TRAFFIC ran a model with, largest total time first.
 
-        Weights are shares of that time; they add up to 1 over the ``most`` shapes that are returned (None: all).
+        Weights are shares of that time; they add up to 1 over the ``most`` shapes that are returned (None: all). Raises
         InputError if nothing was recorded.
 
         >>> [(one.shapes, one.weight) for one in core.traffic("model.onnx", most=4)]
@@ -405,9 +414,10 @@ class Core:
         report: Callable[[State], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Result:
-        """Tune the problems that applications recorded (ENABLE_TUNE_DUMP), from any number of dumps; else as `tune`.
+        """Tune the problems that applications recorded (ENABLE_TUNE_DUMP), from any number of dumps.
 
-        There is no network to decide in: kernels are compared alone, and times are those of single executions.
+        There is no network to decide in: kernels are compared alone, and times are those of single executions. The
+        other arguments are as for `tune`.
         """
         from .plugins.tune_problems import read, tune_problems
         from .plugins.tune_result import Recorder
@@ -426,7 +436,7 @@ class Core:
         )
 
     def _settings(self, model: Model, config: Mapping[str, Any] | None) -> Settings:
-        """Settings for a model: what is frozen has its lockfile beside it, unless LOCK_FILE says otherwise."""
+        """Return the settings for a model. A frozen model uses the lockfile beside its file unless LOCK_FILE is set."""
         settings = _make(config, self.settings)
         if settings.frozen and not settings.lock_file and model.path:
             from .tuning.lockfile import default_path
@@ -441,7 +451,7 @@ class Core:
 
 
 def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Settings:
-    """Settings; what can only be read says so."""
+    """Make settings. A key that is a read-only property gets an error that says so."""
     try:
         return Settings.make(config, base)
     except SettingsError:
@@ -453,32 +463,33 @@ def _make(config: Mapping[str, Any] | None, base: Settings | None = None) -> Set
 
 
 def _one_by_one(settings: Settings) -> Settings:
-    """Without automatic batches: requests with states of their own sizes do not run together."""
+    """Switch off automatic batching: requests whose states differ in size cannot run together."""
     return replace(settings, allow_auto_batching=False)
 
 
 def _stateful(plugin: Plugin, model: Model, settings: Settings, consume: bool) -> CompiledModel:
-    """The model with requests that keep its states."""
+    """Compile a model whose requests keep its states."""
     from .frontend.stateful import checked_states, growing_axes
     from .plugins.batch import Batch
     from .runtime.stateful import StatefulModel
 
     if isinstance(plugin, Batch):
-        why = f"{plugin.name} runs requests together, and states of theirs may differ in size"
+        why = f"{plugin.name} runs requests together, and their states may differ in size"
         raise DeviceError(why, hint=f"{plugin.single.name} runs a model with states")
     growing = growing_axes(model.graph, model.outputs, model.states)
     compiled = plugin.compile(model, _one_by_one(settings), consume=consume)
-    states = checked_states(compiled.inputs, compiled.outputs, model.states)  # now all types are known that can be
+    # types that only compilation infers are known now
+    states = checked_states(compiled.inputs, compiled.outputs, model.states)
     return StatefulModel(compiled, states, growing)
 def _digest(model: Model) -> str:
-    """Digest of a model's structure: the key of its traffic."""
+    """Digest of a model's structure; recorded traffic is stored under it."""
     from .tuning.streams import digest
 
     return digest(model.graph)
 
 
 def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
-    """Begin with RECORD_TRAFFIC."""
+    """Start recording the shapes that a model runs with (RECORD_TRAFFIC)."""
     from .runtime.request import DeviceModel
     from .runtime.traffic import Recorder
 
@@ -486,15 +497,15 @@ def _record_traffic(compiled: CompiledModel, digest: str, name: str) -> None:
     if isinstance(alone, DeviceModel):
         Recorder(alone, digest, name)
     else:
-        LOG.warning("RECORD_TRAFFIC: %s is several devices, whose traffic is not recorded", compiled.device_name)
+        LOG.warning("RECORD_TRAFFIC: nothing is recorded, because %s stands for several devices", compiled.device_name)
 
 
 def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:
-    """Begin with TUNING_BACKGROUND; where that cannot be, the model serves as it is, and a warning says why."""
+    """Start background tuning (TUNING_BACKGROUND). On a device that cannot tune, log a warning and serve untuned."""
     from .tuning.policy import decide
 
     if settings.frozen or decide(settings).delete or decide(settings).how == "NO_TUNE":
-        return  # the policy's own warning says so
+        return  # the policy logs its own warning
     try:
         compiled.alone.tune_in_background()
     except TunewrightError as error:
@@ -502,7 +513,7 @@ def _tune_beside(compiled: CompiledModel, settings: Settings) -> None:
 
 
 def _seconds(budget: float) -> float:
-    """A time that tuning can end after."""
+    """Return a tuning budget as a float. Raises InputError unless it is positive and finite."""
     if not isinstance(budget, int | float) or not 0 < budget < math.inf:
         why = f"{budget!r} is not a number of seconds above 0"
         raise InputError(why, where="budget", hint="60 seconds are a good start")
@@ -510,7 +521,7 @@ def _seconds(budget: float) -> float:
 
 
 def _unlocked(settings: Settings) -> Settings:
-    """Settings to tune with: what is tuned is what runs without a lockfile, which is locked again afterwards."""
+    """Return the settings for tuning: without a lockfile, whose fixed choices would bypass the search."""
     from .tuning.policy import decide
 
     if settings.frozen:

@@ -1,7 +1,7 @@
-"""Finds one-file extensions: an explicit, sorted scan of a package, then entry points; a duplicate raises.
+"""Finds one-file extensions: scans a package in sorted order, then reads entry points. A duplicate raises.
 
 An extension is a module with a known tuple in it (``OPS``, ``SOLVERS``, ``STRATEGIES``, ``DEVICES``, ``COMMANDS``).
-Inside Tunewright the file alone is enough; another distribution names its module in an entry point of the same group::
+Inside Tunewright the file alone is enough. Another distribution names its module in an entry point of the same group::
 
     [project.entry-points."tunewright.solvers"]
     mine = "my_package.my_solver"
@@ -22,7 +22,7 @@ from typing import Any
 
 from .errors import ExtensionError
 
-#: group -> (package that is scanned, attribute that a module offers)
+#: group -> (package to scan, attribute that holds a module's extensions)
 GROUPS: dict[str, tuple[str, str]] = {
     "tunewright.ops": ("tunewright.ops", "OPS"),
     "tunewright.solvers": ("tunewright.solvers", "SOLVERS"),
@@ -34,38 +34,41 @@ GROUPS: dict[str, tuple[str, str]] = {
 
 @cache
 def _names(package: str) -> tuple[str, ...]:
-    """Modules and packages in a package, sorted, by their names inside of it."""
+    """Names of the modules and packages inside a package, relative to it and sorted."""
     prefix = f"{package}."
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, prefix)
     return tuple(sorted(info.name.removeprefix(prefix) for info in found))
 
 
-#: a group of ours in a file of entry points
+#: matches a Tunewright group in an entry-points file
 _HEAD = re.compile(rb"^\s*\[\s*tunewright\.", re.MULTILINE)
 
 
 @cache
 def _installed() -> Any:
-    """The entry points of all distributions, or nothing where none is ours; the class depends on Python's version,
-    `select` does not. To read them takes as long for one group as for all."""
+    """Return the entry points of all distributions, or None if no distribution extends Tunewright.
+
+    Reading one group takes as long as reading all of them. The result's class depends on the Python version; every
+    version has `select`.
+    """
     if not _may_be_ours():
         return None
-    from importlib.metadata import entry_points  # takes as long to import as a tiny network to load
+    from importlib.metadata import entry_points  # this import takes as long as loading a tiny network
 
     return entry_points()
 
 
 def _may_be_ours() -> bool:
-    """Whether some distribution offers extensions, or that is not known without asking all of them."""
+    """Whether some distribution may offer extensions. True if that cannot be ruled out without reading all of them."""
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return True
     return any(_offers(folder or os.curdir) for folder in sys.path)
 
 
 def _offers(folder: str) -> bool:
-    """Whether a distribution in a folder of the path offers extensions."""
+    """Whether a distribution in a folder of ``sys.path`` may offer extensions."""
     if not os.path.isdir(folder):
-        return os.path.exists(folder)  # an archive
+        return os.path.exists(folder)  # an archive may offer some
     try:
         with os.scandir(folder) as listing:
             found = [item.path for item in listing if item.name.endswith((".dist-info", ".egg-info", ".egg"))]
@@ -78,14 +81,14 @@ def _has_group(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             return _HEAD.search(file.read()) is not None
-    except OSError:  # most have none
+    except OSError:  # most distributions have no such file
         return False
 
 
 def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[ModuleType]:
-    """The modules of a group: those of the package in sorted order, then those that entry points name.
+    """Import the modules of a group: those of the package in sorted order, then those that entry points name.
 
-    ``skip`` is told the name that a module or package has inside of the package, and says whether to do without.
+    ``skip`` is called with a module's name relative to the package. If it returns True the module is not imported.
     """
     package = GROUPS[group][0]
     for name in _names(package):
@@ -108,7 +111,7 @@ def modules(group: str, skip: Callable[[str], bool] | None = None) -> Iterator[M
 
 
 def find(group: str, key: Callable[[Any], str], skip: Callable[[str], bool] | None = None) -> dict[str, Any]:
-    """All extensions of a group by key, in order of discovery; see `modules`."""
+    """Return all extensions of a group by key, in order of discovery (see `modules`). Duplicates are an error."""
     attribute = GROUPS[group][1]
     found: dict[str, Any] = {}
     origin: dict[str, str] = {}

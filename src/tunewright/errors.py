@@ -4,18 +4,19 @@
 
     TunewrightError
     ├── ModelError            the model is not a legal ONNX model
-    │   ├── LimitError        it asks for more than a guard setting allows
-    │   └── UnsupportedError  it is legal, but holds something that nothing here can run
+    │   ├── LimitError        the model asks for more than a guard setting allows
+    │   └── UnsupportedError  the model is legal, but no solver can run a part of it
     ├── InputError            a request's inputs do not fit the model
     ├── SettingsError         an unknown or ill-typed setting
     ├── DatabaseError         a knowledge base cannot be written
-    ├── LockError             a frozen model meets what its lockfile does not name exactly
+    ├── LockError             a frozen model needs a kernel that its lockfile does not name exactly
     ├── DeviceError           a device is unknown, unusable or failed
     ├── ExecutionError        an operator refused its inputs while the model ran
-    ├── RequestCancelled      a request was given up before it was over
+    ├── RequestCancelled      a request was cancelled before it finished
     └── ExtensionError        an extension is broken or registered twice
 
-A message says what is wrong, where, and what to do next. The command line prints it, no traceback, and exits with 2.
+A message says what is wrong, where, and what to do next. The command line prints it without a traceback and exits with
+status 2.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LimitError(ModelError):
 
 
 class UnsupportedError(ModelError):
-    """The model is legal, but holds something that nothing here can run."""
+    """The model is legal, but no solver can run a part of it."""
 
 
 class InputError(TunewrightError):
@@ -55,7 +56,7 @@ class DatabaseError(TunewrightError):
 
 
 class LockError(TunewrightError):
-    """A frozen model meets what its lockfile does not name exactly."""
+    """A frozen model needs a kernel that its lockfile does not name exactly."""
 
 
 class DeviceError(TunewrightError):
@@ -67,7 +68,7 @@ class ExecutionError(TunewrightError):
 
 
 class RequestCancelled(TunewrightError):
-    """A request was given up before it was over."""
+    """A request was cancelled before it finished."""
 
 
 class ExtensionError(TunewrightError):

@@ -1,8 +1,8 @@
-"""Settings: one frozen value, passed down from `Core`; this module is the only reader of the environment.
+"""Settings: one frozen value, passed down from `Core`. Only this module reads the environment.
 
-A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as a variable (``TUNEWRIGHT_PERF_COUNT=YES``).
-The mapping wins over the environment, the environment over the default. OpenVINO's ``KEY_`` prefix is accepted, of
-keys and of their values; a variable that begins like a setting and is none gets a warning.
+A key may be given in a config mapping (``{"PERF_COUNT": "YES"}``) or as a variable (``TUNEWRIGHT_PERF_COUNT=YES``). The
+mapping wins over the environment, the environment over the default. Keys and values may carry OpenVINO's ``KEY_``
+prefix. A variable with the prefix ``TUNEWRIGHT_`` that names no setting gets a warning.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 from .errors import SettingsError
 
 LOG = logging.getLogger("tunewright")
-#: of the variables
+#: prefix of the environment variables
 PREFIX = "TUNEWRIGHT_"
 _TRUE, _FALSE = {"YES", "TRUE", "ON", "1"}, {"NO", "FALSE", "OFF", "0"}
 
 
 def _memory() -> int:
-    """Bytes of memory of the machine, or of the container: more would get the process killed, so that is the limit."""
+    """Bytes of memory of the machine, or of its container if less: the system kills a process that uses more."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 40
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             return min(physical, int(file.read()))
-    except (OSError, ValueError):  # there is none, or it says "max"
+    except (OSError, ValueError):  # no such file, or it says "max"
         return physical
 
 
 def _nodes() -> int:
-    """Nodes of memory (NUMA) of the machine."""
+    """Number of NUMA nodes of the machine."""
     return max(1, sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*")))
 
 
@@ -51,24 +51,25 @@ def _setting(
     values: Mapping[str, str] | None = None,
     words: Mapping[str, int] | None = None,
 ) -> Any:
-    """``values``: what a text may be, in capital letters, each with the spelling that it is read as.
+    """Declare a setting.
 
-    ``words``: those that stand for numbers.
+    ``least``: the smallest number allowed. ``values``: the accepted texts in capital letters, each with its canonical
+    spelling. ``words``: words accepted in place of numbers, with the numbers.
     """
     return field(default=default, metadata={"help": help, "least": least, "values": values, "words": words})
 
 
 def _folder(help: str) -> Any:
-    """A folder that must have a name: an empty one is a shell variable that was not set, not a wish."""
+    """Declare a folder setting that may not be empty: an empty value usually comes from an unset shell variable."""
     return field(default=None, metadata={"help": help, "named": True})
 
 
 def _words(*names: str, **others: str) -> dict[str, str]:
-    """Values that stand for themselves, and other spellings of them."""
+    """Map each name to itself, and each alias to the name it stands for."""
     return {name: name for name in names} | others
 
 
-#: with OpenVINO's numbers of before
+#: includes the numbers of earlier OpenVINO releases
 _LEVELS = _words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM", DISABLED="MEDIUM") | {
     "0": "MEDIUM", "1": "LOW", "2": "MEDIUM", "3": "HIGH",
 }  # fmt: skip
@@ -85,7 +86,7 @@ _FIND = {"1": "NORMAL", "2": "FAST", "3": "HYBRID", "5": "DYNAMIC_HYBRID"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set. Field names in upper case are the keys; `describe` lists them."""
+    """All settings. Field names in upper case are the keys; `describe` lists them."""
 
     perf_count: bool = _setting(False, "collect performance counters per step")
     host_fallback: bool = _setting(True, "run an operation on the host when the device has no kernel for it")
@@ -109,11 +110,11 @@ class Settings:
         values=_words("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT", UNDEFINED="LATENCY"),
     )
     performance_hint_num_requests: int = _setting(
-        0, "most requests that the application keeps going: no more streams are made (0: it does not say)", 0
+        0, "most requests that the application runs at a time; limits the number of streams (0: not known)", 0
     )
     num_streams: int = _setting(
         0, "inferences that run side by side, each with its share of the threads (0: as PERFORMANCE_HINT says; AUTO: "
-        "by measurement, which also tells the best batch where requests run together)",
+        "measured, together with the best batch if requests run together)",
         -1, words={"AUTO": -1, "NUMA": _nodes()},
     )
     exclusive_async_requests: bool = _setting(
@@ -126,10 +127,10 @@ class Settings:
         values=_words("AUTO", "F32", "F16", "BF16"),
     )
     enable_fp16_for_quantized_models: bool = _setting(
-        True, "parts of a quantised network that are in F16 are computed in it; NO: in F32"
+        True, "compute the F16 parts of a quantised network in F16; NO: in F32"
     )
     nv12_two_inputs: bool = _setting(
-        False, "images come as frames of video: an input x of 3 channels is two, x/y and x/uv, converted on the device"
+        False, "images come as NV12 video frames: the device converts inputs x/y and x/uv to an input x of 3 channels"
     )
     config_file: str = _setting("", "files with your own kernels for operations (XML, separated by spaces)")
     model_priority: str = _setting(
@@ -138,8 +139,8 @@ class Settings:
         values=_words("LOW", "MEDIUM", "HIGH", MED="MEDIUM", DEFAULT="MEDIUM"),
     )
     gpu_host_task_priority: str = _setting(
-        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH, LOW: on which cores of a hybrid "
-        "processor",
+        "ANY", "LOW: threads that build kernels for a GPU give way to others; HIGH and LOW also choose the cores of a "
+        "hybrid processor",
         values=_TASKS,
     )
     gpu_queue_priority: str = _setting(
@@ -202,7 +203,7 @@ class Settings:
     auto_tune_mode: str = _setting("AUTO", "how to search: AUTO, NO_TUNE, RL, GA, RL,GA or the name of a strategy")
     tuning_file: str = _setting("", "a file of tuned kernels: read first, extended by TUNING_CREATE")
     user_db_path: str | None = _folder("folder of the user's knowledge base (unset: in the user's data folder)")
-    tune_bank_path: str | None = _folder("another name of USER_DB_PATH, which wins")
+    tune_bank_path: str | None = _folder("another name of USER_DB_PATH; if both are set, USER_DB_PATH is used")
     user_db_mode: str = _setting(
         "SQLITE", "SQLITE, or SHARED for folders on a network: a file per writer and no locks",
         values=_words("SQLITE", "SHARED"),
@@ -234,7 +235,8 @@ class Settings:
     )
     tune_timeout: float = _setting(20.0, "time that one candidate may take to compile or to run, in seconds", 0)
     tune_regime: str = _setting(
-        "LAYER", "where data comes from: LAYER: weights from memory, the rest from the cache; COLD, WARM: all of it",
+        "LAYER", "where kernels find their data: LAYER: weights in memory, the rest in the cache; COLD: all in memory; "
+        "WARM: all in the cache",
         values=_words("LAYER", "COLD", "WARM"),
     )
     tune_max_workspace: int = _setting(
@@ -258,13 +260,13 @@ class Settings:
 
     @classmethod
     def make(cls, config: Mapping[str, Any] | None = None, base: Settings | None = None) -> Settings:
-        """Settings from ``config`` over ``base`` (by default: the environment over the defaults)."""
+        """Return settings with ``config`` applied to ``base`` (by default the environment applied to the defaults)."""
         return _apply(base if base is not None else cls.from_environment(), config or {}, "config")
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The defaults, changed by ``TUNEWRIGHT_*`` variables."""
-        # Those that are there are looked through, and not all that might be: this is asked often. New names win.
+        """Return the defaults, changed by ``TUNEWRIGHT_*`` variables."""
+        # This runs often, so it walks the variables that exist, not all possible ones. New names win over old ones.
         given = {n.removeprefix(PREFIX).lower(): n for n in os.environ if n.startswith(PREFIX)}
         _warn_of_unknown(given)
         found = {name.upper(): os.environ[given[name]] for name in (*_RENAMED, *_FIELDS) if name in given}
@@ -272,7 +274,7 @@ class Settings:
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
-        """One row per key: its type, values (what may be given; None: anything of the type), default, and meaning."""
+        """Return one row per key: type, accepted values (None: any of the type), default, and meaning."""
         return [
             {
                 "key": f.name.upper(), "type": str(f.type).removesuffix(" | None"), "default": f.default,
@@ -284,7 +286,7 @@ class Settings:
         ]  # fmt: skip
 
     def changed(self) -> dict[str, str]:
-        """What is not the default, by key, as texts that are read as the same."""
+        """Return the settings that differ from the default, by key, as texts that parse to the same values."""
         found: dict[str, str] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -296,20 +298,20 @@ class Settings:
 
     @classmethod
     def deprecated(cls) -> dict[str, str]:
-        """Keys of before that are still understood, each with the one to use."""
+        """Return the deprecated keys that are still accepted, each with its replacement."""
         return {name.upper(): new.upper() for name, new in _DEPRECATED.items()}
 
     @staticmethod
     def key(name: str) -> str:
-        """The key that a name is of, which may be another name of it."""
+        """Return the key that a name or an alias stands for."""
         return _field(name, "property").name.upper()
 
     def get(self, key: str) -> Any:
-        """The value of a key; an unknown key names the closest one."""
+        """Return the value of a key. The error for an unknown key suggests the closest one."""
         return getattr(self, _field(key, "property").name)
 
 
-#: kind of folder -> the variable that names it, and where it is below the home folder without one
+#: kind of folder -> environment variable that names it, and its default place below the home folder
 _FOLDERS = {
     "data": ("XDG_DATA_HOME", ".local/share"),
     "cache": ("XDG_CACHE_HOME", ".cache"),
@@ -317,31 +319,31 @@ _FOLDERS = {
 }
 
 
-#: the home of users who have none: nothing is there, and nothing can be made there
+#: stands in for a missing home folder: nothing exists there, and nothing can be created there
 _NO_HOME = Path("/nonexistent")
 
 
 def own_folder(kind: str) -> Path:
-    """The user's folder for our data, cache or config. It need not exist."""
+    """Return the user's folder for Tunewright's data, cache or config. It need not exist."""
     try:
         found = _in_home(kind)
-    except RuntimeError:  # a container without HOME, under a number that no user has
+    except RuntimeError:  # a container without HOME, whose user id has no entry
         found = Path("~")
-    # Older releases of platformdirs return "~/.cache" as it is.
+    # Older releases of platformdirs return "~/.cache" unexpanded.
     return found if found.is_absolute() else _NO_HOME / _FOLDERS[kind][1] / "tunewright"
 
 
 def _in_home(kind: str) -> Path:
     try:
         import platformdirs
-    except ImportError:  # where Tunewright runs from its source, with what is there
+    except ImportError:  # Tunewright runs from its source tree without platformdirs
         variable, below = _FOLDERS[kind]
         return Path(os.environ.get(variable) or Path.home() / below) / "tunewright"
     return Path(getattr(platformdirs, f"user_{kind}_dir")("tunewright", appauthor=False))
 
 
 def write_dump(key: str, path: Path, text: str) -> None:
-    """Write a file that a setting asks for, with its folder."""
+    """Write a dump file that a setting asks for, and create its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -350,13 +352,13 @@ def write_dump(key: str, path: Path, text: str) -> None:
 
 
 def export(name: str, value: str) -> None:
-    """A variable that a library reads when it is loaded, unless the user has set it."""
+    """Set a variable that a library reads when it is loaded, unless the user has set it."""
     os.environ.setdefault(name, value)
 
 
 @contextmanager
 def exported(name: str, value: str) -> Iterator[None]:
-    """The same for a while: other processes must not inherit it."""
+    """Set such a variable for the duration of a ``with`` block, so that later child processes do not inherit it."""
     if is_exported(name):
         yield
         return
@@ -368,14 +370,14 @@ def exported(name: str, value: str) -> Iterator[None]:
 
 
 def is_exported(name: str) -> bool:
-    """A library will find this variable."""
+    """Whether a library will find this variable."""
     return name in os.environ
 
 
 def rejoin_words(breaks: str = ":=") -> str:
-    """In a process that bash asks for completions: undo that it takes words apart at ``breaks``, as in KEY=VALUE.
+    """Undo bash's splitting of words at ``breaks`` (as in KEY=VALUE) in a process that completes a command line.
 
-    What of the word to complete stands before its last break: bash replaces only what is behind that.
+    Returns the start of the current word up to its last break, because bash replaces only the text after it.
     """
     if os.environ.get("_TUNEWRIGHT_COMPLETE") != "complete_bash":
         return ""
@@ -398,7 +400,7 @@ def rejoin_words(breaks: str = ":=") -> str:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """The environment of a Python process that finds the same settings, and the same modules, as this one."""
+    """Return an environment in which a Python process finds the same settings and modules as this one."""
     found = dict(os.environ)
     for f in dataclasses.fields(Settings):
         value = getattr(settings, f.name)
@@ -408,12 +410,12 @@ def child_environment(settings: Settings) -> dict[str, str]:
             found[PREFIX + f.name.upper()] = str(value)
     found["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     for name in _unknown({n.removeprefix(PREFIX).lower(): n for n in found if n.startswith(PREFIX)}):
-        del found[name]  # this process has warned of it
+        del found[name]  # this process has already warned about it
     return found
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
-#: other names of keys
+#: other names for keys
 _ALIASES = {
     "throughput_streams": "num_streams",
     "max_num_threads": "compilation_num_threads",
@@ -428,7 +430,7 @@ _ALIASES = {
     "gpu_enable_loop_unrolling": "enable_loop_unrolling",
     "gpu_nv12_two_inputs": "nv12_two_inputs",
 }
-#: names that OpenVINO has given up, some of them long ago; the last one is how its guide spells it
+#: Names that OpenVINO has deprecated, some of them long ago. OpenVINO's guide misspells one of them as "cldnd_".
 _DEPRECATED = {
     "cpu_throughput_streams": "num_streams",
     "gpu_throughput_streams": "num_streams",
@@ -446,31 +448,31 @@ _DEPRECATED = {
     "cldnn_sources_dumps_dir": "sources_dumps_dir",
 }
 _RENAMED = _ALIASES | _DEPRECATED
-#: beginnings of keys that say nothing here, and why
+#: prefixes of keys that do not apply here, and why
 _ELSEWHERE = {
-    ("omp_", "kmp_"): "it is of OpenMP, which nothing here uses; CPU_THREADS_NUM says how many threads there are",
-    ("vpu_", "myriad_", "hddl_"): "it is of VPUs, which no device here is",
-    ("fpga_", "dlia_", "dla_"): "it is of FPGAs, which no device here is",
+    ("omp_", "kmp_"): "Tunewright does not use OpenMP; CPU_THREADS_NUM sets the number of threads",
+    ("vpu_", "myriad_", "hddl_"): "Tunewright does not support VPUs",
+    ("fpga_", "dlia_", "dla_"): "Tunewright does not support FPGAs",
 }
-#: variables of our prefix that are no settings: of the tests and of scripts/fetch_models.py
+#: Prefixes of variables that are not settings: those of the tests and of scripts/fetch_models.py.
 _NO_SETTINGS = ("test_", "models")
-#: old names, and unknown variables, that were warned of
+#: old names and unknown variables that this process has warned about
 _warned: set[str] = set()
 
 
 def plain(key: str) -> str:
-    """A key, or a word that is a value, as it is written here: in capital letters, without OpenVINO's prefix."""
+    """Return a key or a word value in canonical spelling: capital letters, without OpenVINO's prefix."""
     return key.strip().upper().removeprefix("KEY_")
 
 
 def closest(key: str, known: Iterable[str]) -> str | None:
-    """The one of these keys that the user may have meant."""
+    """Return the known key that is most similar to ``key``, or None."""
     found = difflib.get_close_matches(plain(key), list(known), n=1, cutoff=0.5)
     return found[0] if found else None
 
 
 def _unknown(given: Mapping[str, str]) -> list[str]:
-    """Variables of our prefix that no setting has. ``given``: each by its name in small letters without the prefix."""
+    """Return the variables that match no setting. ``given``: variables by lower-case name without the prefix."""
     return [
         variable
         for name, variable in given.items()
@@ -479,17 +481,17 @@ def _unknown(given: Mapping[str, str]) -> list[str]:
 
 
 def _warn_of_unknown(given: Mapping[str, str]) -> None:
-    """One warning for each variable that looks like a setting and is none: a typing mistake would go unnoticed."""
+    """Log one warning for each variable that matches no setting; a typing mistake would otherwise go unnoticed."""
     for variable in _unknown(given):
         if variable not in _warned:
             _warned.add(variable)
             close = closest(variable.removeprefix(PREFIX), map(str.upper, [*_FIELDS, *_RENAMED]))
             hint = f"did you mean {PREFIX}{close}?" if close else "`tunewright settings` lists the names"
-            LOG.warning("environment: %s is no setting, and has no effect (%s)", variable, hint)
+            LOG.warning("environment: %s is not a setting and has no effect (%s)", variable, hint)
 
 
 def _choices(f: dataclasses.Field[Any]) -> list[str] | None:
-    """What may be given for a key; a number also where it has words for some."""
+    """Return the values that a key accepts, or None. A key with words also accepts numbers."""
     if f.type == "bool":
         return ["YES", "NO"]
     values = f.metadata.get("values")
@@ -527,7 +529,7 @@ def _apply(base: Settings, config: Mapping[str, Any], where: str) -> Settings:
 
 
 def _priorities(value: Any, where: str) -> dict[str, str]:
-    """A model's priority, with those that follow from it. It may also name these alone, joined by ``|``."""
+    """Parse a model's priority into all settings that follow from it. It may also name single settings, with ``|``."""
     found: dict[str, str] = {}
     for part in map(plain, str(value).split("|")):
         for name in ("gpu_queue_priority", "gpu_host_task_priority"):
@@ -542,7 +544,7 @@ def _priorities(value: Any, where: str) -> dict[str, str]:
 
 
 def _number(f: dataclasses.Field[Any], value: Any) -> int | float | None:
-    """What a number's text means; None: nothing."""
+    """Parse a number or a word that stands for one. Returns None if the text is neither."""
     text = str(value).strip()
     words = f.metadata.get("words")
     if words:
@@ -580,5 +582,5 @@ def _parse(f: dataclasses.Field[Any], value: Any, where: str) -> Any:
     text = plain(str(value))
     known = next((one for one in (text, text.removeprefix(f"{key}_")) if one in values), None)
     if known is None:
-        raise SettingsError(f"{key} = {value!r} is none of {', '.join(values)}", where=where)
+        raise SettingsError(f"{key} = {value!r} is not one of {', '.join(values)}", where=where)
     return values[known]

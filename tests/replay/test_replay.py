@@ -85,7 +85,7 @@ def test_old_failures_are_huge_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"", "is not JSON"), (b"[1]", "damaged"), (b"{}", "no recorded table"), (b"not json", "is not JSON"),
+    (b"", "is not JSON"), (b"[1]", "damaged"), (b"{}", "not a recorded table"), (b"not json", "is not JSON"),
     (b'{"table": 7, "name": "x", "params": {}}', "format is 7"), (b"\x1f\x8b torn", "cannot be read"),
     (b"\xff\xfe\x00", "cannot be read"),
     (b'{"tune_params": {"a": [1]}, "cache": {"1": {"a": 1}}}', "no trial that worked"),

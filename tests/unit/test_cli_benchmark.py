@@ -128,7 +128,7 @@ def test_pictures_that_cannot_be_used(tmp_path, monkeypatch):
         data(image, ["x=absent.png"])
     with pytest.raises(InputError, match="which dimension are the colours"):
         data(identity(tmp_path / "m.onnx", [1, 7, 4, 5]), [f"x={red}"])
-    with pytest.raises(InputError, match="which is no picture"):
+    with pytest.raises(InputError, match="which is not a picture"):
         data(identity(tmp_path / "m.onnx", [5]), [f"x={red}"])
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match="Pillow is not installed"):
@@ -323,19 +323,19 @@ def test_without_matplotlib_the_picture_alone_is_missing(call, model, tmp_path, 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 MISTAKES = [
-    (["--streams", "two"], "no whole number"),
+    (["--streams", "two"], "not a whole number"),
     (["--streams", "1,2"], "--sweep takes several"),
-    (["--requests", "0"], "no whole number"),
+    (["--requests", "0"], "not a whole number"),
     (["--hint", "fast"], "latency"),
-    (["--percentiles", "101"], "no percentile"),
+    (["--percentiles", "101"], "not a percentile"),
     (["--latency-bound", "20ms"], "needs --sweep"),
     (["--chart", "x.png"], "needs --sweep"),
-    (["--sweep", "--pc"], "no meaning with --sweep"),
-    (["--sweep", "--latency-bound", "soon"], "no time"),
+    (["--sweep", "--pc"], "does not apply to --sweep"),
+    (["--sweep", "--latency-bound", "soon"], "not a time"),
     (["--fail-if-slower", "5"], "needs --baseline"),
     (["--baseline", "{folder}/absent.json"], "cannot be read"),
-    (["--baseline", "{model}"], "is no JSON"),
-    (["--baseline", "{folder}/other.json"], "no report of this version"),
+    (["--baseline", "{model}"], "is not JSON"),
+    (["--baseline", "{folder}/other.json"], "not a report of this version"),
     (["--report", "{folder}/absent/x.csv"], "cannot be written"),
     (["--trace", "{folder}/absent/x.json"], "cannot be written"),
     (["--batch", "2", "--input", "x=[[1,2,3]]", "--shape", "y=2"], "there is no input 'y'"),

@@ -240,7 +240,7 @@ def test_numbers_of_options():
     assert whole_numbers("1,2,4", "--streams") == [1, 2, 4] and whole_numbers("2-4,3", "--x") == [2, 3, 4]
     assert whole_numbers(None, "--streams") == []
     for text in ("", "0", "a", "1,", "1-", "-1", "9999", "1.5"):
-        with pytest.raises(InputError, match="no whole number"):
+        with pytest.raises(InputError, match="not a whole number"):
             whole_numbers(text, "--streams")
     assert Lists.parse("AUTO", None, None, False).auto
     with pytest.raises(InputError, match="no meaning with --sweep"):
@@ -248,9 +248,9 @@ def test_numbers_of_options():
     assert parse_latency("20ms") == 0.02 and parse_latency("500us") == pytest.approx(5e-4)
     assert parse_latency("0.1s") == 0.1 and parse_latency("5") == 0.005
     for text in ("", "ms", "-1ms", "nan", "inf", "0"):
-        with pytest.raises(InputError, match="no time"):
+        with pytest.raises(InputError, match="not a time"):
             parse_latency(text)
     assert parse_percentiles("50, 99.9") == [50, 99.9]
     for text in ("", "101", "x", "-1", "nan"):
-        with pytest.raises(InputError, match="no percentile"):
+        with pytest.raises(InputError, match="not a percentile"):
             parse_percentiles(text)

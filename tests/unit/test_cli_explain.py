@@ -116,7 +116,7 @@ def test_several_layers_and_one_for_which_nobody_was_asked(call, model):
     [
         ("frist", "--layer frist: there is no such layer (did you mean first"),
         ("zzz*", "--layer zzz*: there is no such layer (the layers are first, flat, relu, second)"),
-        ("folded", "node 'folded': was computed or dropped before the model runs: no layer stands for it"),
+        ("folded", "node 'folded': was folded or dropped at compile time, so no layer runs it"),
     ],
 )
 def test_an_unknown_layer_names_the_closest(call, model, pattern, message):

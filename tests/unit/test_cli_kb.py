@@ -97,18 +97,18 @@ def test_help_has_an_example_and_fits_80_columns(call, command):
         ("list --config USER_DB_PAHT=x", "did you mean USER_DB_PATH?"),
         ("list --config USER_DB_PATH=", "USER_DB_PATH is empty"),
         ("show", "Missing argument"),
-        ("show feedface", "feedface: no record and no problem"),
+        ("show feedface", "feedface: matches no record and no problem"),
         ("diff user", "Missing argument 'B'"),
         ("diff user nowhere", "nowhere: there is no such file"),
         ("merge nowhere.jsonl", "nowhere.jsonl: there is no such file"),
         ("import nowhere.jsonl", "nowhere.jsonl: there is no such file"),
-        ("import records.csv", "records.csv: the ending says neither of the two forms"),
-        ("export records.csv", "records.csv: the ending says neither of the two forms"),
+        ("import records.csv", "records.csv: its suffix is neither .jsonl nor .json"),
+        ("export records.csv", "records.csv: its suffix is neither .jsonl nor .json"),
         ("export no/folder/x.jsonl", "there is no folder no/folder"),
-        ("export x.jsonl", "kb export: no record fits"),
-        ("export x.json", "kb export: no answer fits"),
+        ("export x.jsonl", "kb export: no record matches"),
+        ("export x.json", "kb export: no answer matches"),
         ("prune", "kb prune: say what to drop"),
-        ("prune --older-than 9999999999", "there was no calendar"),
+        ("prune --older-than 9999999999", "9999999999 days are too many"),
         ("verify --device TPU", "there is no device 'TPU'"),
     ],
 )
@@ -650,5 +650,5 @@ def test_a_stored_problem_must_be_the_one_of_the_key():
     from tunewright.tools.kb_ask import pose
 
     assert pose(measurement()).key() == problem().key()
-    with pytest.raises(TunewrightError, match="another one"):
+    with pytest.raises(TunewrightError, match="is not the one in its key"):
         pose(dataclasses.replace(measurement(), problem=measurement(problem("Abs")).problem))

@@ -85,7 +85,7 @@ def test_what_was_edited_by_hand(call: Call) -> None:
         (["run", "model.onnx", "--frozen"], f"lockfile {LOCK}: there is no such file (`tunewright lock MODEL` writes"),
         (["run", "model.onnx", "-c", "LOCK_FILE=model.onnx"], "lockfile model.onnx: is not JSON"),
         (["tune", "model.onnx", "-c", "FROZEN=YES"], "settings: FROZEN = YES: nothing is tuned"),
-        (["tune", "dump.jsonl", "--lock"], "--lock: is for models, not for dumps of problems"),
+        (["tune", "dump.jsonl", "--lock"], "--lock: applies to models, not to dumps of problems"),
         (["lock", "model.onnx", "-c", "LOCK_FILE=nowhere/x.json"], "nowhere/x.json: cannot be written: there is no"),
         (["lock", "model.onnx", "-c", "LOCK_FILE=model.onnx"], "lockfile model.onnx: is not JSON"),
         (["lock", "gone.onnx"], "gone.onnx"),

@@ -69,8 +69,8 @@ def test_measure(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("-d", "CPU"), "CPU: there is nothing to place"),
-        (("-d", "CPU", "--measure", "1"), "nothing to place"),
+        (("-d", "CPU"), "CPU is not a HETERO device"),
+        (("-d", "CPU", "--measure", "1"), "no nodes to place"),
         (("-d", "HETERO"), "names no devices"),
         (("-d", BOTH, "--measure", "0"), "not a number of seconds above 0"),
         (("-d", BOTH, "-c", "HETERO_AFFINITY=none.json"), "none.json: cannot be read"),

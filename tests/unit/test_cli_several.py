@@ -174,7 +174,7 @@ def test_tune_tunes_the_subgraphs_of_hetero(model, tmp_path, capsys):
     out, err = capsys.readouterr()
     headings = {line.rpartition(", ")[0] for line in out.splitlines() if line.endswith(" s")}
     assert headings == {"subgraph 0 on CPU", "subgraph 1 on CPU.NATIVE", "subgraph 3 on CPU"}
-    assert "subgraph 2 on CPU.HOST: nothing can be chosen there" in err and "otherwise" not in err
+    assert "subgraph 2 on CPU.HOST: it runs reference operations, which cannot be tuned" in err and "otherwise" not in err
     files = {c["model"]: c for c in (json.loads(file.read_text()) for file in folder.iterdir())}
     assert set(files) == {f"{model}, subgraph {n} of 4" for n in (0, 1, 3)}
     compiled = Core({"HETERO_AFFINITY": str(tmp_path / "affinity.json")}).compile_model(model, hetero)
@@ -218,7 +218,7 @@ def test_lock_locks_all_and_frozen_runs_them(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["graph", "MODEL"], "is several devices, and a graph is of one (name one of CPU, CPU.HOST)"),
+        (["graph", "MODEL"], "stands for several devices, and a graph is that of one (name one of CPU, CPU.HOST)"),
         (["devices"], "MULTI:CPU,CPU.HOST: a single device is wanted here (name one of CPU, CPU.HOST)"),
         (["driver", "softmax", "--input", "float32[4,8]"], ": a single device is wanted here"),
         (["kb", "verify"], "MULTI:CPU,CPU.HOST: a single device is wanted here (name one of CPU, CPU.HOST)"),
@@ -257,7 +257,7 @@ def test_python_tunes_one_device_at_a_time(model):
     from tunewright import Core
     from tunewright.errors import DeviceError
 
-    with pytest.raises(DeviceError, match=r"tuned by itself \(it is CPU, CPU.HOST; `Core.apart` has them\)"):
+    with pytest.raises(DeviceError, match=r"stands for several devices \(tune CPU, CPU.HOST one by one; `Core.apart` returns them\)"):
         Core().tune(model, {"x": np.ones((1, 8), np.float32)}, "MULTI:CPU,CPU.HOST", 1.0)
 
 

@@ -46,7 +46,7 @@ def test_run_goes_on_for_some_steps_and_from_what_was_saved(model, tmp_path, cap
         (["run", "--steps", "3"], "--steps: needs --stateful"),
         (["run", "--stateful", "auto", "-d", "BATCH:CPU.HOST(2)"], "runs requests together"),
         (["benchmark", "--sequence", "3"], "--sequence: needs --stateful"),
-        (["benchmark", "--stateful", "auto", "--sweep"], "--stateful: has no meaning with --sweep"),
+        (["benchmark", "--stateful", "auto", "--sweep"], "--stateful: does not apply to --sweep"),
         (["benchmark", "--stateful", "auto", "--api", "async", "-n", "2"], "make a request for each sequence"),
     ],
 )

@@ -179,7 +179,7 @@ def test_there_is_a_bound(file, monkeypatch):
 
 
 def test_mistakes_are_clear(file, call, tmp_path):
-    assert "nothing is known of its layers" in call("kb", "embed", file)[2]
+    assert "the knowledge base has no measurements of its layers" in call("kb", "embed", file)[2]
     assert "carries no measurements" in call("kb", "extract", file)[2]
     (tmp_path / "no.onnx").write_bytes(b"<xml>no model</xml>")
     for command in ("embed", "extract"):
@@ -208,7 +208,7 @@ def test_python_does_the_same(file, tmp_path):
     compiled(X)
     assert core.embed(compiled, file, output=tmp_path / "out.onnx") == 1
     other = Core({"USER_DB_PATH": str(tmp_path / "other")})
-    with pytest.raises(InputError, match="nothing is known"):
+    with pytest.raises(InputError, match="has no measurements"):
         other.embed(compiled, file)
     assert other.extract(tmp_path / "out.onnx") == [made]
     assert list(open_user(other.settings)) == [made]

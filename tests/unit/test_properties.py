@@ -154,7 +154,7 @@ def test_priorities_of_a_compiled_model_hold_for_requests_to_come(core) -> None:
     ("config", "why"),
     [({"NUM_STREAMS": 2}, "give it to compile_model"), ({"THROUGHPUT_STREAMS": 2}, "can only be read"),
      ({"MODEL_NAME": "x"}, "can only be read"), ({"MODEL_NAM": 1}, "did you mean MODEL_NAME"),
-     ({"GPU_QUEUE_PRIORITY": "x"}, "is none of")],
+     ({"GPU_QUEUE_PRIORITY": "x"}, "is not one of")],
 )  # fmt: skip
 def test_what_a_compiled_model_cannot_change_is_told(core, config, why) -> None:
     made = core.compile_model(product(), "CPU.HOST")

@@ -61,7 +61,7 @@ def test_membership_asks_names_values_and_the_rule() -> None:
     assert {"a": 2, "b": "y"} not in space and {"a": 3, "b": "x"} not in space
     assert {"a": 1} not in space and {"a": 1, "b": "x", "c": 0} not in space
     assert {"a": [1], "b": "x"} not in space and 7 not in space and "ab" not in space
-    with pytest.raises(SettingsError, match="no combination"):
+    with pytest.raises(SettingsError, match="not a combination"):
         space.encode({"a": 3, "b": "x"})
 
 

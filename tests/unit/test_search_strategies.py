@@ -42,7 +42,7 @@ def test_cost_counts_only_what_is_usable() -> None:
 
 
 def test_a_told_config_must_be_of_the_space() -> None:
-    with pytest.raises(SettingsError, match="no combination"):
+    with pytest.raises(SettingsError, match="not a combination"):
         create("random", Space({"a": [1]})).tell([Trial({"a": 2}, Status.OK, 1.0)])
 
 

@@ -265,7 +265,7 @@ def test_batches_as_json(folder, searches, capsys):
     (["--case", "x=3", "--lock"], "--lock"),
     (["--case", "z=3"], "there is no input 'z'"),
     (["--max-workspace", "lots"], "--max-workspace"),
-    (["--case", "rows=3", "-d", "HETERO:CPU,CPU.HOST"], "one model and its shapes"),
+    (["--case", "rows=3", "-d", "HETERO:CPU,CPU.HOST"], "one model with one set of shapes"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_the_work(folder, capsys, options, text):
     code, _, err = call(capsys, "tune", folder / "a.onnx", *options)
@@ -278,7 +278,7 @@ def test_python_does_the_same(folder, searches):
     assert results[0].written["command"].startswith(f"tunewright tune {folder} -d CPU --batch 1:0.8,8:0.2 -c ")
     (one,) = tunewright.tune_many({folder / "b.onnx": 2.0}, budget=60.0, cases={"rows=4": 1.0}, until="stalls")
     assert "rows=4" in one.written["model"] and "b.onnx=2" in one.written["command"]
-    with pytest.raises(InputError, match="each device is tuned by itself"):
+    with pytest.raises(InputError, match="stands for several devices"):
         tunewright.tune_many(folder, "MULTI:CPU,CPU.HOST")
 
 

@@ -1,4 +1,4 @@
-"""What settings make of a model before it is compiled: NV12_TWO_INPUTS and DYN_BATCH_ENABLED."""
+"""Changes that settings make to a model before it is compiled: NV12_TWO_INPUTS and DYN_BATCH_ENABLED."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from ..ir.types import Dim, DType, TensorType
 from ..settings import Settings
 from .model import Model
 
-#: BT.601: blue, green and red of (Y - 16, U - 128, V - 128), as OpenCV and OpenVINO have it
+#: BT.601, as in OpenCV and OpenVINO: blue, green and red from (Y - 16, U - 128, V - 128)
 _COLOURS = np.array([[1.164, 2.018, 0.0], [1.164, -0.391, -0.813], [1.164, 0.0, 1.596]], np.float32)
 _ZERO = np.array([16, 128, 128], np.float32)
 
 
 def adapted(model: Model, settings: Settings) -> Model:
-    """The model as these settings want its inputs; itself, mostly."""
+    """Return the model with the inputs that these settings ask for; mostly the model itself."""
     if settings.nv12_two_inputs:
         model = replace(model, graph=two_planes(model.graph))
     return open_batch(model) if settings.dyn_batch_enabled else model
 
 
 def open_batch(model: Model) -> Model:
-    """DYN_BATCH_ENABLED: where inputs have a fixed batch in common, it is the largest, and fewer examples will do."""
+    """Let a model with a fixed batch also take fewer examples (DYN_BATCH_ENABLED). All inputs must share the batch."""
     types = model.inputs
     first = {t.shape[0] for t in types.values() if isinstance(t, TensorType) and t.shape}
     fixed = all(isinstance(t, TensorType) and t.shape for t in types.values())
     if not fixed or len(first) != 1 or not isinstance(batch := first.pop(), int):
-        hint = "it is for models whose inputs all have the same first dimension; open ones take any batch as they are"
+        hint = "all inputs need the same fixed first dimension; a model with an open one takes any batch without it"
         raise SettingsError("the model has no fixed batch", where="DYN_BATCH_ENABLED", hint=hint)
     shapes = {n: (f"batch<={batch}", *t.shape[1:]) for n, t in types.items() if isinstance(t, TensorType) and t.shape}
     return model.reshape(shapes)
 
 
 def two_planes(graph: Graph) -> Graph:
-    """NV12_TWO_INPUTS: a copy whose pictures, [N, 3, H, W] in blue, green and red, come as the planes of NV12.
+    """Return a copy whose pictures come as the planes of NV12 (NV12_TWO_INPUTS).
 
-    An input ``x`` becomes ``x/y``, uint8 [N, H, W, 1], and ``x/uv``, uint8 [N, H/2, W/2, 2].
+    A picture is an input [N, 3, H, W] in blue, green and red. Such an input ``x`` becomes ``x/y``, uint8 [N, H, W, 1],
+    and ``x/uv``, uint8 [N, H/2, W/2, 2].
     """
     graph = graph.clone()
     pictures = [v for v in graph.inputs if _is_picture(v)]
@@ -67,7 +68,7 @@ def _split(graph: Graph, value: Value) -> None:
     halves = []
     for size in (height, width):
         if not isinstance(size, int) or size % 2:
-            hint = "Model.reshape fixes it"
+            hint = "set them with Model.reshape"
             raise SettingsError(f"{type}: height and width must be even numbers", where="NV12_TWO_INPUTS", hint=hint)
         halves.append(size // 2)
     readers, is_output = list(value.uses), graph.is_output(value)
@@ -94,7 +95,7 @@ def _split(graph: Graph, value: Value) -> None:
         graph.set_input(reader, i, last)
     if is_output:
         graph.outputs = [last if v is value else v for v in graph.outputs]
-    # the planes stand where the picture stood
+    # put the planes at the picture's position
     at, planes = graph.inputs.index(value), graph.inputs[-2:]
     del graph.inputs[-2:]
     graph.inputs[at : at + 1] = planes

@@ -1,8 +1,8 @@
-"""IR -> ONNX: a graph as a model that other tools can read and run.
+"""IR -> ONNX: exports a graph as a model that other tools can read and run.
 
-An exported model is a legal ONNX model for any engine that knows its opset: a fused node is a call of a model-local
-function in the domain ``tunewright``, whose body is the main operation and its epilogue. A node with notes
-is such a call too, and carries them as attributes, which viewers such as Netron show.
+The result is a legal ONNX model for any engine that knows its opset. A fused node becomes a call of a model-local
+function in the domain ``tunewright``; its body is the main operation and the epilogue. A node with notes is also such a
+call. It carries the notes as attributes, which viewers such as Netron show.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..ops.standard import is_complete, make_attribute, split_name, type_to_prot
 from ..ops.strided import MULTI_HEAD, OWN, STRIDED, Place, main_attrs, separate
 
 DOMAIN = "tunewright"
-#: what to show at a node, by key
+#: texts to show at a node, by key
 Notes: TypeAlias = Mapping[Node, Mapping[str, str]]
 
 
 def to_model(
     graph: Graph, notes: Notes | None = None, name: str = "", declared: Mapping[str, Type | None] | None = None
 ) -> onnx.ModelProto:
-    """The graph as an ONNX model. ``notes`` are shown as attributes of their nodes.
+    """Export the graph as an ONNX model. ``notes`` become attributes of their nodes.
 
-    ``declared`` has types of outputs for a graph in which none are inferred yet.
+    ``declared``: types of the outputs, for a graph whose types are not inferred yet.
     """
     return _Exporter(notes or {}, declared or {}).model(graph, name)
 
@@ -44,9 +44,9 @@ class _Exporter:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set()
         self.domains: dict[str, int] = {}
-        #: products -> their weights in the type of what they are multiplied with
+        #: product nodes -> the name of their weights after a cast to the type of the other operand
         self.casts: dict[Node, str] = {}
-        #: what a function does -> the function
+        #: key of a function's content -> the function
         self.functions: dict[tuple[Any, ...], onnx.FunctionProto] = {}
 
     def model(self, graph: Graph, name: str) -> onnx.ModelProto:
@@ -63,7 +63,7 @@ class _Exporter:
     def graph(
         self, graph: Graph, name: str, output_names: Sequence[str] | None = None, captures: int = 0
     ) -> onnx.GraphProto:
-        """Values keep their names where these are free: a body sees the names of every graph around it."""
+        """Export one graph. Values keep their names if these are free; a body sees the names of enclosing graphs."""
         formal = graph.inputs[: len(graph.inputs) - captures]
         for value in formal:
             self.name(value)
@@ -74,7 +74,7 @@ class _Exporter:
                 if value in free and value.const is None:
                     self.names[value] = out
                     del free[value]
-                else:  # an input, a constant or a second name of one value
+                else:  # an input, a constant or a second name of the same value
                     identities.append((value, out))
         nodes = [made for node in graph.nodes for made in (*self.weights(node), self.node(node))]
         nodes += [helper.make_node("Identity", [self.name(v)], [out], name=f"{out}_identity") for v, out in identities]
@@ -118,7 +118,7 @@ class _Exporter:
         return made
 
     def weights(self, node: Node) -> Iterator[onnx.NodeProto]:
-        """A Cast for weights that stay in halves: other engines multiply operands of one type."""
+        """Yield a Cast for half-precision weights: other engines multiply only operands of one type."""
         x, weights = node.input(0), node.input(1)
         if node.op not in PRODUCTS or x is None or weights is None or x.tensor is None or weights.tensor is None:
             return
@@ -133,7 +133,7 @@ class _Exporter:
         outputs = [self.name(v) for v in node.outputs]
         domain, op = split_name(node.op)
         notes = self.notes.get(node)
-        if node.op == REORDER:  # shapes are logical: for others nothing changes
+        if node.op == REORDER:  # shapes are logical, so a reorder changes nothing for other engines
             return helper.make_node("Identity", inputs, outputs, name=node.name)
         if node.bodies:
             formal = inputs[: len(inputs) - node.captures]
@@ -141,7 +141,7 @@ class _Exporter:
             made.attribute.extend(make_attribute(k, v) for k, v in node.attrs.items())
             captured = node.inputs[len(node.inputs) - node.captures :]
             for key, body in node.bodies.items():
-                inner = body.clone()  # one body may stand in several nodes; its values get names of their own
+                inner = body.clone()  # several nodes may share a body; each copy gets its own value names
                 for mine, outer in zip(inner.inputs[len(inner.inputs) - node.captures :], captured, strict=True):
                     self.names[mine] = self.name(_known(outer))
                 made.attribute.append(helper.make_attribute(key, self.graph(inner, key, captures=node.captures)))
@@ -160,7 +160,7 @@ class _Exporter:
         return made
 
     def function(self, node: Node, about: tuple[str, ...]) -> onnx.FunctionProto:
-        """What the node computes as a function: attributes of the main operation stay attributes of the call."""
+        """Return the function that computes a node. Attributes of the main operation stay attributes of the call."""
         epilogue = tuple((s.op, s.args, repr(sorted(s.attrs.items()))) for s in node.epilogue)
         key = (
             node.op,
@@ -182,7 +182,7 @@ class _Exporter:
         body, given = _parts(node, formal[: len(formal) - node.operands])
         body.append(helper.make_node(op, _trim(given), ["turned"] if node.op == STRIDED else main, domain=domain))
         for k in main_attrs(node.attrs) if node.op == STRIDED else node.attrs:
-            if k == NAN_ROWS:  # ONNX has no word for it
+            if k == NAN_ROWS:  # ONNX has no such attribute
                 continue
             reference = onnx.AttributeProto(name=k, ref_attr_name=k, type=make_attribute(k, node.attrs[k]).type)
             body[-1].attribute.append(reference)
@@ -213,9 +213,9 @@ class _Exporter:
 
 
 def _versions(graph: Graph) -> dict[str, int]:
-    """The oldest version of each domain that has the newest form of every operator in use: more engines take it."""
+    """Return per domain the oldest version with the newest form of every operator used: more engines accept it."""
     nodes = [node for g in graph.walk() for node in g.nodes]
-    versions = {"": 13}  # of Identity for every type, which the exporter adds
+    versions = {"": 13}  # the first version in which Identity, which the exporter adds, takes every type
     for op in {_main(node) for node in nodes} | {step.op for node in nodes for step in node.epilogue}:
         domain, name = split_name(op)
         since = int(onnx.defs.get_schema(name, domain=domain).since_version) if onnx.defs.has(name, domain) else 1
@@ -224,12 +224,12 @@ def _versions(graph: Graph) -> dict[str, int]:
 
 
 def _main(node: Node) -> str:
-    """The operation that others know."""
+    """Return the name of the operation in terms of ONNX."""
     return str(node.attrs["main"]) if node.op == STRIDED else node.op
 
 
 def _parts(node: Node, given: list[str]) -> tuple[list[onnx.NodeProto], list[str]]:
-    """Nodes that take queries, keys and values of a strided attention apart; what its main operation is given."""
+    """Return nodes that separate queries, keys and values of a strided attention, and its main operation's inputs."""
     if node.op != STRIDED:
         return [], given
     made: list[onnx.NodeProto] = []
@@ -256,7 +256,7 @@ def _parts(node: Node, given: list[str]) -> tuple[list[onnx.NodeProto], list[str
 
 
 def _turned(node: Node, given: str, out: str) -> list[onnx.NodeProto]:
-    """The main operation's result as the order of a strided attention has it."""
+    """Return nodes that bring the main operation's result into the output order of a strided attention."""
     order = [int(axis) for axis in node.attrs["order"]]
     if node.attrs["main"] != MULTI_HEAD:
         return [helper.make_node("Transpose", [given], [out], perm=order)]
@@ -276,7 +276,7 @@ def _known(value: Value | None) -> Value:
 
 
 def _trim(names: list[str]) -> list[str]:
-    """Without absent inputs at the end."""
+    """Remove absent inputs at the end."""
     while names and not names[-1]:
         names = names[:-1]
     return names

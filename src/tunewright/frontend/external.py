@@ -1,7 +1,7 @@
-"""Files beside a model. Only regular files inside the model's folder are read, whatever path the model names.
+"""Reads files beside a model. Only regular files inside the model's folder are read, whatever path the model names.
 
-Each component of a path is opened relative to the one before it and without following links, and what was opened is
-examined through its descriptor, so that nothing can be swapped between the check and the read.
+Each component of a path is opened relative to the one before it, without following links. The opened file is then
+examined through its descriptor, so that nobody can swap it between the check and the read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..errors import LimitError, ModelError
 from ..settings import Settings
 from . import wire
 
-#: parts of a file up to this size are copied, larger ones stay mapped
+#: parts of a file up to this size are copied; larger ones stay mapped
 COPY_BYTES = 1 << 20
 
 
 def read_file(path: Path, settings: Settings) -> wire.Parts:
-    """A model file, if it is a file of acceptable size."""
+    """Read a model file. Raises ModelError if it cannot be read, and LimitError if it is too large."""
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -46,14 +46,14 @@ def check_file_size(size: int, where: str, settings: Settings) -> None:
 
 
 class ExternalFiles:
-    """The files of one model's folder, each mapped read-only on first use. Without a folder there are none."""
+    """The files of one model's folder, each mapped read-only on first use. Without a folder every read fails."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._maps: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
 
     def read(self, location: str, offset: int, length: int, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """``length`` bytes from ``offset`` of the file that a tensor names."""
+        """Return ``length`` bytes from ``offset`` of the file that a tensor names."""
         where = f"{where}, external data {location!r}"
         if self.folder is None:
             raise ModelError(
@@ -73,7 +73,7 @@ class ExternalFiles:
 
 
 def _parts(location: str, where: str) -> tuple[str, ...]:
-    """The components of a path that stays inside the folder."""
+    """Split a path into its components. Raises ModelError if it leads out of the folder."""
     path = PurePosixPath(location)
     if not path.parts or "\0" in location:
         raise ModelError("is not a file name", where=where)

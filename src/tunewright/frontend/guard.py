@@ -1,7 +1,7 @@
-"""What a file may ask for, bounded before folding or native code sees it; each limit is a setting.
+"""Bounds what a file may ask for before folding or native code sees it. Each limit is a setting.
 
-`check` counts what a model would expand to without expanding it: nodes through functions, the depth of subgraphs and
-functions, the memory of its tensors. It never recurses on what the file controls.
+`check` computes the size to which a model would expand, without expanding it. It counts nodes through functions, the
+depth of subgraphs and functions, and the memory of tensors. No recursion has a depth that the file controls.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .tensors import declared_bytes
 #: domain, name, overload
 FunctionKey: TypeAlias = tuple[str, str, str]
 
-#: an optional sequence of maps of tensors has 4 levels, and nothing needs more
+#: an optional sequence of maps of tensors has 4 levels; no legal use is deeper
 MAX_TYPE_NESTING = 8
 
 _KIND = onnx.AttributeProto
-#: what an attribute holds, for files from before attributes said so themselves
+#: fields of an attribute by kind, for old files whose attributes do not name their type
 _FIELD_KINDS = (
     ("f", _KIND.FLOAT), ("i", _KIND.INT), ("s", _KIND.STRING), ("t", _KIND.TENSOR), ("g", _KIND.GRAPH),
     ("sparse_tensor", _KIND.SPARSE_TENSOR), ("tp", _KIND.TYPE_PROTO),
@@ -34,7 +34,7 @@ _LIST_KINDS = (
 
 
 def kind_of(a: onnx.AttributeProto) -> int:
-    """The attribute's type; where it does not say, what it holds (UNDEFINED when that is nothing)."""
+    """Return the attribute's type. If it names none, infer it from the field that is set (UNDEFINED if none is)."""
     if a.type:
         return int(a.type)
     for name, kind in _FIELD_KINDS:
@@ -56,7 +56,7 @@ def call_key(node: onnx.NodeProto) -> FunctionKey:
 
 
 def check(model: onnx.ModelProto, settings: Settings) -> None:
-    """Raise where the model is larger, deeper or more recursive than allowed, or names things by what is no text."""
+    """Raise if the model exceeds a limit, is recursive, defines a function twice, or has a name that is not text."""
     for opset in model.opset_import:
         _check_text([opset.domain], "opset_import")
     bodies: dict[FunctionKey, _Part] = {}
@@ -78,7 +78,7 @@ def check(model: onnx.ModelProto, settings: Settings) -> None:
 
 
 def check_type(proto: onnx.TypeProto, where: str) -> None:
-    """Raise where a type is nested deeper than any use, or names a dimension by what is no text."""
+    """Raise if a type is nested too deeply or contains a dimension name that is not text."""
     inner = proto
     for _ in range(MAX_TYPE_NESTING):
         kind = inner.WhichOneof("value")
@@ -96,12 +96,13 @@ def check_type(proto: onnx.TypeProto, where: str) -> None:
 
 @dataclass
 class _Part:
-    """What a graph or function holds itself, what it calls how often at which depth; later: what that adds up to."""
+    """The size of a graph or function: first its own content and its calls, later the sum including all calls."""
 
     nodes: int = 0
     nbytes: int = 0
     depth: int = 0
-    calls: dict[FunctionKey, tuple[int, int]] = field(default_factory=dict)  # times, deepest place
+    # number of calls, and depth of the deepest one
+    calls: dict[FunctionKey, tuple[int, int]] = field(default_factory=dict)
 
     def call(self, key: FunctionKey, depth: int) -> None:
         times, deepest = self.calls.get(key, (0, 0))
@@ -122,7 +123,7 @@ class _Part:
 def _survey(
     nodes: Sequence[onnx.NodeProto], part: _Part, functions: dict[FunctionKey, _Part], settings: Settings, where: str
 ) -> None:
-    """Count nodes and everything in their attributes, subgraphs at any depth included."""
+    """Count nodes and the content of their attributes, including subgraphs at any depth."""
     stack = [(nodes, 0)]
     while stack:
         nodes, depth = stack.pop()
@@ -150,11 +151,11 @@ def _survey(
 
 
 def _survey_graph(graph: onnx.GraphProto, part: _Part, settings: Settings, where: str) -> None:
-    """Names and tensors of a graph, without its nodes."""
+    """Check the names and count the tensors of a graph, without its nodes."""
     _check_text([graph.name, *(v.name for v in [*graph.input, *graph.output, *graph.initializer])], where)
     _check_text([s.values.name for s in graph.sparse_initializer], where)
     part.tensors(graph.initializer, settings, where)
-    for sparse in graph.sparse_initializer:  # made dense when it is loaded
+    for sparse in graph.sparse_initializer:  # the loader makes them dense
         part.tensors(
             [onnx.TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)],
             settings,
@@ -183,7 +184,7 @@ def _add_calls(part: _Part, functions: dict[FunctionKey, _Part], settings: Setti
         part.depth = max(part.depth, deepest + 1 + callee.depth)
     if part.depth > settings.max_nesting:
         raise _too_deep(where, settings)
-    if part.nodes > settings.max_nodes:  # also keeps the numbers of deeper nests small
+    if part.nodes > settings.max_nodes:  # the check per function also keeps the numbers of deep nests small
         raise _too_many(part.nodes, where, settings)
 
 
@@ -211,7 +212,7 @@ def _callees_first(functions: dict[FunctionKey, _Part]) -> Iterator[FunctionKey]
 
 def _check_text(names: Iterable[str], where: str) -> None:
     for name in names:
-        if not isinstance(name, str):  # protobuf hands out bytes where a string is not UTF-8
+        if not isinstance(name, str):  # protobuf returns bytes if a string is not UTF-8
             raise ModelError(f"the name {bytes(name)[:40]!r} is not UTF-8 text", where=where)
 
 

@@ -1,7 +1,7 @@
-"""ONNX's messages (`ModelProto`, `TensorProto`, ...), without the rest of its package.
+"""ONNX's messages (`ModelProto`, `TensorProto`, ...), loaded without the rest of the onnx package.
 
-Reading a model takes the classes that protobuf makes of ONNX's format, and nothing else. Importing onnx brings a
-checker, a parser, an inference of types and all that these need: 20 ms and 4 MB of every process that runs a model.
+Reading a model needs only the classes that protobuf makes from ONNX's format. Importing onnx also loads a checker, a
+parser, type inference and their dependencies: 20 ms and 4 MB in every process that runs a model.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 
 def _messages() -> Any:
-    """The module of the messages; onnx itself where it is imported already, or where they are not as expected.
+    """Return the module of the messages, or onnx itself if it is already imported or its file is not as expected.
 
-    To others it is no module of onnx's: that makes its own, of the same classes, since protobuf has one per message.
+    The module is not registered in ``sys.modules``. A later import of onnx makes its own module with the same classes,
+    because protobuf keeps one class per message.
     """
     found = None if "onnx" in sys.modules else find_spec("onnx")
     for folder in (found and found.submodule_search_locations) or ():
@@ -27,7 +28,7 @@ def _messages() -> Any:
         try:
             spec.loader.exec_module(made)
             made.ModelProto.FromString(b"")
-        except Exception:  # the file of another package's: onnx says what is wrong, or is right in its own way
+        except Exception:  # the file is not as expected: let the import of onnx succeed or report the error
             continue
         return made
     return import_module("onnx")

@@ -1,4 +1,4 @@
-"""`Model`: what `read_model` returns. A graph whose dimensions may still be symbolic, and where it came from."""
+"""`Model`, the result of `read_model`: a graph whose dimensions may still be symbolic, and its origin."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Model:
     metadata: Mapping[str, str] = field(default_factory=dict)
     #: declared types of the outputs, by name
     declared: Mapping[str, Type | None] = field(default_factory=dict)
-    #: the file that it was read from; empty: it came as bytes or as an object
+    #: the file that the model was read from; empty for a model from bytes or from an object
     path: str = ""
-    #: devices of nodes by name, for HETERO (docs/hetero.md); what is not named is placed automatically
+    #: device of each node by name, for HETERO (docs/hetero.md); other nodes are placed automatically
     affinity: dict[str, str] = field(default_factory=dict)
-    #: inputs that a request keeps, each with the output that is its value in the next inference (docs/stateful.md)
+    #: inputs that a request keeps, each with the output that provides its next value (docs/stateful.md)
     states: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -39,7 +39,7 @@ class Model:
 
     @property
     def outputs(self) -> dict[str, Type | None]:
-        """Output types by name, as far as they are known before shapes are."""
+        """Output types by name, as far as they are known without the input shapes."""
         return {
             name: value.type or self.declared.get(name)
             for name, value in zip(self.graph.output_names, self.graph.outputs, strict=True)
@@ -49,9 +49,9 @@ class Model:
         return f"<Model {self.name!r}: {signature(self.inputs, self.outputs)}>"
 
     def reshape(self, shapes: Mapping[str, Sequence[int | str | None]] | Sequence[int | str | None]) -> Model:
-        """A model with other input shapes (numbers fix a dimension; a name or None leaves it open).
+        """Return a model with other input shapes. Numbers fix a dimension; a name or None leaves it open.
 
-        By input name; the shape alone will do where there is one input.
+        ``shapes`` maps input names to shapes. For a single input the shape alone is enough.
         """
         graph = self.graph.clone()
         by_name = {v.name: v for v in graph.inputs}
@@ -71,16 +71,16 @@ class Model:
             if type.shape is not None and len(type.shape) != len(shape):
                 raise InputError(f"shape {list(shape)} does not fit {type}", where=f"input {name!r}")
             by_name[name].type = type.with_shape(shape)
-        # Types behind the inputs are inferred anew: what held for the old shapes need not hold for these.
+        # All types except those of the inputs are inferred again, because the old ones may not hold for the new shapes.
         for node in graph.nodes:
             for value in node.outputs:
                 value.type = None
         return replace(self, graph=graph)
 
     def preprocess(self, given: Mapping[str, Preprocess] | Preprocess) -> Model:
-        """A model whose inputs come in another way: as bytes, with channels last, of another size (docs/async.md).
+        """Return a model whose inputs come in another form, such as bytes, channels last or another size.
 
-        By input name; what holds for the only input will do alone.
+        ``given`` maps input names to their form. For a single input the form alone is enough. See docs/async.md.
 
         >>> model.preprocess(Preprocess(dtype="u8", layout="NHWC", scale=255))
         """
@@ -91,14 +91,14 @@ class Model:
             given = {names[0]: given}
         for name in given:
             if name in self.states:
-                raise InputError("is a state, which nobody gives", where=f"input {name!r}")
+                raise InputError("is a state that requests keep, so it has no preprocessing", where=f"input {name!r}")
         return replace(self, graph=preprocessed(self.graph, given))
 
     def make_stateful(self, states: Mapping[str, str] | str = AUTO) -> Model:
-        """A model whose requests keep states: each input named here takes the value that its output had before.
+        """Return a model whose requests keep states: each named input receives its output of the previous inference.
 
-        ``"auto"`` finds them by operators (past rows and new ones in a Concat or an attention, LSTM), and by names
-        (past_key_values.0.key and present.0.key). `states` of the result has what was found (docs/stateful.md).
+        ``"auto"`` finds states by operators (past and new rows in a Concat or an attention, LSTM) and by names
+        (past_key_values.0.key and present.0.key). `states` of the result lists them (docs/stateful.md).
 
         >>> model = core.read_model("decoder.onnx").make_stateful({"past_k": "present_k", "past_v": "present_v"})
         >>> request = core.compile_model(model).create_infer_request()
@@ -116,7 +116,7 @@ class Model:
 
 
 def _shape(dims: Sequence[int | str | None], name: str) -> Shape:
-    """Dimensions as a user gives them: -1 and None are open."""
+    """Convert dimensions as a user gives them: -1 and None are open."""
     known = isinstance(dims, (list, tuple)) and all(
         d is None or isinstance(d, str) or (isinstance(d, (int, np.integer)) and not isinstance(d, bool) and d >= -1)
         for d in dims

@@ -1,4 +1,4 @@
-"""NodeProtos before they become nodes: attributes of function calls bound, order restored, constants read."""
+"""Prepares NodeProtos for conversion: binds attributes of function calls, restores the order, reads constants."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Attributes: TypeAlias = Mapping[str, onnx.AttributeProto]
 
 
 def resolve(node: onnx.NodeProto, bound: Attributes, where: str) -> dict[str, onnx.AttributeProto]:
-    """A node's attributes by name. Inside a function one may refer to an attribute of the call; it is absent where the
-    call does not give that. What is referred to is not copied: it may be large, and many may refer to it."""
+    """Return a node's attributes by name.
+
+    Inside a function an attribute may refer to one of the call; it is absent if the call does not give that one.
+    Referenced attributes are not copied, because they may be large and shared by many nodes.
+    """
     found: dict[str, onnx.AttributeProto] = {}
     for a in node.attribute:
         if a.name in found:
@@ -37,7 +40,7 @@ def without(node: onnx.NodeProto, names: Sequence[str]) -> onnx.NodeProto:
 
 
 def ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes in topological order (files should be, but not all are). Raises on cycles and on values made twice."""
+    """Return the nodes in topological order, which not all files keep. Raises on cycles and on values made twice."""
     made: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for name in node.output:
@@ -70,7 +73,7 @@ def ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
-    """Names that a node or its bodies read."""
+    """Return the names that a node or its bodies read."""
     names = [name for name in node.input if name]
     for a in node.attribute:
         if kind_of(a) == onnx.AttributeProto.GRAPH:
@@ -82,7 +85,7 @@ def _reads(node: onnx.NodeProto) -> list[str]:
 
 
 def constant_array(attrs: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The value of a Constant node."""
+    """Return the value of a Constant node."""
     for key, dtype in (
         ("value_float", np.float32),
         ("value_floats", np.float32),

@@ -1,6 +1,6 @@
-"""ONNX -> IR: parsing, scopes, functions, subgraphs. Operators arrive in their newest form (see `upgrade`).
+"""ONNX -> IR: parsing, scopes, functions, subgraphs. Operators are converted to their newest form (see `upgrade`).
 
-Nothing here trusts the file: `guard` has bounded it before anything large is touched, `tensors` checks every tensor.
+The file is not trusted: `guard` bounds it before any large data is read, and `tensors` checks every tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .upgrade_base import Call
 
 
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto, settings: Settings) -> Model:
-    """A model from a file, from bytes, or from a ModelProto."""
+    """Load a model from a file, from bytes, or from a ModelProto. Raises ModelError for an illegal model."""
     folder: Path | None = None
     where = "model"
     parts = wire.Parts(b"", {})
@@ -81,7 +81,7 @@ def _type(proto: onnx.TypeProto, where: str) -> Any:
 
 
 def _open_elements(type: Any) -> Any:
-    """The type of a body's input: the elements of a list carried through a loop need not have the shapes declared."""
+    """Relax the type of a body's input: elements of a list that a loop carries need not have the declared shapes."""
     if isinstance(type, (SequenceType, OptionalType)):
         elem = type.elem
         return replace(type, elem=TensorType(elem.dtype) if isinstance(elem, TensorType) else _open_elements(elem))
@@ -89,7 +89,7 @@ def _open_elements(type: Any) -> Any:
 
 
 class _Scope:
-    """Names of one graph being built. A name of an outer graph becomes a capture on the way in."""
+    """Names of one graph under construction. A name of an enclosing graph becomes a capture when it is first read."""
 
     def __init__(self, graph: Graph, outer: _Scope | None = None) -> None:
         self.graph, self.outer = graph, outer
@@ -99,7 +99,7 @@ class _Scope:
     def find(self, name: str, where: str) -> Value:
         value = self.get(name)
         if value is None:
-            raise ModelError(f"reads {name!r}, which nothing before it makes", where=where)
+            raise ModelError(f"reads {name!r}, which no earlier node produces", where=where)
         return value
 
     def get(self, name: str) -> Value | None:
@@ -126,13 +126,13 @@ class _Converter:
         large: Mapping[int, tuple[onnx.TensorProto, wire.Bytes]],
     ) -> None:
         self.model, self.files, self.settings = model, files, settings
-        #: tensors whose raw_data was read apart from them, by identity
+        #: tensors whose raw_data was read separately, by identity
         self.large = large
         self.opsets = {domain_of(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.functions = {function_key(f): f for f in model.functions}
         self.count = 0
         self.nbytes = 0
-        #: values of attributes of calls, by the identity of the attribute (which is kept, so that it stays unique)
+        #: values of call attributes, by identity of the attribute; keeping the attribute keeps its id unique
         self.referred: dict[int, tuple[onnx.AttributeProto, Any]] = {}
 
     def convert(self) -> Graph:
@@ -145,7 +145,7 @@ class _Converter:
     def fill(
         self, proto: onnx.GraphProto, scope: _Scope, opsets: Mapping[str, int], depth: int, attributes: Attributes
     ) -> None:
-        """Inputs, initializers, nodes and outputs of one GraphProto into ``scope.graph``."""
+        """Add the inputs, initializers, nodes and outputs of one GraphProto to ``scope.graph``."""
         graph = scope.graph
         weights: dict[str, Value] = {}
         for tensor in proto.initializer:
@@ -172,7 +172,7 @@ class _Converter:
         self.add_nodes(proto.node, scope, opsets, depth, attributes)
         seen: set[str] = set()
         for info in proto.output:
-            if info.name in seen and depth == 0:  # the results of a body are told apart by position
+            if info.name in seen and depth == 0:  # results of a body are identified by position
                 raise ModelError("the name is used twice", where=f"output {info.name!r}")
             seen.add(info.name)
             graph.add_output(scope.find(info.name, f"output of graph {proto.name!r}"), info.name)
@@ -243,11 +243,11 @@ class _Converter:
         label: str,
         where: str,
     ) -> list[Value]:
-        """An ordinary operator: attributes to Python, bodies to graphs, then its newest form."""
+        """Add an ordinary operator in its newest form. Attributes become Python values, bodies become graphs."""
         attrs: dict[str, Any] = {}
         bodies: dict[str, _Scope] = {}
         kinds = {name: kind_of(a) for name, a in given.items()}
-        version = min(opsets.get(domain, 1), 1 << 30)  # what onnx takes as a version
+        version = min(opsets.get(domain, 1), 1 << 30)  # the largest version that onnx accepts
         schema.check_node(node.op_type, domain, version, inputs, node.output, kinds, where)
         shared = {id(a) for a in attributes.values()}
         for name, a in given.items():
@@ -256,14 +256,15 @@ class _Converter:
                 self.fill(a.g, body, opsets, depth + 1, attributes)
             elif kinds[name] == onnx.AttributeProto.GRAPHS:
                 raise UnsupportedError(f"attribute {name!r} holds several graphs", where=where)
-            elif id(a) in shared:  # one value for all who refer to it
+            elif id(a) in shared:  # nodes that refer to the same attribute share its value
                 if id(a) not in self.referred:
                     self.referred[id(a)] = a, self.attribute(a, kinds[name], where)
                 attrs[name] = self.referred[id(a)][1]
             else:
                 attrs[name] = self.attribute(a, kinds[name], where)
         schema.check_values(node.op_type, attrs, where)
-        if bodies and not domain and (version >= 9 or node.op_type != "Scan"):  # before opset 9 Scan had batches
+        # before opset 9 Scan had a batch dimension
+        if bodies and not domain and (version >= 9 or node.op_type != "Scan"):
             sizes = {k: (len(b.graph.inputs), len(b.graph.outputs)) for k, b in bodies.items()}
             schema.check_bodies(node.op_type, len(inputs), len(node.output), attrs, sizes, where)
         captures = _close(bodies, scope, where)
@@ -283,7 +284,7 @@ class _Converter:
             raise ModelError(f"is malformed: {error}", where=where) from error
 
     def attribute(self, a: onnx.AttributeProto, kind: int, where: str) -> Any:
-        """An attribute's value in Python."""
+        """Convert an attribute's value to Python."""
         where = f"{where}, attribute {a.name!r}"
         kinds = onnx.AttributeProto
         if kind in (kinds.INT, kinds.FLOAT):
@@ -305,7 +306,7 @@ class _Converter:
         raise ModelError(f"has no usable type ({kind})", where=where)
 
     def tensor(self, tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
-        """A tensor's value. What the guard counted was declared; this is what was really taken."""
+        """Read a tensor and count its memory. The guard counted the declared sizes; this counts the actual ones."""
         _, raw = self.large.get(id(tensor), (None, None))
         array = tensors.to_array(tensor, self.files, self.settings, where, raw)
         self.nbytes += array.nbytes
@@ -324,7 +325,7 @@ class _Converter:
         label: str,
         where: str,
     ) -> list[Value]:
-        """A model-local function: its nodes are added to this graph, with the call's values and attributes bound."""
+        """Inline a model-local function: add its nodes to this graph, with the call's values and attributes."""
         if len(inputs) > len(function.input):
             raise ModelError(f"has {len(inputs)} inputs, but the function takes {len(function.input)}", where=where)
         attributes = {**{a.name: a for a in function.attribute_proto}, **given}
@@ -342,7 +343,7 @@ class _Converter:
                     hint=f"the limit is MAX_NODES = {self.settings.max_nodes:,}",
                 )
             absent = [n for n in node.input if n in inner.values and inner.values[n] is None]
-            if absent:  # an optional input that the call left out
+            if absent:  # the call left out an optional input
                 node = without(node, absent)
             self.add_node(node, inner, opsets, depth + 1, attributes, f"{label}/")
         return [inner.find(name, f"{where}, output {name!r} of the function") for name in function.output]
@@ -367,7 +368,7 @@ def _decode(data: bytes) -> str | bytes:
 
 
 def _close(bodies: Mapping[str, _Scope], scope: _Scope, where: str) -> list[Value]:
-    """Make the captures of all bodies explicit: the same extra inputs, in the same order, on the node and each body."""
+    """Make the captures of all bodies explicit: the node and each body get the same extra inputs in the same order."""
     names = list(dict.fromkeys(name for body in bodies.values() for name in body.captured))
     values = [scope.find(name, where) for name in names]
     for body in bodies.values():

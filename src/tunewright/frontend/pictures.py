@@ -1,7 +1,7 @@
-"""How pictures come to a model: as a camera or OpenCV has them, which is seldom what the network was trained on.
+"""Conversion of pictures from the form of a camera or OpenCV to the form that a network was trained on.
 
-What is to be done with them becomes nodes in front of the input, and so part of what is compiled, fused and tuned: a
-caller's bytes go to the device as they are.
+The conversion becomes nodes in front of the input, and so it is compiled, fused and tuned with the model. The caller's
+bytes go to the device unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..ir.graph import Graph, Value
 from ..ir.types import Dim, DType, TensorType
 
-#: what an element type may be called beside numpy's name of it
+#: names of element types that are accepted beside numpy's
 DTYPES = {"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "f16": "float16", "f32": "float32"}
 LAYOUTS = ("NHWC", "NCHW", "HWC", "CHW")
 MODES = ("linear", "nearest", "cubic")
@@ -24,33 +24,35 @@ MODES = ("linear", "nearest", "cubic")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an input comes, and what is done with it before the network sees it, in this order: its axes are put in the
-    network's order, its channels reversed, it is resized, then ``(x - mean) / scale``.
+    """The form in which an input comes, and the conversion before the network.
+
+    The steps, in this order: transpose the axes to the network's order, reverse the channels, resize, then ``(x - mean)
+    / scale``.
 
     >>> frames = Preprocess(dtype="u8", layout="HWC", reverse_channels=True, mean=(123.7, 116.3, 103.5), scale=57.4)
     >>> compiled = core.compile_model("model.onnx", preprocess={"x": frames})
     >>> compiled({"x": cv2.imread("photo.jpg")})
     """
 
-    #: of the elements: ``u8``, ``f32`` and so on, or as numpy calls them
+    #: element type: ``u8``, ``f32`` and so on, or numpy's name
     dtype: Any = "u8"
-    #: order of the axes: NHWC, NCHW; HWC or CHW is one picture, without an axis for the batch
+    #: order of the axes: NHWC or NCHW; HWC or CHW is a single picture without a batch axis
     layout: str = "NHWC"
-    #: one for all channels, or one for each, in the network's order of channels
+    #: one number for all channels, or one for each in the network's order of channels
     mean: float | Sequence[float] | None = None
     scale: float | Sequence[float] | None = None
-    #: the network takes RGB and gets BGR, or the other way round
+    #: for a network that takes RGB when the caller has BGR, or the other way round
     reverse_channels: bool = False
-    #: pictures are resized to what the network takes: linear, nearest or cubic
+    #: how to resize pictures to the network's size: linear, nearest or cubic
     resize: str | None = None
-    #: height and width of the pictures that are resized; any, if None
+    #: height and width of the pictures before resizing; None: any
     size: tuple[int, int] | None = None
-    #: what the network takes: NCHW or NHWC
+    #: the network's order of axes: NCHW or NHWC
     model_layout: str = "NCHW"
 
     @staticmethod
     def parse(text: str) -> Preprocess:
-        """As the command line has it.
+        """Parse the form that the command line uses.
 
         >>> Preprocess.parse("u8,hwc,reverse,resize=linear,size=480x640,mean=123.7:116.3:103.5,scale=57.4")
         """
@@ -73,19 +75,19 @@ class Preprocess:
                 found["model_layout"] = value.upper()
             else:
                 hint = "for example u8,nhwc,reverse,mean=123.7:116.3:103.5,scale=58.4:57.1:57.4 or u8,hwc,resize=linear"
-                raise InputError(f"{word!r} says nothing about how an input comes", where="--preprocess", hint=hint)
+                raise InputError(f"{word!r} is not a part of a preprocessing", where="--preprocess", hint=hint)
         return Preprocess(**found)
 
 
 def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
-    """A copy of a graph whose inputs come as ``given`` says; types behind them are open."""
+    """Return a copy of a graph whose inputs come as ``given`` says. Types behind the inputs are reset."""
     graph = graph.clone()
     inputs = {v.name: v for v in graph.inputs}
     for name, how in given.items():
         if name not in inputs:
             raise InputError(f"there is no input {name!r}", hint=f"the inputs are {', '.join(inputs)}")
         if not isinstance(how, Preprocess):
-            raise InputError(f"{how!r} is no Preprocess", where=f"input {name!r}")
+            raise InputError(f"{how!r} is not a Preprocess", where=f"input {name!r}")
         _Steps(graph, inputs[name], how).build()
     graph.sort()
     for node in graph.nodes:
@@ -95,32 +97,32 @@ def preprocessed(graph: Graph, given: Mapping[str, Preprocess]) -> Graph:
 
 
 class _Steps:
-    """The nodes between an input as it comes and what the network reads."""
+    """Builds the nodes between an input as it comes and the network."""
 
     def __init__(self, graph: Graph, value: Value, how: Preprocess) -> None:
         self.graph, self.value, self.how = graph, value, how
         self.where = f"input {value.name!r}"
         self.layout, self.target = str(how.layout).upper(), str(how.model_layout).upper()
         if self.layout not in LAYOUTS:
-            raise self.error(f"layout {how.layout!r} is none of {', '.join(LAYOUTS)}")
+            raise self.error(f"layout {how.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.target not in LAYOUTS[:2]:
-            raise self.error(f"model_layout {how.model_layout!r} is none of {', '.join(LAYOUTS[:2])}")
+            raise self.error(f"model_layout {how.model_layout!r} is not one of {', '.join(LAYOUTS[:2])}")
         if how.resize is not None and how.resize not in MODES:
-            raise self.error(f"resize {how.resize!r} is none of {', '.join(MODES)}")
+            raise self.error(f"resize {how.resize!r} is not one of {', '.join(MODES)}")
         type = value.type
         if not isinstance(type, TensorType) or type.shape is None or len(type.shape) != 4:
-            raise self.error(f"{type} is no batch of pictures")
+            raise self.error(f"{type} is not a batch of pictures")
         self.type, self.dtype = type, self._dtype()
         #: sizes by axis, as the network takes them
         self.sizes: dict[str, Dim] = dict(zip(self.target, type.shape, strict=True))
         if "N" not in self.layout and self.sizes["N"] not in (1, None) and not isinstance(self.sizes["N"], str):
-            raise self.error(f"a batch of {self.sizes['N']} is no single picture", "layout NHWC or NCHW takes many")
+            raise self.error(f"the model takes a batch of {self.sizes['N']}, not one of 1", "set layout NHWC or NCHW")
 
     def build(self) -> None:
         how, last = self.how, self.value
         readers = list(last.uses)
         is_output = self.graph.is_output(last)
-        # sums of bytes are no bytes, and halves too few digits for them
+        # Compute in float32: integers cannot hold the results, and half precision has too few digits.
         arithmetic = how.resize is not None or how.mean is not None or how.scale is not None
         if arithmetic and not self.type.dtype.is_float:
             raise self.error(f"mean, scale and resize are for networks of floats, and this one takes {self.type.dtype}")
@@ -158,9 +160,9 @@ class _Steps:
         try:
             found = DType.of_numpy(np.dtype(DTYPES.get(given.lower(), given) if isinstance(given, str) else given))
         except (TypeError, KeyError, ValueError):
-            raise self.error(f"dtype {given!r} is none", f"{', '.join(DTYPES)} are some") from None
+            raise self.error(f"dtype {given!r} is unknown", f"for example {', '.join(DTYPES)}") from None
         if not (found.is_float or found.is_integer):
-            raise self.error(f"dtype {given!r} is no number")
+            raise self.error(f"dtype {given!r} is not a number type")
         return found
 
     def _shape(self) -> tuple[Dim, ...]:
@@ -169,19 +171,19 @@ class _Steps:
             for axis in "HW":
                 if not isinstance(sizes[axis], int):
                     raise self.error(
-                        "resize needs to know what size the network takes", "fix its input shape first: Model.reshape"
+                        "resize needs a fixed input size of the network", "set it first with Model.reshape"
                     )
             sizes |= {"H": f"{self.value.name}_height", "W": f"{self.value.name}_width"}
         if self.how.size is not None:
             if self.how.resize is None:
-                raise self.error("size is that of pictures which are resized", "give resize=, or Model.reshape")
+                raise self.error("size has no effect without resize", "give resize=, or Model.reshape")
             if len(self.how.size) != 2 or any(not isinstance(n, int) or n < 1 for n in self.how.size):
-                raise self.error(f"size {self.how.size!r} is no height and width")
+                raise self.error(f"size {self.how.size!r} is not a height and a width")
             sizes |= dict(zip("HW", self.how.size, strict=True))
         return tuple(sizes[axis] for axis in self.layout)
 
     def _resized(self, value: Value) -> Value:
-        """As OpenCV's INTER_LINEAR does, centres of pixels at halves; but results stay floats."""
+        """Resize like OpenCV's INTER_LINEAR, with pixel centres at halves, but keep float results."""
         assert self.how.resize is not None
         sizes = np.array([self.sizes["H"], self.sizes["W"]], np.int64)
         axes = (self.target.index("H"), self.target.index("W"))
@@ -195,16 +197,16 @@ class _Steps:
     def _channels(self, what: str) -> int:
         count = self.sizes["C"]
         if not isinstance(count, int):
-            raise self.error(f"{what} needs to know how many channels there are", "fix them: Model.reshape")
+            raise self.error(f"{what} needs a fixed number of channels", "set it with Model.reshape")
         return count
 
     def _constant(self, what: str, given: float | Sequence[float]) -> Value:
         try:
             numbers = np.asarray(given, np.float32).reshape(-1)
         except (TypeError, ValueError):
-            raise self.error(f"{what} {given!r} is no number, and no list of them") from None
+            raise self.error(f"{what} {given!r} is neither a number nor a list of numbers") from None
         if not np.isfinite(numbers).all() or (what == "scale" and not numbers.all()):
-            raise self.error(f"{what} {given!r} is nothing to calculate with")
+            raise self.error(f"{what} {given!r} must be finite, and a scale must not be 0")
         if numbers.size != 1 and numbers.size != self._channels(what):
             raise self.error(f"{what} has {numbers.size} numbers for {self.sizes['C']} channels")
         return self.graph.constant(numbers.reshape([-1 if axis == "C" else 1 for axis in self.target]))
@@ -217,11 +219,11 @@ def _number(text: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{text!r} in {word!r} is no number", where="--preprocess") from None
+        raise InputError(f"{text!r} in {word!r} is not a number", where="--preprocess") from None
 
 
 def _whole(text: str, word: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{text!r} in {word!r} is no whole number", where="--preprocess") from None
+        raise InputError(f"{text!r} in {word!r} is not a whole number", where="--preprocess") from None

@@ -1,11 +1,11 @@
-"""Nodes against ONNX's own schemas: the right kind and number of attributes, inputs, outputs and bodies.
+"""Checks nodes against ONNX's schemas: kind and number of attributes, inputs, outputs and bodies.
 
-What passes here may be relied on behind the front end: ``axis`` is an int, what is required is there, an `If` has two
-branches with as many outputs as the node. Whether the values make sense is for type inference to say.
+Code behind the front end may rely on these checks: ``axis`` is an int, required attributes are present, and an `If` has
+two branches with the right number of outputs. Type inference checks whether the values make sense.
 
-What the schemas ask is in a table (``data/schemas.json``, a test compares it with onnx), since onnx makes all of them
-when it is first asked for one: 7 MB. It is asked about what came after the table; and about domains of others where
-its package was imported, since it knows of those only what it was told.
+The rules come from a table (``data/schemas.json``), which a test compares with onnx. Onnx itself would build all
+schemas on the first query, which takes 7 MB. Versions newer than the table are looked up in onnx. Domains outside the
+table are looked up only if onnx is already imported: onnx knows only the schemas registered in this process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import LimitError, ModelError
 from . import messages
 
-#: attributes that say how often onnx's reference goes round a loop, whatever the size of the inputs
+#: upper limits of attributes that control loop counts in onnx's reference, whatever the size of the inputs
 MOST = {
     "TfIdfVectorizer": {"min_gram_length": 1024, "max_gram_length": 1024, "max_skip_count": 65536},
 }
@@ -29,32 +29,35 @@ MOST = {
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a schema asks of a node."""
+    """What a schema requires of a node."""
 
     kinds: Mapping[str, int]
     required: tuple[str, ...]
     inputs: tuple[int, float]
     outputs: tuple[int, float]
-    #: names of the inputs that may not be left out, by position
+    #: names of required inputs, by position
     single: Mapping[int, str]
 
 
-#: how a schema says "any number"
+#: the number with which a schema says "any number"
 UNBOUNDED = 1 << 30
 TABLE = Path(__file__).parents[1] / "data" / "schemas.json"
 
 
 @cache
 def _table() -> Mapping[str, Any]:
-    """``versions``: of each domain the newest that it has; ``rules``: by domain and operator, the rules (or None) from
-    each version on in which they changed, the newest first."""
+    """Load the table.
+
+    ``versions``: the newest version of each domain. ``rules``: by domain and operator, the rules (or None) with the
+    version in which they begin, newest first.
+    """
     table: Mapping[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
 
 
-@lru_cache(maxsize=1 << 12)  # bounded: names and versions are whatever models say
+@lru_cache(maxsize=1 << 12)  # bounded, because models choose the names and versions
 def _rules(op: str, domain: str, version: int) -> _Rules | None:
-    """The rules for an operator; None where onnx defines no such operator."""
+    """Return the rules for an operator, or None if onnx defines no such operator."""
     if version > _table()["versions"].get(domain, 0):
         return rules_of_onnx(op, domain, version)
     for since, rules in _table()["rules"][domain].get(op, ()):
@@ -76,7 +79,7 @@ def _bounds(least: int, most: int) -> tuple[int, float]:
 
 
 def newest_opset(version: int) -> int:
-    """The newest opset of ONNX's own domain; onnx is asked where the table does not go up to ``version``."""
+    """Return the newest opset of ONNX's own domain. Asks onnx only if the table does not reach ``version``."""
     newest = int(_table()["versions"][""])
     if version <= newest:
         return newest
@@ -86,12 +89,12 @@ def newest_opset(version: int) -> int:
 
 
 def rules_of_onnx(op: str, domain: str, version: int) -> _Rules | None:
-    """What onnx itself says."""
+    """Return the rules of onnx itself."""
     import onnx.defs
 
     try:
         schema = onnx.defs.get_schema(op, version, domain)
-        if schema.deprecated:  # its last living form: exporters use some for a while after they are deprecated
+        if schema.deprecated:  # use the last valid form: exporters keep using some operators after their deprecation
             schema = onnx.defs.get_schema(op, schema.since_version - 1, domain)
     except onnx.defs.SchemaError:
         return None
@@ -116,7 +119,7 @@ def check_node(
     kinds: Mapping[str, int],
     where: str,
 ) -> None:
-    """Raise a ModelError where a node does not fit its schema. ``kinds``: the type of each attribute given."""
+    """Raise ModelError if a node does not fit its schema. ``kinds``: the type of each attribute given."""
     rules = _rules(op, domain, version) if domain in _table()["versions"] or "onnx" in sys.modules else None
     if rules is None:
         return
@@ -148,7 +151,7 @@ def _kind(kind: int) -> str:
 def check_bodies(
     op: str, formal: int, outputs: int, attrs: Mapping[str, Any], bodies: Mapping[str, tuple[int, int]], where: str
 ) -> None:
-    """Raise where the bodies of a control-flow node do not fit it. ``bodies``: inputs and outputs of each."""
+    """Raise ModelError if the bodies of a control-flow node do not fit it. ``bodies``: inputs and outputs of each."""
     for name, (takes, makes) in bodies.items():
         want_in, want_out = takes, makes
         if op == "If":
@@ -181,7 +184,7 @@ def check_bodies(
 
 
 def check_values(op: str, attrs: Mapping[str, Any], where: str) -> None:
-    """Raise where an attribute would keep the reference of an operator busy for ever."""
+    """Raise LimitError if an attribute would make the reference of an operator run practically forever."""
     for name, most in MOST.get(op, {}).items():
         if attrs.get(name, 0) > most:
             raise LimitError(f"{attrs[name]:,} is more than {most:,}", where=f"{where}, attribute {name!r}")

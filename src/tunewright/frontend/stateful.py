@@ -1,6 +1,6 @@
-"""States of a model: inputs that the result of one inference continues in the next.
+"""States of a model: inputs that receive a result of the previous inference.
 
-Which they are is declared (`{"past": "present"}`), or found where names, types or operators leave no doubt.
+They are declared (`{"past": "present"}`), or found if names, types or operators identify them clearly.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from ..errors import InputError
 from ..ir.graph import Graph, Node, Value
 from ..ir.types import Dim, TensorType, Type
 
-#: instead of a mapping: find them
+#: in place of a mapping: find the states
 AUTO = "auto"
-#: how exporters name an input and the result that continues it; the types must fit besides
+#: how exporters name an input and the result that continues it; the types must also fit
 _NAMES = (
     (r"past_key_values?", "present"),
     (r"past", "present"),
     (r"(.*)[._]in", r"\1_out"),
     (r"(.*)[._]in", r"\1.out"),
 )
-#: the same for states of a fixed shape, whose types must be equal unless the name says that it is a state
+#: the same for states of a fixed shape; their types must be equal unless the name contains a word for a state
 _FIXED_NAMES = ((r"^(.+?)_?0?$", r"\1n"), (r"^(.+?)_?0?$", r"\1N"), (r"^(.+?)_?0?$", r"\1_n"), (r"^(.+)$", r"\1_out"))
 _STATE = re.compile(r"state|hidden|cell|memory", re.IGNORECASE)
-#: inputs of operators that a result of the same operator continues, and the axis along which it grows
+#: operator -> (input, the result that continues it, the axis along which it grows)
 _PAIRS: Mapping[str, tuple[tuple[int, int, int | None], ...]] = {
     "Attention": ((4, 1, 2), (5, 2, 2)),
     "com.microsoft::Attention": ((4, 1, 3),),
@@ -38,7 +38,7 @@ _PAIRS: Mapping[str, tuple[tuple[int, int, int | None], ...]] = {
 
 
 def parse_states(text: str) -> dict[str, str] | str:
-    """``auto``, or ``past_k=present_k,past_v=present_v`` as a command line gives it."""
+    """Parse ``auto`` or ``past_k=present_k,past_v=present_v`` from the command line."""
     if text.strip().lower() == AUTO:
         return AUTO
     found: dict[str, str] = {}
@@ -58,7 +58,7 @@ def parse_states(text: str) -> dict[str, str] | str:
 def checked_states(
     inputs: Mapping[str, Type | None], outputs: Mapping[str, Type | None], states: Mapping[str, str]
 ) -> dict[str, str]:
-    """The same in the order of the inputs; InputError where a name is unknown or types do not fit."""
+    """Return the states in the order of the inputs. Raises InputError for an unknown name or types that do not fit."""
     taken: dict[str, str] = {}
     for input, output in states.items():
         where = f"state {input!r} -> {output!r}"
@@ -77,7 +77,7 @@ def checked_states(
 
 
 def _why_not(input: Type | None, output: Type | None) -> str:
-    """What speaks against an output as the next value of an input; empty: nothing that is known."""
+    """Return why an output cannot be the next value of an input, or an empty text."""
     if not isinstance(input, TensorType):
         return f"the input is {input}, and only tensors can be states"
     if output is None:
@@ -94,7 +94,7 @@ def _why_not(input: Type | None, output: Type | None) -> str:
 
 
 def find_states(graph: Graph, outputs: Mapping[str, Type | None]) -> dict[str, str]:
-    """Inputs that results continue, as far as names, types or operators tell."""
+    """Find inputs that results continue, as far as names, types or operators identify them."""
     found: dict[str, str] = {}
     for value in graph.inputs:
         free = [name for name in outputs if name not in found.values()]
@@ -107,7 +107,7 @@ def find_states(graph: Graph, outputs: Mapping[str, Type | None]) -> dict[str, s
 
 
 def _by_operator(graph: Graph, value: Value) -> Iterator[str]:
-    """Outputs that a node makes out of this input and new rows."""
+    """Yield outputs that a node makes from this input and new rows."""
     for node, at in _uses(value):
         for output, _ in _continued(node, at):
             if graph.is_output(node.outputs[output]):
@@ -115,7 +115,7 @@ def _by_operator(graph: Graph, value: Value) -> Iterator[str]:
 
 
 def _uses(value: Value) -> Iterator[tuple[Node, int]]:
-    """Who reads an input as it is, in another order of beams (a Gather along the batch), or in another type."""
+    """Yield readers of an input, also behind an Identity, a Cast or a reordering of beams (Gather along the batch)."""
     for node, at in value.uses:
         yield node, at
         reorders = node.op == "Gather" and at == 0 and int(node.attrs.get("axis", 0)) == 0
@@ -124,7 +124,7 @@ def _uses(value: Value) -> Iterator[tuple[Node, int]]:
 
 
 def _continued(node: Node, at: int) -> Iterator[tuple[int, int | None]]:
-    """Results of a node that continue its input, and the axis along which they grow."""
+    """Yield the results of a node that continue its input, with the axis along which they grow."""
     if node.op == "Concat" and at == 0 and len(node.inputs) == 2:
         yield 0, int(node.attrs.get("axis", 0))
     for input, output, axis in _PAIRS.get(node.op, ()):
@@ -145,7 +145,7 @@ def _by_name(value: Value, outputs: Mapping[str, Type | None]) -> Iterator[str]:
 
 
 def growing_axes(graph: Graph, outputs: Mapping[str, Type | None], states: Mapping[str, str]) -> dict[str, int]:
-    """The axis along which each state grows, of those that do: an operator says so, or the types of both ends."""
+    """Return the axis along which each growing state grows, from its operator or from the types of input and output."""
     found = {}
     for value in graph.inputs:
         if value.name not in states:
@@ -158,7 +158,7 @@ def growing_axes(graph: Graph, outputs: Mapping[str, Type | None], states: Mappi
 
 
 def _differing(input: Type | None, output: Type | None) -> set[int]:
-    """Axes that are open in both, and called otherwise."""
+    """Return the axes that are open in both types and have different names."""
     if not isinstance(input, TensorType) or not isinstance(output, TensorType):
         return set()
     pairs: list[tuple[Dim, Dim]] = list(zip(input.shape or (), output.shape or (), strict=False))

@@ -1,4 +1,4 @@
-"""TensorProto -> numpy: lengths checked before memory is taken, external data read from the model's folder only."""
+"""TensorProto -> numpy. Lengths are checked before memory is allocated; external data stays in the model's folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .messages import onnx
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-#: bits per element, where elements are packed into bytes, the first one in the lowest bits
+#: bits per element of types that are packed into bytes, with the first element in the lowest bits
 _PACKED = {
     **dict.fromkeys((DType.UINT2, DType.INT2), 2),
     **dict.fromkeys((DType.UINT4, DType.INT4, DType.FLOAT4E2M1), 4),
     **dict.fromkeys((DType.FLOAT6E2M3, DType.FLOAT6E3M2), 6),
 }
-#: the typed field that holds a tensor's elements, and the type of its entries; int32_data where nothing is said
+#: the typed field that holds a tensor's elements, and the type of its entries; int32_data for all other types
 _FIELDS: dict[DType, tuple[str, Any]] = {
     DType.FLOAT32: ("float_data", np.float32),
     DType.COMPLEX64: ("float_data", np.float32),
@@ -34,7 +34,7 @@ _FIELDS: dict[DType, tuple[str, Any]] = {
 
 
 def declared_bytes(tensor: onnx.TensorProto) -> int:
-    """What a tensor's shape asks for in memory, before anything about it is checked; 0 where it makes no sense."""
+    """Return the bytes that a tensor's shape declares, before any check; 0 if the type is unknown."""
     try:
         itemsize = DType.of_onnx(tensor.data_type).itemsize
     except KeyError:
@@ -45,9 +45,9 @@ def declared_bytes(tensor: onnx.TensorProto) -> int:
 def to_array(
     tensor: onnx.TensorProto, files: ExternalFiles, settings: Settings, where: str, raw: Array | None = None
 ) -> Array:
-    """The tensor as a read-only array. Raises a ModelError that names it when anything about it does not fit.
+    """Return the tensor as a read-only array. Raises ModelError that names the tensor if anything about it is wrong.
 
-    ``raw``: its raw_data, where that was read apart from it.
+    ``raw``: its raw_data, if that was read separately.
     """
     try:
         dtype = DType.of_onnx(tensor.data_type)
@@ -56,7 +56,7 @@ def to_array(
     dims = tuple(tensor.dims)
     count = _count(dims, dtype.itemsize, settings, where)
     if tensor.HasField("segment"):
-        raise ModelError("is split into segments, which nothing supports", where=where)
+        raise ModelError("is split into segments, which is not supported", where=where)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         flat = _from_bytes(_external(tensor, _raw_bytes(dtype, count, where), files, where), dtype, count)
     elif raw is not None or tensor.HasField("raw_data"):
@@ -74,7 +74,7 @@ def to_array(
 
 
 def sparse_to_array(sparse: onnx.SparseTensorProto, files: ExternalFiles, settings: Settings, where: str) -> Array:
-    """A sparse tensor, made dense."""
+    """Convert a sparse tensor to a dense array."""
     values = to_array(sparse.values, files, settings, f"{where}, values")
     indices = to_array(sparse.indices, files, settings, f"{where}, indices")
     dims = tuple(sparse.dims)
@@ -96,13 +96,13 @@ def sparse_to_array(sparse: onnx.SparseTensorProto, files: ExternalFiles, settin
 
 
 def _count(dims: tuple[int, ...], itemsize: int, settings: Settings, where: str) -> int:
-    """Number of elements of an acceptable shape."""
+    """Return the number of elements of a shape. Raises if the shape is not acceptable."""
     if any(d < 0 for d in dims):
         raise ModelError(f"has a negative dimension: {_shape(dims)}", where=where)
     if len(dims) > MAX_RANK:
         raise LimitError(f"has {len(dims)} dimensions", where=where, hint=f"no more than {MAX_RANK} are supported")
     count = math.prod(dims)
-    # numpy multiplies the other dimensions even where one is zero
+    # numpy multiplies the other dimensions even if one is zero
     if math.prod(max(1, d) for d in dims) * itemsize > settings.max_tensor_bytes:
         raise LimitError(
             f"has shape {_shape(dims)}, {count * itemsize:,} bytes",
@@ -122,9 +122,9 @@ def _fits(got: int, want: int, what: str, dims: tuple[int, ...], where: str) -> 
 
 
 def _raw_bytes(dtype: DType, count: int, where: str) -> int:
-    """Bytes of ``count`` elements as they lie in a file."""
+    """Return the bytes that ``count`` elements take in a file."""
     if dtype is DType.STRING:
-        raise ModelError("strings cannot lie in raw or external data", where=where)
+        raise ModelError("strings cannot be stored in raw or external data", where=where)
     return -(-count * _PACKED[dtype] // 8) if dtype in _PACKED else count * dtype.itemsize
 
 
@@ -142,14 +142,14 @@ def _number(entries: dict[str, str], key: str, default: int, where: str) -> int:
     text = entries.get(key)
     if text is None:
         return default
-    # int() alone would take signs, blanks, underscores, and quadratic time for a million digits
+    # int() alone would accept signs, blanks and underscores, and take quadratic time for a million digits
     if not isinstance(text, str) or len(text) > 19 or not (text.isascii() and text.isdigit()):
         raise ModelError(f"{key} of its external data is not a number of bytes: {str(text)[:40]!r}", where=where)
     return int(text)
 
 
 def _from_bytes(data: Array, dtype: DType, count: int) -> Array:
-    """Elements from their bytes in a file: little endian, narrow types packed."""
+    """Convert the bytes of a file to elements: little endian, narrow types packed."""
     bits = _PACKED.get(dtype)
     if bits is not None:
         if bits == 6:
@@ -161,7 +161,7 @@ def _from_bytes(data: Array, dtype: DType, count: int) -> Array:
             ]
         return codes.view(dtype.numpy)
     if dtype is DType.BOOL:
-        return np.not_equal(data, 0)  # a byte may hold anything, an element only 0 or 1
+        return np.not_equal(data, 0)  # a byte may hold any value, an element only 0 or 1
     native = dtype.numpy.newbyteorder("<") if dtype.numpy.kind in "iufc" else dtype.numpy
     if data.ctypes.data % max(1, dtype.itemsize):
         data = data.copy()  # kernels rely on alignment
@@ -169,11 +169,11 @@ def _from_bytes(data: Array, dtype: DType, count: int) -> Array:
 
 
 def _from_field(tensor: onnx.TensorProto, dtype: DType, count: int, dims: tuple[int, ...], where: str) -> Array:
-    """Elements from the typed field that belongs to the type."""
+    """Read the elements from the typed field that belongs to the type."""
     field, entry = _FIELDS.get(dtype, ("int32_data", np.int32))
     entries = getattr(tensor, field)
     want = count * 2 if dtype in (DType.COMPLEX64, DType.COMPLEX128) else count
-    packed = _PACKED.get(dtype) in (2, 4)  # an entry holds a byte; of the 6-bit types it holds one element
+    packed = _PACKED.get(dtype) in (2, 4)  # an entry holds one byte; for 6-bit types it holds one element
     if packed:
         want = _raw_bytes(dtype, count, where)
     _fits(len(entries), want, f"entries in {field}", dims, where)
@@ -184,7 +184,7 @@ def _from_field(tensor: onnx.TensorProto, dtype: DType, count: int, dims: tuple[
         return (data.astype(np.uint8) & np.uint8(0x3F)).view(dtype.numpy)
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         return data.view(dtype.numpy)
-    if field == "int32_data" and dtype.is_float:  # 8- and 16-bit floats as their bit patterns
+    if field == "int32_data" and dtype.is_float:  # 8- and 16-bit floats are stored as their bit patterns
         return data.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy)
     return data.astype(dtype.numpy, copy=False)
 

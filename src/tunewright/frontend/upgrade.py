@@ -1,9 +1,10 @@
-"""Operators of any opset in their newest form, so that everything behind the front end knows one form of each.
+"""Converts operators of any opset to their newest form, so that the rest of the engine knows one form of each.
 
-An adapter belongs to an operator and to the opset version in which its new form began; it is applied when the model's
-opset is older. It returns the call in the new form, or, where one node becomes several, the resulting values.
-An operator that is not named in the ``upgrade_*`` modules has kept its meaning: later versions only took more types or
-added attributes whose defaults say what was the rule before.
+An adapter belongs to an operator and to the opset version in which its new form began. It runs when the model's opset
+is older. It returns the call in the new form or, if one node becomes several, the resulting values.
+
+Operators that the ``upgrade_*`` modules do not name have kept their meaning. Later versions only accept more types, or
+add attributes whose defaults are the earlier behaviour.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from . import (
 from .nodes import constant_array
 from .upgrade_base import ADAPTERS, Call, infer
 
-#: importing these registers their adapters
+#: importing these modules registers their adapters
 FAMILIES = (
     upgrade_math,
     upgrade_shape,
@@ -32,12 +33,12 @@ FAMILIES = (
     upgrade_openvino,
 )
 
-#: Below this version adapters ask for ranks and element types, so types are inferred while the graph is built.
+#: Below this version adapters need ranks and element types, so types are inferred while the graph is built.
 _TYPED = 13
 
 
 def upgrade(graph: Graph, call: Call, version: int) -> list[Value]:
-    """Add a call to the graph in its newest form; its results."""
+    """Add a call to the graph in its newest form. Returns its results."""
     if call.op == "Constant":
         return [graph.constant(constant_array(call.attrs), call.outputs[0])]
     if version < 6 and "consumed_inputs" in call.attrs:

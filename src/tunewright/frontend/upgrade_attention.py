@@ -1,4 +1,4 @@
-"""Attention whose scores and probabilities pass through graphs of the model's own, as ordinary nodes."""
+"""FlexAttention, whose scores and probabilities pass through bodies of the model, as ordinary nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .upgrade_base import ALWAYS, Call, adapter, dtype, infer, ints, last, one
 
 @adapter(ALWAYS, "ai.onnx.preview::FlexAttention")
 def flex_attention(graph: Graph, call: Call) -> list[Value]:
-    """softmax(score_mod(Q K^T)) through prob_mod, times V; a head of keys may serve several of queries."""
+    """Compute softmax(score_mod(Q K^T)) through prob_mod, times V. A head of keys may serve several of queries."""
     query, key, value = (call.needed(i) for i in range(3))
     captured = list(call.inputs[len(call.inputs) - call.captures :])
     resolve(query)
@@ -37,7 +37,7 @@ def flex_attention(graph: Graph, call: Call) -> list[Value]:
 
 
 def _root_of_scale(graph: Graph, call: Call, query: Value) -> Value:
-    """The square root of the scale, in the query's type; both factors of the product are multiplied by it."""
+    """Return the square root of the scale in the query's type. Both factors of the product are multiplied by it."""
     scale = call.attrs.get("scale")
     size = query.tensor.shape[-1] if query.tensor is not None and query.tensor.shape else None
     if scale is None and isinstance(size, int):
@@ -51,7 +51,7 @@ def _root_of_scale(graph: Graph, call: Call, query: Value) -> Value:
 
 
 def _repeat_heads(graph: Graph, call: Call, query: Value, value: Value) -> Value:
-    """[B, heads of keys, S, E] -> [B, heads of queries, S, E]"""
+    """Expand [B, heads of keys, S, E] to [B, heads of queries, S, E]."""
     shapes = [None if v.tensor is None or v.tensor.shape is None else v.tensor.shape[1] for v in (query, value)]
     if shapes[0] is not None and shapes[0] == shapes[1]:
         return value
@@ -65,7 +65,7 @@ def _repeat_heads(graph: Graph, call: Call, query: Value, value: Value) -> Value
 
 
 def _applied(graph: Graph, call: Call, name: str, value: Value, captured: list[Value | None]) -> Value:
-    """The result of one of the call's bodies: a copy of its nodes in this graph."""
+    """Apply one of the call's bodies by copying its nodes into this graph. Returns its result."""
     body = call.bodies[name]
     if len(body.inputs) != 1 + len(captured) or len(body.outputs) != 1:
         raise ValueError(f"{name} must take one tensor and make one")
@@ -89,7 +89,7 @@ def _applied(graph: Graph, call: Call, name: str, value: Value, captured: list[V
 
 
 def resolve(value: Value) -> None:
-    """Infer what is needed to know the type of a value."""
+    """Infer the types that the type of a value depends on."""
     seen: set[Value] = set()
     stack = [value]
     while stack:

@@ -1,4 +1,4 @@
-"""What adapters of old operator forms share: the call they rewrite, their registry, and small steps that they emit."""
+"""Base of the adapters of old operator forms: the call that they rewrite, their registry, and small emitted steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ops.infer import infer_node
 
 @dataclass(frozen=True)
 class Call:
-    """One operator about to be added to a graph. The last ``captures`` inputs are what its bodies capture."""
+    """One operator about to be added to a graph. The last ``captures`` inputs are the captures of its bodies."""
 
     op: str
     inputs: Sequence[Value | None]
@@ -27,7 +27,7 @@ class Call:
     captures: int = 0
 
     def add(self, graph: Graph) -> list[Value]:
-        """The results of the call, added to the graph as it stands."""
+        """Add the call to the graph unchanged. Returns its results."""
         node = graph.add(
             self.op, self.inputs, self.attrs,
             outputs=self.outputs, name=self.name, bodies=self.bodies, captures=self.captures,
@@ -39,7 +39,7 @@ class Call:
         return self.inputs[i] if i < len(self.inputs) else None
 
     def needed(self, i: int) -> Value:
-        """Input i, which must be there."""
+        """Input i. Raises ValueError if it is absent."""
         value = self.input(i)
         if value is None:
             raise ValueError(f"input {i} is missing")
@@ -67,7 +67,7 @@ Adapter: TypeAlias = Callable[[Graph, Call], Call | list[Value]]
 #: op -> [(version at which the new form began, adapter)], ascending
 ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {}
 
-#: ``since`` of an adapter that applies whatever the version: forms that were never legal in ONNX's newest opset
+#: ``since`` of an adapter for every version: forms that were never legal in ONNX's newest opset
 ALWAYS = 1 << 30
 
 
@@ -84,7 +84,7 @@ def adapter(since: int, *ops: str) -> Callable[[Adapter], Adapter]:
 
 
 def infer(values: Sequence[Value]) -> None:
-    """Types of a new node's outputs, for the adapters of the nodes behind it."""
+    """Infer the types of a new node's outputs, which adapters of later nodes need."""
     node = values[0].producer if values else None
     spec = lookup(node.op) if node is not None and not node.bodies else None
     if node is not None and spec is not None:
@@ -95,7 +95,7 @@ def emit(
     graph: Graph, call: Call, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None,
     outputs: Sequence[str] | int = 1, name: str = "",
 ) -> list[Value]:
-    """One step of what a call becomes."""
+    """Add one of the nodes that replace a call. Returns its results."""
     name = name or graph.fresh(f"{call.name}/{op}")
     node = graph.add(op, inputs, attrs, outputs=outputs, name=name, origin=(call.name,))
     infer(node.outputs)
@@ -103,17 +103,17 @@ def emit(
 
 
 def one(graph: Graph, call: Call, op: str, *inputs: Value | None, **attrs: Any) -> Value:
-    """One step with one result."""
+    """Add a step with one result."""
     return emit(graph, call, op, inputs, attrs)[0]
 
 
 def last(graph: Graph, call: Call, op: str, *inputs: Value | None, **attrs: Any) -> list[Value]:
-    """The step that makes the call's results."""
+    """Add the step that produces the call's results."""
     return emit(graph, call, op, inputs, attrs, call.outputs)
 
 
 def ints(graph: Graph, values: Iterable[int] | int, name: str = "ints") -> Value:
-    """A constant of int64: a list gives a vector, a number a scalar."""
+    """Add a constant of int64: a list gives a vector, a number a scalar."""
     array = values if isinstance(values, int) else list(values)
     return graph.constant(np.asarray(array, np.int64), name)
 
@@ -127,16 +127,16 @@ def dtype(value: Value) -> DType | None:
 
 
 def scalar(graph: Graph, call: Call, number: float, like: Value) -> Value:
-    """A constant number of the element type of ``like``."""
+    """Add a constant number with the element type of ``like``."""
     kind = dtype(like)
     if kind is None:
         return one(graph, call, "CastLike", graph.constant(np.asarray(number, np.float32)), like)
-    with np.errstate(over="ignore"):  # the largest float32 is infinite in float16, which means the same
+    with np.errstate(over="ignore"):  # the largest float32 becomes infinity in float16, which has the same effect
         return graph.constant(np.asarray(number, np.float32).astype(kind.numpy))
 
 
 def align(graph: Graph, call: Call, a: Value, b: Value, axis: int) -> Value:
-    """``b`` with dimensions of one behind it, so that broadcasting puts its first dimension at ``axis`` of ``a``."""
+    """Append dimensions of one to ``b``, so that broadcasting puts its first dimension at ``axis`` of ``a``."""
     rank_a, rank_b = rank(a), rank(b)
     if rank_a is not None and rank_b is not None:
         missing = (rank_a - axis if axis >= 0 else -axis) - rank_b

@@ -1,4 +1,4 @@
-"""Operators of ONNX 1.0 to 1.4 that were marked experimental, left the standard, and still occur in old files."""
+"""Experimental operators of ONNX 1.0 to 1.4 that left the standard and still occur in old files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .upgrade_base import ALWAYS, Call, adapter, ints, last, one, scalar
 
 @adapter(ALWAYS, "Affine")
 def affine(graph: Graph, call: Call) -> list[Value]:
-    """alpha * x + beta"""
+    """Compute alpha * x + beta."""
     x = call.needed(0)
     scaled = one(graph, call, "Mul", x, scalar(graph, call, call.attrs.get("alpha", 1.0), x))
     return last(graph, call, "Add", scaled, scalar(graph, call, call.attrs.get("beta", 0.0), x))
@@ -24,7 +24,7 @@ def scale(graph: Graph, call: Call) -> list[Value]:
 
 @adapter(ALWAYS, "ImageScaler")
 def image_scaler(graph: Graph, call: Call) -> list[Value]:
-    """scale * x + bias of the channel"""
+    """Compute scale * x + the bias of the channel."""
     x = call.needed(0)
     bias = np.asarray(call.attrs.get("bias", (0.0,)), np.float32).reshape(-1, 1, 1)
     scaled = one(graph, call, "Mul", x, scalar(graph, call, call.attrs.get("scale", 1.0), x))
@@ -33,7 +33,7 @@ def image_scaler(graph: Graph, call: Call) -> list[Value]:
 
 @adapter(ALWAYS, "ScaledTanh", "ParametricSoftplus")
 def scaled_activation(graph: Graph, call: Call) -> list[Value]:
-    """alpha * f(beta * x)"""
+    """Compute alpha * f(beta * x)."""
     x = call.needed(0)
     inner = one(graph, call, "Mul", x, scalar(graph, call, call.attrs.get("beta", 1.0), x))
     outer = one(graph, call, "Tanh" if call.op == "ScaledTanh" else "Softplus", inner)
@@ -42,7 +42,7 @@ def scaled_activation(graph: Graph, call: Call) -> list[Value]:
 
 @adapter(ALWAYS, "Crop")
 def crop(graph: Graph, call: Call) -> list[Value]:
-    """Cuts a border off the last two dimensions: left, top, right, bottom; or keeps ``scale`` = height, width."""
+    """Cut a border off the last two dimensions: left, top, right, bottom. ``scale`` sets height and width instead."""
     left, top, right, bottom = (int(v) for v in call.attrs["border"])
     ends = [-bottom or np.iinfo(np.int64).max, -right or np.iinfo(np.int64).max]
     if "scale" in call.attrs:
@@ -58,7 +58,7 @@ def dynamic_slice(graph: Graph, call: Call) -> Call:
 
 @adapter(ALWAYS, "GivenTensorFill")
 def given_tensor_fill(graph: Graph, call: Call) -> list[Value]:
-    """A constant."""
+    """Turn the operator into a constant."""
     if call.inputs:
         raise ValueError("a shape that comes as an input is not supported")
     values = np.asarray(call.attrs["values"], np.float32)
@@ -67,7 +67,7 @@ def given_tensor_fill(graph: Graph, call: Call) -> list[Value]:
 
 @adapter(9, "MeanVarianceNormalization")
 def mean_variance_across(graph: Graph, call: Call) -> Call | list[Value]:
-    """``across_channels`` and ``normalize_variance`` instead of ``axes``; images only."""
+    """Convert ``across_channels`` and ``normalize_variance`` to ``axes``; images only."""
     x = call.needed(0)
     axes = (1, 2, 3) if call.attrs.get("across_channels", 0) else (2, 3)
     variance = call.attrs.get("normalize_variance", 1)

@@ -9,7 +9,7 @@ from .upgrade_base import Call, adapter, dtype, emit, ints, last, one, rank, sca
 
 @adapter(9, "BatchNormalization")
 def batch_norm_per_activation(graph: Graph, call: Call) -> Call | list[Value]:
-    """With ``spatial`` = 0 the parameters had one element for each activation of a sample."""
+    """Expand normalisation with ``spatial`` = 0, where parameters have one element for each activation of a sample."""
     spatial = call.attrs.get("spatial", 1)
     call = call.without("spatial")
     x, scale, bias, mean, variance = (call.needed(i) for i in range(5))
@@ -24,7 +24,7 @@ def batch_norm_per_activation(graph: Graph, call: Call) -> Call | list[Value]:
 
 @adapter(14, "BatchNormalization")
 def batch_norm_outputs(graph: Graph, call: Call) -> Call | list[Value]:
-    """More than one output meant training, and there could be five: the running and the batch's statistics."""
+    """Convert training calls: more than one output meant training, with up to five (running and batch statistics)."""
     testing = call.attrs.get("is_test", 0)
     call = call.without("is_test")
     statistics = [call.needed(3), call.needed(4)]
@@ -36,7 +36,7 @@ def batch_norm_outputs(graph: Graph, call: Call) -> Call | list[Value]:
         return [y, *statistics, *statistics][:count]
     trained = call.having(training_mode=1)
     results = emit(graph, call, call.op, call.inputs, trained.attrs, call.outputs[:3], call.name)
-    if count > 3:  # with no momentum the running statistics are those of the batch
+    if count > 3:  # with a momentum of 0 the running statistics are those of the batch
         batch = emit(graph, call, call.op, call.inputs, trained.having(momentum=0.0).attrs, 3)
         results = [*results, *batch[1:]]
     return results[:count]
@@ -44,14 +44,14 @@ def batch_norm_outputs(graph: Graph, call: Call) -> Call | list[Value]:
 
 @adapter(12, "Dropout")
 def dropout_inference(graph: Graph, call: Call) -> Call:
-    """Without the input that asks for training it copies its input; ``ratio`` plays no part then."""
+    """Drop ``ratio``: without the training input, Dropout copies its input."""
     call = call.without("ratio", "is_test").taking(call.input(0))
     return call if len(call.outputs) > 1 else call.named("Identity")
 
 
 @adapter(10, "Dropout")
 def dropout_mask(graph: Graph, call: Call) -> Call | list[Value]:
-    """The mask was of the data's type."""
+    """Cast the mask to the data's type, which it had before."""
     if len(call.outputs) < 2:
         return call
     x = call.needed(0)
@@ -61,7 +61,7 @@ def dropout_mask(graph: Graph, call: Call) -> Call | list[Value]:
 
 @adapter(21, "GroupNormalization")
 def group_norm_per_channel(graph: Graph, call: Call) -> Call:
-    """Scale and bias had one element per group; now one per channel."""
+    """Expand scale and bias from one element per group to one per channel."""
     x, groups = call.needed(0), int(call.attrs["num_groups"])
     channels = x.tensor.shape[1] if x.tensor is not None and x.tensor.shape is not None else None
     if isinstance(channels, int) and groups:
@@ -81,14 +81,14 @@ def group_norm_per_channel(graph: Graph, call: Call) -> Call:
 
 @adapter(7, "LSTM", "GRU", "RNN")
 def recurrent_sequence(graph: Graph, call: Call) -> Call:
-    """``output_sequence`` only said whether Y is wanted; the first version's default direction was misspelt."""
+    """Drop ``output_sequence``, which only said whether Y is wanted, and fix the misspelt default direction."""
     call = call.without("output_sequence")
     return call.having(direction="forward") if call.attrs.get("direction") == "foward" else call
 
 
 @adapter(2, "LpPool", "GlobalLpPool")
 def integral_norm(graph: Graph, call: Call) -> Call:
-    """``p`` was a float."""
+    """Convert ``p`` from float to int."""
     p = float(call.attrs.get("p", 2.0))
     if not p.is_integer():
         raise ValueError(f"p = {p} is not an integer")
@@ -97,7 +97,7 @@ def integral_norm(graph: Graph, call: Call) -> Call:
 
 @adapter(2, "ai.onnx.ml::LabelEncoder")
 def label_encoder_classes(graph: Graph, call: Call) -> Call:
-    """One list of classes served both directions; the input's type said which."""
+    """Split the single list of classes, which served both directions, by the input's type."""
     classes = tuple(call.attrs.get("classes_strings", ()))
     call = call.without("classes_strings")
     numbers = tuple(range(len(classes)))

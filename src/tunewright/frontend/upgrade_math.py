@@ -11,7 +11,7 @@ from .upgrade_base import Call, adapter, align, emit, ints, last, one, rank, sca
 
 @adapter(7, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater")
 def legacy_broadcast(graph: Graph, call: Call) -> Call:
-    """``broadcast`` and ``axis`` said which dimensions of A those of B are; without an axis it was numpy's rule."""
+    """Replace ``broadcast`` and ``axis``, which aligned B's dimensions with A's (without an axis by numpy's rule)."""
     axis = call.attrs.get("axis") if call.attrs.get("broadcast") else None
     call = call.without("axis", "broadcast")
     if axis is None:
@@ -22,7 +22,7 @@ def legacy_broadcast(graph: Graph, call: Call) -> Call:
 
 @adapter(7, "PRelu")
 def prelu_per_channel(graph: Graph, call: Call) -> Call:
-    """A slope with one element per channel belonged to axis 1."""
+    """Align a slope with one element per channel to axis 1."""
     x, slope = call.needed(0), call.needed(1)
     return call.taking(x, align(graph, call, x, slope, 1))
 
@@ -39,14 +39,14 @@ def selu_defaults(graph: Graph, call: Call) -> Call:
 
 @adapter(6, "Cast")
 def cast_by_name(graph: Graph, call: Call) -> Call:
-    """``to`` was the name of a type."""
+    """Convert ``to`` from the name of a type to its number."""
     to = call.attrs["to"]
     return call.having(to=onnx.TensorProto.DataType.Value(to.upper())) if isinstance(to, str) else call
 
 
 @adapter(11, "Clip")
 def clip_bounds(graph: Graph, call: Call) -> Call:
-    """The bounds became inputs; their defaults were the limits of float32."""
+    """Turn the bounds into inputs. Their defaults were the limits of float32."""
     x = call.needed(0)
     limit = float(np.finfo(np.float32).max)
     bounds = [scalar(graph, call, call.attrs.get(k, d), x) for k, d in (("min", -limit), ("max", limit))]
@@ -55,7 +55,7 @@ def clip_bounds(graph: Graph, call: Call) -> Call:
 
 @adapter(13, "Softmax", "LogSoftmax", "Hardmax")
 def softmax_over_the_rest(graph: Graph, call: Call) -> Call | list[Value]:
-    """It ran over all dimensions from ``axis`` on, taken together; now over one dimension."""
+    """Flatten: the old form ran over all dimensions from ``axis`` on, the new one runs over one dimension."""
     x = call.needed(0)
     axis, dims = int(call.attrs.get("axis", 1)), rank(x)
     if axis == -1 or (dims is not None and axis == dims - 1):
@@ -66,7 +66,7 @@ def softmax_over_the_rest(graph: Graph, call: Call) -> Call | list[Value]:
 
 
 def axes_to_input(graph: Graph, call: Call) -> Call:
-    """``axes`` became an input."""
+    """Turn ``axes`` into an input."""
     axes = call.attrs.get("axes")
     return call if axes is None else call.without("axes").taking(call.input(0), ints(graph, axes, "axes"))
 
@@ -80,6 +80,6 @@ adapter(
 
 @adapter(20, "DFT")
 def dft_axis(graph: Graph, call: Call) -> Call:
-    """``axis`` became an input, with another default."""
+    """Turn ``axis`` into an input, with the old default."""
     axis = ints(graph, int(call.attrs.get("axis", 1)), "axis")
     return call.without("axis").taking(call.input(0), call.input(1), axis)

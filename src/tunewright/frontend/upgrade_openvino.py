@@ -1,4 +1,4 @@
-"""OpenVINO's layers that older exporters put into ONNX's own domain, in theirs."""
+"""Moves OpenVINO's layers, which older exporters put into ONNX's domain, to OpenVINO's domain."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ LEGACY = (
 
 @adapter(ALWAYS, *LEGACY)
 def openvino_domain(graph: Graph, call: Call) -> Call:
-    """OpenVINO reads these names without a domain too."""
+    """Add OpenVINO's domain, as OpenVINO does for these names."""
     return call.named(f"org.openvinotoolkit::{call.op}")

@@ -1,4 +1,4 @@
-"""The first form of Scan, which ran over every sample of a batch."""
+"""Converts the first form of Scan, which ran over every sample of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .upgrade_base import Call, adapter, ints
 
 @adapter(9, "Scan")
 def scan_batch(graph: Graph, call: Call) -> Call:
-    """A scan over the batch whose body is the scan over the sequence. Past a sample's length its results are 0."""
+    """Build a scan over the batch whose body scans the sequence. Results are 0 beyond a sample's length."""
     formal = list(call.inputs[: len(call.inputs) - call.captures])
     captured = list(call.inputs[len(formal) :])
     lengths, carried = formal[0], formal[1:]

@@ -18,13 +18,13 @@ def concat_axis(graph: Graph, call: Call) -> Call:
 
 @adapter(5, "Reshape")
 def reshape_shape(graph: Graph, call: Call) -> Call:
-    """``shape`` became an input."""
+    """Turn ``shape`` into an input."""
     return call.without("shape").taking(call.input(0), ints(graph, call.attrs["shape"], "shape"))
 
 
 @adapter(6, "Tile")
 def tile_one_axis(graph: Graph, call: Call) -> Call:
-    """It repeated along one axis, and count and axis could be of any numeric type."""
+    """Convert repetition along one axis, with count and axis of any numeric type."""
     x, tiles, axis = call.needed(0), call.needed(1), call.needed(2)
     at, count = (
         one(graph, call, "Reshape", one(graph, call, "Cast", v, to=onnx.TensorProto.INT64), ints(graph, [1]))
@@ -42,7 +42,7 @@ def pad_paddings(graph: Graph, call: Call) -> Call:
 
 @adapter(11, "Pad")
 def pad_inputs(graph: Graph, call: Call) -> Call:
-    """``pads`` and ``value`` became inputs."""
+    """Turn ``pads`` and ``value`` into inputs."""
     x, pads = call.needed(0), ints(graph, call.attrs["pads"], "pads")
     number = call.attrs.get("value", 0.0)
     return call.without("pads", "value").taking(x, pads, *([scalar(graph, call, number, x)] if number else []))
@@ -50,14 +50,14 @@ def pad_inputs(graph: Graph, call: Call) -> Call:
 
 @adapter(10, "Slice")
 def slice_inputs(graph: Graph, call: Call) -> Call:
-    """``starts``, ``ends`` and ``axes`` became inputs."""
+    """Turn ``starts``, ``ends`` and ``axes`` into inputs."""
     inputs = [ints(graph, call.attrs[k], k) for k in ("starts", "ends", "axes") if k in call.attrs]
     return call.without("starts", "ends", "axes").taking(call.input(0), *inputs)
 
 
 @adapter(13, "Split")
 def split_sizes(graph: Graph, call: Call) -> Call:
-    """``split`` was an attribute (in the first version it could be either)."""
+    """Turn the attribute ``split`` into an input (the first version allowed both)."""
     sizes = call.attrs.get("split")
     call = call.without("split")
     return call if sizes is None else call.taking(call.input(0), ints(graph, sizes, "split"))
@@ -65,7 +65,7 @@ def split_sizes(graph: Graph, call: Call) -> Call:
 
 @adapter(18, "Split")
 def split_count(graph: Graph, call: Call) -> Call:
-    """Without sizes, the number of outputs said into how many parts."""
+    """Without sizes, take the number of parts from the number of outputs."""
     return call if call.input(1) is not None else call.having(num_outputs=len(call.outputs))
 
 
@@ -81,7 +81,7 @@ def scatter(graph: Graph, call: Call) -> Call:
 
 @adapter(ALWAYS, "Upsample")
 def upsample(graph: Graph, call: Call) -> Call | list[Value]:
-    """The scales were two attributes, then one, then an input; then it became Resize."""
+    """Convert to Resize. The scales were two attributes, then one, then an input."""
     x = call.needed(0)
     if "height_scale" in call.attrs:
         factors: Value = graph.constant(
@@ -97,7 +97,7 @@ def upsample(graph: Graph, call: Call) -> Call | list[Value]:
 
 @adapter(11, "Resize")
 def resize_10(graph: Graph, call: Call) -> Call | list[Value]:
-    """Coordinates were asymmetric; nearest meant the one below where it enlarged and the one above where it shrank."""
+    """Set asymmetric coordinates; nearest rounded down when enlarging and up when shrinking."""
     x, scales = call.needed(0), call.needed(1)
     call = call.having(coordinate_transformation_mode="asymmetric")
     if call.attrs.get("mode", "nearest") != "nearest":
@@ -114,10 +114,10 @@ def resize_10(graph: Graph, call: Call) -> Call | list[Value]:
 
 @adapter(ALWAYS, "Resize")
 def resize_normal_form(graph: Graph, call: Call) -> Call:
-    """Inputs that are constant and empty are absent; a mode that is no longer defined is said by one that is."""
+    """Treat constant empty inputs as absent, and express a removed coordinate mode with a current one."""
     inputs = [v if i == 0 or v is None or v.const is None or v.const.size else None for i, v in enumerate(call.inputs)]
     if call.attrs.get("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
-        # Its coordinates are half_pixel's plus one half, which another rounding takes in.
+        # Its coordinates are those of half_pixel plus one half, which another rounding mode absorbs.
         rounding = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
         nearest = call.attrs.get("nearest_mode", "round_prefer_floor")
         if nearest in rounding:
@@ -132,6 +132,6 @@ def roi_align_mode(graph: Graph, call: Call) -> Call:
 
 @adapter(20, "GridSample")
 def grid_sample_mode(graph: Graph, call: Call) -> Call:
-    """Modes lost the prefix that said that there are two dimensions."""
+    """Rename the modes, which lost the prefix for two dimensions."""
     mode = call.attrs.get("mode", "bilinear")
     return call.having(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))

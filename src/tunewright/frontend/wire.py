@@ -1,9 +1,9 @@
-"""A model file apart from its weights: protobuf parses what is small, large tensors go straight to where they stay.
+"""Reads a model file in two parts: protobuf parses the small fields, large tensors go straight to their final memory.
 
-Left to itself protobuf takes three copies of every weight: the file's bytes, its message, and what is asked of it.
-Here the fields of the file are walked (docs of protobuf: "Encoding"). The bytes of a large ``raw_data`` are left out of
-what is parsed, and each is read from the file into an array of its own, so that it can also be freed by itself. What
-this walk does not expect, protobuf parses as a whole: it says what is wrong with it.
+Protobuf alone would make three copies of every weight: the file's bytes, its message, and the returned field. This
+module walks the fields of the file (protobuf docs, "Encoding") and removes the bytes of every large ``raw_data`` before
+parsing. It reads each of them from the file into an array of its own, which can also be freed separately. If the walk
+meets something unexpected, protobuf parses the whole file and reports errors.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..ir.memory import lasting
 from ..ir.stored import StoredBytes, StoredFile, read_into
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-#: the way to a message: names of fields, with places where there are several
+#: path to a message: names of fields, each with an index if the field is repeated
 Path: TypeAlias = tuple[tuple[str, int | None], ...]
 
-#: smaller files are parsed as they are, and smaller tensors with the rest
+#: smaller files are parsed whole, and smaller tensors with the rest
 SMALL_FILE, SMALL = 1 << 20, 1 << 14
-#: what one thread reads at a time, and threads: memory is new, and its first touch takes longer than the copy
+#: Bytes that a thread reads at a time, and the number of threads: touching new memory takes longer than the copy.
 CHUNK, THREADS = 16 << 20, 4
-#: Fields that are followed, by message and number: their names, what they hold, and whether there may be several.
-#: Weights are initializers, or attributes of Constant nodes.
+#: Fields that the walk follows, by message and number: name, content, and whether the field is repeated. Weights are
+#: initializers, or attributes of Constant nodes.
 FOLLOWED = {
     "model": {7: ("graph", "graph", False)},
     "graph": {1: ("node", "node", True), 5: ("initializer", "tensor", True)},
@@ -36,26 +36,28 @@ FOLLOWED = {
     "attribute": {5: ("t", "tensor", False)},
     "tensor": {9: ("raw_data", "bytes", False)},
 }
-#: fields of a node, an attribute or a tensor at most: protobuf is faster where a list has many elements
+#: maximum number of fields of a node, attribute or tensor in the walk: protobuf is faster for long lists
 MOST = 1000
-#: types of fields: a number, 8 bytes, anything with a length, 4 bytes
+#: wire types: varint, 8 bytes, length-delimited, 4 bytes
 NUMBER, EIGHT, LENGTH, FOUR = 0, 1, 2, 5
 
 
 class _Unexpected(Exception):
-    """For protobuf to judge."""
+    """The walk met something that protobuf must judge."""
 
 
 @dataclass
 class Parts:
-    """A model without the raw_data of its large tensors, and that by the way to each of them."""
+    """A model without the raw_data of its large tensors, and those data by path."""
 
     small: bytes
     large: dict[Path, Bytes]
 
     def tensors(self, model: Any) -> dict[int, tuple[Any, Bytes]]:
-        """Large tensors of the parsed model with their raw_data, by identity: as long as they are held, protobuf has
-        one object for each."""
+        """Return the large tensors of the parsed model with their raw_data, by identity.
+
+        The tensors must be held for as long as their ids are used: only then does protobuf keep one object for each.
+        """
         found = {}
         for path, raw in self.large.items():
             message = model
@@ -67,7 +69,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class _Field:
-    """Where a field begins, where its content does, and where it ends."""
+    """Where a field begins, where its content begins, and where it ends."""
 
     number: int
     kind: int
@@ -77,7 +79,7 @@ class _Field:
 
 
 def read(file: IO[bytes], size: int) -> Parts:
-    """The parts of a file of ``size`` bytes, which must cover it exactly."""
+    """Read the parts of a file of exactly ``size`` bytes."""
     if size >= SMALL_FILE:
         walk = _Walk(file)
         try:
@@ -92,17 +94,18 @@ def read(file: IO[bytes], size: int) -> Parts:
 @dataclass
 class _Walk:
     file: IO[bytes]
-    #: where raw_data of large tensors lies, and how many bytes
+    #: offset and length of the raw_data of large tensors
     found: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def message(self, kind: str, begin: int, end: int, path: Path = ()) -> bytes:
-        """A message without the large bytes in it."""
+        """Return a message without the large bytes in it."""
         made, counts = bytearray(), Counter[int]()
         for count, one in enumerate(self.fields(begin, end)):
             if count == MOST and kind not in ("model", "graph"):
                 raise _Unexpected
             name, inner, repeated = FOLLOWED[kind].get(one.number, ("", "", False))
-            if inner and (one.kind != LENGTH or (counts[one.number] and not repeated)):  # protobuf would merge several
+            # protobuf would merge several occurrences
+            if inner and (one.kind != LENGTH or (counts[one.number] and not repeated)):
                 raise _Unexpected
             place = counts[one.number] if repeated else None
             counts[one.number] += 1
@@ -141,7 +144,7 @@ class _Walk:
             at = after
 
     def number(self) -> int:
-        """A number of variable length: seven bits in each byte, the lowest first."""
+        """Read a varint: seven bits in each byte, lowest first."""
         found = 0
         for shift in range(0, 70, 7):
             byte = self.file.read(1)
@@ -161,7 +164,7 @@ class _Walk:
 
 
 def _whole(number: int, content: bytes) -> bytes:
-    """A field with a length."""
+    """Encode a length-delimited field."""
     return _number(number << 3 | LENGTH) + _number(len(content)) + content
 
 
@@ -175,7 +178,7 @@ def _number(value: int) -> bytes:
 
 
 def _read_all(descriptor: int, places: dict[Path, tuple[int, int]]) -> dict[Path, Bytes]:
-    """Bytes of a file, each range in memory of its own. OSError when the file has become shorter."""
+    """Read each range of a file into memory of its own. Raises OSError if the file has become shorter."""
     stored = StoredFile(descriptor)
     made = {key: lasting(length) for key, (_, length) in places.items()}
     chunks = [

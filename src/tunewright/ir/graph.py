@@ -3,7 +3,7 @@
 Three choices keep passes simple:
 
 * Initializers and ``Constant`` nodes are the same thing: a `Value` with ``const`` set and no producer.
-* Subgraphs capture nothing silently. What a body uses of the outer graph is an extra input of the node (the last
+* Bodies capture nothing implicitly. A value of the outer graph that a body uses is an extra input of the node (the last
   ``captures`` ones) and an extra input of each body, in the same order.
 * A fused node is its main operation plus an ``epilogue``: a small program over the node's inputs and earlier results.
   The last ``operands`` inputs belong to the epilogue alone; the main operation sees only those before them.
@@ -23,7 +23,7 @@ from .types import TensorType, Type
 
 @dataclass(frozen=True)
 class Fused:
-    """One step of an epilogue. An argument i >= 0 is the node's input i; i < 0 is result ~i (~0: the main one's)."""
+    """One step of an epilogue. Argument i >= 0 is the node's input i; i < 0 is result ~i (~0: the main result)."""
 
     op: str
     args: tuple[int, ...]
@@ -31,14 +31,14 @@ class Fused:
 
 
 def freeze(value: Any) -> Any:
-    """A hashable stand-in for an attribute, or a mapping of them: equal only where type and value are."""
+    """Return a hashable stand-in for an attribute or a mapping of attributes. It compares types as well as values."""
     if isinstance(value, np.ndarray):
         content = tuple(value.reshape(-1).tolist()) if value.dtype == object else value.tobytes()
         return (value.dtype.name, value.shape, content)
     if isinstance(value, Mapping):
         return tuple((key, freeze(value[key])) for key in sorted(value))
     if isinstance(value, tuple) and value and not isinstance(value[0], np.ndarray):
-        return (type(value[0]), value)  # the elements of a list are of one type
+        return (type(value[0]), value)  # all elements of a list have the same type
     if isinstance(value, (list, tuple)):
         return tuple(freeze(v) for v in value)
     return (type(value), value)
@@ -58,12 +58,12 @@ class Value:
 
     @property
     def users(self) -> list[Node]:
-        """The nodes that read this value, each once, in order of use."""
+        """The nodes that read this value, each once, in the order in which the uses were added."""
         return list(dict.fromkeys(node for node, _ in self.uses))
 
     @property
     def tensor(self) -> TensorType | None:
-        """The type where it is known to be a tensor."""
+        """The type if it is known to be a tensor, else None."""
         return self.type if isinstance(self.type, TensorType) else None
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Node:
         self.captures = 0
         self.epilogue: tuple[Fused, ...] = ()
         self.operands = 0
-        #: names of the model's nodes that this one stands for
+        #: names of the model's nodes that this node implements
         self.origin: tuple[str, ...] = (name,)
 
     @property
@@ -113,7 +113,7 @@ class Graph:
         self.inputs: list[Value] = []
         self.output_names: list[str] = []
         self._outputs: list[Value] = []
-        self._places: dict[Value, list[int]] = {}  # of each output among the outputs
+        self._places: dict[Value, list[int]] = {}  # output -> its positions among the outputs
         self._nodes: dict[Node, None] = {}
         self._names: set[str] = set()
         self._counter: dict[str, int] = {}
@@ -127,7 +127,7 @@ class Graph:
 
     @property
     def outputs(self) -> list[Value]:
-        """The results in order (a copy; `is_output` asks for one)."""
+        """The results in order (a copy; use `is_output` to test one value)."""
         return list(self._outputs)
 
     @outputs.setter
@@ -140,7 +140,7 @@ class Graph:
         return value in self._places
 
     def is_read(self, value: Value) -> bool:
-        """Whether some node reads the value, or it is an output."""
+        """Whether a node reads the value or it is a graph output."""
         return bool(value.uses) or value in self._places
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class Graph:
 
     # -- building -----------------------------------------------------------------------------------------------------
     def fresh(self, name: str) -> str:
-        """``name``, or the first free variation of it."""
+        """Return ``name``, or the first variation of it that is free."""
         base = name or "v"
         name = base
         while name in self._names:
@@ -188,7 +188,8 @@ class Graph:
         return value
 
     def constant(self, array: np.ndarray[Any, Any], name: str = "const") -> Value:
-        if not isinstance(array, np.ndarray):  # numpy makes scalars of single elements: they have no memory to point at
+        # numpy returns scalars for single elements; they have no memory to point at
+        if not isinstance(array, np.ndarray):
             array = np.asarray(array)
         value = self.value(name, TensorType.of(array))
         value.const = array
@@ -214,7 +215,7 @@ class Graph:
         epilogue: tuple[Fused, ...] = (),
         operands: int = 0,
     ) -> Node:
-        """A new node at the end. ``outputs``: how many, or their names."""
+        """Add a node at the end. ``outputs``: how many, or their names."""
         node = Node(op, name, attrs or {})
         node.origin = tuple(dict.fromkeys(origin)) or ((name,) if name else ())
         if isinstance(outputs, int):
@@ -237,7 +238,7 @@ class Graph:
     def add_copy(
         self, node: Node, inputs: Sequence[Value | None], types: Sequence[Type | None] = (), name: str = ""
     ) -> Node:
-        """A new node that does over ``inputs`` what ``node``, of whatever graph, does over its own."""
+        """Add a node that applies the operation of ``node``, which may be of another graph, to ``inputs``."""
         return self.add(
             node.op, inputs, node.attrs, outputs=[v.name for v in node.outputs], types=types, name=name or node.name,
             origin=node.origin, bodies={k: body.clone() for k, body in node.bodies.items()}, captures=node.captures,
@@ -274,7 +275,7 @@ class Graph:
                 value.uses[node, i] = None
 
     def replace(self, old: Value, new: Value) -> None:
-        """Every use of ``old``, graph outputs included, becomes a use of ``new``."""
+        """Turn every use of ``old``, graph outputs included, into a use of ``new``."""
         if old is new:
             return
         for node, i in list(old.uses):
@@ -286,16 +287,16 @@ class Graph:
             self._places.setdefault(new, []).extend(places)
 
     def remove(self, node: Node) -> None:
-        """Take a node out. Its outputs must be unused."""
+        """Remove a node. Its outputs must be unused."""
         for i, value in enumerate(node.inputs):
             if value is not None:
                 value.uses.pop((node, i), None)
-        for value in node.outputs:  # no cycle is left: what the node alone had, weights for one, goes at once
+        for value in node.outputs:  # breaking the cycle frees the node's own values, such as weights, at once
             value.producer = None
         del self._nodes[node]
 
     def sort(self) -> None:
-        """Restore topological order, stably. Raises ValueError naming a node on a cycle."""
+        """Restore topological order, stably. Raises ValueError that names a node if there is a cycle."""
         order: dict[Node, None] = {}
         state: dict[Node, int] = {}
         for root in self._nodes:

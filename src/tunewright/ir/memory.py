@@ -1,4 +1,4 @@
-"""Memory of weights, which goes back to the system as soon as they are freed."""
+"""Memory for weights that goes back to the system as soon as it is freed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from typing import Any
 
 import numpy as np
 
-#: bytes from which on an array has pages of its own
+#: arrays of at least this many bytes get pages of their own
 LARGE = 1 << 16
-#: bytes from which on these are pages of 2 MB, where the system has them: to touch 64 MB takes 5 ms instead of 34
+#: Arrays of at least this many bytes get pages of 2 MB where the system offers them. Touching 64 MB then takes 5 ms
+#: instead of 34.
 HUGE = 4 << 20
 
 
-#: bytes of the memory that smaller arrays share, which begin where such a page does
+#: bytes of each block that several arrays share, and the page size to which blocks are aligned
 SHELF, PAGE = 32 << 20, 2 << 20
-#: where each of them begins
+#: alignment of each array in a block: a cache line
 _LINE = 64
 
 
 class Pages(mmap.mmap):
-    """Pages of the system's own."""
+    """Pages mapped from the system for one allocation."""
 
-    #: what their content was read from, where that is known (see `stored`)
+    #: the file range that the content was read from, or None if unknown (see `stored`)
     origin: object = None
 
 
 def lasting(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes with any content, that go back to the system at once when nobody holds them any more.
+    """Allocate uninitialised bytes that go back to the system as soon as nobody holds them.
 
-    Of what `malloc` is given back it keeps some for later, also of pieces as large as a layer's weights: behind a load
-    of ResNet-18 that were 10 MB at the peak and 20 at the end. What is made anew for each inference had better not come
-    from here: pages that were never touched take long to touch.
+    `malloc` keeps part of the freed memory, even blocks as large as a layer's weights. After a load of ResNet-18 this
+    was 10 MB at the peak and 20 MB at the end. Do not use this function for buffers that every inference allocates:
+    touching new pages for the first time is slow.
     """
     if nbytes < LARGE:
         return np.empty(nbytes, np.uint8)
@@ -50,22 +51,22 @@ def _pages(nbytes: int) -> Pages:
     except OSError as error:
         raise MemoryError(f"there are no {nbytes:,} bytes of memory") from error
     if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them
+        with contextlib.suppress(OSError):  # a system without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
 def lasting_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array in such memory."""
+    """Allocate an array with `lasting`."""
     return np.ndarray(shape, dtype, lasting(math.prod(shape) * dtype.itemsize))
 
 
 class _Shelf:
-    """Memory in which arrays lie one behind the other, in pages of 2 MB."""
+    """Allocates arrays one behind the other in shared pages of 2 MB."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: the piece that has room, as long as some array is in it, and where its room begins
+        #: the current block while some array uses it, and the offset of its free room
         self._pages: weakref.ref[Pages] | None = None
         self._at = 0
 
@@ -84,13 +85,13 @@ class _Shelf:
         return np.frombuffer(memoryview(held), np.uint8)
 
     def _more(self, nbytes: int) -> tuple[Pages, int]:
-        """New memory, and where the first page of 2 MB begins."""
+        """Map a new block. Returns it with the offset of its first page of 2 MB."""
         pages = _pages(max(SHELF, nbytes) + PAGE)
         self._pages = weakref.ref(pages)
         return pages, -ctypes.addressof(ctypes.c_char.from_buffer(pages)) % PAGE
 
     def in_child(self) -> None:
-        """Who held the lock in the parent of a fork is not here."""
+        """Replace the lock after a fork: the thread that may have held it does not exist in the child."""
         self._lock = threading.Lock()
 
 
@@ -100,9 +101,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def shared_pages(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes like those of `lasting`, in pages of 2 MB that others share.
+    """Allocate bytes like `lasting`, but in pages of 2 MB that several arrays share.
 
-    For what is read in each inference: with pages of 4 KB, weights of 16 MB fill the processor's table of pages, and in
-    a virtual machine each page that is not in it costs several accesses to memory.
+    Use it for data that every inference reads. With pages of 4 KB, 16 MB of weights fill the processor's TLB, and in a
+    virtual machine each TLB miss costs several memory accesses.
     """
     return np.empty(nbytes, np.uint8) if nbytes < LARGE else _SHELF.take(nbytes)

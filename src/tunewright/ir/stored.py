@@ -1,7 +1,7 @@
-"""Weights that their file still has: they can be released and read again.
+"""Weights that can be released from memory and read again from their file.
 
-A graph with open shapes is planned anew for each set of them, from weights as they are in the model's file; plans run
-with packed ones. In between nobody needs the former, and then they need not be in memory.
+A graph with open shapes is planned anew for each set of shapes, from the weights as the model's file stores them. Plans
+run with packed weights. Between two planning runs the unpacked weights need not be in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class StoredFile:
-    """An open file, whose bytes can be read again as long as nobody changes them. Its name may be gone meanwhile."""
+    """An open file whose bytes can be read again as long as nobody changes them, even after the file is unlinked."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = os.dup(descriptor)
@@ -37,23 +37,23 @@ class StoredFile:
 
 
 class StoredBytes:
-    """A range of a file."""
+    """A range of bytes of a file."""
 
     def __init__(self, file: StoredFile, offset: int, length: int) -> None:
         self.file, self.offset, self.length = file, offset, length
-        #: the bytes while some array is made of them
+        #: the pages with the bytes, while some array uses them
         self._pages: weakref.ref[Pages] | None = None
         self._lock = threading.Lock()
 
     def in_memory(self, memory: Array) -> Array:
-        """This memory has the bytes. Arrays made of it know where they come from, if it is large enough."""
+        """Record that ``memory`` holds the bytes. Arrays made from it know their origin if it has pages of its own."""
         pages = _pages(memory)
         if pages is not None:
             pages.origin, self._pages = self, weakref.ref(pages)
         return memory
 
     def bytes(self) -> Array:
-        """The bytes: those in memory, or from the file."""
+        """Return the bytes from memory if they are there, else from the file. A changed file raises ModelError."""
         with self._lock:
             pages = None if self._pages is None else self._pages()
             return self.in_memory(self._read()) if pages is None else np.frombuffer(pages, np.uint8, self.length)
@@ -62,19 +62,19 @@ class StoredBytes:
         memory = lasting(self.length)
         try:
             if self.file.is_changed():
-                raise OSError("it was changed since")
+                raise OSError("it has changed since")
             read_into(self.file.descriptor, memory, self.offset)
         except OSError as error:
             raise ModelError(
                 f"weights for another shape cannot be read from the model's file again: {error}",
-                hint="load the model again; those of a model out of read_model stay in memory as long as it is held",
+                hint="load the model again, or keep the result of read_model: it keeps the weights in memory",
             ) from None
         return memory
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in the bytes of a file, without its memory. Equal ones have equal elements."""
+    """Describes an array in the bytes of a file, without its memory. Equal descriptions mean equal elements."""
 
     origin: StoredBytes
     offset: int
@@ -83,7 +83,7 @@ class Stored:
     dtype: np.dtype[Any]
 
     def array(self) -> Array:
-        """The array: the same object for all readers as long as one of them holds it."""
+        """Return the array. All readers get the same object as long as one of them holds it."""
         made = _LIVING.get(self)
         if made is None:
             made = np.ndarray(self.shape, self.dtype, self.origin.bytes(), self.offset, self.strides)
@@ -96,7 +96,7 @@ _LIVING: weakref.WeakValueDictionary[Stored, Array] = weakref.WeakValueDictionar
 
 
 def stored(array: Array) -> Stored | None:
-    """Where an array comes from, if its elements are as they are in a file that can be read again."""
+    """Describe where an array comes from. None unless its elements can be read again from a file."""
     pages = _pages(array)
     if pages is None or not isinstance(pages.origin, StoredBytes):
         return None
@@ -107,7 +107,7 @@ def stored(array: Array) -> Stored | None:
 
 
 def _pages(array: Array) -> Pages | None:
-    """The pages that an array is a view of."""
+    """Return the pages that an array is a view of, or None."""
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -116,7 +116,7 @@ def _pages(array: Array) -> Pages | None:
 
 
 def read_into(descriptor: int, memory: Array, offset: int) -> None:
-    """Bytes of a file from an offset on. OSError when it has fewer."""
+    """Fill ``memory`` with the bytes of a file from ``offset`` on. Raises OSError if the file has fewer."""
     while len(memory):
         count = os.preadv(descriptor, [memory.data], offset)
         if not count:

@@ -1,4 +1,4 @@
-"""The graph as stable text (for golden tests and people) and as DOT."""
+"""Prints the graph as stable text (for golden tests and for reading) and as DOT."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from .graph import Fused, Graph, Node, Value
 
-#: a remark about a node, or nothing
+#: returns a remark about a node, or None
 Note: TypeAlias = Callable[[Node], str | None]
-#: most elements of a list that is written in full
+#: longest list of plain values that is written in full
 LONG = 64
 
 
@@ -23,7 +23,8 @@ def format_attr(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        if len(value) > LONG and isinstance(value[0], (int, float, str)):  # an ensemble of trees has millions
+        # an ensemble of trees has lists of millions of elements
+        if len(value) > LONG and isinstance(value[0], (int, float, str)):
             return f"list of {format_array(np.asarray(value, object if isinstance(value[0], str) else None))}"
         return "[" + ", ".join(format_attr(v) for v in value) + "]"
     return repr(value) if isinstance(value, (str, bytes)) else str(value)
@@ -34,7 +35,7 @@ def format_attrs(attrs: Mapping[str, Any]) -> str:
 
 
 def format_array(array: np.ndarray[Any, Any]) -> str:
-    """Up to eight elements in full, more by digest, so that the text is stable and short."""
+    """Write up to eight elements in full and more by digest, so that the text is stable and short."""
     head = f"{array.dtype}{list(array.shape)}"
     if array.size <= 8:
         return f"{head} {array.tolist()}"
@@ -67,7 +68,7 @@ def format_epilogue(node: Node) -> str:
 
 
 def to_text(graph: Graph, indent: str = "", note: Note | None = None) -> str:
-    """Stable text: a line per constant and node, bodies indented below their node; ``note`` adds a remark to a node."""
+    """Return stable text: one line per constant and node, bodies indented below their node, remarks by ``note``."""
     inputs = ", ".join(repr(v) for v in graph.inputs)
     lines = [f"{indent}graph {graph.name}({inputs}) {{"]
     shown: set[Value] = set()
@@ -99,7 +100,7 @@ def to_text(graph: Graph, indent: str = "", note: Note | None = None) -> str:
 
 
 def to_dot(graph: Graph, note: Note | None = None) -> str:
-    """Graphviz: nodes with their fused steps, edges with their types; ``note`` adds a line to a node."""
+    """Return Graphviz text: nodes with their fused steps, edges with their types; ``note`` adds a line to a node."""
 
     def quote(text: str) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -13,16 +13,16 @@ import numpy as np
 
 from .symbolic import WHOLE, SymArray, SymInt, hint, same
 
-#: A dimension: a number, a name (symbolic, equal names are equal sizes), or None (nothing is known). While a plan is
-#: made for a class of shapes a number may be a `SymInt`.
+#: A dimension: a number, a name (equal names mean equal sizes), or None (unknown). While a plan is made for a class of
+#: shapes, a number may be a `SymInt`.
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
-#: most dimensions of an array that every supported numpy allows
+#: largest rank that every supported numpy allows
 MAX_RANK = 32
 
 
 class DType(enum.Enum):
-    """Element types. `onnx_code` is ONNX's number; `numpy` how an element is held (sub-byte types unpacked)."""
+    """Element types. `onnx_code` is ONNX's number; `numpy` is the dtype of an element (sub-byte types unpacked)."""
 
     FLOAT32 = "float32"
     UINT8 = "uint8"
@@ -59,7 +59,7 @@ class DType(enum.Enum):
 
     @property
     def onnx_code(self) -> int:
-        """The number in onnx.TensorProto.DataType (members above stand in that order)."""
+        """The number in onnx.TensorProto.DataType (the members above are in that order)."""
         return _CODES[self]
 
     @property
@@ -76,12 +76,12 @@ class DType(enum.Enum):
 
     @staticmethod
     def of_onnx(code: int) -> DType:
-        """KeyError when the code is unknown."""
+        """Return the type with this ONNX number. Raises KeyError for an unknown number."""
         return _OF_CODE[code]
 
     @staticmethod
     def of_numpy(dtype: np.dtype) -> DType:
-        """KeyError when there is no such ONNX type."""
+        """Return the type of a numpy dtype. Raises KeyError if ONNX has no such type."""
         if dtype.kind in "OUST":
             return DType.STRING
         found: DType = _OF_NUMPY[dtype]
@@ -111,13 +111,13 @@ _OF_NUMPY = {n: d for d, n in _NUMPY.items() if n.kind not in "O" and n != np.dt
 
 @dataclass(frozen=True)
 class Layout:
-    """How the logical dimensions of a tensor lie in memory. Shapes in a `TensorType` are always logical (NC...)."""
+    """How a tensor's logical dimensions are arranged in memory. Shapes in a `TensorType` are always logical (NC...)."""
 
     name: str = "plain"
     block: int = 0  # channels per block, for blocked layouts
 
     def physical(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the array that holds a tensor of these logical dimensions; a last block is padded."""
+        """Return the shape of the array that holds a tensor of these logical dimensions; the last block is padded."""
         if self.name == "nhwc":
             return (dims[0], *dims[2:], dims[1])
         if self.name == "blocked":
@@ -126,7 +126,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """The layout that prints like this."""
+        """Parse what `str` of a layout prints."""
         name = text.rstrip("0123456789")
         return Layout(name, int(text[len(name) :] or 0))
 
@@ -139,7 +139,7 @@ NHWC = Layout("nhwc")
 
 
 def blocked(block: int) -> Layout:
-    """NC/b HW b: channels in blocks of ``block``, the block innermost."""
+    """Return the layout NC/b HW b: channels in blocks of ``block``, with the block innermost."""
     return Layout("blocked", block)
 
 
@@ -150,9 +150,9 @@ class TensorType:
     dtype: DType
     shape: Shape | None = None
     layout: Layout = PLAIN
-    #: every dimension is a number (asked at every turn, so it is found out once)
+    #: Whether every dimension is a number. Stored because it is asked very often.
     is_static: bool = field(init=False, repr=False, compare=False)
-    #: its shape depends on symbols
+    #: whether the shape contains a `SymInt`
     is_symbolic: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class TensorType:
 
     @property
     def physical(self) -> tuple[int, ...]:
-        """The shape of the array that holds a tensor of this static type: its dimensions as the layout orders them."""
+        """The shape of the array that holds a tensor of this static type, in the order of the layout."""
         return self.layout.physical(self.dims)
 
     @property
@@ -195,13 +195,13 @@ class TensorType:
 
     @property
     def at_hand(self) -> TensorType:
-        """The type for the shapes at hand; nothing is guarded."""
+        """The type with the sizes of the current example in place of symbols. It adds no guard."""
         if self.shape is None or not self.is_symbolic:
             return self
         return TensorType(self.dtype, tuple(hint(d) for d in self.shape), self.layout)
 
     def is_same(self, other: object) -> bool:
-        """Equal, and for every size of a class of shapes. Comparing with == would make the class smaller instead."""
+        """Whether both types are equal for every size of a class of shapes. A comparison with == narrows the class."""
         if not isinstance(other, TensorType) or (self.dtype, self.layout) != (other.dtype, other.layout):
             return False
         if self.shape is None or other.shape is None:
@@ -219,7 +219,7 @@ class TensorType:
         return f"{self.dtype}{shape}" + ("" if self.layout == PLAIN else f"@{self.layout}")
 
     def __repr__(self) -> str:
-        return f"TensorType({self})"  # people print a model's inputs
+        return f"TensorType({self})"  # users print a model's inputs
 
 
 @dataclass(frozen=True)
@@ -260,13 +260,13 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def signature(inputs: Mapping[str, Type | None], outputs: Mapping[str, Type | None]) -> str:
-    """For people: x: float32[n,3] -> y: float32[n,2]."""
+    """Describe inputs and outputs for display: x: float32[n,3] -> y: float32[n,2]."""
     left, right = (", ".join(f"{name}: {type or '?'}" for name, type in side.items()) for side in (inputs, outputs))
     return f"{left} -> {right}"
 
 
 def merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What both say together: numbers beat names, names beat nothing. Different ranks or numbers raise ValueError."""
+    """Combine two descriptions of a shape. Numbers override names, names override None. Conflict: ValueError."""
     if a is None or b is None:
         return b if a is None else a
     if len(a) != len(b):

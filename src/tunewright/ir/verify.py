@@ -1,4 +1,4 @@
-"""What a legal graph is, executable: `violations` returns every broken rule, in words."""
+"""Checks that a graph is legal: `violations` yields every broken rule, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .types import TensorType
 
 
 def violations(graph: Graph) -> Iterator[str]:
-    """Every broken rule of this graph and its bodies."""
+    """Yield every broken rule of this graph and its bodies."""
     for g in graph.walk():
         yield from _values(g)
         yield from _links(g)
@@ -19,7 +19,7 @@ def violations(graph: Graph) -> Iterator[str]:
 
 
 def verify(graph: Graph, after: str) -> None:
-    """Raise when a rule is broken; ``after`` names the pass to blame."""
+    """Raise TunewrightError if a rule is broken. ``after`` names the pass to blame."""
     broken = next(violations(graph), None)
     if broken is not None:
         raise TunewrightError(

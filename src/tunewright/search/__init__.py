@@ -1,4 +1,4 @@
-"""Pure search: spaces, trials, and strategies that are asked and told. It knows no kernels, devices or databases.
+"""Search strategies with an ask-and-tell interface, spaces and trials. Independent of kernels, devices and databases.
 
 >>> from tunewright import search
 >>> space = search.Space({"tile": [1, 2, 4, 8], "unroll": [1, 2, 4]}, lambda c: c["tile"] * c["unroll"] <= 16)
@@ -28,14 +28,14 @@ def _strategies() -> dict[str, type[Strategy]]:
 
 
 def names() -> list[str]:
-    """The names of all strategies."""
+    """Return the names of all strategies."""
     return sorted(_strategies())
 
 
 def create(
     name: str, space: Space, seed: int = 0, seeds: Iterable[Mapping[str, Scalar]] = (), **options: Any
 ) -> Strategy:
-    """A strategy by name. ``seeds`` are configs to try first; ``options`` are what its class takes besides."""
+    """Create a strategy by name. ``seeds``: configs to try first; ``options``: further arguments of its class."""
     import numpy as np
 
     try:

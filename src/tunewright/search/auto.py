@@ -1,4 +1,4 @@
-"""A portfolio: the model leads, and where it stops finding improvements, evaluations go to those that do."""
+"""A portfolio of strategies. The surrogate model leads; when it stalls, other strategies propose configs too."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .reinforce import Reinforce
 from .space import Code, Scalar, Space
 from .surrogate import Surrogate
 
-#: Trials without an improvement after which the leader has to share.
+#: trials without an improvement after which the leader has to share
 STALL = 32
-#: Credit: what every strategy starts with, what the leader starts with besides, and how fast the past fades.
+#: Credit: the initial credit of every strategy, the leader's extra credit, and the decay per trial.
 CREDIT, LEAD, FADE = 0.25, 1.0, 0.95
 
 
 class Auto(Strategy):
-    """The surrogate, with the others in reserve.
+    """The surrogate, with the other strategies in reserve.
 
-    Measured (docs/search.md): a fixed share for the others costs more than it brings, as long as the model improves.
-    But a model can be wrong about a space. After a stall each next config comes from a strategy drawn by its credit,
-    the improvements that it found; all of them learn from every trial.
+    A fixed share for the others costs more than it gains while the model improves (measured, docs/search.md). But a
+    model can be wrong about a space. After a stall, each next config comes from a strategy that is drawn by its credit.
+    A strategy earns credit with the improvements that it finds. All strategies learn from every trial.
     """
 
     name = "auto"
@@ -44,7 +44,7 @@ class Auto(Strategy):
         if self._stalled >= STALL:
             author = int(self.rng.choice(len(self._members), p=self._credit / self._credit.sum()))
         member = self._members[author]
-        member.seen = self.seen  # shared: no member proposes what another one asked
+        member.seen = self.seen  # shared, so that no member proposes what another one asked
         code = member.propose()
         if code is not None:
             self._author[code] = author

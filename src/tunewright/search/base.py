@@ -1,7 +1,8 @@
-"""What a strategy is: it is asked for configs and told what became of them.
+"""The interface of a strategy: callers ask it for configs and tell it the results.
 
 A strategy is one file: a subclass of `Strategy` with a ``name`` and `propose`, listed in the module's ``STRATEGIES``.
-The base class keeps the promises that every strategy makes: seeds first, no config twice, an end when none is left.
+The base class keeps the promises that every strategy makes: it asks seeds first, no config twice, and ends when no
+config is left.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ import numpy as np
 
 from .space import Code, Codes, Config, Scalar, Space
 
-#: `propose` may name a config that was asked before; after this number in a row the base class takes a fresh one.
+#: `propose` may return a config that was asked before; after this number in a row the base class draws a fresh one.
 PATIENCE = 16
-#: Draws for one that is asked, once something failed.
+#: draws for each config that is asked, once a trial has failed
 CHOICES = 4
-#: How many configs are handed on to a kindred problem.
+#: how many configs are passed on to a similar problem
 ELITE = 8
 
 
 class Status(StrEnum):
-    """What became of a trial."""
+    """The outcome of a trial."""
 
-    OK = "OK"  #: ran, and its output was right
-    FAILED = "FAILED"  #: refused by the compiler or the device
-    WRONG = "WRONG"  #: ran, but its output was wrong
-    TIMEOUT = "TIMEOUT"  #: took longer than it was given
-    CRASHED = "CRASHED"  #: took its process down
+    OK = "OK"  #: ran with the right output
+    FAILED = "FAILED"  #: rejected by the compiler or the device
+    WRONG = "WRONG"  #: ran with a wrong output
+    TIMEOUT = "TIMEOUT"  #: exceeded its time limit
+    CRASHED = "CRASHED"  #: crashed its process
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One measured config. ``seconds`` counts only where the status is OK; ``why`` says what went wrong elsewhere."""
+    """One measured config. ``seconds`` is valid only for status OK; ``why`` explains any other status."""
 
     config: Mapping[str, Scalar]
     status: Status = Status.OK
@@ -47,16 +48,16 @@ class Trial:
 
     @property
     def cost(self) -> float:
-        """Seconds, or infinity for whatever did not give a usable time."""
+        """Seconds, or infinity if the trial gave no usable time."""
         usable = self.status is Status.OK and math.isfinite(self.seconds) and self.seconds > 0
-        return float(self.seconds) if usable else math.inf  # a measurement may well come as a numpy number
+        return float(self.seconds) if usable else math.inf  # the measurement may be a numpy number
 
 
 class Strategy(ABC):
-    """Asks and learns. The same space, generator state, seeds and trials give the same configs.
+    """Proposes configs and learns from their results. Equal inputs, generator states and trials give equal configs.
 
-    Trials may be told in any order, also of configs that were never asked (what another strategy or an earlier session
-    measured): they are learnt from, and not asked again.
+    Trials may be told in any order. They may also be of configs that were never asked, such as those that another
+    strategy or an earlier session measured. The strategy learns from them and does not ask for them again.
     """
 
     name: ClassVar[str]
@@ -68,7 +69,7 @@ class Strategy(ABC):
         #: codes that were told, with their cost
         self.costs: dict[Code, float] = {}
         self.best: Code | None = None
-        # a seed may come from another device or version of the space: what is not valid here is left out
+        # A seed may come from another device or version of the space: invalid ones are left out.
         valid = (space.find(seed) for seed in seeds if seed in space)
         self._queue: deque[Code] = deque(dict.fromkeys(code for code in valid if code is not None))
         self._order: list[int] = []
@@ -77,7 +78,7 @@ class Strategy(ABC):
     # ---- what callers use -------------------------------------------------------------------------------------
 
     def ask(self, n: int = 1) -> list[Config]:
-        """Up to n configs that were never asked before; none when the space is exhausted."""
+        """Return up to n configs that were never asked before; none when the space is exhausted."""
         configs: list[Config] = []
         while len(configs) < n and (code := self._next()) is not None:
             self.seen[code] = None
@@ -96,22 +97,22 @@ class Strategy(ABC):
             self.learn(code, cost)
 
     def elite(self, n: int = ELITE) -> list[Config]:
-        """The best configs so far as seeds for a kindred problem, the best first (see `varied`)."""
+        """Return the best configs so far, best first, as seeds for a similar problem (see `varied`)."""
         return [self.space.config(code) for code in varied(self.ranked(), n)]
 
     # ---- what a strategy writes -------------------------------------------------------------------------------
 
     @abstractmethod
     def propose(self) -> Code | None:
-        """A valid code worth trying; None for any fresh one. One that was asked before is dropped."""
+        """Return a valid code worth trying, or None for any fresh one. A code that was asked before is dropped."""
 
     def learn(self, code: Code, cost: float) -> None:  # noqa: B027
-        """Called for every told trial; the cost is in seconds, infinite where it failed."""
+        """Called for every told trial. The cost is in seconds, or infinite if the trial failed."""
 
     # ---- what a strategy may use ------------------------------------------------------------------------------
 
     def fresh(self) -> Code | None:
-        """A random valid code that was never asked; None when there is none left."""
+        """Return a random valid code that was never asked, or None when none is left."""
         rows = self.space.rows
         if rows is None:
             for _ in range(PATIENCE):
@@ -124,44 +125,44 @@ class Strategy(ABC):
                 code = tuple(rows[self._order.pop()].tolist())
                 if code not in self.seen:
                     return code
-            # what was drawn but not asked is still to come
+            # codes that were drawn but not asked remain to be asked
             left = [i for i, code in enumerate(map(tuple, rows.tolist())) if code not in self.seen]
             if not left:
                 return None
             self._order = self.rng.permutation(left).tolist()
 
     def safe_start(self) -> Code | None:
-        """Like `fresh`, but away from where trials failed."""
+        """Like `fresh`, but prefers codes unlike those that failed."""
         found = [code for code in (self.fresh() for _ in range(self.choices)) if code is not None]
         return self.safest(found) if found else None
 
     @property
     def choices(self) -> int:
-        """How many codes to draw for one that `safest` picks: once something failed, it pays to have a choice."""
+        """How many codes to draw for one that `safest` picks: more than one once a trial has failed."""
         return CHOICES if self._failures else 1
 
     def fresh_neighbours(self, code: Code, step: int | None = None) -> list[Code]:
-        """The neighbours of a code that were never asked."""
+        """Return the neighbours of a code that were never asked."""
         return [near for near in self.space.neighbour_codes(code, step) if near not in self.seen]
 
     def ranked(self) -> list[Code]:
-        """The codes that worked, best first."""
+        """Return the codes that worked, best first."""
         worked = [code for code, cost in self.costs.items() if cost < math.inf]
         return sorted(worked, key=self.costs.__getitem__)
 
     def risk(self, codes: Sequence[Code]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """The chance that each code fails, judged by its likeness to the trials so far."""
+        """Estimate the probability that each code fails, from its similarity to the trials so far."""
         if not self._failures:
             return np.zeros(len(codes))
         told: Codes = np.array(list(self.costs), dtype=np.int16)
         failed = np.fromiter((cost == math.inf for cost in self.costs.values()), dtype=np.float64)
         differ = (np.array(codes, dtype=np.int16)[:, None, :] != told[None, :, :]).sum(axis=2)
         likeness = 4.0 ** -differ.astype(np.float64)
-        # a slight prior towards working: with nothing alike in sight, try
+        # A slight prior towards working: a code unlike any trial is worth a try.
         return np.asarray((likeness @ failed) / (likeness.sum(axis=1) + 4.0**-3))
 
     def safest(self, codes: Sequence[Code]) -> Code:
-        """One of the codes, drawn with the chance that it works, so that a failing region is left but never closed."""
+        """Draw one of the codes by its chance to work, so that a failing region becomes rare but stays reachable."""
         if len(codes) == 1 or not self._failures:
             return codes[int(self.rng.integers(len(codes)))]
         works = np.maximum(1.0 - self.risk(codes), 1e-3) ** 2
@@ -181,10 +182,10 @@ class Strategy(ABC):
 
 
 def varied(ranked: Sequence[Code], n: int) -> list[Code]:
-    """What to hand on to a kindred problem of codes that are sorted best first: at most n of them, in that order.
+    """Choose at most n codes to pass on to a similar problem. ``ranked`` and the result are sorted best first.
 
-    Half are the best. They are often alike, and where they fail elsewhere they fail together, so the others are the
-    best that differ in two parameters from all that were chosen, out of the better third.
+    Half of them are the best. The best codes are often alike and fail together on another problem. The others are
+    therefore the best of the better third that differ in two parameters from every code chosen so far.
     """
     chosen = list(ranked[: (n + 1) // 2])
     for code in ranked[len(chosen) : max(n, len(ranked) // 3)]:

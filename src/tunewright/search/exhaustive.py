@@ -1,4 +1,4 @@
-"""Every config in order: for small spaces, and to record a table."""
+"""Tries every config in order: for small spaces, and to record a table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A Gaussian process over a pool of candidates, in plain numpy and cheap enough to be asked after every trial.
+"""A Gaussian process over a pool of candidates, in plain numpy and fast enough to update after every trial.
 
-The kernel is exp(-sum of distance / length over the coordinates): rough and with corners, as the landscapes of kernels
-are, where one step of a tile size may cost a factor of two. (It is what a forest of random axis-parallel cuts tends
-to.) The lengths, one a coordinate, are learnt: a parameter that does not matter drops out of the distance.
+The covariance is exp(-sum of distance / length over the coordinates), the limit of a forest of random axis-parallel
+cuts. It is rough, with corners. So are the times of kernels, where one step of a tile size may cost a factor of two.
+The process learns one length for each coordinate, so a parameter without influence drops out of the distance.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .space import Floats
 Singles: TypeAlias = npt.NDArray[np.float32]
 Array = TypeVar("Array", Floats, Singles)
 
-#: Learning the lengths takes cubic time; this number of points says enough about them.
+#: Learning the lengths takes cubic time; this number of points is enough for it.
 LEARN_FROM = 96
-#: Steps of ascent for each learning; it starts where the last one ended.
+#: Gradient steps for each learning; it starts where the last one ended.
 STEPS = 10
-#: What the lengths and the noise are before any data: centre and spread of their logarithms.
+#: Prior of the lengths and the noise: centre and spread of their logarithms.
 LENGTH_PRIOR = (0.5, 1.0)
 NOISE_PRIOR = (math.log(1e-2), 1.5)
 
@@ -36,7 +36,7 @@ class Process:
         self._log_noise = NOISE_PRIOR[0]
 
     def learn(self, points: Floats, values: Floats) -> None:
-        """Move the lengths and the noise uphill in posterior density, by the signs of its gradient (Rprop)."""
+        """Improve the lengths and the noise by steps along the signs of the posterior's gradient (Rprop)."""
         points, values = points[:LEARN_FROM], values[:LEARN_FROM]
         gaps = np.zeros((len(self._log_lengths), len(values), len(values)))
         for group, column in zip(self._groups, points.T, strict=True):
@@ -55,7 +55,7 @@ class Process:
         self._log_lengths, self._log_noise = best[:-1], float(best[-1])
 
     def _posterior(self, at: Floats, gaps: Floats, values: Floats) -> tuple[float, Floats]:
-        """The log density of the values, with the best signal variance put in, times the prior; and its gradient."""
+        """Return the log posterior density of lengths and noise, for the best signal variance, and its gradient."""
         n = len(values)
         rates, noise = np.exp(-at[:-1]), math.exp(at[-1])
         kernel = np.exp(-np.einsum("i,ijk->jk", rates, gaps))
@@ -74,16 +74,17 @@ class Process:
         return height - 0.5 * float(away @ away), slope - away / spread
 
     def condition(self, points: Floats, values: Floats, pool: Floats) -> None:
-        """Take these points and values as told, and predict for this pool."""
+        """Replace the told points and values by these, and predict for this pool."""
         n = len(values)
         rates = np.exp(-self._log_lengths)[self._groups]
         self._rates, self._noise = rates, math.exp(self._log_noise)
-        # Scaled once: a distance is then a plain sum of gaps. Turned: each coordinate lies together in memory.
+        # Scaling once turns a distance into a plain sum of gaps. Transposing makes each coordinate contiguous in
+        # memory.
         self._points, self._pool = points * rates, np.ascontiguousarray((pool * rates).T, dtype=np.float32)
-        # of the Cholesky factor, which grows by one row a trial
+        # inverse of the Cholesky factor, which grows by one row for each trial
         self._inverse = _inverse_factor(_kernel(self._points.T, self._points.T) + self._noise * np.eye(n))
         self._whitened = self._inverse @ values
-        # the covariances of points and pool in the basis where points are independent
+        # covariances of points and pool, in the basis in which the points are independent
         self._rows = _product(
             self._inverse.astype(np.float32), _kernel(self._points.T.astype(np.float32), self._pool)
         )
@@ -93,12 +94,12 @@ class Process:
         self._hoped: Singles | None = None
 
     def focus(self, chosen: npt.NDArray[np.int64]) -> None:
-        """Predict for these candidates of the pool only, until the next `condition`: what follows costs less."""
+        """Predict only for these candidates of the pool until the next `condition`, which makes later steps cheaper."""
         self._pool, self._rows = np.take(self._pool, chosen, axis=1), np.take(self._rows, chosen, axis=1)
         self.mean, self._variance, self._hoped = self.mean[chosen], self._variance[chosen], None
 
     def add(self, point: Floats, value: float) -> None:
-        """Tell one more point: what `condition` computes, extended by one row."""
+        """Add one more point: extends the result of `condition` by one row."""
         n = len(self._whitened)
         cross, row, scale = self._project(point)
         whitened = (value - float(cross @ self._whitened)) / scale
@@ -113,20 +114,20 @@ class Process:
         self._hoped = None
 
     def expect(self, point: Floats) -> None:
-        """Count a point as told whose value is not known yet: nothing is learnt, but its surroundings grow certain.
+        """Count a point as told whose value is not known yet: the mean stays, the variance around it shrinks.
 
-        It lasts until something is told.
+        This lasts until the next point is told.
         """
         row = self._project(point)[1]
         self._hoped = (self._variance if self._hoped is None else self._hoped) - row * row
 
     def deviation(self) -> Singles:
-        """The standard deviation of every candidate's prediction."""
+        """Return the standard deviation of every candidate's prediction."""
         variance = self._variance if self._hoped is None else self._hoped
         return np.asarray(np.sqrt(np.maximum(variance, np.float32(1e-9)) * np.float32(self._signal)))
 
     def _project(self, point: Floats) -> tuple[Floats, Singles, float]:
-        """A new point in the basis of the old ones: its coordinates, its row over the pool, and what is left of it."""
+        """Project a new point onto the basis of the old ones. Returns coordinates, row over the pool, and residual."""
         scaled = (point * self._rates)[:, None]
         cross = self._inverse @ _kernel(self._points.T, scaled)[:, 0]
         scale = math.sqrt(max(1.0 + self._noise - float(cross @ cross), 1e-9))
@@ -137,9 +138,9 @@ class Process:
 
 
 def _kernel(a: Array, b: Array) -> Array:
-    """Covariances between the columns of a and those of b."""
+    """Return the covariances between the columns of a and those of b."""
     kernel = np.zeros((a.shape[1], b.shape[1]), dtype=a.dtype)
-    height = max(1, (1 << 15) // max(1, b.shape[1]))  # few enough rows at a time that they stay in the cache
+    height = max(1, (1 << 15) // max(1, b.shape[1]))  # few enough rows at a time to stay in the cache
     room = np.empty((height, b.shape[1]), dtype=a.dtype)
     for top in range(0, len(kernel), height):
         rows = kernel[top : top + height]
@@ -152,10 +153,10 @@ def _kernel(a: Array, b: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    """A product in blocks so small that the linear algebra library stays in this thread.
+    """Multiply in blocks so small that the linear algebra library does not start its threads.
 
-    Its threads gain little at these sizes and cost much: after each call they keep their cores busy for a tenth of a
-    second, waiting for the next one. The sums above that are written with einsum avoid them for the same reason.
+    The threads gain little at these sizes. After each call they busy-wait for a tenth of a second for the next one,
+    which keeps the cores occupied. Sums elsewhere in this module use einsum for the same reason.
     """
     out = np.empty((len(a), b.shape[1]), dtype=a.dtype)
     width = max(1, (1 << 18) // a.size)
@@ -165,7 +166,7 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _inverse_factor(square: Floats) -> Floats:
-    """The inverse of the Cholesky factor, likewise in blocks below the size at which threads begin."""
+    """Return the inverse of the Cholesky factor, computed in blocks too small for the library's threads."""
     n = len(square)
     if n <= 64:
         return np.asarray(np.linalg.inv(np.linalg.cholesky(square)))

@@ -1,26 +1,26 @@
-"""A genetic algorithm (GA): children of good configs, made by crossover and mutation."""
+"""A genetic algorithm (GA): crossover and mutation of good configs."""
 
 from __future__ import annotations
 
 from .base import Strategy
 from .space import Code
 
-#: Random configs to begin with.
+#: number of random configs at the start
 START = 14
 #: This number of the best configs are parents.
 PARENTS = 6
-#: How many parameters of a child mutate on average, and the share of these that jump to any value.
+#: Mean number of mutated parameters of a child, and the share of mutations that jump to any value.
 MUTATIONS, JUMPS = 0.7, 0.3
-#: Attempts at a valid child that was not asked before.
+#: attempts at a valid child that was not asked before
 ATTEMPTS = 60
 
 
 class Genetic(Strategy):
-    """Steady state: every trial may become a parent at once, as a budget of a hundred leaves no time for generations.
+    """Steady-state GA without generations, because a budget of a hundred trials is too small for them.
 
-    A child takes each parameter from one of two parents, then some mutate: mostly to a value that is near in one of the
-    senses that the space knows, at times to any. The more attempts end in configs that are invalid or were asked
-    before, the more it mutates.
+    Every trial may become a parent at once. A child takes each parameter from one of two parents. Then some parameters
+    mutate, mostly to a near value in one of the senses of `Space.kin`, sometimes to any value. Mutation grows with each
+    attempt that gives an invalid or known config.
     """
 
     name = "genetic"
@@ -40,7 +40,7 @@ class Genetic(Strategy):
 
     def _child(self, parents: list[Code], mutations: float) -> Code:
         rng, sizes = self.rng, self.space.sizes
-        # the better of two draws, twice: good parents breed more often, but no one rules
+        # The better of two draws, twice: good parents are chosen more often, but none dominates.
         one, other = (parents[min(rng.integers(len(parents), size=2))] for _ in range(2))
         genes = [a if coin < 0.5 else b for a, b, coin in zip(one, other, rng.random(len(sizes)), strict=True)]
         axes = [axis for axis, size in enumerate(sizes) if size > 1]

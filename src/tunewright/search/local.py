@@ -5,16 +5,16 @@ from __future__ import annotations
 from .base import Strategy
 from .space import Code
 
-#: Random configs to begin with, and again each time that the neighbourhoods of the leaders are exhausted.
+#: number of random configs at the start, and whenever the neighbourhoods of the leaders are exhausted
 START = 10
-#: How many of the best configs have their neighbourhoods searched.
+#: number of the best configs whose neighbourhoods are searched
 LEADERS = 6
 
 
 class Local(Strategy):
-    """Moves to a better neighbour as soon as it finds one; exhausted neighbourhoods give way to the next best config's.
+    """Moves to a better neighbour as soon as it finds one, and from an exhausted neighbourhood to the next best one.
 
-    The strongest strategy without a model at the first few dozen evaluations, and as cheap as random search.
+    It is the strongest model-free strategy in the first few dozen evaluations, and as cheap as random search.
     """
 
     name = "local"

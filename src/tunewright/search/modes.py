@@ -1,4 +1,4 @@
-"""AutoTune's modes: which strategy serves which class of operators.
+"""AutoTune's modes: they map each class of operators to a strategy.
 
 The mode is one text, as in MindSpore's ``auto_tune_mode``: ``NO_TUNE``, ``RL``, ``GA``, or both in either order.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ..errors import SettingsError
 
-#: With both allowed: the many cheap, alike operators share what a policy learnt, the few dear ones get a wide search.
+#: Used when both are allowed: many cheap, similar operators share a learnt policy; the few expensive ones get a wide
+#: search.
 RL_CLASSES = frozenset({"broadcast", "reduce", "elementwise", "elewise"})
 GA_CLASSES = frozenset({"conv", "matmul", "cube"})
 
@@ -15,10 +16,10 @@ _STRATEGY = {"RL": "reinforce", "GA": "genetic"}
 
 
 def strategy_for(mode: str, op_class: str) -> str | None:
-    """The name of the strategy for a class of operators; None means: do not tune it.
+    """Return the name of the strategy for a class of operators, or None if they are not to be tuned.
 
-    With one mode alone that one serves every class. With both, RL serves broadcast, reduce and elementwise, GA conv and
-    matmul, and a class that is none of these goes to GA, which needs no kinship between operators.
+    A single mode serves every class. With both, RL serves broadcast, reduce and elementwise, GA serves conv and matmul.
+    GA also serves all other classes, because it needs no similarity between operators.
     """
     parts = [part.strip().upper() for part in mode.split(",")]
     if parts == ["NO_TUNE"]:

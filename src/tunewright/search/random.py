@@ -1,4 +1,4 @@
-"""Uniform sampling without repeats: the measure that every other strategy has to beat."""
+"""Uniform sampling without repeats: the baseline for every other strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning (RL): a policy over the parameters, learnt from rewards and handed on to kindred problems."""
+"""Reinforcement learning (RL): learns a policy over the parameters, which can start the search of a similar problem."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from .base import Strategy
 from .space import Code, Floats, Scalar, Space
 
 FORMAT = 1
-#: Random configs before the policy is trusted, where it starts from nothing.
+#: number of random configs before an untrained policy is used
 START = 10
-#: How far a reward moves the policy, and the share of what it learnt that it forgets with every trial.
+#: How far a reward moves the policy, and the share that the policy forgets with every trial.
 RATE, FORGET = 0.7, 0.02
-#: A policy from elsewhere is believed only so far.
+#: factor on the preferences of a given policy
 TRUST = 0.7
-#: This number of the best configs are the states that the policy edits; each parameter stays as it is with this chance.
+#: The policy edits this number of the best configs (states). Each parameter keeps its value with this chance.
 STATES, KEEP = 4, 0.6
-#: The same chance where a policy was given: its states are good already.
+#: The same chance for a given policy, whose states are already good.
 KEEP_TAUGHT = 0.75
-#: After this number of trials without an improvement a given policy has misled the search: restart without it.
+#: After this number of trials without an improvement, the search drops a given policy and restarts without it.
 DOUBT = 40
-#: Attempts at a valid config that was not asked before; each is a little hotter than the last.
+#: attempts at a valid config that was not asked before; each has a higher temperature
 ATTEMPTS = 40
 
 
 class Reinforce(Strategy):
-    """A policy gradient (REINFORCE) over one distribution a parameter.
+    """A policy gradient (REINFORCE) over one distribution for each parameter.
 
     An episode starts from a good config and decides for every parameter: keep its value, or draw one from the policy.
-    The reward is the rank among all trials so far, so that it needs no scale; a failed trial earns the least. What was
-    learnt on one problem (`export_policy`) can be given as ``policy`` on another: names and values that the other space
-    does not have are left out.
+    The reward is the rank among all trials so far, so that it needs no scale; a failed trial earns the least.
+    `export_policy` returns the policy of one problem, which can be given as ``policy`` on another. Names and values
+    that the other space does not have are left out.
     """
 
     name = "reinforce"
@@ -50,11 +50,11 @@ class Reinforce(Strategy):
         self._logits = logits
         self._taught = policy is not None
         self._stalled = 0
-        self._dropped: frozenset[Code] = frozenset()  # no states: around them nothing better was found
+        self._dropped: frozenset[Code] = frozenset()  # not used as states: no better config was found around them
         self._told: list[float] = []
 
     def export_policy(self) -> dict[str, Any]:
-        """What was learnt, as JSON: the preference for each value of each parameter, and the states to start from."""
+        """Return the policy as JSON: the preference for each value of each parameter, and the states to start from."""
         known = zip(self.space.params.items(), self._logits, strict=True)
         return {
             "policy": FORMAT,
@@ -89,7 +89,7 @@ class Reinforce(Strategy):
         slower = (len(self._told) - bisect_left(self._told, cost)) / len(self._told) if self._told else 0.5
         insort(self._told, cost)
         reward = -1.0 if cost == math.inf else 2.0 * slower - 1.0
-        reward *= abs(reward)  # the best and the worst teach most
+        reward *= abs(reward)  # emphasises the best and the worst trials
         for logits, value in zip(self._logits, code, strict=True):
             gradient = -_softmax(logits)
             gradient[value] += 1.0
@@ -114,7 +114,7 @@ def _softmax(logits: Floats) -> Floats:
 
 
 def _read(policy: Mapping[str, Any] | None, space: Space) -> tuple[list[Floats], list[Mapping[str, Scalar]]]:
-    """The logits and states of a policy as far as they mean something in this space."""
+    """Return the part of a policy's logits and states that applies to this space."""
     logits = [np.zeros(size) for size in space.sizes]
     if policy is None:
         return logits, []
@@ -124,7 +124,7 @@ def _read(policy: Mapping[str, Any] | None, space: Space) -> tuple[list[Floats],
         for (name, values), mine in zip(space.params.items(), logits, strict=True):
             theirs = {value: float(logit) for value, logit in policy["logits"].get(name, ())}
             if theirs:
-                # an unknown value is neither liked nor disliked
+                # unknown values get a neutral preference
                 mine += [TRUST * theirs.get(value, 0.0) for value in values]
         return logits, [state for state in policy["states"] if isinstance(state, Mapping)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,10 +1,10 @@
-"""Strategies without hardware: recorded tables, and the replayer that answers a strategy from one.
+"""Replays strategies without hardware: recorded tables answer what a strategy asks.
 
-A table holds what became of every config of a space. Two formats are read, both also gzipped:
+A table holds the outcome of every config of a space. Two formats are read, both also gzipped:
 
-- kernel_tuner's cache files (an interrupted one, which lacks its closing brackets, too);
-- our own, JSON Lines: a header ``{"table": 1, "name": ..., "params": {name: [values]}}`` and then a line a trial,
-  ``{"config": {...}, "status": "OK", "seconds": 0.0012, "why": ""}``.
+- kernel_tuner's cache files (also interrupted ones, which lack their closing brackets);
+- Tunewright's own, JSON Lines: a header ``{"table": 1, "name": ..., "params": {name: [values]}}`` and one line per
+  trial, ``{"config": {...}, "status": "OK", "seconds": 0.0012, "why": ""}``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .space import Config, Floats, Scalar, Space
 
 FORMAT = 1
 
-#: kernel_tuner writes the kind of a failure in the place of the time
+#: kernel_tuner writes the kind of a failure in place of the time
 _FAILURES = {
     "CompilationFailedConfig": Status.FAILED,
     "InvalidConfig": Status.FAILED,
@@ -37,17 +37,17 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Table:
-    """What became of every config of a space."""
+    """The outcome of every config of a space."""
 
     name: str
     space: Space
     trials: Mapping[Config, Trial]
-    #: the least time of all
+    #: the shortest time of all
     optimum: float
 
     @classmethod
     def of(cls, name: str, params: Mapping[str, Sequence[Scalar]], trials: Iterable[Trial]) -> Table:
-        """A table from its trials; raises InputError where none of them worked."""
+        """Make a table from its trials. Raises InputError if none of them worked."""
         by_config = {Config(trial.config): trial for trial in trials}
         optimum = min((trial.cost for trial in by_config.values()), default=math.inf)
         if optimum == math.inf:
@@ -55,15 +55,15 @@ class Table:
         return cls(name, Space.of(params, by_config), by_config, optimum)
 
     def share_within(self, fraction: float) -> float:
-        """The share of all configs that reach this fraction of the optimum's speed: how hard the table is."""
+        """Return the share of configs that reach this fraction of the optimum's speed: a measure of difficulty."""
         return sum(self.optimum / trial.cost >= fraction for trial in self.trials.values()) / len(self.trials)
 
     def best(self, n: int) -> list[Config]:
-        """The n fastest configs."""
+        """Return the n fastest configs."""
         return sorted(self.trials, key=lambda config: self.trials[config].cost)[:n]
 
     def save(self, path: Path) -> None:
-        """Write it in our own format, gzipped where the name ends in .gz."""
+        """Write the table in Tunewright's format, gzipped if the name ends in .gz."""
         with _open(path, "wt") as file:
             file.write(json.dumps({"table": FORMAT, "name": self.name, "params": self.space.params}) + "\n")
             for trial in self.trials.values():
@@ -76,11 +76,11 @@ class Table:
 class Run:
     """One replay of one strategy with one seed."""
 
-    #: optimum / best so far, after each evaluation; 0 while nothing worked
+    #: optimum / best so far, after each evaluation; 0 until a trial works
     curve: Floats
     #: configs that were asked more than once
     repeats: int
-    #: configs asked that the table does not hold: always 0 for a correct strategy
+    #: configs asked that are not in the table: always 0 for a correct strategy
     strays: int
     #: trials that failed
     failures: int
@@ -88,11 +88,11 @@ class Run:
     overhead: float
 
     def at(self, evaluations: int) -> float:
-        """The fraction of the optimum that was reached after this number of evaluations."""
+        """Return the fraction of the optimum reached after this number of evaluations."""
         return float(self.curve[min(evaluations, len(self.curve)) - 1]) if len(self.curve) else 0.0
 
     def evaluations_to(self, fraction: float) -> int | None:
-        """How many evaluations it took to reach the fraction; None if it was not reached."""
+        """Return the number of evaluations until the fraction was reached, or None."""
         reached = np.flatnonzero(self.curve >= fraction)
         return int(reached[0]) + 1 if len(reached) else None
 
@@ -108,14 +108,14 @@ class Summary:
         return float(np.median([run.at(evaluations) for run in self.runs]))
 
     def median_to(self, fraction: float) -> float:
-        """The median of evaluations to the fraction; infinite where fewer than half of the runs reached it."""
-        # the upper median where the count is even: a mean with an infinite neighbour would say nothing
+        """Return the median number of evaluations to the fraction; infinite unless most runs reached it."""
+        # The upper median for even counts: a mean with an infinite neighbour would be infinite.
         reached = sorted(run.evaluations_to(fraction) or math.inf for run in self.runs)
         return reached[len(reached) // 2]
 
     @property
     def milliseconds(self) -> float:
-        """Overhead per suggestion."""
+        """Mean overhead per suggestion in milliseconds."""
         asked = sum(len(run.curve) for run in self.runs)
         return 1e3 * sum(run.overhead for run in self.runs) / max(1, asked)
 
@@ -124,8 +124,8 @@ def replay(
     table: Table, strategy: str, *, seed: int = 0, budget: int = 200, batch: int = 1,
     seeds: Iterable[Mapping[str, Scalar]] = (), **options: Any,
 ) -> Run:
-    """Let a strategy search a table: each config that it asks is answered with the recorded trial."""
-    from . import create  # the package imports this module when it looks for strategies
+    """Let a strategy search a table: every config that it asks is answered with the recorded trial."""
+    from . import create  # a cycle: the package imports this module when it looks for strategies
 
     clock = time.perf_counter
     start = clock()
@@ -154,11 +154,11 @@ def replay(
 
 
 def load(path: Path) -> Table:
-    """Read a table in either format; raises InputError that says what is wrong with the file."""
+    """Read a table in either format. Raises InputError that says what is wrong with the file."""
     try:
         with _open(path, "rt") as file:
             text = file.read()
-    except (OSError, EOFError, UnicodeDecodeError) as error:  # a torn gzip file gives EOFError
+    except (OSError, EOFError, UnicodeDecodeError) as error:  # a truncated gzip file gives EOFError
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from None
     try:
         header, rest = _header(text)
@@ -171,17 +171,17 @@ def load(path: Path) -> Table:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is damaged: {error!r}", where=str(path)) from None
     raise InputError(
-        "is no recorded table", where=str(path), hint="kernel_tuner cache files and our own tables can be read",
+        "is not a recorded table", where=str(path), hint="give a kernel_tuner cache file or a table of Tunewright",
     )
 
 
 def _header(text: str) -> tuple[dict[str, Any], str]:
-    """The first JSON object of a text, and what follows it."""
+    """Return the first JSON object of a text and the text after it."""
     decoder = json.JSONDecoder()
     try:
         header, end = decoder.raw_decode(text.lstrip())
     except json.JSONDecodeError:
-        # kernel_tuner appends while it tunes and closes the two objects at the end: close what an interrupted run left
+        # kernel_tuner appends while it tunes and closes both objects at the end. Close them if the run was interrupted.
         header, end = json.loads(text.rstrip().rstrip(",") + "}}"), len(text)
     if not isinstance(header, dict):
         raise ValueError("it does not start with a JSON object")
@@ -211,10 +211,10 @@ def _kernel_tuner(header: Mapping[str, Any]) -> tuple[dict[str, list[Scalar]], l
         config, value = Config((key, entry[key]) for key in keys), entry.get("time")
         # older files mark a failure with a huge time, newer ones with a word
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e19:
-            trials.append(Trial(config, Status.OK, float(value) / 1e3))  # kernel_tuner counts in milliseconds
+            trials.append(Trial(config, Status.OK, float(value) / 1e3))  # kernel_tuner uses milliseconds
         else:
             trials.append(Trial(config, _FAILURES.get(str(value), Status.FAILED), why=str(value)))
-    # values that no config uses are dropped; those that configs use are kept even where the header forgot them
+    # Drop values that no config uses. Keep values that configs use even if the header lacks them.
     used = {key: {trial.config[key] for trial in trials} for key in keys}
     params = {key: [value for value in header["tune_params"][key] if value in used[key]] for key in keys}
     for key in keys:
@@ -225,6 +225,6 @@ def _kernel_tuner(header: Mapping[str, Any]) -> tuple[dict[str, list[Scalar]], l
 def _open(path: Path, mode: str) -> Any:
     if mode == "wt":
         return gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8")
-    with path.open("rb") as file:  # by content, not by name: downloads lose suffixes
+    with path.open("rb") as file:  # decide by content, because downloads lose suffixes
         zipped = file.read(2) == b"\x1f\x8b"
     return gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8")

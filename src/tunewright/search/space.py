@@ -1,7 +1,7 @@
-"""The space that a strategy searches: named parameters, their values, and the constraint that valid configs satisfy.
+"""The space that a strategy searches: named parameters, their values, and the constraint on valid configs.
 
-A config is known in two forms. Outside it is a `Config`, a mapping of names to values. Inside a strategy it is a
-*code*, a tuple with the position of each value in its list: codes are what arrays, sets and distances work on.
+A config has two forms. Callers see a `Config`, a mapping of names to values. Strategies use a *code*, a tuple with the
+position of each value in its list, because arrays, sets and distances work on codes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Codes: TypeAlias = npt.NDArray[np.int16]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Constraint: TypeAlias = Callable[[Mapping[str, Scalar]], object]
 
-#: Up to this many combinations a space is enumerated on first need: about a third of a second with a plain constraint.
+#: Spaces of up to this many combinations are enumerated on first need; a plain constraint takes about a third of a
+#: second.
 ENUMERATE = 1 << 18
-#: After this many misses in a row sampling stops guessing and scans; a miss costs a microsecond and the constraint.
+#: After this many misses in a row, sampling scans instead of guessing. A miss costs a microsecond plus the constraint.
 MISSES = 200_000
 
 
 class Config(Mapping[str, Scalar]):
-    """An immutable, hashable mapping from parameter names to JSON scalars; equal to any mapping with the same items."""
+    """An immutable, hashable mapping from parameter names to JSON scalars. Equals any mapping with the same items."""
 
     __slots__ = ("_hash", "_values")
 
@@ -62,15 +63,15 @@ class Config(Mapping[str, Scalar]):
 
 
 class Space:
-    """Parameters with their values, and ``allow(config) -> bool``, true for valid configs (every one, if not given).
+    """Parameters with their values, and ``allow(config) -> bool``, which accepts valid configs (by default all).
 
     >>> space = Space({"tile": [1, 2, 4], "unroll": [1, 2]}, lambda c: c["tile"] * c["unroll"] <= 4)
     >>> len(list(space)), {"tile": 4, "unroll": 2} in space
     (5, False)
 
-    A constraint is code, so it has no content to hash. ``version`` names it: change the text when the rule changes.
-    Without one, `hash` covers the set of valid configs where the space is small enough to be enumerated, and else the
-    verdict on 4,096 fixed combinations, which tells most rules apart but proves nothing.
+    A constraint is code, so it has no content to hash. ``version`` identifies it: change the text when the rule
+    changes. Without a version, `hash` covers the set of valid configs if the space is small enough to enumerate.
+    Otherwise it covers the verdict on 4,096 fixed combinations, which distinguishes most rules but not all.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class Space:
                 )
         self.names = tuple(self.params)
         self.sizes = tuple(len(values) for values in self.params.values())
-        #: combinations before the constraint
+        #: number of combinations before the constraint
         self.combinations = math.prod(self.sizes)
         self._columns = tuple(self.params.values())
         self._positions = [{v: i for i, v in enumerate(values)} for values in self._columns]
 
     @classmethod
     def of(cls, params: Mapping[str, Sequence[Scalar]], configs: Iterable[Mapping[str, Scalar]]) -> Space:
-        """The space whose valid configs are exactly those given: a recorded table, or what another tool enumerated."""
+        """Make a space whose valid configs are exactly those given, for example those of a recorded table."""
         space = cls(params)
         codes = sorted({space.code(config) for config in configs})
         space.rows = np.array(codes, dtype=np.int16).reshape(len(codes), len(space.sizes))
@@ -116,37 +117,37 @@ class Space:
         return code is not None and self.valid(code)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
-        """A valid config, each with the same chance; None if there is none."""
+        """Draw a valid config, uniformly (but see `sample_code`). None if no config is valid."""
         code = self.sample_code(rng)
         return None if code is None else self.config(code)
 
     def neighbours(self, config: Mapping[str, Scalar], *, step: int | None = None) -> list[Config]:
-        """The valid configs that differ in one parameter, by at most ``step`` positions in its list if given."""
+        """Return the valid configs that differ in one parameter, by at most ``step`` positions in its list if given."""
         return [self.config(code) for code in self.neighbour_codes(self.code(config), step)]
 
     def encode(self, config: Mapping[str, Scalar]) -> Floats:
-        """The config as a point in the unit cube; no two configs share one (see `features`)."""
+        """Return the config as a point in the unit cube. No two configs share a point (see `features`)."""
         return np.asarray(self.features(np.array([self.code(config)], dtype=np.int16))[0])
 
     def index(self, config: Mapping[str, Scalar]) -> int:
-        """The number of a combination, valid or not, among all: the last parameter counts fastest."""
+        """Return the number of a combination, valid or not, among all. The last parameter varies fastest."""
         return self._rank(self.code(config))
 
     def at(self, index: int) -> Config:
-        """The combination with a number, valid or not."""
+        """Return the combination with this number, valid or not."""
         if not 0 <= index < self.combinations:
             raise SettingsError(f"is not below {self.combinations}", where=f"index {index}")
         return self.config(self._code_at(index))
 
     @cached_property
     def hash(self) -> str:
-        """Names the space by its content: the same on every machine and in every process."""
+        """Digest of the space's content: the same on every machine and in every process."""
         parts = [json.dumps([self.params, self.version], sort_keys=True)]
         if self.allow is not None and not self.version:
             if self.rows is not None:
                 parts.append(json.dumps(self._ranks(self.rows).tolist()))
             else:
-                # every 1/golden-ratio-th combination: spread evenly, and the same for ever on every machine
+                # A stride of combinations / golden ratio spreads the probes evenly and is the same on every machine.
                 stride = int(self.combinations * 0.6180339887498949) | 1
                 probes = (i * stride % self.combinations for i in range(4096))
                 parts.append("".join("01"[self.valid(self._code_at(rank))] for rank in probes))
@@ -155,23 +156,23 @@ class Space:
     # ---- the inner view: codes ----------------------------------------------------------------------------------
 
     def config(self, code: Sequence[int]) -> Config:
-        """The config that a code stands for."""
+        """Return the config of a code."""
         return Config(zip(self.names, (values[i] for values, i in zip(self._columns, code, strict=True)), strict=True))
 
     def find(self, config: object) -> Code | None:
-        """The code of a config, valid or not; None if a name or value is not of this space."""
+        """Return the code of a config, valid or not. None if a name or value is not of this space."""
         if not isinstance(config, Mapping) or len(config) != len(self.names):
             return None
         try:
             return tuple(at[config[name]] for at, name in zip(self._positions, self.names, strict=True))
-        except (KeyError, TypeError):  # TypeError: a value that cannot be hashed
+        except (KeyError, TypeError):  # TypeError: the value is not hashable
             return None
 
     def code(self, config: Mapping[str, Scalar]) -> Code:
-        """The code of a config; raises if a name or value is not of this space."""
+        """Return the code of a config. Raises SettingsError if a name or value is not of this space."""
         code = self.find(config)
         if code is None:
-            raise SettingsError("is no combination of this space", where=f"config {dict(config)!r}")
+            raise SettingsError("is not a combination of this space", where=f"config {dict(config)!r}")
         return code
 
     def valid(self, code: Sequence[int]) -> bool:
@@ -185,7 +186,7 @@ class Space:
 
     @cached_property
     def rows(self) -> Codes | None:
-        """Every valid code in order, one a row, if the space is small enough to be enumerated; else None."""
+        """Every valid code in order, one per row, or None if the space is too large to enumerate."""
         if self.combinations > ENUMERATE:
             return None
         if self.allow is None:
@@ -199,7 +200,7 @@ class Space:
         return np.array(found, dtype=np.int16).reshape(len(found), len(self.sizes))
 
     def sample_code(self, rng: np.random.Generator) -> Code | None:
-        """A valid code, each with the same chance; None if there is none."""
+        """Draw a valid code, uniformly unless valid codes are very rare. None if no code is valid."""
         if self.rows is not None:
             return tuple(self.rows[rng.integers(len(self.rows))].tolist()) if len(self.rows) else None
         misses = 0
@@ -208,13 +209,13 @@ class Space:
                 if self.valid(code):
                     return tuple(code)
             misses += 256
-        # Too sparse to guess: take the next valid one from a random place. No longer uniform, but it ends.
+        # Too sparse to guess: take the next valid code from a random start. This is not uniform, but it ends.
         start = int(rng.integers(min(self.combinations, 2**63 - 1)))
         ranks = ((start + i) % self.combinations for i in range(self.combinations))
         return next((code for code in map(self._code_at, ranks) if self.valid(code)), None)
 
     def neighbour_codes(self, code: Code, step: int | None = None) -> list[Code]:
-        """The codes of `neighbours`: parameter by parameter, the nearest values first."""
+        """Return the codes of `neighbours`: parameter by parameter, nearest values first."""
         found = []
         for axis, (here, size) in enumerate(zip(code, self.sizes, strict=True)):
             for at in sorted((i for i in range(size) if i != here), key=lambda i, here=here: (abs(i - here), i)):  # type: ignore[misc]
@@ -226,12 +227,12 @@ class Space:
         return found
 
     def features(self, codes: Codes) -> Floats:
-        """Codes as points in the unit cube.
+        """Return codes as points in the unit cube.
 
-        A parameter whose values have an order becomes its rank: authors already space their lists as the parameter
-        matters (1, 2, 4, 8 or 16, 32, 48). Whole numbers also show how often two divides them and whether they are a
-        power of two, because alignment often decides how fast a kernel is: a block of 128 behaves like one of 64 and
-        not like one of 112. A parameter without an order becomes a coordinate per value.
+        A parameter whose values have an order becomes its rank, because authors choose lists with meaningful steps (1,
+        2, 4, 8 or 16, 32, 48). Whole numbers get two more coordinates: how often two divides them, and whether they are
+        a power of two. Alignment often decides how fast a kernel is: a block of 128 behaves like one of 64 and not like
+        one of 112. A parameter without an order becomes one coordinate per value.
         """
         columns = [table[codes[:, axis]] for axis, table in enumerate(self._tables)]
         return np.concatenate([np.zeros((len(codes), 0)), *columns], axis=1)
@@ -242,10 +243,10 @@ class Space:
 
     @cached_property
     def kin(self) -> list[list[list[list[int]]]]:
-        """By parameter, value and coordinate: the values nearest to that value as that coordinate sees them.
+        """By parameter, value and coordinate: the values nearest to that value in that coordinate.
 
-        For a block of 256 among 16, 32, 48, ... that is 240 by rank, 128 by how often two divides it, and any other
-        power of two by being one.
+        Example: the neighbours of a block of 256 among 16, 32, 48, ... are 240 by rank and 128 by how often two divides
+        it. All other powers of two are its neighbours by the third coordinate.
         """
         kin = []
         for table in self._tables:
@@ -259,7 +260,7 @@ class Space:
 
     @cached_property
     def coordinate_groups(self) -> npt.NDArray[np.int64]:
-        """For each coordinate of `features` its group: those of one unordered parameter share one."""
+        """The group of each coordinate of `features`. Coordinates of one unordered parameter share a group."""
         groups: list[int] = []
         for table, values in zip(self._tables, self._columns, strict=True):
             start = groups[-1] + 1 if groups else 0
@@ -292,7 +293,7 @@ def _ordered(values: Sequence[Scalar]) -> bool:
 
 
 def _coordinates(values: Sequence[Scalar]) -> list[Floats]:
-    """A parameter's coordinates, each an array over its values and within 0..1; none where there is no choice."""
+    """Return a parameter's coordinates, each an array over its values in 0..1. A single value has none."""
     if len(values) == 1:
         return []
     if not _ordered(values):
@@ -301,9 +302,9 @@ def _coordinates(values: Sequence[Scalar]) -> list[Floats]:
     columns = [np.array([float(ranks[value]) for value in values])]
     if len(values) > 2 and all(isinstance(value, int) and value > 0 for value in values):
         whole = np.array(values, dtype=np.int64)
-        twos = np.log2(whole & -whole)  # how often 2 divides it
+        twos = np.log2(whole & -whole)  # how often 2 divides the value
         columns += [twos, (whole == 2.0**twos).astype(np.float64)]
     spans = [column - column.min() for column in columns]
     scaled = [span / (span.max() or 1.0) for span in spans]
-    # a list of powers of two says all with its rank
+    # for a list of powers of two the rank says everything
     return [c for i, c in enumerate(scaled) if i == 0 or (c.any() and not np.allclose(c, scaled[0]))]

@@ -1,4 +1,4 @@
-"""Search with a model: predict every candidate from the trials so far, and try the one that promises most."""
+"""Search with a model: predicts every candidate from the trials so far and tries the most promising one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from .base import Strategy
 from .gaussian import Process, Singles
 from .space import Code, Codes, Floats, Scalar, Space
 
-#: Random configs before the model is asked for the first time. Seeds take their place: with seeds there are none.
+#: Number of random configs before the model is used. Seeds replace them.
 START = 8
 #: For each seed the model assumes this number of configs that are slower than all that were tried.
 WORSE = 0.5
-#: Candidates that are predicted at a time. A larger space is looked at through changing samples of this size.
+#: Number of candidates predicted at a time. A larger space is searched through changing samples of this size.
 POOL = 1 << 15
-#: This number of them is followed trial by trial. When the model has learnt its lengths again, it screens the pool for
-#: a new shortlist: all of it as long as candidates times trials are no more than this, then a part that changes.
+#: Candidates that the model updates after each trial. When the model has learnt its lengths again, it screens the pool
+#: for a new shortlist. If candidates times trials exceed the second number, it screens only a random part.
 SHORTLIST, SCREEN = 1 << 11, 1 << 19
-#: The model learns its lengths again when the trials have grown by this factor.
+#: The model learns its lengths again when the number of trials has grown by this factor.
 RELEARN = 1.3
-#: A failed trial counts as slow as the slowest fortieth, and the chance to work weighs with this power.
+#: A failed trial gets this quantile, like the slowest fortieth of trials. The chance to work is raised to this power.
 FAILED, CAUTION = 2.0, 3
-#: How many of the best configs have all their neighbours among the candidates, where these are a part of the space.
+#: If the candidates are only a part of the space, all neighbours of this number of the best configs are among them.
 ELITE = 8
 
 
 class Surrogate(Strategy):
     """A Gaussian process and the expected improvement over the best.
 
-    Values are modelled by their rank, as normal quantiles: what matters is which config is faster, and the slow half of
-    a space, which may be slower by factors, must not dictate the scale. A failed trial counts as a slow one, else the
-    places where nothing works stay the most uncertain and attract the search for ever. Besides, the expected
-    improvement is weighted with the chance to work, which a simpler model learns.
+    The model uses the rank of each time, as a normal quantile. It must only know which config is faster; the slow half
+    of a space, which may be slower by factors, must not dictate the scale. A failed trial counts as a slow one.
+    Otherwise the regions where nothing works would stay the most uncertain and attract the search forever. The expected
+    improvement is also weighted with the chance to work, which a simpler model learns.
     """
 
     name = "surrogate"
@@ -69,7 +69,7 @@ class Surrogate(Strategy):
         return self._candidates.code(int(self._shortlist[at]))
 
     def _gains(self, best: float) -> Singles:
-        """What every candidate of the shortlist promises."""
+        """Return the weighted expected improvement of every candidate of the shortlist."""
         assert self._model is not None
         deviation, chosen = self._model.deviation(), self._shortlist
         gain = expected_improvement(self._model.mean, deviation, self._scale(best)) + np.float32(1e-12) * deviation
@@ -80,25 +80,26 @@ class Surrogate(Strategy):
         if self._model is None or self._condition:
             return
         if code == self.best and self._candidates.partial:
-            self._condition = True  # its neighbours become candidates
+            self._condition = True  # the neighbours of a new best config become candidates
         else:
             self._model.add(self.space.features(np.array([code], dtype=np.int16))[0], self._scale(cost))
             self._expected.clear()
 
     def _update(self, worked: list[Code]) -> None:
-        """Bring the model up to date; cheap unless the trials have grown by much."""
+        """Bring the model up to date. This is cheap unless the number of trials has grown much."""
         relearn = self._model is None or len(worked) >= self._learn_at
         if not relearn and not self._condition and self._candidates.free[self._shortlist].any():
             return
         if relearn:
-            # seeds are no fair sample: to call their average the average would send the search anywhere but near them
+            # Seeds are better than average. Treating their mean as the average would drive the search away from them.
             self._scale = _Ranks(np.array([self.costs[code] for code in worked]), worse=WORSE * self._seeded)
         told = worked + [code for code, cost in self.costs.items() if cost == math.inf]
         points = self.space.features(np.array(told, dtype=np.int16))
         values = np.array([self._scale(self.costs[code]) for code in told])
         if relearn:
             self._model = self._model or Process(self.space.coordinate_groups)
-            # only from what worked, the best first: the lengths should fit where the search goes on
+            # Learn only from trials that worked, best first: the lengths should fit the region where the search
+            # continues.
             self._model.learn(points[: len(worked)], values[: len(worked)])
             self._learn_at = max(len(worked) + 2, int(len(worked) * RELEARN))
         assert self._model is not None
@@ -114,7 +115,7 @@ class Surrogate(Strategy):
             self._model.focus(best)
 
     def _screen(self, worked: list[Code]) -> npt.NDArray[np.int64]:
-        """The candidates to choose a new shortlist from."""
+        """Return the candidates from which a new shortlist is chosen."""
         free = np.flatnonzero(self._candidates.free)
         size = max(SHORTLIST, SCREEN // len(self.costs))
         if len(free) <= size:
@@ -134,7 +135,7 @@ class Surrogate(Strategy):
         if rows is not None:
             others = map(tuple, rows[self.rng.choice(len(rows), room, replace=False)].tolist())
             near.update(dict.fromkeys(others))
-        else:  # sampling by trial and error may be slow: grow the pool bit by bit
+        else:  # sampling by trial and error may be slow, so the pool grows step by step
             kept = (code for code in map(tuple, self._candidates.codes.tolist()) if code not in self.seen)
             near.update(dict.fromkeys(list(kept)[-room:]))
             near.update(dict.fromkeys(c for c in (self.space.sample_code(self.rng) for _ in range(128)) if c))
@@ -142,7 +143,7 @@ class Surrogate(Strategy):
 
 
 class _Candidates:
-    """The pool: which codes are in it, which are free, and how likely each is to fail."""
+    """The pool: its codes, which of them are free, and how likely each is to fail."""
 
     def __init__(
         self, space: Space, codes: Codes, costs: Mapping[Code, float] | None = None, partial: bool = False
@@ -178,7 +179,7 @@ class _Candidates:
 
     def tell(self, code: Code, failed: bool) -> None:
         self._costs[code] = math.inf if failed else 0.0
-        if failed and not self._any_failed:  # until the first failure there is nothing to weigh
+        if failed and not self._any_failed:  # before the first failure there is nothing to weigh
             self._any_failed = True
             for other in self._costs:
                 self._weigh(other, other == code)
@@ -186,7 +187,7 @@ class _Candidates:
             self._weigh(code, failed)
 
     def works(self, chosen: npt.NDArray[np.int64]) -> Singles | float:
-        """The chance of some candidates to work, by the likeness to trials that did and did not."""
+        """Return the chance of candidates to work, from their similarity to trials that worked and that failed."""
         return 1.0 - self._failed[chosen] / self._told[chosen] if self._any_failed else 1.0
 
     def _weigh(self, code: Code, failed: bool) -> None:
@@ -200,9 +201,9 @@ class _Candidates:
 
 
 class _Ranks:
-    """Costs as normal quantiles of their ranks, as if there were some ``worse`` ones more.
+    """Maps costs to normal quantiles of their ranks, as if there were ``worse`` more slow ones.
 
-    Beyond the best they go by the ratio, so that an improvement still counts.
+    Costs below the best continue by their ratio, so that an improvement still counts.
     """
 
     def __init__(self, costs: Floats, worse: float = 0.0) -> None:
@@ -221,11 +222,11 @@ class _Ranks:
 
 
 def expected_improvement(mean: Singles, deviation: Singles, best: float) -> Singles:
-    """By how much each candidate is expected to be below the best, counting only the cases where it is."""
+    """Return the expected amount by which each candidate is below the best, counting 0 where it is not."""
     z = (np.float32(best) - mean) / deviation
     density = np.exp(-0.5 * z * z) * 0.3989422804014327
-    # the normal distribution function after Abramowitz and Stegun 26.2.17; in the lower tail it loses its digits, and
-    # there the leading term of the asymptotic series keeps the order of the candidates right
+    # The normal distribution function after Abramowitz and Stegun 26.2.17. It loses precision in the lower tail; there
+    # the leading term of the asymptotic series keeps the order of the candidates right.
     t = 1.0 / (1.0 + 0.2316419 * np.abs(z))
     tail = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     below = np.where(z > 0, 1.0 - density * tail, density * tail)

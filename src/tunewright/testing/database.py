@@ -1,14 +1,13 @@
-"""What every knowledge base promises, as checks that raise AssertionError, and random records to check with.
+"""Conformance checks for knowledge bases, which raise AssertionError, and random records to run them with.
 
-A check gets a `Place`, which says how to make a knowledge base of the kind in question and how to open it again:
+A check receives a `Place`, which creates knowledge bases of one kind and opens them again:
 
 >>> import pytest
 >>> from tunewright.testing import database
 >>> @pytest.mark.parametrize("check", database.CHECKS, ids=lambda check: check.__name__)   # doctest: +SKIP
-... def test_mine(check, tmp_path):
-...     check(MyPlace(tmp_path))
+... def test_mine(check, tmp_path): ...     check(MyPlace(tmp_path))
 
-`DISK_CHECKS` are for one on disk, and `READ_CHECKS` those that one which is only read keeps too.
+`DISK_CHECKS` are for knowledge bases on disk. `READ_CHECKS` also hold for one that is only read.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from ..tuning.record import (
 
 
 class Place(ABC):
-    """Where knowledge bases of one kind are made."""
+    """Creates knowledge bases of one kind."""
 
     @abstractmethod
     def create(self, records: Iterable[AnyRecord] = ()) -> Database:
-        """A new one that holds these records and shares nothing with others."""
+        """Create a knowledge base that holds these records and shares nothing with others."""
 
     @abstractmethod
     def reopen(self, database: Database) -> Database:
-        """The same knowledge base as a later process would see it."""
+        """Open the same knowledge base as a later process would see it."""
 
 
 # ---- records --------------------------------------------------------------------------------------------------------
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """A small problem: of a few families, with many sizes. One of the operations is not known to anyone."""
+    """A small problem of one of a few families and many sizes. One of the operations is unknown to Tunewright."""
     op, rank, attrs = rng.choice((
         ("Relu", 2, {}), ("Softmax", 3, {"axis": -1}), ("Conv", 4, {"kernel_shape": [1, 1]}),
         ("Custom \u00e9\"\\", 1, {"family": "x", "alpha": 0.5, "text": 'a","key":{"b', "many": [1.5, -2.0]}),
@@ -123,12 +122,12 @@ def random_survey(rng: random.Random, seen: int = 12) -> Survey:
 
 
 def random_date(rng: random.Random) -> str:
-    """Few enough that equal ones occur."""
+    """A date out of few, so that equal dates occur."""
     return f"2026-{rng.randrange(1, 13):02}-{rng.randrange(1, 28):02}T{rng.randrange(24):02}:00:00Z"
 
 
 def random_records(seed: int, count: int) -> list[AnyRecord]:
-    """Valid records of all kinds, all different; the same ones for the same seed."""
+    """Valid records of all kinds, all different. The same seed gives the same records."""
     rng = random.Random(seed)
     makers = rng.choices((random_measurement, random_fault, random_survey), (6, 2, 2), k=count)
     made: list[AnyRecord] = [make(rng) for make in makers]
@@ -137,7 +136,7 @@ def random_records(seed: int, count: int) -> list[AnyRecord]:
 
 
 def answers(database: Database) -> dict[str, list[str]]:
-    """What a knowledge base would answer, family by family: digests, the best first."""
+    """Return the answers of a knowledge base by family: digests, best first."""
     families = sorted({m.family for m in database if isinstance(m, Measurement)})
     exact = Match(Kind.EXACT)
     return {f: [m.digest for _, m in better((exact, m) for m in newest(database.family(f)))] for f in families}
@@ -147,7 +146,7 @@ def answers(database: Database) -> dict[str, list[str]]:
 
 
 def _same(database: Database, records: Iterable[AnyRecord]) -> None:
-    """The knowledge base holds these records, byte by byte, and says the same in every way in which it can be asked."""
+    """Assert that the knowledge base holds exactly these records, byte by byte, whichever method is used to read it."""
     wanted = {record.digest: record for record in records}
     found = list(database)
     assert [r.digest for r in found] == sorted(wanted), "not the same records, or not in the order of digests"
@@ -337,5 +336,5 @@ CHECKS: tuple[Callable[[Place], None], ...] = (
     *READ_CHECKS, adding_counts_what_is_new, others_see_what_was_added, removing_removes, union_is_commutative,
     union_is_associative, union_is_idempotent, keeps_a_log, may_be_used_by_threads,
 )  # fmt: skip
-#: for those that write records down and read them again
+#: for knowledge bases that write records and read them again
 DISK_CHECKS: tuple[Callable[[Place], None], ...] = (*CHECKS, refuses_what_it_could_not_read)

@@ -1,6 +1,6 @@
 """Checks kernels of solvers against the reference: `check` runs every solver that accepts a case, in several configs.
 
-How a kernel is judged is `tuning.judge`: the same for tests and for candidates that are measured.
+`tuning.judge` decides whether a kernel is right, in tests as well as for measured candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..tuning.judge import examine, physical
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on given arrays. ``constant``: inputs that are weights; integers that say what to do always are."""
+    """An operation on given arrays. ``constant``: indices of weight inputs; shape operands are always constant."""
 
     op: str
     inputs: Sequence[Array | None]
@@ -33,13 +33,13 @@ class Case:
     constant: frozenset[int] = frozenset()
     epilogue: tuple[Fused, ...] = ()
     operands: int = 0
-    #: of the first input, and of the output (and operands of its shape)
+    #: layouts of the first input, and of the output and its same-shaped operands
     layouts: tuple[Layout, Layout] = (PLAIN, PLAIN)
-    #: other inputs in the layout of the output
+    #: other inputs that use the output's layout
     along: frozenset[int] = frozenset()
 
     def problem(self) -> Problem:
-        """As lowering would pose it; the outputs' types are those of what the reference makes."""
+        """Return the problem that lowering would pose. The reference's results give the output types."""
         values = tuple(
             (i, a)
             for i, a in enumerate(self.inputs)
@@ -71,7 +71,7 @@ def _with(type: TensorType, layout: Layout) -> TensorType:
 
 
 def _shape_operands(case: Case) -> frozenset[int]:
-    """Integer inputs without whose value not even the result's shape is known."""
+    """Return the integer inputs whose value is needed to infer the shape of the result."""
     spec = lookup(case.op)
     assert spec is not None, case.op
     open_ = [None if a is None else Operand(TensorType.of(a)) for a in case.inputs[: len(case.inputs) - case.operands]]
@@ -87,10 +87,11 @@ def _shape_operands(case: Case) -> frozenset[int]:
 def check(
     case: Case, only: str | None = None, configs: int = 2, device: Device | None = None, specialised: bool = True
 ) -> list[str]:
-    """What is wrong, in words: one entry for each solver and config that fails. Empty: all of them agree.
+    """Return one text for each solver and config that fails. An empty list means that all of them agree.
 
-    ``only``: the prefix of the ids of solvers to check; the case fails when none of them accepts it. ``specialised``
-    False leaves out solvers that compile for every shape anew: a test of many shapes would spend its time there.
+    ``only``: a prefix of the ids of solvers to check; the case fails when none of them accepts it.
+    ``specialised=False`` leaves out solvers that compile anew for every shape, because they dominate the time of a test
+    of many shapes.
     """
     device = device or open_device("CPU")
     problem = case.problem()
@@ -116,7 +117,7 @@ def check(
 
 
 def candidates(solver: Solver, problem: Problem, device: Device, count: int) -> list[Config]:
-    """The default, and some more of the space."""
+    """Return the default config and some random others of the space."""
     default = solver.default(problem, device.target)
     space = solver.space(problem, device.target)
     if default not in space:
@@ -133,7 +134,7 @@ def candidates(solver: Solver, problem: Problem, device: Device, count: int) -> 
 def run_one(
     case: Case, problem: Problem, solver: Solver, config: Config, device: Device, want: Sequence[Any]
 ) -> str:
-    """Empty, or what is wrong with the kernel; ``want`` are the right results (see `tuning.judge.examine`)."""
+    """Run one kernel. Returns what is wrong, or an empty text; ``want``: the right results (`tuning.judge.examine`)."""
     kernel = solver.compile(problem, config, device)
     return examine(kernel, problem, device, device.queue(), _physical(case, problem), want).wrong
 

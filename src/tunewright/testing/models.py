@@ -1,7 +1,7 @@
 """Whole networks with seeded random weights: real shapes for tests, benchmarks and the demo, without a download.
 
-Weights are scaled so that activations stay near one, and batch normalisation has statistics of its own: outputs are
-worth comparing, and a pass that drops a bias or a scale is seen.
+Weights are scaled so that activations stay near one, and batch normalisation has non-trivial statistics. Outputs are
+therefore worth comparing, and a pass that drops a bias or a scale is detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Builder:
         return name
 
     def add(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """A node with one output; its name tells its kind and place."""
+        """Add a node with one output. Its name consists of the operation and a number."""
         name = f"{op.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attrs))
         return name
@@ -44,7 +44,7 @@ class Builder:
         )
 
     def norm(self, x: str, channels: int) -> str:
-        """Batch normalisation as a trained network has it."""
+        """Add a batch normalisation with parameters like those of a trained network."""
         draw = self.rng
         params = (
             draw.uniform(0.5, 1.0, channels),
@@ -76,7 +76,7 @@ class Builder:
 def resnet(
     depth: int = 18, size: int = 224, classes: int = 1000, width: int = 64, batch: int | str = 1, seed: int = 0
 ) -> onnx.ModelProto:
-    """ResNet-18, -34, -50 or -101 in the form that trainers export: Conv, BatchNormalization, Relu, Add apart."""
+    """ResNet-18, -34, -50 or -101 as trainers export it: separate Conv, BatchNormalization, Relu and Add nodes."""
     blocks, bottleneck = RESNETS[depth]
     b = Builder(seed)
     x = b.add("Relu", b.norm(b.conv("x", 3, width, 7, 2), width))

@@ -1,4 +1,4 @@
-"""opcheck: does an operation keep its own promises? For every op of ours, and for those of an extension::
+"""opcheck: checks that operations keep their promises. It serves built-in operations and those of an extension::
 
     from tunewright.testing.opcheck import assert_op
 
@@ -6,8 +6,9 @@
         assert_op(my_spec)                      # the spec's own samples
         assert_op(my_spec, oracle=my_oracle)    # and the outputs compared with another engine's
 
-An op promises that its inference agrees with its reference on types and shapes, whatever part of the operands' types is
-not known yet; that the reference leaves its inputs alone; that ``elementwise``, ``view`` and ``value_from_types`` hold.
+An op promises that its inference agrees with its reference on types and shapes, even if the operands' types are partly
+unknown. It also promises that the reference does not change its inputs, and that its flags (``elementwise``, ``view``,
+``value_from_types``) are true.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..ir.types import Dim, Shape, TensorType, Type
 from ..ops.base import Operand, OpSpec, Sample
 from ..ops.tolerance import compare
 
-#: What the outputs should be; None where the oracle cannot say.
+#: Returns the expected outputs, or None where the oracle has none.
 Oracle: TypeAlias = Callable[[OpSpec, Sample], Sequence[Any] | None]
 
 
@@ -37,7 +38,7 @@ def assert_op(
 def violations(
     spec: OpSpec, samples: Iterable[Sample] | None = None, oracle: Oracle | None = None, seed: int = 0
 ) -> Iterator[str]:
-    """Every broken promise, in words. Without ``samples`` the spec's own are used."""
+    """Yield every broken promise, in words. Without ``samples`` the spec's own are used."""
     if samples is None:
         samples = spec.samples(np.random.default_rng(seed)) if spec.samples is not None else ()
     for number, sample in enumerate(samples):
@@ -50,7 +51,7 @@ def _check(spec: OpSpec, sample: Sample, oracle: Oracle | None) -> Iterator[str]
     try:
         with np.errstate(all="ignore"):
             results = list(spec.reference([_locked(x) for x in sample.inputs], sample.attrs, sample.outputs))
-    except Exception as error:  # a reference is numpy code: whatever it raises on its own sample is a broken promise
+    except Exception as error:  # any exception of a reference on its own sample is a broken promise
         yield f"the reference raises {error!r}"
         return
     for i, (old, new) in enumerate(zip(before, sample.inputs, strict=True)):
@@ -95,7 +96,7 @@ def _check_inference(spec: OpSpec, sample: Sample, actual: Sequence[TensorType])
     for what, operands in partial_operands(sample):
         try:
             inferred = list(spec.infer(operands, sample.attrs, sample.outputs))
-        except Exception as error:  # legal operands, less known of them: nothing may be raised
+        except Exception as error:  # the operands are legal, only partly unknown: nothing may be raised
             yield f"inference raises {error!r} {what}"
             continue
         if len(inferred) < len(actual):
@@ -110,7 +111,7 @@ def _check_inference(spec: OpSpec, sample: Sample, actual: Sequence[TensorType])
 
 
 def contradicts(claim: Type | None, fact: TensorType) -> bool:
-    """A claim may be open, never wrong."""
+    """Whether an inferred type disagrees with the actual one. It may leave parts open."""
     if claim is None:
         return False
     if not isinstance(claim, TensorType) or claim.dtype is not fact.dtype:
@@ -123,7 +124,7 @@ def contradicts(claim: Type | None, fact: TensorType) -> bool:
 
 
 def partial_operands(sample: Sample) -> Iterator[tuple[str, list[Operand | None]]]:
-    """A sample's operands as inference may meet them: with values and without, with open dimensions, without ranks."""
+    """Yield a sample's operands as inference may meet them: with and without values, open dimensions, unknown ranks."""
     types = [TensorType.of(x) if isinstance(x, np.ndarray) else None for x in sample.inputs]
     values = [x if isinstance(x, np.ndarray) else None for x in sample.inputs]
 

@@ -1,10 +1,10 @@
-"""Strategies without hardware: recorded tables and the replayer, for those who write a strategy.
+"""Recorded tables and the replayer: test a strategy without hardware.
 
 >>> from tunewright.testing.replay import load, replay
 >>> run = replay(load(Path("A100.json.gz")), "mine", seed=1, budget=200)    # doctest: +SKIP
 >>> run.at(100), run.evaluations_to(0.95), run.repeats                     # doctest: +SKIP
 
-The code stands in `tunewright.search.replay`, where the command line and the tuner can use it too.
+The code is in `tunewright.search.replay`, because the command line and the tuner use it too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What every strategy promises, as checks that raise AssertionError. For our own strategies and for anyone else's.
+"""Conformance checks for search strategies, built-in or third-party. They raise AssertionError.
 
 >>> import pytest
 >>> from tunewright.testing import strategy
 >>> @pytest.mark.parametrize("check", strategy.CHECKS, ids=lambda check: check.__name__)   # doctest: +SKIP
-... def test_mine(check):
-...     check("mine")
+... def test_mine(check): ...     check("mine")
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ Answer = Callable[[Config], Trial]
 
 
 def small_space() -> Space:
-    """A small one with numbers (powers of two and others), words, a switch and a parameter without a choice."""
+    """A small space with numbers (powers of two and others), words, a switch and a parameter with a single value."""
     params = {"tile": [1, 2, 3, 4, 6, 8], "block": [16, 32, 48, 64, 128], "order": ["ab", "ba", "none", "z"],
               "vector": [False, True], "fixed": [7]}
     return Space(params, lambda c: int(c["tile"]) * int(c["block"]) <= 256)  # type: ignore[arg-type]
 
 
 def large_space() -> Space:
-    """A hundred million combinations, about one in eight valid: too many to be enumerated."""
+    """A space of a hundred million combinations, about one in eight valid: too many to enumerate."""
     return Space({name: list(range(100)) for name in "abcd"}, lambda c: sum(map(int, c.values())) % 8 == 0)  # type: ignore[arg-type]
 
 
 def bowl(config: Config) -> Trial:
-    """A smooth landscape with one best config for each value of what does not matter."""
+    """A smooth landscape with one optimum in the numeric parameters; the words do not matter."""
     cost = 1.0 + sum(math.log2(1 + abs(float(v) - 4)) for v in config.values() if isinstance(v, int | float))
     return Trial(config, Status.OK, cost * 1e-3)
 
 
 def failing(config: Config) -> Trial:
-    """Nothing works."""
+    """Every config fails."""
     return Trial(config, Status.FAILED, why="on purpose")
 
 
 def half_failing(config: Config) -> Trial:
-    """All that has a vector fails, each in another way."""
+    """Every config with a vector fails, in one of four ways."""
     if not config["vector"]:
         return bowl(config)
     ways = (Status.FAILED, Status.WRONG, Status.TIMEOUT, Status.CRASHED)
@@ -52,7 +51,7 @@ def half_failing(config: Config) -> Trial:
 
 
 def drive(strategy: Strategy, answer: Answer, budget: int, batch: int = 1) -> list[Config]:
-    """Ask and tell until the budget is spent or the strategy has finished; what was asked."""
+    """Ask and tell until the budget is spent or the strategy has finished. Returns the configs that it asked for."""
     asked: list[Config] = []
     while len(asked) < budget and (configs := strategy.ask(min(batch, budget - len(asked)))):
         assert len(configs) <= batch, "more configs than were asked for"
@@ -110,7 +109,7 @@ def accepts_what_it_never_asked(name: str, **options: Any) -> None:
 
 
 def asks_ahead_of_tells(name: str, **options: Any) -> None:
-    """Several workers measure at once: tells come late and out of order."""
+    """Several workers measure at once, so results arrive late and out of order."""
     space = small_space()
     strategy = create(name, space, seed=2, **options)
     waiting: list[Config] = []
@@ -123,7 +122,7 @@ def asks_ahead_of_tells(name: str, **options: Any) -> None:
 
 
 def does_not_touch_json(name: str, **options: Any) -> None:
-    """What is asked can be written and read back as it is."""
+    """Configs survive a round trip through JSON."""
     for config in drive(create(name, small_space(), **options), bowl, 30):
         assert Config(json.loads(json.dumps(dict(config)))) == config
 

@@ -1,7 +1,7 @@
 """The command line. Every module here with a tuple ``COMMANDS`` of functions adds sub-commands.
 
 A command is a typed function: its parameters are the options, its docstring is the help. It prints its result to
-stdout, notes and progress to stderr, and raises `TunewrightError` for a user's mistake. Heavy imports stand inside the
+stdout, notes and progress to stderr, and raises `TunewrightError` for a user's mistake. Heavy imports belong inside the
 function, because ``tunewright --help`` imports every module here.
 """
 
@@ -18,12 +18,12 @@ from ..errors import TunewrightError
 from ..settings import rejoin_words
 from . import interrupts
 
-#: exit codes: the answer is no (outputs differ); the user made a mistake; interrupted
+#: exit codes: a negative answer, such as outputs that differ; a user's mistake; interrupted
 DIFFERENT, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line. A user's mistake gives one line on stderr and exit code 2."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as in `tunewright ... 2>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  it stays open
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Notes(logging.Handler):
-    """Shows what the engine logs: warnings, and each problem that is tuned, since that takes time."""
+    """Shows what the engine logs: warnings, and each problem that is tuned, because tuning takes time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.name != "tunewright":  # commands of the driver, to be copied as they are
+        if record.name != "tunewright":  # driver commands, printed without a prefix so that users can copy them
             sys.stderr.write(f"{text}\n")
             return
         from .common import note
@@ -54,12 +54,12 @@ class _Notes(logging.Handler):
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """The exit code for these arguments."""
+    """Run a command line and return its exit code."""
     try:
         code = _app()(list(arguments) or ["--help"], standalone_mode=False, prog_name="tunewright")
-        if code == INTERRUPTED:  # typer makes it of a KeyboardInterrupt
+        if code == INTERRUPTED:  # typer converts KeyboardInterrupt into this code
             return _fail("interrupted", INTERRUPTED)
-        sys.stdout.flush()  # while an error can still be told
+        sys.stdout.flush()  # flush here, where an error can still be reported
         return code if isinstance(code, int) else 0
     except TunewrightError as error:
         return _fail(str(error))
@@ -67,7 +67,7 @@ def execute(arguments: Sequence[str]) -> int:
         return _fail("not enough memory")
     except BrokenPipeError:
         return _unread()
-    except SystemExit as error:  # typer and rich make it of a broken pipe
+    except SystemExit as error:  # typer and rich raise it for a broken pipe
         if isinstance(error.__context__, BrokenPipeError):
             return _unread()
         raise
@@ -76,7 +76,7 @@ def execute(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, EOFError):
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        # The parser's own errors (click's, which typer may carry inside itself) are recognised by their methods.
+        # The parser's errors come from click, which typer may bundle. They are therefore recognised by their methods.
         if error.__class__.__name__ == "Abort":
             return _fail("interrupted", INTERRUPTED)
         if not hasattr(error, "format_message"):
@@ -92,13 +92,13 @@ def _fail(text: str, code: int = MISTAKE) -> int:
 
 
 def _unread() -> int:
-    """The reader of our output has gone, as in `tunewright graph m.onnx | head`: it has what it wanted."""
+    """Ignore a closed pipe, as in `tunewright graph m.onnx | head`: the reader has what it wanted."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _app() -> Any:
-    """The typer application with every command that discovery finds."""
+    """Return the typer application with every command that discovery finds."""
     import typer
 
     from .. import discovery
@@ -131,13 +131,13 @@ def _app() -> Any:
 
 
 def _help(command: Any) -> str | None:
-    """The docstring with a line for each paragraph: a terminal has other widths than the source."""
+    """Return a command's docstring with one line per paragraph: terminals wrap at other widths than the source."""
     text = inspect.getdoc(command)
     return None if text is None else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _name(command: Any) -> str:
-    """A command is a function, or a typer application with a name: a group of commands."""
+    """Return the name of a command: a function, or a named typer application (a group of commands)."""
     info = getattr(command, "info", None)
     return str(info.name) if info is not None else str(command.__name__).replace("_", "-")
 

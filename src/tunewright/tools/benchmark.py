@@ -1,4 +1,4 @@
-"""``tunewright benchmark``: how fast a model is here, where its time goes, and what to try."""
+"""``tunewright benchmark``: measures how fast a model is here, where its time goes, and suggests improvements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .common import (
 
 
 class Hint(enum.StrEnum):
-    """PERFORMANCE_HINT; none leaves it to the settings."""
+    """Values of PERFORMANCE_HINT; none leaves it to the settings."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -41,7 +41,7 @@ class Api(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """INFERENCE_PRECISION_HINT."""
+    """Values of INFERENCE_PRECISION_HINT."""
 
     AUTO = "auto"
     F32 = "f32"
@@ -49,9 +49,9 @@ class Precision(enum.StrEnum):
     BF16 = "bf16"
 
 
-#: inferences of a sequence, where nobody says how many
+#: default length of a sequence, in inferences
 SEQUENCE = 128
-#: panels of the help
+#: titles of the panels in the help
 DATA = "Data: inputs of the model"
 LOAD = "Load: requests and streams"
 OUTPUT = "Output: reports"
@@ -178,18 +178,19 @@ def benchmark(
     ] = False,
     config: Configs = None,
 ) -> None:  # fmt: skip
-    """Measure a model: load, compile and first inference apart, then latency and throughput, and what to try.
+    """Measure a model: load, compile and first inference, then latency and throughput. Suggests improvements.
 
     Example: tunewright benchmark model.onnx -t 5 --pc --report report.json
 
     Throughput: tunewright benchmark model.onnx --hint throughput
 
-    Where to run it best: tunewright benchmark model.onnx --sweep --latency-bound 20ms --chart sweep.png
+    Best streams, requests and batch: tunewright benchmark model.onnx --sweep --latency-bound 20ms --chart sweep.png
 
     Tokens of a decoder: tunewright benchmark decoder.onnx -i ids=[[7]] --stateful auto --sequence 512
+
     Serve and tune: tunewright benchmark model.onnx --tune-in-background -t 60 -c BACKGROUND_DUTY=50
 
-    Did it get slower: tunewright benchmark model.onnx --baseline report.json --fail-if-slower 5
+    Compare with an earlier run: tunewright benchmark model.onnx --baseline report.json --fail-if-slower 5
     """
     from ..core import Core
     from ..plugins.find import find
@@ -230,7 +231,7 @@ def benchmark(
     bound = None if latency_bound is None else parse_latency(latency_bound)
     lists = Lists.parse(streams, requests, batch, sweep)
     core = Core(settings)
-    find(device, core.settings)  # a wrong name fails before the work
+    find(device, core.settings)  # an unknown device fails before the work starts
     check_readable(model)
     with working("starting"):
         import_everything(device, core.settings)

@@ -1,4 +1,4 @@
-"""What the figures of a benchmark suggest: each piece of advice follows from measured numbers, and names them."""
+"""Derives advice from the figures of a benchmark. Each piece of advice names the numbers that it follows from."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from .benchmark_measure import Load, Result
 
-#: part of a stream's time that may be idle before it counts as one too many
+#: a stream counts as one too many if this part of its time is idle
 IDLE = 0.75
-#: parts of an inference that are worth a word
+#: parts of an inference from which on advice mentions them
 WAITING, HOST, COPIES, ON_HOST, UNTUNED = 0.25, 0.25, 0.15, 0.05, 0.2
-#: interquartile range and drift, as parts of the median, that make figures doubtful
+#: interquartile range and drift, as parts of the median, from which on figures are doubtful
 NOISY, DRIFT = 0.15, 0.1
-#: inferences below which a percentile of the slowest is chance
+#: with fewer inferences the slowest percentiles are chance
 FEW = 20
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What runs for a node."""
+    """The kernel that runs a node."""
 
     name: str
     op: str
     kernel: str
-    #: default, heuristic, shipped, tuned, locked; empty: nobody chose
+    #: default, heuristic, shipped, tuned or locked; empty if there was no choice
     origin: str
     on_host: bool
-    #: of the time of all nodes, where it was counted
+    #: part of the time of all nodes, if it was measured
     share: float | None = None
-    #: how many times as fast as the default it was measured to be
+    #: measured speed-up over the default kernel
     gain: float | None = None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that advice follows from, times in seconds."""
+    """All facts that advice uses, with times in seconds."""
 
     streams: int
     requests: int
-    #: inferences that streams worked on at a time, on average
+    #: mean number of streams in use at a time
     concurrency: float
-    #: medians: from start to end; on a stream; of that the host's own, and copies (None: not counted)
+    #: Medians: latency; time on a stream; host time within it; copies (None: not measured).
     latency: float
     run: float
     host: float
     copy: float | None
-    #: interquartile range of latencies, and last quarter against first, as parts of the median
+    #: interquartile range of latencies, and change from the first to the last quarter, as parts of the median
     spread: float
     drift: float
     inferences: int
     kernels: Sequence[Kernel] = field(default_factory=list)
     model: str = "MODEL"
     device: str = "CPU"
-    #: what makes the model's inputs on a command line those that it ran with
+    #: command-line options that reproduce the model's inputs
     options: Sequence[str] = ()
-    #: what it was compiled with
+    #: settings that the model was compiled with
     settings: Settings | None = None
-    #: requests that run together
+    #: number of requests that run together
     batch: int = 1
 
 
 class Again(NamedTuple):
-    """What a command line says to run a model in the same way."""
+    """The parts of a command line that runs a model in the same way."""
 
     model: str
     options: Sequence[str]
@@ -81,7 +81,7 @@ class Again(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """``kind`` is for programs, ``text`` says what was measured and what to try."""
+    """One piece of advice. ``kind`` is for programs, ``text`` says what was measured and what to try."""
 
     kind: str
     text: str
@@ -95,19 +95,19 @@ ORIGINS = {
 
 
 def origin_word(text: str) -> str:
-    """Where a choice came from in one word; empty for what nobody chose."""
+    """Return the origin of a choice as one word, or an empty text if there was no choice."""
     return next((word for start, word in ORIGINS.items() if text.startswith(start)), "")
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """What to try, the most telling first."""
+    """Return advice, most important first."""
     return [*_streams(facts), *_kernels(facts), *_parts(facts), *_doubts(facts)]
 
 
 def _streams(facts: Facts) -> Iterator[Advice]:
     idle = facts.streams - facts.concurrency
     if idle >= IDLE and facts.streams > 1:
-        # Streams have equal shares of the threads: what idles is lost to the others.
+        # Streams have equal shares of the threads, so the threads of an idle stream are lost to the others.
         enough = facts.streams * facts.batch
         count, few = round(idle), facts.requests < enough
         busy = max(1, facts.streams - count)
@@ -116,7 +116,7 @@ def _streams(facts: Facts) -> Iterator[Advice]:
         text += f"try --requests {enough}{fewer}" if few else f"try --streams {busy}"
         yield Advice("idle-streams", text)
     waiting = 1 - facts.run / facts.latency if facts.latency else 0.0
-    # A request that waits for others of a batch waits for a reason.
+    # With batches, requests wait on purpose until their batch is full.
     if waiting >= WAITING and facts.requests > facts.streams and facts.batch == 1:
         yield Advice(
             "waiting-requests",
@@ -129,7 +129,7 @@ def _kernels(facts: Facts) -> Iterator[Advice]:
     kernels = facts.kernels
     counted = any(k.share is not None for k in kernels)
     host = [k for k in kernels if k.on_host]
-    if host and len(host) < len(kernels):  # else the device is the host
+    if host and len(host) < len(kernels):  # if all kernels run on the host, the host is the device
         share = sum(k.share or 0.0 for k in host)
         if not counted or share >= ON_HOST:
             ops = Counter(k.op.removeprefix("tunewright::") for k in host).most_common(4)
@@ -193,7 +193,7 @@ def _doubts(facts: Facts) -> Iterator[Advice]:
 
 # -- facts ------------------------------------------------------------------------------------------------------------
 def facts_of(compiled: CompiledModel, result: Result, load: Load, again: Again, slices: Slices) -> Facts:
-    """The facts of a run. ``again``: the model, and the options and settings to run it in the same way."""
+    """Collect the facts of a run. ``again``: the model, options and settings that run it in the same way."""
     latency = statistics(result.latencies)
     quarter = max(1, len(slices.latencies) // 4)
     enough = len(slices.latencies) >= 8
@@ -209,7 +209,7 @@ def facts_of(compiled: CompiledModel, result: Result, load: Load, again: Again, 
 
 
 def kernels_of(compiled: CompiledModel, rows: Sequence[Row]) -> list[Kernel]:
-    """What ran: from the counters, where there are some, with what the plans of a single device know."""
+    """Return the kernels that ran: from the counters if there are any, with the gains in a single device's plans."""
     gains, planned = {}, {}
     from ..runtime.request import DeviceModel
 

@@ -1,4 +1,4 @@
-"""What a benchmark tells of tuning that goes on beside it (TUNING_MODE = TUNING_BACKGROUND)."""
+"""Reports background tuning (TUNING_MODE = TUNING_BACKGROUND) during a benchmark."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from ..runtime.background import BackgroundStatus, Swap
     from ..runtime.compiled import CompiledModel
 
-#: seconds between two looks
+#: seconds between two polls
 LOOK = 1.0
 
 
 @contextmanager
 def watching(compiled: CompiledModel) -> Iterator[dict[str, Any]]:
-    """Note each swap and rollback while the model is measured, and end the tuning then. How far it came is in the
-    dictionary afterwards, for the report; nothing where nothing is tuned."""
+    """Log each swap and rollback while the model is measured, and stop the tuning at the end.
+
+    Yields a dictionary for the report. It is filled at the end, and stays empty if nothing is tuned.
+    """
     found: dict[str, Any] = {}
     tuning = getattr(compiled.alone, "background", None)
     if tuning is None:
@@ -50,7 +52,7 @@ def watching(compiled: CompiledModel) -> Iterator[dict[str, Any]]:
 
 
 def tell(before: BackgroundStatus, now: BackgroundStatus) -> None:
-    """Note what happened between two looks."""
+    """Log what happened between two polls."""
     if now.phase != before.phase and now.phase in ("tuning", "waiting", "done", "failed"):
         note(f"{now.elapsed:.0f} s: {now.phase}" + f", {now.why}" * bool(now.why))
     if now.last_swap is not None and now.last_swap != before.last_swap:
@@ -60,7 +62,7 @@ def tell(before: BackgroundStatus, now: BackgroundStatus) -> None:
 
 
 def swapped(swap: Swap) -> str:
-    """Kernels, and how many times as fast the network is with them."""
+    """Describe the swapped kernels and the speed-up of the network with them."""
     median, low, high = swap.gain
     count = len(swap.kernels)
     what = f"{count} kernels" if count > 1 else next(iter(swap.kernels.values()), "nothing")
@@ -68,7 +70,7 @@ def swapped(swap: Swap) -> str:
 
 
 def summary(status: BackgroundStatus) -> str:
-    """How far it is, in a line."""
+    """Describe the progress in one line."""
     layers = status.layers_done + status.layers_left
     return (
         f"{status.layers_done} of {layers} layers, {status.candidates} candidates, {status.worked:.0f} s of work, "

@@ -1,4 +1,4 @@
-"""The throughput-latency chart of a sweep: in the terminal, and as a picture where matplotlib is installed."""
+"""The throughput-latency chart of a sweep: in the terminal, and as a picture if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .benchmark_sweep import frontier
 if TYPE_CHECKING:
     from .benchmark_sweep import Point
 
-#: of the chart in the terminal, without its axes
+#: size of the chart in the terminal, without axes
 WIDTH, HEIGHT = 64, 16
 #: latencies that differ by more than this factor get a logarithmic axis
 WIDE = 12
-#: colours that stay apart also for the colour-blind (Okabe and Ito), and marks, the strongest first
+#: Colours that colour-blind people can distinguish (Okabe and Ito), and marks, strongest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = "osD^vP*X"
 
 
 def nice(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in between, at most ``most``."""
+    """Return at most ``most`` round numbers between two limits."""
     span = high - low
     if span <= 0 or most < 2:
         return [low]
@@ -40,7 +40,7 @@ def _tick(value: float) -> str:
 
 
 class _Scale:
-    """Latencies across, in ms: linear, or logarithmic where they differ much."""
+    """The axis of latencies in ms: linear, or logarithmic if they differ much."""
 
     def __init__(self, values: Sequence[float]) -> None:
         low, high = min(values), max(values)
@@ -52,7 +52,7 @@ class _Scale:
             self.low, self.high = max(0.0, low - room), high + room
 
     def place(self, value: float) -> float:
-        """From 0 to 1."""
+        """Return the position of a value on the axis, from 0 to 1."""
         if self.logarithmic:
             return math.log(max(value, 1e-9) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -65,7 +65,7 @@ class _Scale:
 
 
 def lines(points: Sequence[Point], spot: Point | None, percent: float, bound: float | None) -> list[str]:
-    """The chart as text: the points' letters, ``*`` the sweet spot, ``:`` the bound, dots for the frontier."""
+    """Draw the chart as text: letters are points, ``*`` the sweet spot, ``:`` the bound, dots the frontier."""
     at = {id(p): p.latency(percent) * 1e3 for p in points}
     reach = [*at.values()] + ([bound * 1e3] if bound is not None and bound * 1e3 < 2 * max(at.values()) else [])
     scale, top = _Scale(reach), max(p.rate for p in points) * 1.08
@@ -85,7 +85,7 @@ def lines(points: Sequence[Point], spot: Point | None, percent: float, bound: fl
         ax, ay, bx, by = x(at[id(a)]), y(a.rate), x(at[id(b)]), y(b.rate)
         for column in range(ax + 1, bx):
             rows[round(ay + (by - ay) * (column - ax) / max(1, bx - ax))][column] = "."
-    for point in sorted(points, key=lambda p: (p is spot, p in best)):  # the last one is on top
+    for point in sorted(points, key=lambda p: (p is spot, p in best)):  # the last one drawn is on top
         rows[y(point.rate)][x(at[id(point)])] = "*" if point is spot else point.label
     heights = {y(v): _tick(v) for v in nice(0.0, top, 5)}
     margin = max(map(len, heights.values()))
@@ -108,14 +108,14 @@ def lines(points: Sequence[Point], spot: Point | None, percent: float, bound: fl
 
 
 def why_not() -> str | None:
-    """Why no picture can be drawn; None: it can."""
+    """Return why no picture can be drawn, or None if it can."""
     return None if find_spec("matplotlib") is not None else "matplotlib is not installed"
 
 
 def draw(
     points: Sequence[Point], spot: Point | None, percent: float, bound: float | None, title: str, path: Path
 ) -> None:
-    """The chart as a picture, in the format that the file's name says."""
+    """Save the chart as a picture in the format of the file's suffix."""
     reason = why_not()
     if reason is not None:
         raise SettingsError(reason, where="--chart", hint="pip install tunewright[plot]; the terminal has the chart")
@@ -133,7 +133,7 @@ def draw(
             figure.savefig(path, dpi=150)
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror or error}", where=str(path)) from None
-        except ValueError as error:  # matplotlib's word on a format that it does not know
+        except ValueError as error:  # matplotlib does not know the format
             raise InputError(f"cannot be drawn: {error}", where=str(path), hint="name a .png file") from None
         finally:
             pyplot.close(figure)
@@ -196,12 +196,12 @@ def _fill(axes: Any, points: Sequence[Point], spot: Point | None, percent: float
                             markeredgewidth=1.4, label="sweet spot"))  # fmt: skip
     if len(best) > 1:
         shown.append(Line2D([], [], color="0.75", linewidth=5, label="the frontier"))
-    # Beside the chart: points may lie anywhere in it.
+    # The legend goes beside the chart, because points may be anywhere in it.
     axes.legend(handles=shown, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
 
 
 def _label(axes: Any, point: Point, is_spot: bool, is_best: bool, ms: float, across: float) -> None:
-    """A point's letter in the table, and what it is where it counts: on the left where the right has no room."""
+    """Write a point's letter; on the frontier also its requests. The text goes to the left if the right has no room."""
     from matplotlib.patheffects import withStroke
 
     requests = f"{point.requests} request{'' if point.requests == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What a benchmark feeds a model: files in turn (arrays, pictures, folders of them), random values, and the batch."""
+"""Inputs of a benchmark: files in turn (arrays, pictures, folders of them), random values, and the batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 ARRAYS = (".npy", ".npz", ".pb")
-#: bytes of files that are kept in memory; what is beyond is left out, and noted
+#: most bytes of files kept in memory; further values are left out with a note
 MOST_BYTES = 1 << 30
-#: numbers of channels, and what Pillow calls such a picture
+#: number of channels -> Pillow's mode
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -32,9 +32,9 @@ class Data:
 
     model: Model
     feeds: list[dict[str, Any]]
-    #: input -> where its values come from
+    #: input -> the origin of its values
     origin: dict[str, str]
-    #: examples in one inference, where the model has a batch dimension that was found or set
+    #: examples in one inference, or None if the model has no known batch dimension
     batch: int | None
     notes: list[str] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ def gather(
     settings: Settings,
     arrays: Mapping[str, Any] | None = None,
 ) -> Data:
-    """Inputs by the options of the command line, or ``arrays``: those given, random ones for the rest."""
+    """Collect inputs from the options of the command line or from ``arrays``, and random ones for the rest."""
     wanted, symbols = parse_shapes(model, shapes or ())
     model = _fixed(model.reshape(wanted) if wanted else model, symbols)
     if batch is not None:
@@ -77,10 +77,10 @@ def _origin(texts: Sequence[str]) -> str:
 
 # -- the batch --------------------------------------------------------------------------------------------------------
 def batch_inputs(model: Model) -> tuple[Dim, list[str]]:
-    """The size or name of the batch dimension, and the inputs that have it in front.
+    """Return the size or name of the batch dimension, and the inputs whose first dimension it is.
 
-    It is the open first dimension that most inputs share; where none is open, the one that all inputs of a rank of two
-    or more have. InputError where there is none.
+    It is the open first dimension that most inputs share. If none is open, it is the first dimension that all inputs of
+    rank two or more share. Raises InputError if there is none.
     """
     from ..ir.types import TensorType
 
@@ -103,7 +103,7 @@ def batch_inputs(model: Model) -> tuple[Dim, list[str]]:
 
 
 def _is_one_example(value: Value) -> bool:
-    """A reader puts an axis in front first (a picture as ``--preprocess x=u8,hwc`` has it)."""
+    """Whether every reader first adds a leading axis, as for a picture with ``--preprocess x=u8,hwc``."""
     users = [node for node, _ in value.uses]
     axes = [node.inputs[1] for node in users if node.op == "Unsqueeze"]
     fronts = (axis is not None and axis.const is not None and 0 in axis.const for axis in axes)
@@ -111,7 +111,7 @@ def _is_one_example(value: Value) -> bool:
 
 
 def with_batch(model: Model, batch: int) -> Model:
-    """The model for this number of examples at a time."""
+    """Return the model for this number of examples at a time."""
     dim, names = batch_inputs(model)
     if isinstance(dim, str):
         return _fixed(model, {dim: batch})
@@ -123,7 +123,7 @@ def with_batch(model: Model, batch: int) -> Model:
 
 
 def batch_size(model: Model) -> int | None:
-    """Examples in one inference; None where nobody can tell."""
+    """Return the number of examples in one inference, or None if it is unknown."""
     try:
         dim, _ = batch_inputs(model)
     except InputError:
@@ -132,7 +132,7 @@ def batch_size(model: Model) -> int | None:
 
 
 def check_batch(outputs: Mapping[str, Type | None], batch: int) -> None:
-    """InputError where no output has the batch in front: the model does not take one example after the other."""
+    """Raise InputError if no output has the batch in front: the model then does not process batches."""
     from ..ir.types import TensorType
 
     known = {n: t for n, t in outputs.items() if isinstance(t, TensorType) and t.is_static}
@@ -143,7 +143,7 @@ def check_batch(outputs: Mapping[str, Type | None], batch: int) -> None:
 
 
 def _fixed(model: Model, symbols: Mapping[str, int]) -> Model:
-    """The model with these symbolic dimensions of its inputs set."""
+    """Return the model with these symbolic dimensions of its inputs set."""
     shapes: dict[str, list[Dim]] = {}
     for name, type in model.inputs.items():
         shape = getattr(type, "shape", None) or ()
@@ -154,7 +154,7 @@ def _fixed(model: Model, symbols: Mapping[str, int]) -> Model:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 def _files(text: str, name: str) -> list[str]:
-    """A folder's files in the order of their names; else the text itself."""
+    """Return a folder's files in the order of their names; any other text alone."""
     path = Path(text)
     if not text or not path.is_dir():
         return [text]
@@ -167,7 +167,7 @@ def _files(text: str, name: str) -> list[str]:
 
 
 def _values(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes, notes: list[str]) -> list[Any]:
-    """An input's values in turn; of pictures as many as the batch has are one value."""
+    """Return an input's values in turn. A whole batch of pictures makes one value."""
     import numpy as np
 
     if all(Path(text).suffix.lower() in PICTURES for text in texts):
@@ -184,14 +184,14 @@ def _values(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes, no
         if found and np.shape(value) != np.shape(found[0]):
             raise InputError(
                 f"files of different shapes: {list(np.shape(found[0]))} ({texts[0]}), {list(np.shape(value))}",
-                where=f"input {name!r}", hint="a benchmark runs one shape: give the others by themselves",
+                where=f"input {name!r}", hint="a benchmark runs one shape: measure each shape separately",
             )  # fmt: skip
         found.append(value)
     return found
 
 
 def _spread(value: Any, type: Type | None) -> Any:
-    """One example as many times as the batch is large."""
+    """Repeat a single example to fill the batch."""
     import numpy as np
 
     shape: Sequence[Dim] = getattr(type, "shape", None) or ()
@@ -201,20 +201,20 @@ def _spread(value: Any, type: Type | None) -> Any:
 
 
 def _pictures(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes) -> Any:
-    """Pictures as an input takes them, a batch at a time; the first come again where the last batch is not full."""
+    """Yield pictures as an input takes them, one batch at a time. The first pictures fill up the last batch."""
     import numpy as np
 
     from ..ir.types import TensorType
 
     where = f"input {name!r}"
     if not isinstance(type, TensorType) or type.shape is None or not 2 <= len(type.shape) <= 4:
-        raise InputError(f"takes {type}, which is no picture", where=where, hint="give a .npy file")
+        raise InputError(f"takes {type}, which is not a picture", where=where, hint="give a .npy file")
     shape = list(type.shape)
     batch = 1
     if len(shape) == 4:
         first = shape.pop(0)
         batch = first if isinstance(first, int) else 1
-    # where both ends could be the colours, three are likelier than one or four
+    # If both ends could be the channels, three are more likely than one or four.
     front, back = (shape[0], shape[2]) if len(shape) == 3 else (None, None)
     last = back in _MODES and (back == 3 != front or front not in _MODES)
     if len(shape) == 3 and not last and shape[0] not in _MODES:
@@ -229,7 +229,7 @@ def _pictures(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes) 
         nonlocal size
         if text not in known:
             pixels = _picture(Path(text), _MODES[int(channels or 1)], size, where)
-            size = (pixels.shape[1], pixels.shape[0])  # where the model leaves it open, the first one's
+            size = (pixels.shape[1], pixels.shape[0])  # open sizes are those of the first picture
             known[text] = _scaled(pixels if last or len(shape) == 2 else pixels.transpose(2, 0, 1), type)
         return known[text]
 
@@ -241,7 +241,7 @@ def _pictures(texts: Sequence[str], type: Type | None, name: str, sizes: Sizes) 
 
 
 def _picture(path: Path, mode: str, size: tuple[int | None, ...], where: str) -> np.ndarray[Any, Any]:
-    """Pixels (high, wide, channels) of a file, resized."""
+    """Return the pixels of a file (height, width, channels), resized."""
     import numpy as np
 
     try:
@@ -264,7 +264,7 @@ def _picture(path: Path, mode: str, size: tuple[int | None, ...], where: str) ->
 
 
 def _scaled(pixels: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:
-    """Bytes as they are; floats from 0 to 1; signed bytes around 0."""
+    """Scale pixels: unsigned integers are unchanged, signed bytes are centred on 0, floats go from 0 to 1."""
     import numpy as np
 
     if pixels.ndim == 3 and type.shape is not None and len(type.shape) == 2:

@@ -1,4 +1,4 @@
-"""Inferences one after the other or side by side, and what each took."""
+"""Runs inferences, one after the other or side by side, and measures each."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class Load:
-    """How a model is driven: until the time is over, or the count is reached."""
+    """How a model is driven: until the time is over or the count is reached."""
 
     requests: int
-    #: inferences are started and called back from (AsyncInferQueue), else waited for by a thread for each request
+    #: start inferences through AsyncInferQueue with callbacks; otherwise one thread per request waits for it
     is_async: bool
     seconds: float | None
     count: int | None
     warm_up: int
-    #: of a model with states: a request begins a new sequence after this number of inferences
+    #: for a model with states: a request begins a new sequence after this number of inferences
     sequence: int = 0
-    #: part of the time in which a request runs; it rests in between, as servers do
+    #: part of the time in which a request runs; it rests in between, as in a server
     busy: float = 1.0
 
     @property
@@ -47,29 +47,29 @@ class Load:
 
 @dataclass
 class Result:
-    """What was measured, in the order of completion, and counters summed over ``counted`` inferences."""
+    """Measurements in the order of completion, and counters summed over ``counted`` inferences."""
 
-    #: from the start of an inference until its results were there; waiting for a stream is part of it
+    #: from the start of an inference to its results, including the wait for a stream
     latencies: list[float] = field(default_factory=list)
-    #: of each: how long a stream worked for it, how much of that was the host's own, and copies
+    #: for each inference: time on a stream, host time within it, and time of copies
     runs: list[float] = field(default_factory=list)
     hosts: list[float] = field(default_factory=list)
     copies: list[float] = field(default_factory=list)
-    #: when each was over, by the clock that ``begin`` is of
+    #: when each inference ended, on the clock of ``begin``
     ends: list[float] = field(default_factory=list)
     begin: float = 0.0
-    #: wall-clock time of all
+    #: wall-clock time of the whole run
     seconds: float = 0.0
-    #: kernels launched
+    #: number of kernels launched
     launches: int = 0
     rows: list[Row] = field(default_factory=list)
     counted: int = 0
-    #: by Ctrl-C
+    #: whether Ctrl-C ended the run
     interrupted: bool = False
 
     def add(self, other: Result) -> None:
-        """Another turn of the same."""
-        shift = self.ends[-1] - other.begin if self.ends else 0.0  # as if one had followed the other
+        """Append another run of the same load."""
+        shift = self.ends[-1] - other.begin if self.ends else 0.0  # shifted as if one run had followed the other
         if not self.ends:
             self.begin = other.begin
         self.ends += [end + shift for end in other.ends]
@@ -82,7 +82,7 @@ class Result:
 
 
 def import_everything(device: str, settings: Settings) -> None:
-    """Compile and run the smallest model, so that what a process imports and discovers once is not measured."""
+    """Compile and run a minimal model, so that imports and discovery, done once per process, are not measured."""
     import numpy as np
     from onnx import TensorProto, helper
 
@@ -96,7 +96,7 @@ def import_everything(device: str, settings: Settings) -> None:
     core.settings = replace(type(settings)(), cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes)
     log = logging.getLogger("tunewright")
     level = log.level
-    log.setLevel(logging.WARNING)  # AUTO would tell twice what it does
+    log.setLevel(logging.WARNING)  # AUTO would log its choice twice
     try:
         core.compile_model(proto, device)({"x": np.ones(1, np.float32)})
     finally:
@@ -110,9 +110,9 @@ def measure(
     trace: Trace | None = None,
     progress: bool = True,
 ) -> Result:
-    """Inferences on these inputs in turn. Ctrl-C ends it: what was measured until then is the result."""
+    """Run inferences on these inputs in turn. After Ctrl-C the result holds the inferences so far."""
     driver = _Async(compiled, feeds, load, trace) if load.is_async else _Sync(compiled, feeds, load, trace)
-    with working("warming up") if progress else contextlib.nullcontext():  # one display at a time
+    with working("warming up") if progress else contextlib.nullcontext():  # only one display at a time
         driver.warm_up()
     bar = _progress(driver.result, load) if progress else contextlib.nullcontext(lambda: None)
     with bar as done, contextlib.nullcontext() if trace is None else trace:
@@ -123,7 +123,7 @@ def measure(
 
 
 class _Driver(ABC):
-    """What both ways share: when it is over, and what is noted of an inference."""
+    """Common part of both ways to drive a model: when the run ends, and what is recorded for each inference."""
 
     def __init__(
         self, compiled: CompiledModel, feeds: Sequence[dict[str, Any]], load: Load, trace: Trace | None
@@ -137,14 +137,14 @@ class _Driver(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Inferences that do not count."""
+        """Run inferences that are not measured."""
 
     @abstractmethod
     def drive(self, done: Callable[[], None]) -> None:
-        """Inferences, one after the other or side by side, until `next` says that it is over."""
+        """Run inferences, one after the other or side by side, until `next` returns None."""
 
     def run(self, done: Callable[[], None]) -> None:
-        """Until it is over, or Ctrl-C."""
+        """Run until the load is done or Ctrl-C."""
         begin = self.result.begin = time.perf_counter()
         self._deadline = None if self.load.seconds is None else begin + self.load.seconds
         try:
@@ -155,11 +155,11 @@ class _Driver(ABC):
         self.result.seconds = (self.result.ends[-1] if self.result.ends else time.perf_counter()) - begin
 
     def end(self) -> None:
-        """Let what runs come to its end."""
+        """Wait for running inferences."""
         return
 
     def next(self) -> int | None:
-        """The number of the next inference; None: it is over."""
+        """Return the number of the next inference, or None at the end of the run."""
         with self._lock:
             over = self.failures or self.result.interrupted
             over = over or (self.load.count is not None and self.started >= self.load.count)
@@ -174,7 +174,7 @@ class _Driver(ABC):
         return self.feeds[number % len(self.feeds)]
 
     def note(self, request: InferRequest, which: int, number: int, begin: float) -> None:
-        """An inference is over."""
+        """Record a finished inference."""
         end, totals, result = time.perf_counter(), request.get_totals(), self.result
         with self._lock:
             result.latencies.append(end - begin)
@@ -190,7 +190,7 @@ class _Driver(ABC):
 
 
 class _Sync(_Driver):
-    """A thread for each request, which waits."""
+    """One thread per request, which waits for it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -216,7 +216,7 @@ class _Sync(_Driver):
             for worker in workers:
                 worker.join()
         except KeyboardInterrupt:
-            self.result.interrupted = True  # tells them to stop
+            self.result.interrupted = True  # makes the workers stop
             for worker in workers:
                 worker.join()
             raise
@@ -224,7 +224,7 @@ class _Sync(_Driver):
     def _guarded(self, which: int, done: Callable[[], None]) -> None:
         try:
             self.work(which, done)
-        except BaseException as error:  # handed to the caller's thread
+        except BaseException as error:  # passed to the caller's thread
             self.failures.append(error)
 
     def work(self, which: int, done: Callable[[], None]) -> None:
@@ -242,7 +242,7 @@ class _Sync(_Driver):
 
 
 class _Async(_Driver):
-    """Requests that are started as they become free, and call back."""
+    """Requests that start as soon as they are free and report through callbacks."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -259,15 +259,16 @@ class _Async(_Driver):
     def drive(self, done: Callable[[], None]) -> None:
         self.queue.set_callback(self._over)
         while (number := self.next()) is not None:
-            self.queue.wait_ready()  # not part of the latency
+            self.queue.wait_ready()  # this wait is not part of the latency
             self.queue.start_async(self.feed(number), (number, time.perf_counter()))
             done()
         self.queue.wait_all()
 
     def end(self) -> None:
-        # Not the queue's own way: Ctrl-C may have come while it had a request in its hands.
+        # Bypass the queue: Ctrl-C may have interrupted it while it held a request.
         for request in self.queue:
-            # It was not started, or failed, or Ctrl-C came while this thread ran it: waiting threads take part.
+            # The request was not started, failed, or was interrupted while this thread ran it (waiting threads also run
+            # work).
             with contextlib.suppress(TunewrightError, KeyboardInterrupt):
                 request.wait(PATIENCE)
 
@@ -295,7 +296,7 @@ def accumulate(result: Result, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def _progress(result: Result, load: Load) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, on a terminal, once two seconds have passed."""
+    """Show a progress bar on stderr if it is a terminal, once two seconds have passed."""
     if not sys.stderr.isatty() or (load.seconds is not None and load.seconds <= PATIENCE):
         yield lambda: None
         return
@@ -313,7 +314,7 @@ def _progress(result: Result, load: Load) -> Iterator[Callable[[], None]]:
         def done() -> None:
             nonlocal last
             now, n = time.perf_counter(), len(result.latencies)
-            if now - last < 0.1:  # updating takes longer than a small inference
+            if now - last < 0.1:  # an update takes longer than a small inference
                 return
             last, elapsed = now, now - begin
             bar.update(task, completed=elapsed if load.seconds is not None else n, inferences=n,

@@ -1,4 +1,4 @@
-"""What a benchmark found: the report for programs (JSON, CSV), and the figures for people."""
+"""Output of a benchmark: the report for programs (JSON, CSV), and the figures for people."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .benchmark_statistics import Comparison
 
 SCHEMA = "tunewright.benchmark/2"
-#: rows of counters that are shown; reports have all
+#: number of counter rows printed; reports contain all
 SHOWN = 25
-#: what became of nodes, in the order of `Status`
+#: names of the states of nodes, in the order of `Status`
 TOLD = ("nodes executed", "optimized out", "not run")
-#: characters of a node's name that are shown; reports have all
+#: longest node name that is printed in full; reports contain all names
 LONGEST = 48
 
 
@@ -41,7 +41,7 @@ def _is_leaf(row: Row) -> bool:
 
 # -- for programs -----------------------------------------------------------------------------------------------------
 def figures(result: Result, load: Load, batch: int | None, percentiles: Sequence[float]) -> dict[str, Any]:
-    """What was measured, typed: of a run, or of one point of a sweep."""
+    """Return the measurements of a run or of one point of a sweep, as a dictionary for the report."""
     count = len(result.latencies)
     rate = count / max(result.seconds, 1e-9)
     slices = Slices.of(result.latencies, result.ends, result.begin)
@@ -69,12 +69,12 @@ def figures(result: Result, load: Load, batch: int | None, percentiles: Sequence
 
 
 def _kernel_seconds(result: Result) -> float:
-    """Seconds of an inference's kernels on the device, by the counters."""
+    """Return the device seconds of an inference's kernels, from the counters."""
     return sum(row.device_seconds for row in result.rows if _is_leaf(row)) / max(1, result.counted)
 
 
 def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
-    """A row of counters, per inference."""
+    """Return a row of counters per inference."""
     n = max(1, counted)
     return {
         "name": row.name,
@@ -94,19 +94,19 @@ def row_of(row: Row, counted: int, total: float) -> dict[str, Any]:
 
 
 def counters_of(result: Result) -> list[dict[str, Any]]:
-    """All rows, those that took longest first."""
+    """Return all rows, longest time first."""
     total = sum(_spent(row) for row in result.rows if _is_leaf(row))
     rows = sorted(result.rows, key=lambda row: -_spent(row))
     return [row_of(row, result.counted, total) for row in rows]
 
 
 def write_json(report: Mapping[str, Any], target: str) -> None:
-    """To a file, or to stdout for ``-``."""
+    """Write JSON to a file, or to stdout for ``-``."""
     _write(json.dumps(report, indent=2) + "\n", target)
 
 
 def write_report(report: Mapping[str, Any], target: str) -> None:
-    """As CSV where the file's name says so, else as JSON."""
+    """Write CSV if the file's suffix says so, else JSON."""
     if target.lower().endswith(".csv"):
         _write(as_csv(report), target)
     else:
@@ -124,7 +124,7 @@ def _write(text: str, target: str) -> None:
 
 
 def as_csv(report: Mapping[str, Any]) -> str:
-    """A sweep: a row for each point. Else a row for each figure: its key, its type and its value."""
+    """Return the report as CSV: a row per point of a sweep, or else a row (key, type, value) per figure."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     if "points" in report:
@@ -154,16 +154,16 @@ def _plain(value: Any) -> Any:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report to compare with."""
+    """Read an earlier report. Raises InputError if it cannot serve as a baseline."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
     except ValueError as error:
-        raise InputError(f"is no JSON: {error}", where=str(path)) from None
+        raise InputError(f"is not JSON: {error}", where=str(path)) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:
-        raise InputError(f"is no report of this version ({schema or 'it has no schema'})", where=str(path),
+        raise InputError(f"is not a report of this version ({schema or 'it has no schema'})", where=str(path),
                          hint=f"write one with --report: {SCHEMA}")  # fmt: skip
     if "points" in found:
         raise InputError("is the report of a sweep", where=str(path), hint="compare with that of a plain run")
@@ -177,7 +177,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 # -- for people -------------------------------------------------------------------------------------------------------
 def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) -> None:
-    """The figures of a run; ``percent``: the percentile that counts."""
+    """Print the figures of a run. ``percent``: the main percentile."""
     out = console()
     about = report["environment"]
     title = f"{report['model']} on {report['device']}: {about['cpu']}, {about['cores']} cores"
@@ -228,21 +228,21 @@ def show(report: Mapping[str, Any], percent: float, latencies: Sequence[float]) 
 
 
 def many(count: int, what: str, plural: str = "s") -> str:
-    """1 stream, 2 streams."""
+    """Return a count with its noun: 1 stream, 2 streams."""
     return f"{count:,} {what}" + ("" if count == 1 else plural)
 
 
 def show_counters(result: Result) -> None:
-    """Executed nodes by time, with their share of the sum."""
+    """Print the executed nodes by time, with their share of the sum."""
     from ..runtime.counters import Status
 
     rows, counted = result.rows, result.counted
     n = max(1, counted)
-    # A control-flow node contains the time of its body: only what the leaves took has a share.
+    # A control-flow node includes the time of its body, so only leaves have a share.
     total = sum(_spent(row) for row in rows if _is_leaf(row)) or 1.0
     ran = sorted((row for row in rows if row.status is Status.EXECUTED), key=lambda row: -_spent(row))
     where = "subgraph" if any(row.subgraph for row in ran) else "device" if len({row.device for row in ran}) > 1 else ""
-    # Where one of the two has all the time, the other's column would only take room from the names.
+    # Omit the column of a clock without any time, which leaves more room for names.
     clocks = {"device": [row.device_seconds for row in ran], "host": [row.host_seconds for row in ran]}
     clocks = {name: times for name, times in clocks.items() if any(times)}
     columns = ["node", "type", *([where] if where else []), "kernel", "origin"]
@@ -274,7 +274,7 @@ def show_counters(result: Result) -> None:
 
 
 def _show_subgraphs(ran: Sequence[Row], n: int, total: float) -> None:
-    """What the nodes of each part of HETERO took, in the order in which parts run."""
+    """Print the time of each HETERO subgraph, in the order in which they run."""
     parts: dict[tuple[int, str], list[Row]] = {}
     for row in ran:
         parts.setdefault((row.subgraph or 0, row.device), []).append(row)
@@ -288,12 +288,12 @@ def _show_subgraphs(ran: Sequence[Row], n: int, total: float) -> None:
 
 
 def _short(name: str) -> str:
-    """The end of a long name: exporters put the path to the node in front of what tells it from others."""
+    """Return the end of a long name: exporters put the path first, and the end distinguishes the node."""
     return name if len(name) <= LONGEST else f"...{name[3 - LONGEST :]}"
 
 
 def show_advice(found: Sequence[Advice]) -> None:
-    """One line for each."""
+    """Print one line per piece of advice."""
     if found:
         out = console()
         out.print()
@@ -302,7 +302,7 @@ def show_advice(found: Sequence[Advice]) -> None:
 
 
 def show_comparison(found: Comparison, baseline: str) -> None:
-    """Against an earlier run."""
+    """Print the comparison with an earlier run."""
     out = console()
     out.print()
     out.print(cell(f"against {baseline}"), style="bold", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A benchmark's run: what was asked for, compiling, measuring, telling."""
+"""One run of a benchmark: options, compiling, measuring, printing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from .benchmark_data import Data
     from .benchmark_measure import Result
 
-#: seconds of a run, and of each point of a sweep
+#: default seconds of a run, and of each point of a sweep
 SECONDS, SECONDS_OF_POINT = 10.0, 3.0
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Wish:
-    """What the command line says, of both a run and a sweep."""
+    """Options of the command line that a run and a sweep share."""
 
     model: str
     device: str
@@ -46,28 +46,28 @@ class Wish:
     warm_up: int
     percentiles: list[float]
     report: str | None = None
-    #: in place of ``input``: as Python has them
+    #: input values as Python objects, in place of ``input``
     values: Mapping[str, Any] | None = None
     preprocess: list[str] | None = None
-    #: of a model with states: inferences of a sequence
+    #: inferences of a sequence, for a model with states
     sequence: int = 0
     #: see `Load`
     busy: float = 1.0
 
     @property
     def percent(self) -> float:
-        """The percentile that counts."""
+        """The main percentile."""
         return self.percentiles[0]
 
     @property
     def quiet(self) -> bool:
-        """Whether stdout is only for the report."""
+        """Whether stdout is reserved for the report."""
         return self.report == "-"
 
 
 @dataclass(frozen=True)
 class Lists:
-    """--streams, --requests and --batch: several of each for a sweep; none: not given."""
+    """Values of --streams, --requests and --batch: several for a sweep, empty if not given."""
 
     streams: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
@@ -88,12 +88,13 @@ class Lists:
         )  # fmt: skip
         for option, numbers in (("streams", found.streams), ("requests", found.requests), ("batch", found.batches)):
             if len(numbers) > 1 and not several:
-                raise InputError(f"{len(numbers)} numbers", where=f"--{option}", hint="--sweep takes several")
+                hint = "--sweep takes several"
+                raise InputError(f"{len(numbers)} numbers instead of one", where=f"--{option}", hint=hint)
         return found
 
 
 def parse_percentiles(text: str) -> list[float]:
-    """``50,90,99``."""
+    """Parse percentiles such as ``50,90,99``."""
     found = []
     for part in text.split(","):
         try:
@@ -101,13 +102,14 @@ def parse_percentiles(text: str) -> list[float]:
         except ValueError:
             value = -1.0
         if not 0 <= value <= 100:
-            raise InputError(f"{part.strip()!r} is no percentile", where="--percentiles", hint="for example 50,90,99")
+            hint = "for example 50,90,99"
+            raise InputError(f"{part.strip()!r} is not a percentile", where="--percentiles", hint=hint)
         found.append(value)
     return list(dict.fromkeys(found))
 
 
 def parse_latency(text: str) -> float:
-    """``20ms``, ``500us``, ``0.1s`` in seconds; a bare number is milliseconds."""
+    """Parse ``20ms``, ``500us`` or ``0.1s`` into seconds; a bare number is milliseconds."""
     number = text.strip().lower()
     units = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
     unit = next((u for u in units if number.endswith(u)), "")
@@ -116,13 +118,13 @@ def parse_latency(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise InputError(f"{text!r} is no time", where="--latency-bound", hint="for example 20ms")
+        raise InputError(f"{text!r} is not a time", where="--latency-bound", hint="for example 20ms")
     return value
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
 class Bench:
-    """A model that was loaded, to be compiled with different streams and batches."""
+    """A loaded model that is compiled with different streams and batches."""
 
     def __init__(self, core: Core, model: Model, load: float, wish: Wish) -> None:
         self.core, self.model, self.load, self.wish = core, model, load, wish
@@ -140,11 +142,11 @@ class Bench:
         return data
 
     def compile(self, data: Data, streams: str | None, batch: int | None) -> CompiledModel:
-        """``streams``: NUM_STREAMS, where it was given."""
+        """Compile the model. ``streams``: NUM_STREAMS, if it was given."""
         from .benchmark_data import check_batch
 
         config = {} if streams is None else {"NUM_STREAMS": streams}
-        if batch is not None:  # who names a batch means that one
+        if batch is not None:  # a batch that the user names must not change
             config["ALLOW_AUTO_BATCHING"] = "NO"
         try:
             compiled = self.core.compile_model(data.model, self.wish.device, config)
@@ -157,7 +159,7 @@ class Bench:
         return compiled
 
     def about(self, data: Data) -> dict[str, Any]:
-        """What a report begins with."""
+        """Return the head of a report."""
         wish = self.wish
         return {
             "schema": SCHEMA,
@@ -171,7 +173,7 @@ class Bench:
 
 @dataclass
 class Run:
-    """A run that was measured."""
+    """A measured run."""
 
     report: dict[str, Any]
     result: Result
@@ -179,7 +181,7 @@ class Run:
 
 
 def measure_once(bench: Bench, lists: Lists, recorder: Trace | None = None) -> Run:
-    """Compile, run for the first time, measure."""
+    """Compile the model, run it for the first time, then measure it."""
     from ..devices.kernel_cache import KernelCache
     from ..runtime import ranges
     from .benchmark_advice import advise, facts_of
@@ -275,8 +277,10 @@ def run_once(
 
 
 def _again(bench: Bench, run: Model, compiled: CompiledModel) -> Again:
-    """What makes the inputs of a model as it was read those that it ran with, and the device the same: a stream of
-    several has a part of its threads, and kernels are tuned for that number."""
+    """Return what reproduces the run: the options that set the inputs' shapes, and settings with equal threads.
+
+    One of several streams has only a part of the threads, and kernels are tuned for that number of threads.
+    """
     from ..runtime.request import DeviceModel
     from .benchmark_advice import Again
 

@@ -1,7 +1,7 @@
-"""Numbers of a benchmark: percentiles, slices of time, and whether two runs differ. Pure functions over samples.
+"""Statistics of a benchmark: percentiles, time slices, and the test whether two runs differ. Pure functions on samples.
 
-Latencies that follow each other are alike: who disturbs one inference disturbs the next. So runs are compared by slices
-of time, of which each counts as one sample, not by their thousands of inferences.
+Successive latencies are correlated, because a disturbance lasts longer than one inference. Runs are therefore compared
+by slices of time, each of which counts as one sample, and not by their thousands of inferences.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
-#: slices of a run, and inferences that each has at least
+#: number of slices of a run, and minimum number of inferences in each
 SLICES, LEAST = 40, 3
-#: a report keeps this number of latencies, evenly over the run
+#: number of latencies that a report keeps, evenly over the run
 KEPT = 1000
-#: chance that a difference is seen where there is none
+#: probability of reporting a difference between equal runs
 ALPHA = 0.01
-#: slices that each side needs before anything is said
+#: minimum number of slices on each side of a comparison
 FEWEST = 5
 
 
 def percentile_name(percent: float, unit: str = "") -> str:
-    """median, p99, p99.9."""
+    """Return the name of a percentile: median, p99, p99.9."""
     return ("median" if percent == 50 else f"p{percent:g}") + unit
 
 
 def statistics(latencies: Sequence[float], percentiles: Sequence[float] = (90, 95, 99)) -> dict[str, float]:
-    """Median, mean, percentiles, extremes, standard deviation and interquartile range, in seconds."""
+    """Return median, mean, percentiles, extremes, standard deviation and interquartile range, in seconds."""
     import numpy as np
 
     times = np.asarray(latencies, np.float64)
@@ -42,7 +42,7 @@ def statistics(latencies: Sequence[float], percentiles: Sequence[float] = (90, 9
 
 
 def percentile(latencies: Sequence[float], percent: float) -> float:
-    """The most time that this percentage of the inferences takes."""
+    """Return a percentile of the latencies."""
     import numpy as np
 
     return float(np.percentile(np.asarray(latencies, np.float64), percent))
@@ -50,7 +50,7 @@ def percentile(latencies: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Slices:
-    """A run in equal numbers of inferences: the median latency of each slice, and how many were done per second."""
+    """A run in slices of equally many inferences: the median latency of each, and its inferences per second."""
 
     latencies: list[float]
     rates: list[float]
@@ -63,7 +63,7 @@ class Slices:
 
     @staticmethod
     def of(latencies: Sequence[float], ends: Sequence[float], begin: float) -> Slices:
-        """Slices of latencies in the order of their ends, which are times of a clock, as is ``begin``."""
+        """Slice latencies given in the order of their ends. ``ends`` and ``begin`` are times of the same clock."""
         import numpy as np
 
         count = len(latencies)
@@ -80,21 +80,21 @@ class Slices:
 
 
 def short(value: float) -> float:
-    """Six digits: more are noise, and reports stay small."""
+    """Round to six significant digits. More are noise and enlarge reports."""
     return float(f"{value:.6g}")
 
 
 def thinned(latencies: Sequence[float]) -> list[float]:
-    """At most `KEPT` of them, evenly over the run."""
+    """Return at most `KEPT` latencies, evenly over the run."""
     step = max(1, math.ceil(len(latencies) / KEPT))
     return list(latencies[::step])
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How many times as large one run's samples are as the other's, the interval that is in, and how likely chance is.
+    """The ratio of one run's samples to the other's, its confidence interval, and the probability of chance.
 
-    ``p``: how often samples that differ as much, or more, come from two runs that do not differ (rank-sum test).
+    ``p``: the probability of a difference at least this large between two equal runs (rank-sum test).
     """
 
     ratio: float
@@ -111,10 +111,10 @@ class Difference:
 
 
 def difference(new: Sequence[float], old: Sequence[float], alpha: float = ALPHA) -> Difference | None:
-    """New against old; None where there are too few samples.
+    """Compare new samples with old ones. Returns None if there are too few samples.
 
-    The ratio is the median of all ratios of a sample to one of the other run (Hodges and Lehmann's), its interval that
-    of the rank-sum test (Mann and Whitney's): no outlier moves it far, and nothing is said to be normal.
+    The ratio is the median of all ratios between a new and an old sample (Hodges-Lehmann). Its interval is that of the
+    rank-sum test (Mann-Whitney). Outliers hardly move them, and no normal distribution is assumed.
     """
     import numpy as np
 
@@ -138,18 +138,18 @@ def difference(new: Sequence[float], old: Sequence[float], alpha: float = ALPHA)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run against an earlier one: latency and throughput, and what else was not the same."""
+    """The comparison of a run with an earlier one: latency, throughput, and other differences between the runs."""
 
     latency: Difference | None
     throughput: Difference | None
-    #: what differs in how the two were measured, in words
+    #: differences in how the two runs were measured, in words
     otherwise: list[str]
-    #: the one that counts: latency of one request, throughput of several
+    #: the decisive figure: latency for one request, throughput for several
     by: str
 
     @property
     def slower(self) -> float:
-        """How much slower it certainly became, as a part; 0 where it did not, or nobody can tell."""
+        """The part by which the new run is certainly slower; 0 if it is not, or if that is unknown."""
         if self.by == "latency":
             found = self.latency
             return max(0.0, found.ratio - 1) if found is not None and found.certain else 0.0
@@ -166,14 +166,14 @@ class Comparison:
         }
 
 
-#: what a report says of how it was measured -> how people call it
+#: key in a report -> its name in messages
 _SAME = {"model": "model", "device": "device", "inputs": "inputs", "api": "API", "streams": "streams",
          "requests": "requests", "batch": "batch", "config": "config"}  # fmt: skip
 _SAME_MACHINE = {"cpu": "processor", "cores": "cores", "platform": "platform", "tunewright": "version of Tunewright"}
 
 
 def compare(new: Mapping[str, Any], old: Mapping[str, Any]) -> Comparison:
-    """Two reports."""
+    """Compare two reports."""
     otherwise = [
         f"{name}: {_say(old.get(key))} then, {_say(new.get(key))} now"
         for key, name in _SAME.items()

@@ -1,4 +1,4 @@
-"""``tunewright benchmark --sweep``: streams x requests x batch, measured in turns, and the best of them."""
+"""``tunewright benchmark --sweep``: measures streams x requests x batch in turns and finds the best combination."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .common import console, milliseconds, note, table
 if TYPE_CHECKING:
     from ..runtime.compiled import CompiledModel
 
-#: throughput within this part of the best is as good: of such points the one with the least latency is preferred
+#: Points whose throughput is within this part of the best count as equal; the one with the lowest latency wins.
 AS_GOOD = 0.05
-#: points of a sweep
+#: maximum number of points of a sweep
 MOST_POINTS = 200
-#: warm-up inferences of a request before turns behind the first
+#: warm-up inferences of a request before each turn after the first
 WARM_AGAIN = 1
 LABELS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 @dataclass
 class Point:
-    """One way to run the model, and what it gave."""
+    """One combination of streams, requests and batch, with its measurements."""
 
     streams: int
     requests: int
@@ -40,7 +40,7 @@ class Point:
 
     @property
     def key(self) -> tuple[int, int | None]:
-        """Points with the same one share a compiled model."""
+        """Points with the same key share a compiled model."""
         return self.streams, self.batch
 
     @property
@@ -53,21 +53,21 @@ class Point:
 
 
 def whole_numbers(text: str | None, option: str) -> list[int]:
-    """``4``, ``1,2,4`` or ``1-4``."""
+    """Parse ``4``, ``1,2,4`` or ``1-4``."""
     found: list[int] = []
     for part in (text or "").split(","):
         low, dash, high = part.strip().partition("-")
         if not part.strip() and text is None:
             continue
         if not low.isdecimal() or (dash and not high.isdecimal()) or int(low) < 1 or int(high or low) > 4096:
-            raise InputError(f"{text!r} is no whole number from 1 to 4096", where=option,
+            raise InputError(f"{text!r} is not a whole number from 1 to 4096", where=option,
                              hint="with --sweep also several: 1,2,4 or 1-4")  # fmt: skip
         found += range(int(low), int(high or low) + 1)
     return list(dict.fromkeys(found))
 
 
 def doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and the last one."""
+    """Return 1, 2, 4, ... up to and including ``most``."""
     found = [1]
     while found[-1] * 2 < most:
         found.append(found[-1] * 2)
@@ -76,7 +76,7 @@ def doubling(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Axes:
-    """What is swept over. Without ``requests``: one and two for each stream."""
+    """The axes of a sweep. Without ``requests`` each point has one or two requests per stream."""
 
     streams: Sequence[int]
     requests: Sequence[int]
@@ -90,7 +90,8 @@ class Axes:
             for requests in (self.requests or (streams, 2 * streams))
         ]
         if len(found) > MOST_POINTS:
-            raise InputError(f"{len(found)} points", where="--sweep", hint=f"{MOST_POINTS} is the most: name fewer")
+            hint = f"the limit is {MOST_POINTS}: name fewer"
+            raise InputError(f"{len(found)} points are too many", where="--sweep", hint=hint)
         for i, point in enumerate(found):
             point.label = LABELS[i] if i < len(LABELS) else "+"
         return found
@@ -110,11 +111,12 @@ def sweep(
     api: str | None,
     seed: int,
 ) -> tuple[list[Point], bool]:
-    """Measure every point for ``seconds`` in all, in turns of random order; what Ctrl-C cut short, and whether it did.
+    """Measure every point for ``seconds`` in total, in turns of random order.
 
-    Turns spread what happens on the machine over all points. ``compiled``: the model for a number of streams and a
-    batch, with its inputs. One model is in memory at a time: points that share it follow each other, and a turn begins
-    with the one that the last turn ended with. What cannot be compiled is left out and noted; an error, if that is all.
+    Returns the measured points, and whether Ctrl-C ended the sweep. Turns spread disturbances of the machine over all
+    points. ``compiled`` compiles the model for a number of streams and a batch, and returns it with inputs. Only one
+    model is in memory at a time. Points that share a model follow each other, and a turn begins with the last model of
+    the turn before. Points that cannot be compiled are left out with a note; if none can, the first error is raised.
     """
     points, refused = axes.points(), dict[tuple[int, int | None], TunewrightError]()
     groups = {p.key: [q for q in points if q.key == p.key] for p in points}
@@ -141,7 +143,7 @@ def sweep(
                         if found.interrupted:
                             raise KeyboardInterrupt
                         step("", 1)
-                    del model, feeds  # it is kept in one place alone
+                    del model, feeds  # the only remaining reference must be that of `_OneAtATime`
         except KeyboardInterrupt:
             interrupted = True
     if len(refused) == len(groups):
@@ -152,7 +154,7 @@ def sweep(
 
 
 class _OneAtATime:
-    """Keeps the model that was asked for last. The one before is gone when the next is compiled."""
+    """Keeps the last compiled model, and frees it before the next is compiled."""
 
     def __init__(self, compiled: Callable[[int, int | None], Made]) -> None:
         self._compiled = compiled
@@ -162,7 +164,7 @@ class _OneAtATime:
     def get(self, key: tuple[int, int | None]) -> Made:
         if key != self.key or self._made is None:
             self.key = self._made = None
-            gc.collect()  # requests and their callbacks hold each other
+            gc.collect()  # requests and their callbacks form reference cycles
             self._made, self.key = self._compiled(*key), key
         return self._made
 
@@ -178,7 +180,7 @@ def _say(point: Point) -> str:
 
 
 def frontier(points: Sequence[Point], percent: float) -> list[Point]:
-    """Points that no other beats in both latency and throughput, by latency."""
+    """Return the points that no other point beats in both latency and throughput, ordered by latency."""
     found: list[Point] = []
     for point in sorted(points, key=lambda p: (p.latency(percent), -p.rate)):
         if not found or point.rate > found[-1].rate:
@@ -187,9 +189,9 @@ def frontier(points: Sequence[Point], percent: float) -> list[Point]:
 
 
 def sweet_spot(points: Sequence[Point], percent: float, bound: float | None) -> Point | None:
-    """The most throughput within a bound of latency, and without one the least latency of those near the most.
+    """Return the point with the best throughput within the bound, or None if no point is within it.
 
-    None: nothing is within the bound.
+    Without a bound, it is the point with the lowest latency among those whose throughput is close to the best.
     """
     fit = [p for p in points if bound is None or p.latency(percent) <= bound]
     if not fit:
@@ -203,7 +205,7 @@ def points_report(
     points: Sequence[Point], spot: Point | None, percent: float, bound: float | None, percentiles: Sequence[float],
     api: str | None,
 ) -> dict[str, Any]:
-    """The part of a report that a sweep makes."""
+    """Return the part of a report that describes a sweep."""
     best = frontier(points, percent)
 
     def one(point: Point) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def points_report(
 
 
 def show_points(points: Sequence[Point], spot: Point | None, percent: float) -> None:
-    """A table of all points, those of the frontier in bold."""
+    """Print a table of all points, with the frontier in bold."""
     batched = any(p.batch is not None for p in points)
     columns = ["streams", "requests", *(["batch"] if batched else []), percentile_name(percent, " ms")]
     columns += [] if percent == 99 else ["p99 ms"]
@@ -237,7 +239,7 @@ def show_points(points: Sequence[Point], spot: Point | None, percent: float) -> 
 
 
 def say_spot(points: Sequence[Point], spot: Point | None, percent: float, bound: float | None) -> str:
-    """The sweet spot in words, with the options that give it."""
+    """Describe the sweet spot, with the options that reproduce it."""
     at = "median latency" if percent == 50 else f"{percent:g} % percentile"
     if spot is None:
         best = min(points, key=lambda p: p.latency(percent))
@@ -250,14 +252,14 @@ def say_spot(points: Sequence[Point], spot: Point | None, percent: float, bound:
 
 
 def options(point: Point) -> str:
-    """The options that run the model as a point did."""
+    """Return the options that run the model like this point."""
     batch = "" if point.batch is None else f" --batch {point.batch}"
     return f"--streams {point.streams} --requests {point.requests}{batch}"
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar on a terminal: what is measured now, and how long it takes still."""
+    """Show a bar on a terminal with the current point and the remaining time."""
     if not sys.stderr.isatty():
         yield lambda text, done: None
         return
@@ -274,13 +276,13 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
 
 def announce(points: int, seconds: float, count: int | None) -> None:
-    """How long it will take."""
+    """Announce the duration."""
     if count is None:
-        note(f"{points} points of {seconds:g} s: about {points * seconds:,.0f} s, and what compiling takes")
+        note(f"{points} points of {seconds:g} s: about {points * seconds:,.0f} s, plus the time of compiling")
 
 
 def unsupported(given: Mapping[str, object]) -> None:
-    """InputError for options that a sweep has no use for."""
+    """Raise InputError for options that do not apply to a sweep."""
     for option, value in given.items():
         if value:
-            raise InputError("has no meaning with --sweep", where=option, hint="run the point that you like with it")
+            raise InputError("does not apply to --sweep", where=option, hint="run a single point with it")

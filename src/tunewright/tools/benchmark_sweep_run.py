@@ -1,4 +1,4 @@
-"""A sweep from the command line: which points, and what is told of them."""
+"""Runs a sweep from the command line: chooses its points and prints the results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ..runtime.compiled import CompiledModel
     from .benchmark_data import Data
 
-#: batches that are swept over where the model leaves it open
+#: default batches of a sweep, for a model with an open batch dimension
 ON_PROCESSOR, ON_GPU = [1, 4], [1, 8, 32]
-#: most streams of a GPU
+#: default maximum of streams on a GPU
 GPU_STREAMS = 4
 
 
 def axes_of(device: str, model: Model, lists: Lists) -> Axes:
-    """What was given; else streams up to the number of cores, and batches where the model leaves them open."""
+    """Return the given axes. Defaults: streams up to the number of cores, and batches if the model leaves them open."""
     from ..devices.host import cpu_count
 
     gpu = "GPU" in device.upper()
@@ -42,16 +42,19 @@ def axes_of(device: str, model: Model, lists: Lists) -> Axes:
 
 
 def run_sweep(bench: Bench, lists: Lists, bound: float | None, chart: Path | None, repetitions: int) -> int:
-    """Measure, tell, and the exit code. Without matplotlib the picture alone is missing, and that is an error."""
+    """Measure, print, and return the exit code.
+
+    Without matplotlib the sweep still runs and prints its results, and then fails because it cannot draw the chart.
+    """
     wish = bench.wish
     reason = None if chart is None else why_not()
     if reason is not None:
-        note(f"{reason}: there will be no picture, the rest goes on")
+        note(f"{reason}: the chart is not drawn, but the sweep runs")
     axes = axes_of(wish.device, bench.model, lists)
     seconds = SECONDS_OF_POINT if wish.seconds is None else wish.seconds
     announce(len(axes.points()), seconds, wish.count)
     about: dict[str, Any] = {}
-    gathered: dict[int | None, Data] = {}  # files are read once, models compiled again
+    gathered: dict[int | None, Data] = {}  # files are read once, models are compiled again
 
     def compiled(streams: int, batch: int | None) -> tuple[CompiledModel, list[dict[str, Any]]]:
         data = gathered.get(batch) or bench.gather(batch)

@@ -1,4 +1,4 @@
-"""``tunewright cache``: compiled kernels that are kept between processes."""
+"""``tunewright cache``: compiled kernels on disk, which processes share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .common import Configs, cell, console, parse_config, size, table
 if TYPE_CHECKING:
     from ..devices.kernel_cache import Entry, KernelCache
 
-#: changes with the meaning of a key of the JSON
+#: changes when the meaning of a JSON key changes
 SCHEMA = "tunewright.cache/1"
 
 app = typer.Typer(name="cache", help="The cache of compiled kernels on disk: show its folder, count it, clear it.")
@@ -23,7 +23,7 @@ app = typer.Typer(name="cache", help="The cache of compiled kernels on disk: sho
 
 @app.command()
 def path(config: Configs = None) -> None:
-    """Print the folder. CACHE_DIR sets it; it may not be there yet.
+    """Print the folder of the cache. CACHE_DIR sets it; it need not exist yet.
 
     Example: du -sh "$(tunewright cache path)"
     """
@@ -34,7 +34,7 @@ def path(config: Configs = None) -> None:
 def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, config: Configs = None
 ) -> None:
-    """Say what is in the cache: kernels, bytes and the bound, last used when, for which devices.
+    """Show the number and size of cached programs, the size limit, when they were last used, and their devices.
 
     Example: tunewright cache stats --json
     """
@@ -81,7 +81,7 @@ def clear(
     ] = None,
     config: Configs = None,
 ) -> None:
-    """Remove what is in the cache, or what is there for a device. Running processes only compile again.
+    """Remove all cached programs, or those of one device. Running processes only have to compile them again.
 
     Example: tunewright cache clear --device intel
     """

@@ -1,4 +1,4 @@
-"""What the commands share: options, the console, tables, progress, numbers for people, and the environment."""
+"""Shared parts of the commands: options, the console, tables, progress, number formats, and the environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: seconds between two pictures of a spinner's text
+#: seconds between updates of a spinner's text
 SPIN = 0.25
 
 ModelFile = Annotated[
@@ -104,7 +104,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.
 
 
 def parse_config(pairs: Sequence[str] | None, frozen: bool = False) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping, and FROZEN; `Settings` judges the keys and values."""
+    """Parse ``KEY=VALUE`` texts into a mapping, and add FROZEN. `Settings` checks the keys and values."""
     config = {"FROZEN": "YES"} if frozen else {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -122,14 +122,14 @@ def given_options(
     preprocess: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[str]:
-    """Options that say what a model is fed with, as they were given: for commands that are suggested."""
+    """Return the options that determine a model's inputs, for suggested command lines."""
     named = (("-i", input), ("-s", shape), ("--preprocess", preprocess))
     words = [word for option, texts in named for text in texts or () for word in (option, text)]
     return [*words, *(["--seed", str(seed)] if seed else [])]
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
-    """Raise when no file (or folder) can be made at ``path``: users should learn that before the work, not after."""
+    """Raise InputError if no file (or folder) can be created at ``path``. Call it before the work, not after."""
     there = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
     if path.is_dir() and not folder:
         why, hint = "it is a folder", "name a file in it"
@@ -145,7 +145,7 @@ def check_writable(path: Path, folder: bool = False) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Raise when there is no such file; what it holds is another matter."""
+    """Raise InputError if the file cannot be opened. Its content is not checked."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -153,19 +153,19 @@ def check_readable(path: Path) -> None:
 
 
 def console(stderr: bool = False) -> Console:
-    """Where a command prints. In a pipe there are no colours, and 80 columns unless COLUMNS says more."""
+    """Return the console of a command. A pipe gets no colours, and 80 columns unless COLUMNS is set."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False)
 
 
 def note(text: str) -> None:
-    """A remark to the user that is not part of the result."""
+    """Print a remark to the user that is not part of the result."""
     console(stderr=True).print(f"note: {text}", style="dim", markup=False, soft_wrap=True)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. Types, kernels, origins and columns that begin with ``>`` (right-aligned) are never wrapped."""
+    """Make a plain table. Types, kernels, origins and columns that begin with ``>`` (right-aligned) do not wrap."""
     from rich import box
     from rich.table import Table
 
@@ -181,9 +181,9 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 @contextlib.contextmanager
 def working(what: str, patience: float = 2.0) -> Iterator[None]:
-    """A spinner on stderr when the block takes longer than ``patience`` seconds and stderr is a terminal.
+    """Show a spinner on stderr if the block takes longer than ``patience`` seconds and stderr is a terminal.
 
-    It is for what loses nothing when Ctrl-C ends it.
+    Use it only for work that Ctrl-C may abort without loss.
     """
     with ending():
         yield from _spinning(what, patience)
@@ -208,7 +208,7 @@ def _spinning(what: str, patience: float) -> Iterator[None]:
     thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     try:
-        with listening(lambda text: shown.__setitem__(0, text)):  # a load may tune
+        with listening(lambda text: shown.__setitem__(0, text)):  # loading a model may tune it
             yield
     finally:
         done.set()
@@ -216,25 +216,25 @@ def _spinning(what: str, patience: float) -> Iterator[None]:
 
 
 def cell(text: Any) -> Any:
-    """A table cell whose brackets are brackets, not markup."""
+    """Return a table cell in which brackets are plain text, not markup."""
     from rich.text import Text
 
     return Text(str(text))
 
 
 def number(value: float) -> str:
-    """Five significant digits, without an exponent where that is readable."""
+    """Format with five significant digits."""
     return f"{value:.5g}"
 
 
 def milliseconds(seconds: float) -> str:
-    """For people: 0.123, 12.3, 1,234 (ms)."""
+    """Format milliseconds for display: 0.1230, 12.30, 123.4, 1,234."""
     ms = seconds * 1e3
     return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 100 else f"{ms:.2f}" if ms >= 1 else f"{ms:.4f}"
 
 
 def size(nbytes: float) -> str:
-    """For people: 512 B, 1.5 KiB, 12 MiB, 7.8 GiB."""
+    """Format a number of bytes for display: 512 B, 1.5 KiB, 12 MiB, 7.8 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "B" else f"{nbytes:.1f} {unit}"
@@ -243,7 +243,7 @@ def size(nbytes: float) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement depends on beside the model."""
+    """Return what a measurement depends on beside the model: versions, processor, date."""
     import datetime
     from importlib import metadata
 

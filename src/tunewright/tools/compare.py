@@ -1,4 +1,4 @@
-"""``tunewright compare``: are the outputs right?"""
+"""``tunewright compare``: compares outputs with those of another engine."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from ..frontend.pictures import Preprocess
     from ..ir.types import Type
 
-#: results of quantisation may differ by one step, on this part of the elements at most
+#: Types of quantised results, which may differ by one step on at most this part of the elements.
 STEPS, STEPPED = ("int8", "uint8"), 1e-3
 
-#: model, inputs -> outputs by name
+#: model, path, inputs -> outputs by name
 Oracle: TypeAlias = Callable[["onnx.ModelProto", Path, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -53,7 +53,7 @@ class Against(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One output against the expected one. ``why`` is empty when it passes."""
+    """The comparison of one output with the expected one. ``why`` is empty if it passes."""
 
     name: str
     type: str
@@ -93,7 +93,8 @@ def compare(
 
     Example: tunewright compare model.onnx --shape x=1x3x224x224 --layers
 
-    Where inputs come as --preprocess says, the other engine gets what numpy makes of them:
+    With --preprocess, numpy applies the same steps to the inputs of the other engine:
+
     tunewright compare model.onnx -i x=frame.npy --preprocess x=u8,hwc,reverse,resize,scale=255
     """
     from ..core import Core
@@ -103,7 +104,7 @@ def compare(
     from .inputs import make_feed, preprocessing
 
     core = Core(parse_config(config))
-    find(device, core.settings)  # a wrong name fails before the work
+    find(device, core.settings)  # an unknown device fails before the work starts
     name, oracle = choose_oracle(against)
     out = console()
     with working(f"running here and in {name}"):
@@ -116,7 +117,7 @@ def compare(
         types, values = dict(feed.model.inputs), dict(feed.values)
         for key, how in given.items():
             wanted = read.inputs[key]
-            assert isinstance(wanted, TensorType)  # else it is not preprocessed
+            assert isinstance(wanted, TensorType)  # `read.preprocess` has accepted it
             values[key] = prepared(how, values[key], wanted)
             types[key] = TensorType.of(values[key])
         proto = with_shapes(_parse(model), types)
@@ -140,7 +141,7 @@ def compare(
 
 # -- oracles ----------------------------------------------------------------------------------------------------------
 def choose_oracle(against: Against) -> tuple[str, Oracle]:
-    """The other engine and its name."""
+    """Return the name of the other engine and the function that runs it."""
     have = find_spec("onnxruntime") is not None
     if against is Against.ONNXRUNTIME and not have:
         raise DeviceError("ONNX Runtime is not installed", hint="pip install onnxruntime, or --against reference")
@@ -150,7 +151,7 @@ def choose_oracle(against: Against) -> tuple[str, Oracle]:
 
 
 def run_onnxruntime(proto: onnx.ModelProto, path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """ONNX Runtime on the CPU, one thread per core, its own optimisations on."""
+    """Run ONNX Runtime on the CPU, with one thread per core and its own optimisations."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -162,12 +163,12 @@ def run_onnxruntime(proto: onnx.ModelProto, path: Path, inputs: Mapping[str, Any
         session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         names = [o.name for o in session.get_outputs()]
         return dict(zip(names, session.run(names, dict(inputs)), strict=True))
-    except Exception as error:  # native code: it raises what it likes
+    except Exception as error:  # native code may raise anything
         raise _refused("ONNX Runtime", error, "--against reference compares with the slow, complete one") from error
 
 
 def run_reference(proto: onnx.ModelProto, path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """onnx.reference: numpy, slow, complete."""
+    """Run onnx.reference: numpy, slow, complete."""
     import numpy as np
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -177,7 +178,7 @@ def run_reference(proto: onnx.ModelProto, path: Path, inputs: Mapping[str, Any])
         with np.errstate(all="ignore"):
             session = ReferenceEvaluator(proto)
             return dict(zip(session.output_names, session.run(None, dict(inputs)), strict=True))
-    except Exception as error:  # numpy code over an arbitrary model: anything may come
+    except Exception as error:  # numpy code on an arbitrary model may raise anything
         raise _refused("the ONNX reference", error, "") from error
 
 
@@ -193,9 +194,9 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def with_shapes(proto: onnx.ModelProto, inputs: Mapping[str, Type | None]) -> onnx.ModelProto:
-    """The file with the input sizes that --shape asks for where it declares others; what is open stays open.
+    """Set the input sizes of --shape where the file declares other sizes. Open dimensions stay open.
 
-    (Closing it would let the other engine infer shapes, and trip, inside branches that never run.)
+    Closing them would let the other engine infer shapes inside branches that never run, and fail there.
     """
     from ..ir.types import TensorType
 
@@ -219,7 +220,7 @@ def with_shapes(proto: onnx.ModelProto, inputs: Mapping[str, Type | None]) -> on
 
 # -- differences ------------------------------------------------------------------------------------------------------
 def differences(name: str, mine: Any, theirs: Any, tolerance: float | None = None) -> list[Difference]:
-    """A tensor gives one difference, a sequence one per element."""
+    """Return one difference for a tensor, and one per element for a sequence."""
     import numpy as np
 
     if isinstance(mine, list) and isinstance(theirs, (list, tuple)):
@@ -244,7 +245,7 @@ def differences(name: str, mine: Any, theirs: Any, tolerance: float | None = Non
 def difference(
     name: str, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], tolerance: float | None = None
 ) -> Difference:
-    """Largest absolute error, the same as a part of the expected output's scale, and the cosine between the two."""
+    """Compute the largest absolute error, also relative to the expected output's scale, and the cosine similarity."""
     import numpy as np
 
     from ..ir.types import DType
@@ -260,7 +261,7 @@ def difference(
         return Difference(name, type, math.inf, math.inf, 0.0, f"the other has type {theirs.dtype}")
     kind = np.complex128 if mine.dtype.kind == "c" else np.float64
     a, b = mine.astype(kind).ravel(), theirs.astype(kind).ravel()
-    same = (a == b) | (np.isnan(a) & np.isnan(b))  # equal infinities, and NaN in the same places
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # includes equal infinities, and NaN in the same places
     odd = ~same & ~(np.isfinite(a) & np.isfinite(b))
     a, b = np.where(same | odd, 0, a), np.where(same | odd, 0, b)
     scale = float(np.max(np.abs(theirs[np.isfinite(theirs)].astype(kind)), initial=0.0))
@@ -291,7 +292,7 @@ def _cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 
 def show(results: Sequence[Difference]) -> None:
-    """One row per output."""
+    """Print one row per output."""
     made = table("output", "type", ">max abs", ">of scale", ">cosine", "verdict")
     for d in results:
         verdict = cell(d.why or "ok")
@@ -316,10 +317,10 @@ def compare_layers(
     preprocess: Mapping[str, Preprocess] | None = None,
     unprepared: Mapping[str, Any] | None = None,
 ) -> list[Difference]:
-    """Every result of the main graph as an output on both sides, in the model's order.
+    """Compare every result of the main graph, in the model's order, by making it an output on both sides.
 
-    A value that is an output cannot be fused away, so each layer is compared by itself. ``unprepared``: inputs as they
-    come before ``preprocess``, which is done here, too.
+    A value that is an output cannot be fused away, so each layer is compared separately. ``unprepared``: the inputs
+    before ``preprocess``, which is then part of the model.
     """
     exposed = expose(proto)
     read = _read(core, exposed, path.absolute().parent)
@@ -330,7 +331,7 @@ def compare_layers(
 
 
 def expose(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which every result of the main graph is an output."""
+    """Return a copy in which every result of the main graph is an output."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -345,7 +346,7 @@ def expose(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _read(core: Core, proto: onnx.ModelProto, folder: Path) -> Model:
-    """The model; weights outside the file are read from the original's folder, with the front end's own checks."""
+    """Read a model. External weights come from the original's folder and pass the front end's checks."""
     import tempfile
 
     if not any(t.external_data for t in proto.graph.initializer):
@@ -357,7 +358,7 @@ def _read(core: Core, proto: onnx.ModelProto, folder: Path) -> Model:
 
 
 def show_layers(found: Sequence[Difference], proto: onnx.ModelProto, differ: bool) -> None:
-    """The first layer that differs, with its neighbours; or that none does."""
+    """Print the first layer that differs, with its neighbours, or that no layer differs."""
     out = console()
     if not found:
         raise InputError("there is no layer to compare", where="--layers")

@@ -1,6 +1,6 @@
-"""What another engine is fed where inputs come otherwise than a network takes them: `Preprocess`, in plain numpy.
+"""`Preprocess` in plain numpy, for the inputs of another engine.
 
-It is written a second time on purpose. The nodes that a preprocessing becomes are part of what is compared.
+This second implementation is intended: the nodes that a preprocessing becomes are part of the comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prepared(how: Preprocess, value: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:
-    """An input as the network takes it (``type``), of one as it comes; in float64 until the end."""
+    """Convert an input to the form that the network takes (``type``). The computation is in float64."""
     import numpy as np
 
     found = value if "N" in how.layout else value[None]
@@ -39,14 +39,14 @@ def prepared(how: Preprocess, value: np.ndarray[Any, Any], type: TensorType) -> 
 
 
 def _known(type: TensorType, axis: int) -> int:
-    """A size of the network's input: what is resized has to fit it, so it is known."""
+    """Return a size of the network's input, which is known because resizing requires it."""
     size = (type.shape or ())[axis]
     assert isinstance(size, int)
     return size
 
 
 def _weights(mode: str, size: int, target: int) -> np.ndarray[Any, Any]:
-    """What each of ``size`` pixels gives to each of ``target`` along one axis; beyond the edge is the edge's pixel."""
+    """Return the weight of each of ``size`` pixels in each of ``target`` pixels on one axis. Edge pixels repeat."""
     import numpy as np
 
     made = np.zeros((size, target))
@@ -64,7 +64,7 @@ def _weights(mode: str, size: int, target: int) -> np.ndarray[Any, Any]:
 
 
 def _cubic(far: np.ndarray[Any, Any], a: float = -0.75) -> np.ndarray[Any, Any]:
-    """Keys's kernel, at distances from 0 to 2."""
+    """Keys's cubic kernel, for distances from 0 to 2."""
     import numpy as np
 
     near = (a + 2) * far**3 - (a + 3) * far**2 + 1

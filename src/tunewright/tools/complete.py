@@ -1,6 +1,6 @@
-"""What a shell offers when the user presses Tab: devices, settings and their values, models.
+"""Completions of the shell: devices, settings and their values, model files.
 
-``tunewright --install-completion`` sets a shell up; ``--show-completion`` prints what it would write.
+``tunewright --install-completion`` sets up a shell; ``--show-completion`` prints what it would write.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-#: devices that others stand behind
+#: devices that combine others
 SEVERAL = ("HETERO", "MULTI", "AUTO", "BATCH")
 
 
 def model_files(incomplete: str) -> list[str]:
-    """ONNX files and folders. Where there are only folders: nothing, since the shell itself can go into one."""
+    """Return ONNX files and folders. Without ONNX files returns nothing, because the shell completes folders itself."""
     folder, _, start = incomplete.rpartition("/")
     at = Path(folder or ("/" if incomplete.startswith("/") else ".")).expanduser()
     head = f"{folder}/" if "/" in incomplete else ""
@@ -29,7 +29,7 @@ def model_files(incomplete: str) -> list[str]:
 
 
 def devices(incomplete: str) -> list[str]:
-    """Devices of this machine, also behind ``HETERO:`` and the like, one after the other."""
+    """Return the devices of this machine, also in lists after ``HETERO:`` and the like."""
     from ..plugins.single import visible
 
     kind, colon, names = incomplete.partition(":")
@@ -41,7 +41,7 @@ def devices(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """``KEY=``, and behind it the values that the key may have."""
+    """Return ``KEY=``, or after the ``=`` the values of the key."""
     from ..settings import Settings
 
     key, equals, _ = incomplete.partition("=")
@@ -64,7 +64,7 @@ def _values(key: str) -> list[str]:
 
 
 def behind(head: str, run: Callable[[], int]) -> int:
-    """What ``run`` prints without ``head`` in front of its lines: bash replaces only what it takes for the word."""
+    """Run ``run`` and print its lines without the prefix ``head``: bash replaces only its own idea of the word."""
     printed = io.StringIO()
     code: int | str | None
     with contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""``tunewright devices``: what can run models here."""
+"""``tunewright devices``: lists the devices that can run models here."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def devices(
 ) -> None:  # fmt: skip
     """List the devices: what each is, or why it is unusable.
 
-    CPU is the best of the ways to run on the processor that are listed as CPU.*. A GPU appears once, through CUDA where
-    that is installed; GPU.N.OPENCL is the same one through OpenCL.
+    CPU is the best of the devices listed as CPU.*, which all run on the processor. A GPU appears once, through CUDA if
+    that is installed; GPU.N.OPENCL is the same GPU through OpenCL.
 
     Example: tunewright devices
 
@@ -79,7 +79,7 @@ def _named(device: str, number: str) -> str:
 
 
 def _properties(opened: Device, settings: Settings, model: Path | None, shape: Sequence[str]) -> dict[str, Any]:
-    """What is neither a setting nor another property's list of names; with a model also what depends on it."""
+    """Return the properties that are neither settings nor lists of names, with a model also the batch sizes."""
     from ..plugins import metrics
 
     lists = {"SUPPORTED_PROPERTIES", "SUPPORTED_METRICS", "SUPPORTED_CONFIG_KEYS", "AVAILABLE_DEVICES"}
@@ -116,7 +116,7 @@ def _show(name: str, about: dict[str, Any]) -> None:
     out.print(grid)
 
 
-#: what people read for the keys of Device.describe()
+#: labels for the keys of Device.describe()
 LABELS = {"full_name": "name", "family": "runs through", "arch": "architecture", "memory_bytes": "memory",
           "pci": "plugged in at"}  # fmt: skip
 

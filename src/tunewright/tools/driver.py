@@ -1,6 +1,7 @@
-"""``tunewright driver``: one problem by itself. Every solver is asked, timed beside the others and checked.
+"""``tunewright driver``: examines single problems. It queries every solver, times all kernels together and checks them.
 
-What an application meets can be had as such commands (ENABLE_LOGGING_CMD) and run again here, alone or all together.
+An application prints such commands for the problems that it meets (ENABLE_LOGGING_CMD). They can be run here, alone or
+all together.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from ..solvers.base import Problem
     from .driver_run import Entrant, Report
 
-#: changes with the meaning of a key of the JSON
+#: changes when the meaning of a JSON key changes
 SCHEMA = "tunewright.driver/1"
-#: exit code: a kernel is faulty, or a command of many could not be run
+#: exit code if a kernel is faulty, or if one of several commands could not be run
 FAULTY = 1
 #: seconds after which progress is shown
 PATIENCE = 2.0
@@ -57,21 +58,23 @@ def driver(
 ) -> None:
     """Time and check every solver of one operation, and tune it.
 
-    A command poses one problem. An input is a type such as 'float32[1,64,56,56]', then a ! if it is constant, or
-    =VALUE if its value says what to do; _ is one that is absent. Attributes are options: --pads 1,1,1,1; those
-    that ONNX does not define: --attr name=JSON. Fused steps: --epilogue 'Add(@, 3) | Relu', where @ is the result, 3
-    an input; --operand for inputs of theirs. --output where the result's type does not follow.
+    A command poses one problem. An input is a type such as 'float32[1,64,56,56]'. A ! after it means that it is
+    constant, and =VALUE gives a value that the operation needs; _ is an absent input. Attributes are options: --pads
+    1,1,1,1. Attributes that ONNX does not define: --attr name=JSON. Fused steps: --epilogue 'Add(@, 3) | Relu'. There @
+    is the result and 3 an input; --operand adds inputs for the steps. --output gives a result's type that cannot be
+    inferred.
 
-    With ENABLE_LOGGING_CMD=YES an application prints the commands of all that it meets; --commands runs them.
+    With ENABLE_LOGGING_CMD=YES an application prints the commands of all problems that it meets; --commands runs them.
 
     Example: tunewright driver --commands log.txt --tune --seconds 10
     """
     below = context.invoked_subcommand
     if below is not None:
         if commands is not None:
-            raise InputError(f"stands alone, without {below}", where="--commands")
+            raise InputError(f"cannot be combined with the sub-command {below}", where="--commands")
         if device != "CPU" or tune or seconds is not None or warm or config or as_json:
-            raise InputError(f"options stand behind {below}", hint=f"tunewright driver {below} --device NAME ...")
+            hint = f"tunewright driver {below} --device NAME ..."
+            raise InputError(f"the options must follow the sub-command {below}", hint=hint)
         return
     if commands is None:
         sys.stdout.write(context.get_help() + "\n")
@@ -97,7 +100,7 @@ def _opened(name: str) -> Iterator[Iterable[str]]:
 
 
 def _read(lines: Iterable[str]) -> tuple[list[Problem], list[str]]:
-    """Each problem once, and which commands pose none."""
+    """Return each problem once, and the reasons for lines that pose none."""
     from ..tuning.command import from_line
 
     found: dict[str, Problem] = {}
@@ -114,7 +117,7 @@ def _read(lines: Iterable[str]) -> tuple[list[Problem], list[str]]:
 
 
 def _command(title: str) -> Callable[..., None]:
-    """The sub-command of a class: options that are not its own pose the problem."""
+    """Make the sub-command of a class. Options that it does not declare pose the problem."""
 
     def run(
         context: typer.Context,
@@ -137,7 +140,7 @@ def _command(title: str) -> Callable[..., None]:
 
 
 def _usage(title: str) -> str:
-    """The options of a class that pose a problem. ONNX has to be asked, so a plain --help does without."""
+    """Describe the options of a class that pose a problem. This needs ONNX's schemas, so a plain --help omits it."""
     from ..tuning.command_form import CLASSES, form
 
     op = CLASSES[title].default
@@ -155,14 +158,14 @@ def _settings(config: Sequence[str] | None, seconds: float | None, warm: bool) -
 
 
 def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune: bool, as_json: bool) -> int:
-    """Examine problems one by one; what is tuned is stored at once, so that an interrupt loses nothing."""
+    """Examine problems one by one. Tuning results are stored at once, so that an interrupt loses nothing."""
     from ..plugins.single import of_device, open_device
     from ..tuning.tuner import Tuner
     from .driver_run import examine
 
     if tune:
         writable(settings)
-    device = of_device(open_device(device_name, settings), settings).device  # a stream's part of the threads
+    device = of_device(open_device(device_name, settings), settings).device  # with the threads of one stream
     tuner = Tuner(settings)
     code = 0
     shown: list[dict[str, Any]] = []
@@ -191,7 +194,7 @@ def _run(problems: Sequence[Problem], device_name: str, settings: Settings, tune
 
 @contextlib.contextmanager
 def _progress(before: str) -> Iterator[Callable[[str], None]]:
-    """What is being done, on stderr, from the third second on and where it is a terminal."""
+    """Show progress on stderr after two seconds, if it is a terminal."""
     import time
 
     if not sys.stderr.isatty():
@@ -241,7 +244,7 @@ def _json(report: Report, device: str, settings: Settings) -> dict[str, Any]:
 
 
 def _line(problem: Problem, device: str, settings: Settings, options: Sequence[str] = ()) -> str | None:
-    """The command that poses it; one that was read from a file may be too long for a shell."""
+    """Return the command that poses a problem, or None if it would be too long for a shell."""
     from ..tuning import suggest
 
     with contextlib.suppress(InputError):
@@ -303,7 +306,7 @@ def _print(report: Report, device: str) -> None:
 
 
 def _short(seconds: float) -> str:
-    """Milliseconds in few characters: the names of solvers are long."""
+    """Format milliseconds in few characters, because names of solvers are long."""
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
@@ -312,7 +315,7 @@ def _kernel(e: Entrant) -> str:
 
 
 def _rough(report: Report, seconds: float) -> str:
-    """The speed of one that was only probed."""
+    """Return the speed of a kernel that was only probed."""
     own = report.default.quartiles
     return "-" if own is None else f"{own[1] / seconds:.2g}"
 

@@ -1,4 +1,4 @@
-"""One problem on a device: what every solver says of it, or how fast and how right its kernel is."""
+"""Examines one problem on a device: each solver's refusal, or the speed and correctness of its kernel."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from ..tuning.session import Outcome
     from ..tuning.tuner import Choice, Tuner
 
-#: what is slower than the default by more than this factor is only probed: it would slow down the race of the others
+#: Kernels slower than the default by more than this factor are only probed, because they would delay the race.
 FAR = 20.0
-#: seconds that the race should take, and rounds of it
+#: target duration of the race in seconds, and limits of its rounds
 RACE_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 7, 101
-#: seconds of a turn at least, with what is checked around it
+#: minimum seconds of one kernel's turn, including checks
 ROUND = 5e-3
-#: the chance that an interval of a ratio is wrong
+#: error probability of the interval of a ratio
 ALPHA = 0.05
 
 
 @dataclass
 class Entrant:
-    """A kernel that a solver offers, and what came of it."""
+    """A kernel that a solver offers, and its result."""
 
     solver: str
     config: Config
     attempt: Attempt
-    #: seconds of each round of the race; a probe's where it was not in it
+    #: seconds of each round of the race, or of the probe if it did not race
     samples: Sequence[float] = ()
-    #: time of the default through its own, from the rounds of both; None where it did not race
+    #: time of the default divided by the kernel's, from common rounds; None if it did not race
     speed: Ratio | None = None
     host: bool = False
 
     @property
     def quartiles(self) -> tuple[float, float, float] | None:
-        """Lower, median, upper; None where it was not timed."""
+        """Lower quartile, median and upper quartile; None if the kernel was not timed."""
         if not self.samples:
             return None
         if len(self.samples) == 1:
@@ -60,7 +60,7 @@ class Entrant:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether it computes something wrong, crashes or hangs. That the host takes too long is no fault."""
+        """Whether the kernel computes wrong results, crashes or hangs. A slow host operation is not faulty."""
         from ..tuning.record import FAULTS
 
         return self.status in FAULTS and not self.host
@@ -68,23 +68,23 @@ class Entrant:
 
 @dataclass
 class Report:
-    """What is known of a problem now."""
+    """The results for one problem."""
 
     problem: Problem
-    #: what runs when nothing is known, what would be chosen now, and where that comes from
+    #: the kernel without any knowledge, the kernel chosen now, and the origin of that choice
     default: Entrant
     chosen: Entrant
     origin: str
     regime: Regime
-    #: arithmetic and traffic of one execution, or why nobody has counted them
+    #: arithmetic and memory traffic of one execution, or why they are unknown
     work: Work | str
-    #: the fastest first, those without a time last
+    #: fastest first; kernels without a time last
     entrants: list[Entrant]
-    #: solver -> why it does not take the problem
+    #: solver -> why it does not accept the problem
     refused: Mapping[str, str]
-    #: of the race
+    #: rounds of the race
     rounds: int
-    #: of --tune: what was found, or why there is nothing to find
+    #: with --tune: the outcome, or why there is nothing to tune
     tuned: Outcome | None = None
     untunable: str = ""
 
@@ -92,7 +92,7 @@ class Report:
 def examine(
     problem: Problem, device: Device, tuner: Tuner, settings: Settings, tune: bool, tell: Callable[[str], None]
 ) -> Report:
-    """Pose a problem, tune it if that is wanted, and time every solver's kernel beside the others."""
+    """Pose a problem, tune it if asked to, and time every solver's kernel against the others."""
     from ..search.space import Config
     from ..tuning.ceilings import work_of
     from ..tuning.isolated import measurer_for
@@ -104,7 +104,7 @@ def examine(
     refusal = measurer.pose(problem, settings.tune_seed, settings.tune_regime.lower())
     if refusal is not None:
         raise DeviceError(f"it cannot be measured: {refusal}", where=problem.key()[:300])
-    # Tuning poses the problem in the same way; the worker has started by now, so that its time goes to the candidates.
+    # Tuning poses the same problem. The worker is already running, so the whole tuning time goes to candidates.
     tuned, untunable = _tune(problem, device, tuner, default, tell) if tune else (None, "")
     best = None if default.solver.host else tuner.known(problem, device, default).best
     accepting, refused = tuner.ask(problem, device)
@@ -132,7 +132,7 @@ def examine(
 def _tune(
     problem: Problem, device: Device, tuner: Tuner, default: Choice, tell: Callable[[str], None]
 ) -> tuple[Outcome | None, str]:
-    """What was found, or why there is nothing to find."""
+    """Return the outcome of tuning, or why there is nothing to tune."""
     from ..tuning.progress import Progress
 
     if tuner.policy.strategy(problem.op) is None:
@@ -151,7 +151,7 @@ def _tune(
 
 
 def _race(measurer: Measurer, entrants: Sequence[Entrant], tell: Callable[[str], None]) -> int:
-    """Time those that are right and not far behind, in turns; how many rounds there were."""
+    """Time the correct kernels that are not far behind, in turns. Returns the number of rounds."""
     from ..search.base import Status
     from ..tuning.statistics import ratio
 

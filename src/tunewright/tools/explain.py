@@ -1,4 +1,4 @@
-"""``tunewright explain``: why every layer of a model runs as it does."""
+"""``tunewright explain``: shows why every layer of a model runs its kernel."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def explain(
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
-    """Per layer of a model: the kernel that runs it, where that choice comes from, and how near it is to the roofline.
+    """Per layer of a model: its kernel, the origin of that choice, and how near the kernel is to the roofline.
 
-    With --layer also the evidence, the runner-up, what every other solver said, and the nearest stored answer. Of
-    several devices each is told by itself, of HETERO each subgraph. Nothing is tuned or deleted, whatever the settings
-    say.
+    With --layer also the evidence, the runner-up, the answer of every other solver, and the nearest stored record.
+    Several devices are explained one by one, and HETERO per subgraph. Nothing is tuned or deleted, whatever the
+    settings say.
 
     Example: tunewright explain model.onnx --layer 'conv_*'
     """
@@ -93,7 +93,7 @@ def explain(
     core.settings, aside = looking(core.settings)
     if aside:
         note(aside)
-    find(device, core.settings)  # a wrong name fails before the work
+    find(device, core.settings)  # an unknown device fails before the work starts
     if json_file not in (None, "-"):
         check_writable(Path(json_file))
     feed = load(core, model, input, shape, preprocess, seed)
@@ -140,7 +140,7 @@ def explain(
 
 
 def served_json(served: CompiledModel) -> dict[str, Any]:
-    """How requests are served."""
+    """Return how requests are served, for the JSON."""
     return {
         "streams": served.streams.count,
         "requests": served.optimal_requests,
@@ -150,21 +150,21 @@ def served_json(served: CompiledModel) -> dict[str, Any]:
 
 
 def looking(settings: Settings) -> tuple[Settings, str]:
-    """The settings without what would tune or delete, and a note where that changes something."""
+    """Return the settings without those that tune or delete, and a note if that changes something."""
     creates, enforces = settings.tuning_mode == "TUNING_CREATE", settings.find_enforce != "1"
     if not creates and not enforces:
         return settings, ""
     changes: dict[str, Any] = {"find_enforce": "1"}
     if creates:
         changes["tuning_mode"] = "TUNING_USE_EXISTING"
-        if settings.tuning_file and not Path(settings.tuning_file).exists():  # tuning would make it
+        if settings.tuning_file and not Path(settings.tuning_file).exists():  # tuning would create it
             changes["tuning_file"] = ""
     named = ["TUNING_MODE TUNING_CREATE"] * creates + [f"FIND_ENFORCE {settings.find_enforce}"] * enforces
     return replace(settings, **changes), f"nothing is tuned or deleted here, in spite of {' and '.join(named)}"
 
 
 def selected(layers: Sequence[Explanation], patterns: Sequence[str], nodes: set[str]) -> list[Explanation]:
-    """The layers that are named, in order; InputError for a name that fits none."""
+    """Return the layers that are named, in order. Raises InputError for a name that matches none."""
     names = [{each.name, *each.nodes} for each in layers]
     found: set[int] = set()
     for pattern in patterns:
@@ -172,7 +172,7 @@ def selected(layers: Sequence[Explanation], patterns: Sequence[str], nodes: set[
         fits = fits or [i for i, known in enumerate(names) if any(fnmatchcase(name, pattern) for name in known)]
         if not fits and pattern in nodes:
             raise InputError(
-                "was computed or dropped before the model runs: no layer stands for it",
+                "was folded or dropped at compile time, so no layer runs it",
                 where=f"node {pattern!r}",
                 hint="`tunewright graph MODEL --why` says what became of it",
             )

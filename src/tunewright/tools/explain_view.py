@@ -1,4 +1,4 @@
-"""What `tunewright explain` shows: a table of layers, everything about some, and what to tune next."""
+"""Output of `tunewright explain`: a table of layers, details of some, and what to tune next."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ..runtime.explain import Explanation, Opinion, Proof, RunnerUp
     from ..tuning.ceilings import Ceilings
 
-#: columns of a terminal from which on a row may be long
+#: terminal width from which on rows are not split
 WIDE = 100
-#: problems that are named as worth tuning
+#: number of problems that are suggested for tuning
 NEXT = 3
-#: fused operations, nodes and layers that are named one by one
+#: number of fused operations, nodes and layers that are listed by name
 NAMED = 4
 _ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "tuning file": "file", "lockfile": "lock",
             "model file": "model"}  # fmt: skip
@@ -33,15 +33,15 @@ _ORIGINS = {"user knowledge base": "user", "system knowledge base": "system", "t
 
 @dataclass(frozen=True)
 class Next:
-    """A problem that takes longer than the device would need, and whose kernel can be searched for."""
+    """A problem that takes longer than its roofline, and whose kernel can be searched for."""
 
     problem: str
     layers: tuple[str, ...]
     seconds: float
-    #: of that time, what is not accounted for by the roofline
+    #: the part of ``seconds`` above the roofline
     lost: float
     origin: str
-    #: how many candidates were measured here already, of at most how many
+    #: number of candidates measured here already, and their maximum number
     measured: int
     candidates: int
 
@@ -66,9 +66,10 @@ class Next:
 class Summary:
     """The summary of all layers of a model."""
 
-    #: layers by origin; provisional ones apart
+    #: number of layers by origin; provisional ones count separately
     origins: Mapping[str, int]
-    #: seconds of all layers in one inference, the number of inferences; those of layers that have a roofline, and floor
+    #: Seconds of all layers in one inference; number of inferences; seconds of the layers with a roofline, and their
+    #: minimum by it.
     seconds: float
     inferences: int
     roofed: float
@@ -91,7 +92,7 @@ class Summary:
 
 
 def summary(layers: Sequence[Explanation]) -> Summary:
-    """What all layers come to."""
+    """Compute the summary of all layers."""
     timed = [(each, each.timing) for each in layers if each.timing is not None and each.is_leaf]
     roofed = [(each, timing) for each, timing in timed if each.roofline.share is not None]
     tops = {_place(each): each.roofline.ceilings for each in layers if each.roofline.ceilings is not None}
@@ -117,9 +118,9 @@ def _group(each: Explanation) -> str:
 
 
 def _next(layers: Iterable[Explanation]) -> list[Next]:
-    """Problems by the time that the roofline does not account for, those that were not measured here first.
+    """Return the problems with the most time above the roofline; problems without measurements here come first.
 
-    Layers of one problem are tuned together.
+    Layers with the same problem are tuned together.
     """
     found: dict[tuple[str, str, str], list[tuple[Explanation, float, float]]] = {}
     for each in layers:
@@ -140,7 +141,7 @@ def _next(layers: Iterable[Explanation]) -> list[Next]:
 
 
 def show_requests(compiled: CompiledModel) -> None:
-    """How requests are served, where that was chosen for the model; layers are those of one example."""
+    """Print how requests are served, if that was chosen for the model. Layers are those of one example."""
     if not compiled.streams_origin:
         return
     together = f", {compiled.size} of them together" if compiled.size > 1 else ""
@@ -149,7 +150,7 @@ def show_requests(compiled: CompiledModel) -> None:
 
 
 def show_table(layers: Sequence[Explanation], about: Summary, title: str, again: str) -> None:
-    """One row per layer that runs, then what they come to. ``again``: the command that tunes the model."""
+    """Print one row per layer that runs, then the totals. ``again``: the command that tunes the model."""
     out = console()
     out.print(cell(title), style="bold", soft_wrap=True)
     out.print()
@@ -176,7 +177,7 @@ def next_grid(rows: Sequence[Next]) -> Table:
 
 
 def layers_table(layers: Sequence[Explanation], about: Summary, wide: bool = True) -> Table:
-    """Columns that would be empty are left out; where it is not ``wide``, time and share stand beneath each other."""
+    """Make the table of layers without empty columns. If not ``wide``, time and share are in one column."""
     shown = [each for each in layers if each.origin != OPTIMIZED_OUT]
     gains = any(each.found is not None or _stays(each) for each in shown)
     timed, roofed = about.inferences > 0, any(each.roofline.share is not None for each in shown)
@@ -196,7 +197,7 @@ def layers_table(layers: Sequence[Explanation], about: Summary, wide: bool = Tru
 
 
 def what_runs(each: Explanation) -> str:
-    """The operation with what was fused into it, and the kernel with its config."""
+    """Return the operation with everything fused into it, and the kernel with its config."""
     op = " + ".join(name.removeprefix("tunewright::") for name in [each.op, *each.fused[:NAMED]])
     op += f" + {len(each.fused) - NAMED} more" if len(each.fused) > NAMED else ""
     inside = f" in {each.inside}" if each.inside else ""
@@ -207,7 +208,7 @@ def what_runs(each: Explanation) -> str:
 
 
 def origin_lines(each: Explanation) -> str:
-    """For a narrow column."""
+    """Return the origin in short lines for a narrow column."""
     lines = [_ORIGINS.get(each.origin, each.origin)]
     if each.match is not None and each.match.differs:
         lines += ["provisional:", *each.match.differs]
@@ -221,11 +222,11 @@ def gain_cell(each: Explanation) -> str:
 
 
 def _stays(each: Explanation) -> bool:
-    """Whether it was measured, and nothing was found faster than the default."""
+    """Whether the layer was measured and nothing faster than the default was found."""
     if each.found is None:
         return each.measured > 0 and each.origin != "heuristic"
     if each.match is not None and each.match.differs:
-        return False  # the default there need not be the default here
+        return False  # the default on that device may differ from the one here
     m = each.found.measurement
     return (m.key.solver, m.config) == m.evidence.default
 
@@ -238,7 +239,7 @@ def time_cells(each: Explanation, about: Summary) -> tuple[str, str]:
 
 
 def totals(about: Summary) -> Iterable[str]:
-    """What all layers come to, in sentences."""
+    """Yield the totals of all layers as sentences."""
     counts = ", ".join(f"{n} {origin}" for origin, n in about.origins.items() if origin != OPTIMIZED_OUT)
     gone = about.origins.get(OPTIMIZED_OUT, 0)
     yield f"Layers by origin: {counts or 'none'}{f'; {gone} optimized out' if gone else ''}."
@@ -267,7 +268,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def show_layers(layers: Sequence[Explanation], about: Summary) -> None:
-    """Layers one after the other."""
+    """Print the details of layers one after the other."""
     out = console()
     for n, each in enumerate(layers):
         if n:
@@ -312,7 +313,7 @@ def layer_rows(each: Explanation, about: Summary) -> Iterable[tuple[str, object]
 
 
 def candidates_text(candidates: int, measured: int) -> str:
-    """The candidates of a search in words; a knowledge base keeps only the measurements of its leaders."""
+    """Describe the candidates of a search. A knowledge base keeps only the measurements of the best ones."""
     kept = f"measurements of {measured} kept" if measured else "none measured"
     return f"up to {plural(candidates, 'candidate')}, {kept}"
 
@@ -325,7 +326,7 @@ def proof_rows(found: Proof) -> Iterable[tuple[str, object]]:
     m = found.measurement
     yield "measured", f"{m.date}, tunewright {safe(m.tool)}, record {m.digest[:10]} of the {found.layer}"
     for name, value in evidence_rows(m.evidence):
-        yield {"time": "took"}.get(name, name), value  # there is another time: that in this model
+        yield {"time": "took"}.get(name, name), value  # there is another time: the one in this model
 
 
 def runner_up_text(one: RunnerUp | None) -> str:
@@ -336,7 +337,7 @@ def runner_up_text(one: RunnerUp | None) -> str:
 
 
 def operations(flops: float) -> str:
-    """For people: 512 FLOP, 1.5 kFLOP, 12 MFLOP, 7.8 GFLOP."""
+    """Format a number of operations for display: 512 FLOP, 1.5 kFLOP, 12 MFLOP, 7.8 GFLOP."""
     for unit in ("FLOP", "kFLOP", "MFLOP"):
         if flops < 1000:
             return f"{flops:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""``tunewright graph``: a model as it is read, after the passes, or as it is executed."""
+"""``tunewright graph``: shows a model as read, after the passes, or as executed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def graph(
 ) -> None:
     """Show a model's graph: as text, for Graphviz, or as an ONNX file for Netron.
 
-    The executed graph names the kernel of every step, where the choice came from, and the model's nodes it stands for;
-    where sizes are open also the shape for any of them, and the conditions under which this plan holds.
+    The executed graph names the kernel of every step, the origin of that choice, and the model's nodes that the step
+    implements. If sizes are open, it also shows shapes as formulas, and the conditions under which the plan holds.
 
     Example: tunewright graph model.onnx --stage executed -o executed.onnx
     """
@@ -80,7 +80,7 @@ def graph(
     chosen = format or _by_suffix(output)
     if chosen is Format.ONNX and output is None and not why:
         raise InputError(
-            "an ONNX file is not for the terminal", where="--format onnx", hint="name a file: -o graph.onnx"
+            "an ONNX file cannot be printed on a terminal", where="--format onnx", hint="name a file: -o graph.onnx"
         )
     if output is not None:
         check_writable(output)
@@ -100,7 +100,8 @@ def graph(
             for text in feed.notes:
                 note(text)
             compiled = of_one_device(core.compile_model(feed.model, device))
-            compiled(feed.values)  # plans are made now: for a class of shapes, behind data-dependent shapes
+            # an inference makes the plans: for a class of shapes, and after data-dependent shapes
+            compiled(feed.values)
             plan = compiled.program.plans[-1]
             shown, steps = executed_graph(plan, compiled.graph.inputs)
             shown.output_names = list(compiled.graph.output_names)
@@ -138,10 +139,11 @@ def graph(
 
 
 def _only(core: Core, device: str) -> str:
-    """The device, also where a string of several names but one; a wrong name fails before the work."""
+    """Return the single device that a device string stands for. Raises DeviceError if it stands for several."""
     names = list(dict.fromkeys(one.device for one in core.apart(device)))
     if len(names) > 1:
-        raise DeviceError(f"{device} is several devices, and a graph is of one", hint=f"name one of {', '.join(names)}")
+        hint = f"name one of {', '.join(names)}"
+        raise DeviceError(f"{device} stands for several devices, and a graph is that of one", hint=hint)
     return names[0]
 
 
@@ -150,12 +152,12 @@ def _by_suffix(output: Path | None) -> Format:
     suffix = output.suffix.lower() if output is not None else ""
     if suffix not in endings:
         hint = "end it with .txt, .dot or .onnx, or choose with --format; Graphviz draws: dot -Tsvg graph.dot"
-        raise InputError(f"{suffix} says nothing about the format", where=f"--output {output}", hint=hint)
+        raise InputError(f"{suffix} is not the suffix of a known format", where=f"--output {output}", hint=hint)
     return endings[suffix]
 
 
 def explain(log: Log) -> None:
-    """The log of the rewrites: what was applied, counted by rule; then what was refused, and why."""
+    """Print the log of the rewrites: how often each rule was applied, then each refusal with its reason."""
     from rich.padding import Padding
 
     out = console()
@@ -184,9 +186,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Node, Step]]:
-    """One graph with a node per step of a plan and of the segments that follow it, and the step of each node.
+    """Return one graph with a node per step of a plan and of its later segments, and the step of each node.
 
-    A segment behind data-dependent shapes is planned by the first inference: run one before.
+    The first inference plans the segments after data-dependent shapes, so one must have run before.
     """
     from ..ir.graph import Graph
 
@@ -211,7 +213,7 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
             planned = plan.rest.plans
             if not planned:
                 raise InputError(
-                    "the plan behind data-dependent shapes is not made yet", hint="run the model once before"
+                    "the plan after data-dependent shapes does not exist yet", hint="run the model once before"
                 )
             rest = collect(planned[-1], [values[i] for i in plan.rest_inputs])
         return [values[i] if kind == "slot" else rest[i] for kind, i in plan.outputs]
@@ -223,13 +225,13 @@ def executed_graph(plan: Plan, inputs: Sequence[Value]) -> tuple[Graph, dict[Nod
 
 
 def describe_sizes(plan: Plan, step: Step) -> dict[str, str]:
-    """The shape of the first result for a whole class of shapes, where the plan is for one."""
+    """Return the shape of the first result as a formula, if the plan is for a class of shapes."""
     texts = {} if plan.template is None else plan.template.texts
     return {"shape": texts[step.outs[0]]} if step.outs and step.outs[0] in texts else {}
 
 
 def describe_step(step: Step) -> dict[str, str]:
-    """Kernel, config and origin of a step."""
+    """Describe the kernel, config and origin of a step."""
     if step.optimized_out:
         return {"kernel": "optimized out"}
     if step.kernel is None:

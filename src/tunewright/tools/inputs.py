@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ..ir.types import Dim, TensorType, Type
     from ..settings import Settings
 
-#: random integers are below this, and below the rows of a table in which they are looked up
+#: exclusive limit of random integers; the rows of a table that they index may lower it
 SMALL = 10
-#: operations that hand on the numbers of their first input
+#: operations whose result holds the numbers of their first input
 _SAME = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-#: where operations take indices, and the input with their table
+#: operation -> {input with indices: input with the table}
 _TABLES = {
     "Gather": {1: 0}, "com.microsoft::EmbedLayerNormalization": {0: 2, 1: 4, 8: 3},
 }  # fmt: skip
@@ -34,18 +34,18 @@ WORDS = ("apple", "pear", "plum", "fig", "quince", "cherry", "lemon", "grape")
 
 @dataclass
 class Sizes:
-    """What symbolic dimensions are; what nothing sets is 1, and noted."""
+    """Values of symbolic dimensions. A dimension that nothing sets is 1, with a note."""
 
     settings: Settings
     symbols: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def static(self, type: TensorType, name: str) -> TensorType:
-        """The type with every dimension set, if a tensor of it may be made at all."""
+        """Return the type with every dimension set. An unknown rank or too large a tensor raises InputError."""
         where = f"input {name!r}"
         if type.shape is None:
             hint = f"give a shape: --shape {name}=1x3x224x224"
-            raise InputError("not even its rank is known", where=where, hint=hint)
+            raise InputError("its rank is unknown", where=where, hint=hint)
         dims = tuple(d if isinstance(d, int) else self.symbols.get(d or "", 1) for d in type.shape)
         opened = [d or "?" for d in type.shape if not isinstance(d, int) and d not in self.symbols]
         text = f"{name}: {', '.join(opened)} taken as 1; set with --shape {name}={'x'.join(map(str, dims))}"
@@ -58,7 +58,7 @@ class Sizes:
         return static
 
     def learn(self, type: Type | None, value: Any) -> None:
-        """Sizes of symbolic dimensions from a value that is given."""
+        """Take sizes of symbolic dimensions from a given value."""
         shape, sizes = getattr(type, "shape", None), getattr(value, "shape", ())
         if shape is not None and len(shape) == len(sizes):
             for dim, size in zip(shape, sizes, strict=True):
@@ -68,24 +68,24 @@ class Sizes:
 
 @dataclass
 class Feed:
-    """A model with its shapes set, a value per input, and what had to be assumed."""
+    """A model with its shapes set, a value per input, and notes about assumptions."""
 
     model: Model
     values: dict[str, Any] = field(default_factory=dict)
-    #: input -> where its value comes from
+    #: input -> the origin of its value
     origin: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def preprocessing(model: Model, texts: Sequence[str] | None) -> dict[str, Preprocess]:
-    """What ``--preprocess`` says, by input."""
+    """Parse the texts of ``--preprocess`` by input."""
     from ..frontend.pictures import Preprocess
 
     return {name: Preprocess.parse(text) for name, text in pairs(texts or (), model, "--preprocess")}
 
 
 def coming(model: Model, texts: Sequence[str] | None, stateful: str | None = None) -> Model:
-    """A model whose inputs come as ``--preprocess`` says, and with the states that ``--stateful`` names."""
+    """Return a model whose inputs come as ``--preprocess`` says, with the states that ``--stateful`` names."""
     given = preprocessing(model, texts)
     model = model.preprocess(given) if given else model
     return model if stateful is None else model.make_stateful(parse_states(stateful))
@@ -100,8 +100,10 @@ def load(
     seed: int,
     stateful: str | None = None,
 ) -> Feed:
-    """What ``--input``, ``--shape``, ``--preprocess``, ``--seed`` and ``--stateful`` make of a file; what is assumed
-    is noted."""
+    """Load a file with ``--input``, ``--shape``, ``--preprocess``, ``--seed`` and ``--stateful``.
+
+    Prints a note about everything that it had to assume.
+    """
     from .common import note, working
 
     with working("loading"):
@@ -114,7 +116,7 @@ def load(
 def make_feed(
     model: Model, given: Sequence[str] | None, shapes: Sequence[str] | None, seed: int, settings: Settings
 ) -> Feed:
-    """Values for every input: those given, random ones for the rest. Symbolic dimensions that nothing sets are 1."""
+    """Make values for every input: given ones, random ones for the rest. Symbolic dimensions without a size are 1."""
     wanted, symbols = parse_shapes(model, shapes or ())
     if wanted:
         model = model.reshape(wanted)
@@ -128,7 +130,7 @@ def make_feed(
 
 
 def feed_with(model: Model, values: Mapping[str, Any], settings: Settings, seed: int = 0) -> Feed:
-    """The same from values that are there, as Python has them."""
+    """Like `make_feed`, from values that are Python objects."""
     sizes = Sizes(settings)
     feed = Feed(model, dict(values), dict.fromkeys(values, "given"), sizes.notes)
     for name, value in values.items():
@@ -137,7 +139,7 @@ def feed_with(model: Model, values: Mapping[str, Any], settings: Settings, seed:
 
 
 def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
-    """Random values where there are none; states begin with zeros."""
+    """Fill in random values where none are given; states begin with zeros."""
     import numpy as np
 
     from ..ir.types import OptionalType
@@ -147,7 +149,7 @@ def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
         if name in feed.values or name in feed.model.states or isinstance(type, OptionalType):
             if name in feed.model.states:
                 feed.origin.setdefault(name, "a state, zeros at first")
-            continue  # an optional input may stay away
+            continue  # an optional input may be absent
         value = next((v for v in feed.model.graph.inputs if v.name == name), None)
         feed.values[name] = random_value(rng, type, name, sizes, SMALL if value is None else below(value))
         feed.origin[name] = f"random, seed {seed}"
@@ -155,7 +157,7 @@ def _filled(feed: Feed, sizes: Sizes, seed: int) -> Feed:
 
 
 def concrete(feed: Feed) -> Model:
-    """The model with the open dimensions of its inputs set to what the feed gives: compiling then includes planning."""
+    """Return the model with the open dimensions of its inputs set by the feed, so that compiling includes planning."""
     import numpy as np
 
     from ..ir.types import TensorType
@@ -180,7 +182,7 @@ def concrete(feed: Feed) -> Model:
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def parse_shapes(model: Model, texts: Sequence[str]) -> tuple[dict[str, list[Dim]], dict[str, int]]:
-    """Shapes by input, and sizes by symbolic dimension."""
+    """Parse shapes by input, and sizes by symbolic dimension."""
     names = {d for t in model.inputs.values() for d in getattr(t, "shape", None) or () if isinstance(d, str)}
     shapes: dict[str, list[Dim]] = {}
     symbols: dict[str, int] = {}
@@ -198,7 +200,8 @@ def parse_shapes(model: Model, texts: Sequence[str]) -> tuple[dict[str, list[Dim
         old = getattr(model.inputs[name], "shape", None)
         if old is not None and len(old) == len(sizes):
             symbols.update({d: n for d, n in zip(old, sizes, strict=True) if isinstance(d, str) and isinstance(n, int)})
-            sizes = [d if n is None else n for d, n in zip(old, sizes, strict=True)]  # what is left open keeps its name
+            # a dimension left open keeps its name
+            sizes = [d if n is None else n for d, n in zip(old, sizes, strict=True)]
         shapes[name] = sizes
     return shapes, symbols
 
@@ -213,7 +216,7 @@ def _dim(text: str, where: str) -> int | None:
 
 
 def pairs(texts: Sequence[str], model: Model, option: str, symbols: set[str] | None = None) -> list[tuple[str, str]]:
-    """``NAME=VALUE`` texts; the name may be left out when the model has a single input."""
+    """Split ``NAME=VALUE`` texts. The name is optional if the model has a single input."""
     found = []
     for text in texts:
         name = next((n for n in model.inputs if text.startswith(f"{n}=")), "")
@@ -234,7 +237,7 @@ def pairs(texts: Sequence[str], model: Model, option: str, symbols: set[str] | N
 
 # -- given values -----------------------------------------------------------------------------------------------------
 def read_value(text: str, type: Type | None, name: str, sizes: Sizes) -> Any:
-    """A value from a file or a literal, in the input's element type."""
+    """Read a value from a file or a literal, in the input's element type."""
     import numpy as np
 
     from ..ir.types import OptionalType, SequenceType, TensorType
@@ -266,7 +269,7 @@ def read_value(text: str, type: Type | None, name: str, sizes: Sizes) -> Any:
     except (ValueError, EOFError) as error:
         raise InputError(f"{text} cannot be read as an array: {error}", where=where) from None
     if isinstance(type, TensorType) and _foreign(type) and array.dtype != type.dtype.numpy:
-        return array.astype(np.float32).astype(type.dtype.numpy)  # .npy has no bfloat16 and the like
+        return array.astype(np.float32).astype(type.dtype.numpy)  # .npy has no bfloat16 and similar types
     return array
 
 
@@ -275,9 +278,9 @@ def _read_npy(path: Path, name: str) -> np.ndarray[Any, Any]:
 
     import numpy as np
 
-    with path.open("rb") as file:  # opened here, because np.load leaves a broken archive open
+    with path.open("rb") as file:  # opened here, because np.load does not close a broken archive
         start = file.read(6)
-        if start != b"\x93NUMPY" and not start.startswith(b"PK"):  # np.load would take it for a pickle, and say so
+        if start != b"\x93NUMPY" and not start.startswith(b"PK"):  # np.load would report it as a pickle
             raise ValueError("it is neither an .npy nor an .npz file")
         file.seek(0)
         try:
@@ -294,7 +297,7 @@ def _read_npy(path: Path, name: str) -> np.ndarray[Any, Any]:
 
 
 def _read_pb(path: Path, where: str) -> np.ndarray[Any, Any]:
-    """A serialized TensorProto, as ONNX's test data has them."""
+    """Read a serialized TensorProto, the format of ONNX's test data."""
     import numpy as np
     import onnx
     from google.protobuf.message import DecodeError
@@ -307,7 +310,7 @@ def _read_pb(path: Path, where: str) -> np.ndarray[Any, Any]:
 
 
 def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarray[Any, Any]:
-    """A number fills the shape; a list is taken as it stands."""
+    """Convert a literal. A number fills the shape; a list is used unchanged."""
     import numpy as np
 
     from ..ir.types import DType, TensorType
@@ -321,7 +324,7 @@ def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarr
             raise ValueError("not a whole number")
         array = array.astype(type.dtype.numpy)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{value!r} is no {type.dtype} value: {error}", where=where) from None
+        raise InputError(f"{value!r} is not a {type.dtype} value: {error}", where=where) from None
     if array.ndim == 0 and type.shape:
         array = np.full(sizes.static(type, name).dims, array)
     return array
@@ -329,7 +332,7 @@ def _literal(value: Any, type: Type | None, name: str, sizes: Sizes) -> np.ndarr
 
 # -- random values ----------------------------------------------------------------------------------------------------
 def below(value: Value) -> int:
-    """Integers of an input are below this: not more than the rows of any table in which they are looked up."""
+    """Return the limit of an input's random integers: at most the rows of any table that they index."""
     from ..ir.types import TensorType
 
     found, seen, waiting = SMALL, {value}, [value]
@@ -348,7 +351,7 @@ def below(value: Value) -> int:
 
 
 def random_value(rng: np.random.Generator, type: Type | None, name: str, sizes: Sizes, top: int = SMALL) -> Any:
-    """A random tensor, or a list of two. Integers are below ``top``."""
+    """Return a random tensor, or for a sequence a list of two. Integers are below ``top``."""
     from ..ir.types import SequenceType, TensorType
 
     if isinstance(type, SequenceType) and type.elem is not None:
@@ -360,7 +363,7 @@ def random_value(rng: np.random.Generator, type: Type | None, name: str, sizes: 
 
 
 def random_tensor(rng: np.random.Generator, type: TensorType, top: int = SMALL) -> np.ndarray[Any, Any]:
-    """Floats from the normal distribution, bytes over their range, other integers below ``top``, words for strings."""
+    """Draw normal floats, bytes over their range, other integers below ``top``, and words for strings."""
     import numpy as np
 
     from ..ir.types import DType
@@ -382,5 +385,5 @@ def random_tensor(rng: np.random.Generator, type: TensorType, top: int = SMALL) 
 
 
 def _foreign(type: TensorType) -> bool:
-    """Whether it is a type that numpy itself, and so the .npy format, does not know."""
+    """Whether numpy, and so the .npy format, lacks the type."""
     return type.dtype.numpy.isbuiltin != 1 and type.dtype.numpy.kind != "O"

@@ -1,4 +1,4 @@
-"""Ctrl-C while something runs that does not hear it: a compiler, a kernel."""
+"""Handles Ctrl-C while code runs that does not react to it, such as a compiler or a kernel."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-#: signals that ask to stop: Ctrl-C, and what service managers and `timeout` send
+#: signals that ask to stop: Ctrl-C, and the one that service managers and `timeout` send
 STOPS = (signal.SIGINT, signal.SIGTERM)
-#: seconds after which a wish to stop no longer waits for the step that runs, and that remain for the end then
+#: Seconds after which a stop request interrupts the running step, and further seconds until the process is ended.
 PATIENCE, GRACE = 1.4, 0.4
-#: the process is the command line's own, and may be ended; not where Python calls what commands are made of
+#: Whether this process is the command line and may be ended. False if Python code calls the functions of commands.
 ours = False
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop; a second one, or a step that takes too long, interrupts. One that cannot be interrupted (a
-    compiler's) ends with the process: what was found for layers before is stored already.
+    """Turn the first Ctrl-C into a stop request, which the yielded function reports.
+
+    A second one, or a step that takes too long, raises KeyboardInterrupt. A step that cannot be interrupted, such as a
+    compiler's, ends with the process. The results of earlier layers are stored by then.
     """
     wished = False
 
@@ -50,7 +52,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def ending() -> contextlib.AbstractContextManager[None]:
-    """Guard a block that may end with the process: Ctrl-C ends it within two seconds, whatever runs."""
+    """Guard a block that may be aborted: Ctrl-C ends the process within two seconds, whatever runs."""
     if not ours or threading.current_thread() is not threading.main_thread():
         return contextlib.nullcontext()
     return end_after(PATIENCE + GRACE, (signal.SIGINT,), "interrupted")
@@ -58,8 +60,9 @@ def ending() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def end_after(seconds: float, stops: Sequence[int], said: str) -> Iterator[None]:
-    """End the process if the block lasts this much longer after Ctrl-C. A signal's handler cannot do that: it waits
-    for the step that runs.
+    """End the process if the block lasts this many seconds longer after a signal.
+
+    A signal handler cannot do that, because Python runs it only after the current step.
     """
     listening, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -70,7 +73,7 @@ def end_after(seconds: float, stops: Sequence[int], said: str) -> Iterator[None]
         while (heard := os.read(listening, 1)) and heard[0] not in stops:
             pass
         if heard and not done.wait(seconds):
-            sys.stderr.write("\x1b[?25h" if sys.stderr.isatty() else "")  # progress hides the cursor
+            sys.stderr.write("\x1b[?25h" if sys.stderr.isatty() else "")  # progress displays hide the cursor
             sys.stderr.write(f"\ntunewright: {said}\n")
             sys.stderr.flush()
             os._exit(130)

@@ -1,8 +1,7 @@
-"""``tunewright kb``: what the knowledge bases hold.
+"""``tunewright kb``: commands for knowledge bases.
 
-The commands that look stand here; `kb_exchange` has those that move records, `kb_verify` and `kb_prune` tend them,
-`kb_train` learns from them; `kb_streams` shows what was measured of whole models,
-`kb_traffic` what shapes they met.
+This module has the commands that only read. `kb_exchange` moves records, `kb_verify` and `kb_prune` maintain them, and
+`kb_train` learns from them. `kb_streams` shows measurements of whole models, `kb_traffic` the shapes that they met.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def kb(context: typer.Context) -> None:
 
 
 def path(config: Configs = None, as_json: AsJson = False) -> None:
-    """Where the user's and the system's knowledge bases are, and in what state.
+    """Show the folders and the state of the user's and the system's knowledge bases.
 
     Example: tunewright kb path --config USER_DB_PATH=/shared/kb
     """
@@ -116,7 +115,7 @@ def path(config: Configs = None, as_json: AsJson = False) -> None:
 
 
 def _sizes(folder: Path) -> list[int]:
-    """Sizes of the files in a folder; other processes may remove some at the same time."""
+    """Return the sizes of the files in a folder. Other processes may remove files at the same time."""
     sizes = []
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -136,9 +135,9 @@ def list_(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """The answers: for each problem and place the kernel that the records name, and its gain over the default.
+    """List the answers: for each problem and device the kernel that the records name, and its gain over the default.
 
-    A user's answer stands above one of the system. JSON has the problems in full, and every row.
+    A user's answer precedes one of the system. JSON has every row, with complete problems.
 
     Example: tunewright kb list --op Conv --layer user
     """
@@ -149,7 +148,7 @@ def list_(
     if faults:
         _list_faults([(name, f) for name, found in layers.items() for f in found.faults() if wanted(f)], count, as_json)
         return
-    # The filter by solver comes last: which candidate answers depends on the others.
+    # Filter by solver last, because the answer depends on all candidates.
     outer = Filter(op, device, processor)
     rows = known({name: [r for r in found if outer(r)] for name, found in layers.items()})
     rows = [row for row in rows if wanted(row.shown.record)]
@@ -177,7 +176,7 @@ def _print_summary(summary: str, rows: int, count: int) -> None:
 
 
 def _by_place(rows: Iterable[Known]) -> Iterator[tuple[Where, list[Known]]]:
-    """Rows are sorted by place."""
+    """Group rows by device. The rows are sorted by it."""
     some: list[Known] = []
     for row in rows:
         if some and some[0].where != row.where:
@@ -226,7 +225,7 @@ def stats(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """What there is of each kind: records, answers, gains, faults, damage; by device, solver and operation.
+    """Count records, answers, gains, faults and damage, by device, solver and operation.
 
     Example: tunewright kb stats --processor EPYC
     """
@@ -292,7 +291,7 @@ def log(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """What happened to the user's knowledge base, the newest line last.
+    """Show the log of the user's knowledge base, newest line last.
 
     Example: tunewright kb log --count 50
     """

@@ -1,4 +1,4 @@
-"""What knowledge bases answer on a device of this machine, and why a record does not."""
+"""Queries knowledge bases for a device of this machine, and explains why a record does not answer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def pose(m: Measurement) -> Problem:
-    """The problem of a measurement; InputError when it is not the one that the key names."""
+    """Return the problem of a measurement. Raises InputError if it is not the one that the key names."""
     from ..solvers.serial import from_json
 
     problem = from_json(m.problem)
     if problem.key() != m.key.problem:
-        raise InputError(f"the stored problem is another one: {problem.key()[:200]}", where=m.digest[:10])
+        raise InputError(f"the stored problem is not the one in its key: {problem.key()[:200]}", where=m.digest[:10])
     return problem
 
 
 class Asked:
-    """A device, and the layers that are asked about it."""
+    """A device, and the knowledge bases that are queried for it."""
 
     def __init__(self, name: str, layers: Mapping[str, Database], settings: Settings) -> None:
         from ..plugins.single import of_device, open_device
@@ -36,18 +36,18 @@ class Asked:
         from ..tuning.lookup import Layer, Lookup
         from ..tuning.tuner import Tuner
 
-        # as loads with these settings have it: streams share its threads
+        # with the threads that one stream would have
         self.device = of_device(open_device(name, settings), settings).device
         self.name, self.where = self.device.name, Where.of(self.device.target)
         self.layers = [Layer(layer, database) for layer, database in layers.items()]
         self._tuner, self._lookup = Tuner(settings), Lookup(self.layers)
 
     def answer(self, problem: Problem) -> Answer:
-        """What would be used now, the best first."""
+        """Return the answers that apply now, best first."""
         return self._ask(problem, self._lookup)
 
     def verdict(self, problem: Problem, layer: str, m: Measurement) -> str:
-        """How one measurement fits by itself (exact, provisional and which field differs), or why it does not."""
+        """Return how one measurement alone matches (exact, or provisional and which fields differ), or why not."""
         from ..tuning.database import MemoryDatabase
         from ..tuning.lookup import Layer, Lookup
 
@@ -55,11 +55,11 @@ class Asked:
         answer = self._ask(problem, Lookup([Layer(layer, MemoryDatabase([m, *faults]))]))
         if answer.best is not None:
             return str(answer.best.match)
-        # the reason follows the name of the record
+        # the reason comes after the name of the record
         return answer.nearest.partition(f" of the {layer}: ")[2] or answer.nearest
 
     def default(self, problem: Problem) -> Candidate | None:
-        """What is used where nothing answers."""
+        """Return the candidate that runs without any answer."""
         from ..search.space import Config
 
         accepting = self._tuner.ask(problem, self.device)[0]
@@ -67,15 +67,15 @@ class Asked:
         return None if solver is None else (solver.id, Config(solver.default(problem, self.device.target)))
 
     def solvers(self, problem: Problem) -> list[Solver]:
-        """Those that accept a problem."""
+        """Return the solvers that accept a problem."""
         return self._tuner.ask(problem, self.device)[0]
 
     def is_here(self, where: Where) -> bool:
-        """Whether something was measured on this device, be it with other versions."""
+        """Whether a measurement is of this device, possibly with other versions."""
         return self.is_like(where) and where.processor == self.where.processor
 
     def is_like(self, where: Where) -> bool:
-        """Whether measurements of that place may be of use here."""
+        """Whether measurements of that place may apply here."""
         mine = self.where
         return (where.device, where.arch, where.runtime) == (mine.device, mine.arch, mine.runtime)
 

@@ -1,4 +1,4 @@
-"""``tunewright kb embed`` and ``kb extract``: results of tuning inside the model file, and out of it."""
+"""``tunewright kb embed`` and ``kb extract``: write tuning results into a model file and read them back."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def embed(
 ) -> None:
     """Put what tuning found for a model into its file: measurements of its layers, as an entry of the metadata.
 
-    Other engines pass over the entry. USE_EMBEDDED = YES makes a load here use it; `kb extract` takes it into a
-    knowledge base. What was embedded before for other shapes or devices stays.
+    Other engines ignore the entry. With USE_EMBEDDED = YES Tunewright uses it at load; `kb extract` copies it into a
+    knowledge base. Measurements embedded earlier for other shapes or devices stay.
 
     Example: tunewright kb embed model.onnx -o tuned.onnx
     """
@@ -77,11 +77,12 @@ def embed(
         if not found:
             tune = command("tune", str(model), device=device, options=given_options(None, shape, preprocess),
                            settings=core.settings)  # fmt: skip
-            raise InputError("nothing is known of its layers", where=str(model), hint=f"`{tune}` measures")
+            hint = f"`{tune}` measures them"
+            raise InputError("the knowledge base has no measurements of its layers", where=str(model), hint=hint)
         left_out, nbytes = put(model, to, found)
         new = len(found)
     if left_out:
-        note(f"{plural(len(left_out), 'measurement')} left out: a model takes {MOST_BYTES >> 20} MiB of them")
+        note(f"{plural(len(left_out), 'measurement')} left out: a model holds at most {MOST_BYTES >> 20} MiB of them")
     count = len(list(EmbeddedDatabase(to)))
     if as_json:
         report = {"model": str(to), "embedded": count, "new": new, "left_out": len(left_out), "bytes": nbytes}
@@ -102,10 +103,10 @@ def extract(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the measurements that a model file carries into the user's knowledge base, each checked by itself.
+    """Copy the measurements in a model file into the user's knowledge base. Each is checked separately.
 
-    The same as `kb import` of a file: what is damaged is named and left out, and the exit code is 1; records of a
-    processor that is not here are refused unless told otherwise.
+    It works like `kb import` of a file. Damaged records are named and left out, and the exit code is then 1. Records of
+    a processor that this machine does not have are refused, unless --any-processor is given.
 
     Example: tunewright kb extract model.onnx -o records.jsonl
     """
@@ -117,7 +118,7 @@ def extract(
     if out is None:
         take("extracted", [str(model)], any_processor, dry_run, settings_of(config), as_json)
     if out is None or out.suffix != ".jsonl":
-        raise InputError("records go into a .jsonl", where=str(out))
+        raise InputError("the output must be a .jsonl file", where=str(out))
     from ..tuning.system import write_lines
 
     if out.exists():
@@ -140,7 +141,7 @@ def extract(
 def _problems(
     core: Core, model: Path, shape: Sequence[str] | None, preprocess: Sequence[str] | None, device: str
 ) -> set[str]:
-    """Keys of the problems that a model poses on a device; nothing is tuned."""
+    """Return the keys of the problems that a model poses on a device. Nothing is tuned."""
     from ..plugins.embed import problems_of
     from .explain import looking
     from .inputs import concrete, load

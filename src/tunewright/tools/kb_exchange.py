@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..tuning.record import AnyRecord
 
-#: rows of a table that are shown; JSON has all
+#: rows of a table that are printed; JSON has all
 SHOWN = 20
 BASE = "user, system, a folder, a kb.sqlite, a .jsonl or a tuning file (.json)."
 
@@ -47,7 +47,7 @@ def diff(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Records that only one of two knowledge bases has, and problems whose answers differ.
+    """Show records that only one of two knowledge bases has, and problems whose answers differ.
 
     Exits with 1 when the two differ.
 
@@ -102,7 +102,7 @@ def _both(one: dict[str, AnyRecord], other: dict[str, AnyRecord]) -> list[AnyRec
 
 
 def _candidate(row: Known) -> list[Any] | None:
-    """The solver and config that answer; None: the default."""
+    """Return the solver and config of the answer, or None for the default."""
     answer = row.answer
     return [answer.record.key.solver, dict(answer.record.config)] if answer else None
 
@@ -125,9 +125,9 @@ def merge(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the records of others into the user's knowledge base. Nothing is overwritten: it is a union of sets.
+    """Add the records of other knowledge bases to the user's. It is a union of sets: nothing is overwritten.
 
-    Refused when something was measured on a processor that this machine does not have, unless told otherwise.
+    Refuses records of a processor that this machine does not have, unless --any-processor is given.
 
     Example: tunewright kb merge /shared/kb colleague.jsonl --dry-run
     """
@@ -137,8 +137,7 @@ def merge(
 def take(
     action: str, sources: Sequence[str], any_processor: bool, dry_run: bool, settings: Settings, as_json: bool
 ) -> NoReturn:
-    """Union of the sources into the user's knowledge base, or nothing at all; it raises Exit, with 1 where some are
-    damaged."""
+    """Add all sources to the user's knowledge base, or none. Always raises Exit, with 1 if some records are damaged."""
     user = opened(settings, "user")["user"] if dry_run else writable(settings)
     loaded: dict[str, list[AnyRecord]] = {}
     bad = 0
@@ -180,7 +179,7 @@ def take(
 
 
 def _counts(source: str, records: Sequence[AnyRecord], fresh: Sequence[AnyRecord]) -> list[dict[str, Any]]:
-    """What came from a source, one row for each processor."""
+    """Count the records of a source, one row for each processor."""
     all_, new = (Counter((r.key.where.processor, r.key.where.device) for r in some) for some in (records, fresh))
     return [
         {"source": source, "processor": at[0], "device": at[1], "records": count, "new": new[at]}
@@ -199,7 +198,7 @@ def export(
 ) -> None:
     """Write records to a new file: .jsonl holds all of them, .json is a tuning file with the answers alone.
 
-    Nothing but parameters and what was measured is in it. Exits with 1 when some answer has no place in such a file.
+    The file contains only parameters and measurements. Exits with 1 when an answer cannot be written to such a file.
 
     Example: tunewright kb export team.jsonl --op Conv
     """
@@ -216,7 +215,7 @@ def export(
     answers = [row.answer.record for row in known(records) if row.answer]
     lines = file.suffix == ".jsonl"
     if not (answers if not lines else everything):
-        what = "no record fits" if lines else "no answer fits"
+        what = "no record matches" if lines else "no answer matches"
         raise InputError(what, where="kb export", hint="`tunewright kb list` shows what there is")
     left_out: Sequence[str] = ()
     if lines:
@@ -232,7 +231,8 @@ def export(
         added, left_out = tuning_file.export(file, answers)
         damage("left out", left_out)
         if not added:
-            raise InputError("no answer can be written as a tuning file", where=str(file), hint="a .jsonl takes them")
+            hint = "a .jsonl file can hold them"
+            raise InputError("no answer can be written as a tuning file", where=str(file), hint=hint)
         written = plural(added, "answer")
     console().print(cell(f"{written} in {file}"), soft_wrap=True)
     raise typer.Exit(1 if left_out else 0)
@@ -245,9 +245,9 @@ def import_(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the records of a file into the user's knowledge base, each checked by itself.
+    """Add the records of a file to the user's knowledge base. Each is checked separately.
 
-    What is damaged is named with its line and left out; everything else is taken, and the exit code is 1.
+    Damaged records are named with their line and left out. All others are added, and the exit code is then 1.
 
     Example: tunewright kb import team.jsonl
     """
@@ -258,4 +258,4 @@ def import_(
 def _check_ending(file: Path) -> None:
     if file.suffix not in (".jsonl", ".json"):
         hint = "name it .jsonl for records, or .json for a tuning file"
-        raise InputError("the ending says neither of the two forms", where=str(file), hint=hint)
+        raise InputError("its suffix is neither .jsonl nor .json", where=str(file), hint=hint)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Layers(enum.StrEnum):
-    """Whose records."""
+    """The knowledge bases whose records a command reads."""
 
     ALL = "all"
     USER = "user"
     SYSTEM = "system"
 
 
-#: damaged lines that are named one by one
+#: number of damaged lines that are listed one by one
 NAMED = 10
 
 Op = Annotated[str, typer.Option("--op", metavar="NAME", help="Only of this operation.", show_default=False)]
@@ -47,7 +47,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 
 
 def settings_of(config: Sequence[str] | None) -> Settings:
-    """The settings; a note says what is odd about the places that they name."""
+    """Return the settings. Prints a note about each problem with the folders that they name."""
     from ..settings import Settings
     from ..tuning.places import warnings
 
@@ -58,7 +58,7 @@ def settings_of(config: Sequence[str] | None) -> Settings:
 
 
 def opened(settings: Settings, layer: str = "all") -> dict[str, Database]:
-    """The knowledge bases of the layers that are wanted, the first one first."""
+    """Open the knowledge bases of the wanted layers, the user's first."""
     from ..tuning.places import open_system, open_user
 
     ways = {"user": open_user, "system": open_system}
@@ -66,16 +66,16 @@ def opened(settings: Settings, layer: str = "all") -> dict[str, Database]:
 
 
 def writable(settings: Settings) -> Database:
-    """The user's knowledge base, where it can be written."""
+    """Return the user's knowledge base. Raises InputError if it cannot be written."""
     user = opened(settings, "user")["user"]
     if user.read_only is not None:
-        hint = "USER_DB_PATH names another folder"
+        hint = "choose another folder with USER_DB_PATH"
         raise InputError(f"cannot be written: {user.read_only}", where=user.path, hint=hint)
     return user
 
 
 def base(text: str, settings: Settings) -> Database:
-    """A knowledge base as an argument names it: user, system, a folder, a kb.sqlite, a .jsonl or a .json file."""
+    """Open the knowledge base that an argument names: user, system, a folder, a kb.sqlite, a .jsonl or a .json file."""
     if text in ("user", "system"):
         return opened(settings, text)[text]
     from ..tuning.places import open_path
@@ -88,14 +88,14 @@ def base(text: str, settings: Settings) -> Database:
 
 
 def solvers_here() -> set[str]:
-    """The ids of the solvers that exist."""
+    """Return the ids of the solvers that exist."""
     from ..solvers.base import solvers
 
     return {solver.id for solver in solvers()}
 
 
 def damage(name: str, found: Sequence[str]) -> None:
-    """Tell what could not be read. A file's own faults begin with its name already."""
+    """Print what could not be read. Some texts already begin with the file's name."""
     for text in found[:NAMED]:
         note(safe(text) if text.startswith(Path(name).name) else f"{name}: {safe(text)}")
     if len(found) > NAMED:
@@ -103,7 +103,7 @@ def damage(name: str, found: Sequence[str]) -> None:
 
 
 def here() -> dict[tuple[str, str], str]:
-    """Kind and processor of every device of this machine, with the first of the names under which it is known."""
+    """Return kind and processor of every device of this machine, with the first name of each."""
     from ..plugins.single import open_device, visible
     from ..tuning.key import Where
 
@@ -119,7 +119,7 @@ def here() -> dict[tuple[str, str], str]:
 
 
 def check_processors(records: Iterable[AnyRecord], source: str) -> None:
-    """Raise when records were measured on a processor that is not in this machine."""
+    """Raise InputError if records were measured on a processor that is not in this machine."""
     mine = here()
     other: dict[tuple[str, str], int] = {}
     for record in records:
@@ -132,5 +132,5 @@ def check_processors(records: Iterable[AnyRecord], source: str) -> None:
         raise InputError(
             f"holds {named}, and this machine has {have}; nothing was taken",
             where=source,
-            hint="--any-processor takes them all the same; they never answer exactly here",
+            hint="--any-processor takes them anyway; they never match exactly here",
         )

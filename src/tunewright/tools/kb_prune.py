@@ -1,4 +1,4 @@
-"""``tunewright kb prune``: records that are of no use any more."""
+"""``tunewright kb prune``: removes records that are no longer useful."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def prune(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop records of the user's knowledge base that are of no use. Without an option nothing is dropped.
+    """Remove records from the user's knowledge base that are no longer useful. Without an option nothing is removed.
 
-    Records that others still have come back with the next merge.
+    Records that another knowledge base still has come back with the next merge from it.
 
     Example: tunewright kb prune --superseded --unknown-solvers --dry-run
     """
@@ -96,7 +96,7 @@ def _unknown(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     from ..tuning.record import Survey
 
     there = solvers_here()
-    # a survey tells of many; its default's solver alone is no reason to forget it
+    # A survey covers many solvers; a missing solver of its default alone is no reason to drop it.
     return [
         r
         for r in records
@@ -105,11 +105,11 @@ def _unknown(records: Iterable[AnyRecord]) -> list[AnyRecord]:
 
 
 def _days_ago(days: int) -> str:
-    """The date as records write it; they compare as texts."""
+    """Return the date in the format of records, which compares as text."""
     import datetime
 
     try:
         then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     except OverflowError:
-        raise InputError(f"{days} days ago there was no calendar", where="--older-than") from None
+        raise InputError(f"{days} days are too many for a date", where="--older-than") from None
     return then.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""``tunewright kb repair``: a damaged knowledge base made anew from what can still be read of it."""
+"""``tunewright kb repair``: rebuilds a damaged knowledge base from what can still be read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .kb_view import plural
 
 
 def repair(config: Configs = None, as_json: AsJson = False) -> None:
-    """Make the user's knowledge base anew from what can still be read of it. The damaged file keeps its bytes.
+    """Rebuild the user's knowledge base from what can still be read. The damaged file is kept under another name.
 
-    It is put aside under another name. The next tuning does the same with a file that cannot be used at all.
+    The next tuning does the same with a file that cannot be used at all.
 
     Example: tunewright kb repair
     """

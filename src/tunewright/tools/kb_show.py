@@ -1,4 +1,4 @@
-"""``tunewright kb show``: everything of a record, or of what is known about a problem."""
+"""``tunewright kb show``: shows a whole record, or everything known about a problem."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def show(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """One record with all its evidence; or every record of a problem, the one that answers first on top, and why.
+    """Show one record with all its evidence, or every record of a problem in the order of the answer, with reasons.
 
-    `tunewright kb list` shows digests. Of a problem any part of its text will do that no other problem has.
+    `tunewright kb list` shows digests. A problem may be named by any part of its text that no other problem contains.
 
     Example: tunewright kb show 3f2a91c0
     """
@@ -87,13 +87,14 @@ def show(
 
 
 def _by_digest(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> AnyRecord | None:
-    """The record whose digest begins so; None when the text is none or no digest does."""
+    """Return the record whose digest begins with ``text``, or None if there is none or ``text`` is not a digest."""
     if not re.fullmatch(f"[0-9a-f]{{{LEAST},64}}", text):
         return None
     found = {r.digest: r for some in records.values() for r in some if r.digest.startswith(text)}
     if len(found) > 1:
         named = ", ".join(sorted(found)[:3])
-        raise InputError(f"{len(found)} records begin so: {named}, ...", where=text, hint="give more of the digest")
+        hint = "give more of the digest"
+        raise InputError(f"{len(found)} records begin with it: {named}, ...", where=text, hint=hint)
     return next(iter(found.values()), None)
 
 
@@ -103,7 +104,8 @@ def _problem(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> str:
         return text
     fitting = sorted(p for p in problems if text.lower() in p.lower() or text.lower() in problem_text(p).lower())
     if not fitting:
-        raise InputError("no record and no problem", where=text, hint="`tunewright kb list` shows what there is")
+        hint = "`tunewright kb list` shows what there is"
+        raise InputError("matches no record and no problem", where=text, hint=hint)
     if len(fitting) > 1:
         named = "; ".join(problem_text(p) for p in fitting[:3])
         hint = "give more of its text, or the digest of a record"
@@ -112,8 +114,11 @@ def _problem(text: str, records: Mapping[str, Sequence[AnyRecord]]) -> str:
 
 
 def _asked(device: str, layers: Mapping[str, Database], settings: Settings, places: Collection[Where]) -> list[Asked]:
-    """The devices that are asked about a problem: the one that is named; else what a load would use here, and the other
-    ways to run on this machine in which something was measured."""
+    """Return the devices to query about a problem.
+
+    If ``device`` is given, it is the only one. Otherwise these are the devices that a load would use here, and further
+    devices of this machine on which something was measured.
+    """
     from ..plugins.single import visible
 
     if device:
@@ -139,7 +144,7 @@ def _open(name: str, layers: Mapping[str, Database], settings: Settings) -> list
 
 @dataclass(frozen=True)
 class Worth:
-    """A measurement, and what it is worth on each device, in words."""
+    """A measurement, and for each device a text that says whether it answers there."""
 
     standing: Standing
     texts: Mapping[str, str]
@@ -151,7 +156,7 @@ class Worth:
 
 
 def _worths(places: Sequence[Known], asked: Sequence[Asked]) -> list[Worth]:
-    """The measurements of a problem in the order of the answer on the devices, then as they stood in their places."""
+    """Sort the measurements of a problem by the answers on the devices, then by the order in their own place."""
     standings = [s for row in places for s in row.standings]
     problem = _posed([s.record for s in standings])
     if problem is None:
@@ -175,7 +180,7 @@ def _worths(places: Sequence[Known], asked: Sequence[Asked]) -> list[Worth]:
 
 
 def _why_not(s: Standing, alone: str) -> str:
-    """Why a measurement does not answer; ``alone``: how it would fit by itself."""
+    """Return why a measurement does not answer. ``alone``: how it would match without the others."""
     if s.why:
         return s.why
     kind = alone.partition(":")[0]
@@ -183,7 +188,7 @@ def _why_not(s: Standing, alone: str) -> str:
 
 
 def _posed(measurements: Sequence[Measurement]) -> Problem | None:
-    """The problem, from the first measurement that can be posed."""
+    """Return the problem of the first measurement whose problem can be posed."""
     for m in measurements:
         try:
             return pose(m)
@@ -204,7 +209,10 @@ def _print(
     asked: Sequence[Asked],
     whole: bool,
 ) -> None:
-    """``whole``: one record was asked for. Of a problem's surveys a line will do. ``asked``: who would answer there."""
+    """Print the records. ``whole``: print a single one in full; otherwise surveys take one line.
+
+    ``asked``: the devices that were queried.
+    """
     out = console()
     out.print(cell(safe(problem)), style="bold")
     counts = f"{plural(len(worths), 'measurement')}, {plural(len(faults), 'fault')}"

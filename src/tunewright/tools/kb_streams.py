@@ -1,4 +1,4 @@
-"""``tunewright kb streams``: streams, requests and batches that models were measured to do best with."""
+"""``tunewright kb streams``: shows the measured best streams, requests and batches of models."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def streams(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Streams, requests and batches that were measured for models (NUM_STREAMS = AUTO), the newest first.
+    """Show the streams, requests and batches that were measured for models (NUM_STREAMS = AUTO), newest first.
 
-    `tunewright benchmark MODEL --hint throughput --streams auto` measures them, once. 2x4: on 2 streams with 4
-    requests; 2x32x8: 8 of them together. Of each batch the best is shown; --json has all that was compared.
+    `tunewright benchmark MODEL --hint throughput --streams auto` measures them once. 2x4 means 2 streams with 4
+    requests. In 2x32x8 there are 32 requests, 8 of them together. The table shows the best of each batch; --json has
+    all.
 
     Example: tunewright kb streams --json
 
@@ -45,7 +46,8 @@ def streams(
     if forget is not None:
         found = file.forget(lambda key, answer: _is_meant(forget, key, answer))
         if not found:
-            raise InputError(f"nothing is {forget!r}", where="--forget", hint="`tunewright kb streams` lists them")
+            hint = "`tunewright kb streams` lists them"
+            raise InputError(f"{forget!r} matches no measured model", where="--forget", hint=hint)
     else:
         found = file.read()
     rows = sorted(found.items(), key=lambda item: item[1].date, reverse=True)

@@ -1,4 +1,4 @@
-"""``tunewright kb traffic``: the shapes that models met while they served (RECORD_TRAFFIC)."""
+"""``tunewright kb traffic``: shows the shapes that models met while they served (RECORD_TRAFFIC)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..core import Core
     from ..tuning.traffic import ModelTraffic, Weighted
 
-#: shapes of a model that are listed, and that `tune --from-traffic` tunes for
+#: number of shapes of a model that are listed, and that `tune --from-traffic` tunes for
 LISTED, TUNED = 8, 4
-#: seconds of tuning that are worth it for one of them
+#: minimum seconds of tuning per shape
 LEAST = 5.0
 
 
@@ -43,9 +43,9 @@ def traffic(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """The shapes that models met, how often, and how long they took in all (RECORD_TRAFFIC = YES).
+    """Show the shapes that models met, how often, and their total time (RECORD_TRAFFIC = YES).
 
-    Only shapes are recorded, never data. `tunewright tune MODEL --from-traffic` spends its time by them.
+    Only shapes are recorded, never data. `tunewright tune MODEL --from-traffic` divides its time by them.
 
     Example: tunewright kb traffic model.onnx --json
 
@@ -113,14 +113,14 @@ def _show(path: Path, rows: dict[str, ModelTraffic]) -> None:
 
 
 def options(one: Weighted) -> list[str]:
-    """The shapes as values of ``--shape``; scalars need none."""
+    """Return the shapes as values of ``--shape``. Scalars need none."""
     return [f"{name}={'x'.join(map(str, shape))}" for name, shape in one.shapes.items() if shape]
 
 
 def cases_of_traffic(core: Core, model: Path, seconds: float) -> list[Case]:
-    """For ``tune --from-traffic``: the shapes that took most time, and how often they came.
+    """Return the cases of ``tune --from-traffic``: the shapes with the most time, weighted by their number.
 
-    No more of them than the time is enough for.
+    The tuning time limits how many there are.
     """
     every = core.traffic(model, max(1, min(TUNED, int(seconds / LEAST))))
     return [Case(tuple(options(one)), weight=one.count) for one in every]

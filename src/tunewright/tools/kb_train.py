@@ -1,4 +1,4 @@
-"""``tunewright kb train``: a heuristic out of knowledge bases, and how good it is on networks that it has not seen."""
+"""``tunewright kb train``: trains a heuristic from knowledge bases, and evaluates it on unseen networks."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def train(
 ) -> None:  # fmt: skip
     """Train a heuristic, which picks kernels for problems that nobody has measured. Needs scikit-learn (extra train).
 
-    It is judged on networks that it has not seen: each is left out once. Picks that were never measured for a
-    problem count as the default; --measure measures them.
+    It is evaluated on unseen networks by leaving out each network once. A pick that was never measured for its problem
+    counts as the default; --measure measures such picks.
 
     Example: tunewright kb train tune_result_*.json --measure 5
     """
@@ -83,8 +83,8 @@ def train(
     for why, count in unused.most_common():
         note(f"{plural(count, 'record')} not used: {safe(why)}")
     if not learnable(known):
-        hint = f"`tunewright tune` collects more: {LEAST_PROBLEMS} problems of one kind are the least"
-        raise InputError(f"{plural(len(known), 'problem')} are too little to learn from", where="kb train", hint=hint)
+        hint = f"`tunewright tune` collects more: at least {LEAST_PROBLEMS} problems of one kind are needed"
+        raise InputError(f"{plural(len(known), 'problem')} are too few to learn from", where="kb train", hint=hint)
     with working("training without each network in turn"):
         held = hold_out(known, networks, solvers(), seed)
     if not held:
@@ -96,7 +96,7 @@ def train(
     with working("training"):
         heuristic = learn(known, about, seed)
     text = heuristic_file.dump(heuristic)
-    heuristic_file.parse(text)  # what is written can be read
+    heuristic_file.parse(text)  # check that the text can be read before it is written
     _write(path, text)
     if as_json:
         sections = [
@@ -112,7 +112,7 @@ def train(
 
 
 def read_networks(paths: Sequence[Path]) -> list[Network]:
-    """The networks that result files speak of; those of one model are one."""
+    """Return the networks of result files. Files of the same model make one network."""
     from ..tuning.heuristic_regret import Network
     from ..tuning.result_file import SCHEMA
 
@@ -128,7 +128,7 @@ def read_networks(paths: Sequence[Path]) -> list[Network]:
             raise InputError(f"is not JSON: {error}", where=str(path)) from None
         hint = f"a file tune_result_*.json with the schema {SCHEMA} is needed"
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("layers"), list):
-            raise InputError("is no result of tuning", where=str(path), hint=hint)
+            raise InputError("is not a result file of tuning", where=str(path), hint=hint)
         model = data.get("model")
         mine = found.setdefault(Path(model).name if isinstance(model, str) and model else path.name, {})
         for layer in data["layers"]:
@@ -142,7 +142,7 @@ def read_networks(paths: Sequence[Path]) -> list[Network]:
 
 
 def _records(bases: Sequence[str] | None, settings: Settings) -> list[AnyRecord]:
-    """Everything that the knowledge bases have, each record once."""
+    """Return all records of the knowledge bases, each once."""
     found: dict[str, AnyRecord] = {}
     databases = {text: base(text, settings) for text in bases} if bases else opened(settings)
     for name, database in databases.items():
@@ -164,14 +164,15 @@ def _write(path: Path, text: str) -> None:
         make_folder(path.absolute().parent)
         replace_file(path, text.encode())
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint="--out names a file") from None
+        hint = "choose another file with --out"
+        raise InputError(f"cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 # ---- measuring what is not known ------------------------------------------------------------------------------------
 
 
 def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) -> list[Measurement | Fault]:
-    """Measure the picks of which nothing is known on the devices of this machine; what is found is kept."""
+    """Measure the unmeasured picks for devices of this machine. The results are stored."""
     from ..plugins.single import visible
     from ..tuning.isolated import measurer_for
 
@@ -196,7 +197,7 @@ def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) 
                 with working(f"{asked.name}: measuring pick {count} of {len(due)}", patience=0.1):
                     record = _duel(asked, one.judged[n], measurer, settings, seconds)
                 if record is not None:
-                    user.add([record])  # at once: an interrupt loses nothing
+                    user.add([record])  # stored at once, so that an interrupt loses nothing
                     made.append(record)
                     one.judged[n] = _found(one.judged[n], record)
         user.note("trained", f"{plural(len(made), 'pick')} of a heuristic measured on {asked.name}")
@@ -204,7 +205,7 @@ def _measure_picks(held: Sequence[HeldOut], settings: Settings, seconds: float) 
 
 
 def _is_here(one: Target, other: Target) -> bool:
-    """Whether it is the same device, be it with other versions of its software."""
+    """Whether it is the same device, possibly with other versions of its software."""
     from ..tuning.key import Where
 
     return replace(Where.of(one), software="") == replace(Where.of(other), software="")
@@ -227,12 +228,12 @@ def _duel(
     except DeviceError as error:
         note(f"a pick cannot be measured: {safe(str(error))}")
         return None
-    # what tells nothing must not stand before what others measured
+    # An inconclusive measurement must not replace earlier ones.
     return found if isinstance(found, Fault) or tells(found) else None
 
 
 def _found(judged: Judged, record: Measurement | Fault) -> Judged:
-    """What is known of a pick now. It may be the best that is known, and is the tuned speed then."""
+    """Update a pick with its measurement. If it is the fastest known kernel, it also becomes the tuned speed."""
     from ..tuning.heuristic import Listed
     from ..tuning.record import Measurement
 
@@ -242,7 +243,7 @@ def _found(judged: Judged, record: Measurement | Fault) -> Judged:
     return replace(judged, example=example, gain=gain)
 
 
-# ---- what is told ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def _pick_json(network: str, judged: Judged) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``tunewright kb verify``: stored answers against the default of today, measured again."""
+"""``tunewright kb verify``: measures stored answers again, against the current default."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 #: rows of the table; JSON has all
 SHOWN = 50
-#: what can come of an answer
+#: possible verdicts about an answer
 HOLDS, DRIFTED, OPEN, GONE, UNCHECKED = "holds", "drifted", "open", "gone", "not checkable"
 
 
 @dataclass
 class Case:
-    """A stored answer, and what became of it."""
+    """A stored answer and the verdict about it."""
 
     device: str
     stored: Measurement
     verdict: str = ""
     why: str = ""
-    #: the gain that is found now
+    #: the gain measured now
     gain: Ratio | None = None
 
 
@@ -51,10 +51,10 @@ def verify(
     config: Configs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure stored answers again, as after an upgrade of a driver or of Tunewright; what drifted answers no more.
+    """Measure stored answers again, for example after an upgrade of a driver. Answers that drifted are no longer used.
 
-    Each is measured against the default for up to TUNE_SECONDS. The oldest come first, and what was measured is the
-    newest then: called again, it goes on with the next. Exits with 1 when something drifted.
+    Each is measured against the default for up to TUNE_SECONDS, oldest first. A measured answer becomes the newest, so
+    the next call continues with others. Exits with 1 when something drifted.
 
     Example: tunewright kb verify --count 20 --op Conv
     """
@@ -96,7 +96,7 @@ def _devices(name: str, layers: Mapping[str, Database], settings: Settings) -> I
 
 
 def _cases(asked: Asked, rows: Iterable[Known]) -> list[Case]:
-    """The answers that a device would get, and those that were its own and are none any more (with the verdict)."""
+    """Return the answers for a device, and with a verdict those of its own that no longer answer."""
     problems: dict[str, list[Known]] = {}
     for row in rows:
         if asked.is_like(row.where):
@@ -111,10 +111,10 @@ def _cases(asked: Asked, rows: Iterable[Known]) -> list[Case]:
             if mine is not None:
                 found.append(Case(asked.name, mine.record, UNCHECKED, str(error)))
             continue
-        # one of a neighbouring shape is measured as the answer of that shape
+        # an answer from a similar shape is measured as the answer of that shape
         best = next((f for f in found_here if f.measurement.key.problem == problem.key()), None)
         if best is not None:
-            # that the default is as good as anything needs no duel
+            # an answer that is the default needs no duel
             if (best.solver.id, best.config) != asked.default(problem):
                 found.append(Case(asked.name, best.measurement))
         elif mine is not None and (mine.record.key.solver, mine.record.config) != mine.record.evidence.default:
@@ -123,7 +123,7 @@ def _cases(asked: Asked, rows: Iterable[Known]) -> list[Case]:
 
 
 def _measure(asked: Asked, cases: Sequence[Case], user: Database, settings: Settings) -> None:
-    """A duel for each; what it finds is written at once, so that an interrupt loses nothing."""
+    """Run a duel for each answer. Each result is stored at once, so that an interrupt loses nothing."""
     if not cases:
         return
     from ..tuning.isolated import measurer_for
@@ -147,7 +147,8 @@ def _duel(asked: Asked, case: Case, measurer: Measurer, user: Database, settings
     if default is None:
         case.verdict, case.why = UNCHECKED, "there is no default to compare it with"
         return
-    regime = "layer" if m.evidence.regime == "network" else m.evidence.regime  # that is how data comes in a network
+    # "layer" reproduces the cache state of a network
+    regime = "layer" if m.evidence.regime == "network" else m.evidence.regime
     try:
         now = duel(
             problem, asked.device.target, default, (m.key.solver, m.config), asked.solvers(problem), measurer,
@@ -166,7 +167,7 @@ def _duel(asked: Asked, case: Case, measurer: Measurer, user: Database, settings
     elif case.gain.high < m.evidence.gain.low:
         case.verdict, case.why = DRIFTED, "the default is used from now on"
     else:
-        # Noise left it open. The newest measurement counts, so this one must not stand before a better one.
+        # Noise left the result open. The newest measurement counts, so this one must not replace a better one.
         case.verdict, case.why = OPEN, "too noisy to tell; a larger TUNE_SECONDS may help"
         return
     user.add([now])

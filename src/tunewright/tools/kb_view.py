@@ -1,4 +1,4 @@
-"""What `tunewright kb` shows: records by filters, the answers that follow from them, and texts for people."""
+"""Output of `tunewright kb`: record filters, the answers that follow from records, and texts for tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ..tuning.key import Where
     from ..tuning.record import AnyRecord, Evidence, Fault, Measurement, Ratio, Survey
 
-#: characters of a digest that are shown, and at least asked for
+#: shown characters of a digest, and the minimum in an argument
 DIGEST, LEAST = 10, 4
-#: characters of a problem and of a config that a table shows; JSON has all
+#: shown characters of a problem and of a config; JSON has all
 LONGEST = 160
-#: candidates of a survey that are shown
+#: number of candidates of a survey that are shown
 SIGHTINGS = 5
-#: marks of a sparkline; samples are gathered to this number
+#: marks of a sparkline, and its width
 MARKS, WIDTH = "▁▂▃▄▅▆▇█", 32
 _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
 
@@ -33,7 +33,7 @@ _TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i"}
 
 @dataclass(frozen=True)
 class Filter:
-    """Which records are wanted; an empty text lets every record through."""
+    """A filter for records. An empty text matches every record."""
 
     op: str = ""
     device: str = ""
@@ -51,12 +51,12 @@ class Filter:
 
 
 def op_of(problem: str) -> str:
-    """The operation of a key's problem."""
+    """Return the operation of a problem's key."""
     return problem.partition("(")[0]
 
 
 def split(records: Iterable[AnyRecord]) -> tuple[list[Measurement], list[Fault], list[Survey]]:
-    """Measurements, faults and surveys."""
+    """Split records into measurements, faults and surveys."""
     from ..tuning.record import Fault, Measurement
 
     measurements: list[Measurement] = []
@@ -74,7 +74,7 @@ def split(records: Iterable[AnyRecord]) -> tuple[list[Measurement], list[Fault],
 
 @dataclass(frozen=True)
 class Standing:
-    """A measurement among those of its problem and place. ``why``: what keeps it from answering; empty if nothing."""
+    """A measurement among those of its problem and place. ``why``: what prevents it from answering, or empty."""
 
     layer: str
     record: Measurement
@@ -83,7 +83,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about a problem in a place: who answers first stands first, who cannot answer last."""
+    """What is known about a problem in a place. Measurements that can answer come first, best first."""
 
     problem: str
     where: Where
@@ -91,23 +91,23 @@ class Known:
 
     @property
     def answer(self) -> Standing | None:
-        """None where nothing was found faster than the default."""
+        """The first measurement, or None if none is faster than the default."""
         return self.standings[0] if not self.standings[0].why else None
 
     @property
     def is_default(self) -> bool:
-        """Whether the answer is the default itself: a session found nothing that is faster."""
+        """Whether the answer is the default itself, because a session found nothing faster."""
         answer = self.answer
         return answer is not None and (answer.record.key.solver, answer.record.config) == answer.record.evidence.default
 
     @property
     def shown(self) -> Standing:
-        """What stands for it in a table: the answer, or the newest of the rest."""
+        """The measurement for a table: the answer, or the newest of the rest."""
         return self.answer or max(self.standings, key=lambda s: (s.record.date, s.record.digest))
 
     @property
     def open(self) -> str:
-        """How far the newest search came that left it open whether something is faster; empty: none did."""
+        """Progress of the newest search if it was left open whether something is faster, else an empty text."""
         from ..tuning.evidence import EXTENT
 
         found = [s.record for s in self.standings if EXTENT in s.record.evidence.environment]
@@ -118,9 +118,10 @@ class Known:
 
 
 def known(layers: Mapping[str, Iterable[AnyRecord]]) -> list[Known]:
-    """Every problem in every place of layers, the first one first: asked there, as it was when it was measured.
+    """Return every problem in every place, with the answer that it had in that place when it was measured.
 
-    That takes no device: whether a stored answer fits this machine now is for `tuning.lookup` to say.
+    ``layers`` is in order of precedence. No device is opened: `tuning.lookup` decides whether an answer fits this
+    machine.
     """
     groups: dict[tuple[str, Where], list[tuple[str, Measurement]]] = defaultdict(list)
     barred: list[Fault] = []
@@ -170,7 +171,7 @@ def _unusable(m: Measurement) -> str:
 
 
 def _barred(m: Measurement, faults: Sequence[Fault]) -> str:
-    """As `Lookup.barred`, for the place where it was measured."""
+    """Like `Lookup.barred`, for the place where it was measured."""
     for fault in faults:
         one, other = fault.key.where, m.key.where
         same = (one.device, one.processor, one.runtime, one.software) == (
@@ -186,7 +187,7 @@ def _barred(m: Measurement, faults: Sequence[Fault]) -> str:
 
 
 def safe(text: object) -> str:
-    """Text from a record as a terminal may show it: what would steer the terminal is spelt out."""
+    """Escape control characters in a record's text, so that it cannot control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
 
 
@@ -195,7 +196,7 @@ def short(text: str, most: int = LONGEST) -> str:
 
 
 def problem_text(problem: str) -> str:
-    """A problem for a table: types in short, without attributes; of fused steps only the names."""
+    """Shorten a problem for a table: short types, no attributes, and only the names of fused steps."""
     bare, depth = [], 0
     for c in safe(problem):
         depth += c == "{"
@@ -213,7 +214,7 @@ def config_text(config: Mapping[str, Any], most: int = LONGEST) -> str:
 
 
 def place(where: Where) -> str:
-    """The place of a record in a line."""
+    """Describe the place of a record in one line."""
     units = f"{where.units} unit{'s' if where.units != 1 else ''}"
     return safe(f"{where.processor} ({where.device}, {units}), {where.runtime}")
 
@@ -227,7 +228,7 @@ def gain_text(ratio: Ratio) -> str:
 
 
 def gain_lines(ratio: Ratio) -> str:
-    """For a column of a table."""
+    """Format a gain and its interval in two lines, for a column."""
     from ..tuning.statistics import unknown
 
     if unknown(ratio):
@@ -236,7 +237,7 @@ def gain_lines(ratio: Ratio) -> str:
 
 
 def sparkline(samples: Sequence[float]) -> str:
-    """Samples in order, from the smallest (low) to the largest (high); many are gathered by their medians."""
+    """Draw samples in order, lowest mark for the smallest. Many samples are grouped, each group by its median."""
     from statistics import median
 
     n = min(len(samples), WIDTH)
@@ -253,7 +254,7 @@ def plural(count: int, what: str) -> str:
 
 
 def answers_table(rows: Sequence[Known], solvers: Collection[str]) -> Table:
-    """Rows of one place; two lines each, so that it fits 80 columns. ``solvers``: those that exist."""
+    """Make the table for rows of one place, with two lines each to fit 80 columns. ``solvers``: those that exist."""
     made = table("problem and kernel", ">gain", "from", ">date, record")
     for row in rows:
         s = row.shown
@@ -271,7 +272,7 @@ def answers_table(rows: Sequence[Known], solvers: Collection[str]) -> Table:
 
 
 def stacked(first: str, *others: str) -> Group:
-    """Texts beneath each other, all but the first one indented, also where they are wrapped."""
+    """Stack texts vertically. All but the first are indented, also where they wrap."""
     from rich.console import Group
     from rich.padding import Padding
 
@@ -289,7 +290,7 @@ def faults_table(faults: Sequence[tuple[str, Fault]]) -> Table:
 
 
 def grid(rows: Iterable[tuple[str, object]]) -> Table:
-    """Names and values beneath a heading."""
+    """Make a table of names and values below a heading."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, 2))
@@ -301,7 +302,7 @@ def grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def record_grid(record: AnyRecord, layer: str) -> Table:
-    """Everything of one record, but for its problem."""
+    """Make a table of everything in one record except its problem."""
     from ..tuning.record import Fault, Measurement
 
     key = record.key
@@ -326,7 +327,7 @@ def record_grid(record: AnyRecord, layer: str) -> Table:
 
 
 def survey_rows(survey: Survey) -> Iterable[tuple[str, object]]:
-    """What a session saw, for `grid`: the best candidates first."""
+    """Yield the rows of a survey for `grid`, best candidates first."""
     usable = sorted((s for s in survey.seen if s.gain), key=lambda s: -s.gain)
     yield "default", f"{milliseconds(survey.seconds)} ms"
     yield "regime", survey.regime
@@ -339,7 +340,7 @@ def survey_rows(survey: Survey) -> Iterable[tuple[str, object]]:
 
 
 def evidence_rows(e: Evidence) -> Iterable[tuple[str, object]]:
-    """How a measurement came about and what it found, for `grid`."""
+    """Yield the rows of a measurement's evidence for `grid`."""
     spread = f"quartiles {milliseconds(e.lower)} to {milliseconds(e.upper)}, {plural(len(e.samples), 'sample')}"
     yield "time", f"{milliseconds(e.seconds)} ms ({spread})"
     if e.samples:
@@ -348,7 +349,7 @@ def evidence_rows(e: Evidence) -> Iterable[tuple[str, object]]:
     default = f"{safe(e.default[0])} {config_text(e.default[1])}".rstrip()
     found = "confirmed on samples of its own" if e.confirmed else "not confirmed"
     yield "gain", f"{gain_text(e.gain)} over {default}, {plural(e.gain.pairs, 'pair')}, {found}"
-    if e.control.pairs:  # a network is not run against itself
+    if e.control.pairs:  # a network is not measured against itself
         yield "control", f"{gain_text(e.control)}: the default against itself, {plural(e.control.pairs, 'pair')}"
     yield "error", f"{number(e.error)} of the largest element"
     yield "regime", f"{e.regime}, {e.copies} cop{'y' if e.copies == 1 else 'ies'}, {size(e.nbytes)}"

@@ -1,4 +1,4 @@
-"""``tunewright lock``: the kernels that a model uses now, written down beside it."""
+"""``tunewright lock``: writes the kernels that a model uses now to a lockfile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..frontend.model import Model
     from ..tuning.lockfile import Written
 
-#: replaced kernels, and kernels that are not reproducible, of which each is named
+#: number of replaced kernels, and of kernels that are not reproducible, that are listed
 SHOWN = 8
 
 
@@ -40,10 +40,10 @@ def lock(
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
-    """Write down the kernel of every layer, as it is chosen now: MODEL.lock.json, or the LOCK_FILE of the settings.
+    """Write the currently chosen kernel of every layer to MODEL.lock.json, or to the LOCK_FILE of the settings.
 
     `--frozen` then loads the model with exactly these kernels, or fails. One inference is run, and nothing is tuned.
-    Lock again with other shapes to add theirs. Of several devices (MULTI, AUTO, HETERO, BATCH) all are locked.
+    Lock again with other shapes to add theirs. With several devices (MULTI, AUTO, HETERO, BATCH) all are locked.
 
     Example: tunewright lock model.onnx --shape batch=8
     """
@@ -56,25 +56,25 @@ def lock(
     core.settings, aside = looking(core.settings)
     if aside:
         note(aside)
-    find(device, core.settings)  # a wrong name fails before the work
+    find(device, core.settings)  # an unknown device fails before the work starts
     path = lock_path(core, model)
     feed = load(core, model, input, shape, preprocess, seed)
     write_lock(core, concrete(feed), feed.values, device, path)
 
 
 def lock_path(core: Core, model: Path) -> Path:
-    """Where the lockfile of a model goes, if it can be written."""
+    """Return the path of a model's lockfile. Raises if it cannot be written."""
     from ..tuning.lockfile import LockFile, default_path
 
     path = Path(core.settings.lock_file).expanduser() if core.settings.lock_file else default_path(model)
     check_writable(path)
     if path.exists() and path.stat().st_size:
-        LockFile(path).read()  # what is no lockfile is told before the work
+        LockFile(path).read()  # a file that is no lockfile fails before the work starts
     return path
 
 
 def write_lock(core: Core, model: Model, values: Mapping[str, Any], device: str, path: Path) -> None:
-    """Lock a model, and say what that changed."""
+    """Lock a model and print the changes."""
     with working("compiling"):
         done = run_and_lock(core, model, values, device, path)
     for title, written in done:
@@ -87,9 +87,9 @@ def write_lock(core: Core, model: Model, values: Mapping[str, Any], device: str,
 def run_and_lock(
     core: Core, model: Model, values: Mapping[str, Any], device: str, path: str | os.PathLike[str]
 ) -> list[tuple[str, Written]]:
-    """Run a model once as it would run without a lockfile, tuning nothing, and lock what it used.
+    """Run a model once without a lockfile and without tuning, and lock the kernels that it used.
 
-    What that changed, for each part of it that is on a device of its own, and which that is.
+    Returns, for each part that runs on its own device, its title and the changes.
     """
     from .explain import looking
 
@@ -102,14 +102,14 @@ def run_and_lock(
 
 
 def summary(done: Written) -> str:
-    """What locking changed, in a line."""
+    """Summarise the changes to a lockfile in one line."""
     counts = [(done.added, "new"), (len(done.replaced), "replaced"), (done.same, "as before")]
     told = ", ".join(f"{n} {what}" for n, what in counts if n)
     return f"{done.total} {'kernel' if done.total == 1 else 'kernels'} in {done.path}: {told or 'nothing to lock'}"
 
 
 def remarks(done: Written) -> list[str]:
-    """What a user should know about it."""
+    """Return notes for the user about the changes."""
     found = [f"replaced: {text}" for text in done.replaced[:SHOWN]]
     if done.dropped:
         found.append(f"{done.dropped} kernels were dropped: they were locked in the other EXECUTION_MODE_HINT")

@@ -1,4 +1,4 @@
-"""``tunewright place``: which node runs on which device of HETERO; measuring that, and writing it down to be edited."""
+"""``tunewright place``: shows which node runs on which device of HETERO, measures placements, and saves them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def place(
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Where HETERO runs the nodes of a model: its subgraphs, and how they were placed.
+    """Show where HETERO runs the nodes of a model: its subgraphs, and how they were placed.
 
     Example: tunewright place model.onnx -d HETERO:GPU,CPU --measure 10
 
-    By hand: tunewright place model.onnx -d HETERO:GPU,CPU --save nodes.json; then edit it, and
-    tunewright run model.onnx -d HETERO:GPU,CPU -c HETERO_AFFINITY=nodes.json
+    By hand: tunewright place model.onnx -d HETERO:GPU,CPU --save nodes.json; then edit it, and tunewright run
+    model.onnx -d HETERO:GPU,CPU -c HETERO_AFFINITY=nodes.json
     """
     from ..core import Core
     from ..errors import DeviceError
@@ -74,7 +74,8 @@ def place(
 
     core = Core(parse_config(config))
     if not isinstance(find(device, core.settings), Hetero):
-        raise DeviceError(f"{device}: there is nothing to place", hint="name several devices: HETERO:GPU,CPU")
+        hint = "name several devices: HETERO:GPU,CPU"
+        raise DeviceError(f"{device} is not a HETERO device, so there are no nodes to place", hint=hint)
     if save is not None:
         check_writable(save)
     feed = load(core, model, input, shape, preprocess, seed)

@@ -1,4 +1,4 @@
-"""``tunewright query``: which solver would run each node on a device, or why none."""
+"""``tunewright query``: shows which solver would run each node on a device, or why none can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def query(
 ) -> None:
     """Per node of a model: the solver that would run it on a device, or why there is none.
 
-    Exits with 1 when some node cannot run. Nodes are those of the file: compiling may fold, fuse or drop them first.
+    Exits with 1 when a node cannot run. Nodes are those of the file: compiling may fold, fuse or drop them first.
 
     Example: tunewright query model.onnx --device CPU --config HOST_FALLBACK=NO --why
     """

@@ -1,4 +1,4 @@
-"""``tunewright replay``: search strategies against each other on recorded tables, without hardware."""
+"""``tunewright replay``: compares search strategies on recorded tables, without hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..search.replay import Summary, Table
 
 FRACTIONS = (0.95, 0.98, 0.99)
-#: colours that stay apart also for the colour-blind (Okabe and Ito), the strongest first
+#: colours that colour-blind people can distinguish (Okabe and Ito), strongest first
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
@@ -47,7 +47,7 @@ def replay(
     if not wanted or (unknown := [name for name in wanted if name not in known]):
         what = f"there is no strategy {unknown[0]!r}" if wanted else "no strategy is named"
         raise SettingsError(what, where="--strategy", hint=f"one of: {', '.join(known)}")
-    pyplot = None if no_plot else _pyplot()  # before the work, so that nobody waits for an error
+    pyplot = None if no_plot else _pyplot()  # fails before the work if matplotlib is missing
     loaded = [load(path) for path in tables]
     results: list[tuple[Table, list[Summary]]] = []
     for table in loaded:
@@ -96,7 +96,7 @@ def _pyplot() -> Any:
 
 
 def _draw(pyplot: Any, results: list[tuple[Table, list[Summary]]], budget: int, path: Path) -> None:
-    """Median and quartiles of optimum / best so far, one panel a table."""
+    """Draw median and quartiles of optimum / best so far, one panel per table."""
     import numpy as np
 
     columns = min(3, len(results))
@@ -111,7 +111,7 @@ def _draw(pyplot: Any, results: list[tuple[Table, list[Summary]]], budget: int, 
         for panel, (table, summaries) in zip(axes.flat, results, strict=False):
             lowest = 1.0
             for i, summary in enumerate(summaries):
-                # a run that exhausted the space stays where it ended
+                # the curve of a run that exhausted the space stays constant
                 length = max(1, min(budget, max(len(run.curve) for run in summary.runs)))
                 curves = np.array([[run.at(n) for n in range(1, length + 1)] for run in summary.runs])
                 low, middle, high = np.quantile(curves, (0.25, 0.5, 0.75), axis=0)
@@ -128,7 +128,7 @@ def _draw(pyplot: Any, results: list[tuple[Table, list[Summary]]], budget: int, 
                 )
             panel.set_title(table.name, loc="left")
             panel.set_xlim(1, budget)
-            # what happens in the first ten evaluations is chance: start the axis where the race starts
+            # The first ten evaluations are chance, so the axis starts at the values after them.
             panel.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.01)
             panel.set_xlabel("evaluations")
             panel.set_ylabel("optimum / best found")

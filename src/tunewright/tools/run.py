@@ -1,4 +1,4 @@
-"""``tunewright run``: one inference, its outputs saved and summed up."""
+"""``tunewright run``: runs one inference, prints a summary of its outputs and saves them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def run(
     config: Configs = None,
     seed: Seed = 0,
 ) -> None:
-    """Run a model once; print what comes out, and save it.
+    """Run a model once, print a summary of the outputs, and save them.
 
     Inputs that are not given are random, and symbolic dimensions that nothing sets are 1. States begin with zeros, or
-    with what --input gives; they are saved as the outputs that continue them.
+    with the values of --input. They are saved under the names of the outputs that continue them.
 
     Example: tunewright run model.onnx --input x=image.npy --output-dir out
 
@@ -69,7 +69,7 @@ def run(
     if steps is not None and stateful is None:
         raise InputError("needs --stateful", where="--steps", hint="without states each inference would be the same")
     core = Core(parse_config(config, frozen))
-    find(device, core.settings)  # a wrong name fails before the work
+    find(device, core.settings)  # an unknown device fails before the work starts
     folder = output_dir or Path(f"{model.stem}.outputs")
     if save:
         check_writable(folder, folder=True)
@@ -107,14 +107,14 @@ def run(
 
 
 def parts(name: str, value: Any) -> list[tuple[str, Any]]:
-    """A tensor as it is; a sequence element by element."""
+    """Return a tensor as one part, and a sequence as one part per element."""
     if not isinstance(value, list):
         return [(name, value)]
     return [(f"{name}[{i}]", v) for i, v in enumerate(value)] or [(f"{name} (empty)", None)]
 
 
 def type_text(value: Any) -> str:
-    """The type of a run-time value, as the graph prints it."""
+    """Return the type of a run-time value in the notation of the graph."""
     import numpy as np
 
     from ..ir.types import TensorType
@@ -127,7 +127,7 @@ def type_text(value: Any) -> str:
 
 
 def summary(value: Any) -> tuple[str, str, str]:
-    """Min, mean, max; a first element where there is no order."""
+    """Return min, mean and max; only the first element of types without an order."""
     import numpy as np
 
     if not isinstance(value, np.ndarray) or value.size == 0:
@@ -140,7 +140,7 @@ def summary(value: Any) -> tuple[str, str, str]:
 
 
 def save_outputs(outputs: dict[str, Any], folder: Path) -> int:
-    """Every tensor as an .npy file, maps as .json. Types that the format does not know are widened."""
+    """Save every tensor as .npy and maps as .json. Types that .npy lacks are widened."""
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def save_outputs(outputs: dict[str, Any], folder: Path) -> int:
 
 
 def unique(name: str, used: set[str]) -> str:
-    """``name``, or the first free variation of it (file systems may fold case)."""
+    """Return ``name``, or the first free variation of it. Case is ignored, because file systems may fold it."""
     made, k = name, 1
     while made.lower() in used:
         k += 1
@@ -171,7 +171,7 @@ def unique(name: str, used: set[str]) -> str:
 
 
 def portable(array: Any) -> Any:
-    """The array in a type that every .npy reader knows: text as text, bfloat16 and narrower ones as float32 or int8."""
+    """Convert to a type that every .npy reader knows: text to text, bfloat16 and narrow types to float32 or int8."""
     import numpy as np
 
     from ..ir.types import DType

@@ -1,4 +1,4 @@
-"""``tunewright settings``: what can be set."""
+"""``tunewright settings``: lists the settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def settings(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the settings: key, type, default, meaning; of some, also their values and other names.
+    """List the settings: key, type, default, meaning. For named keys also their values and other names.
 
-    Give one as --config KEY=VALUE, or in the environment as TUNEWRIGHT_KEY. What is unknown is answered with the
-    closest key.
+    Give one as --config KEY=VALUE, or in the environment as TUNEWRIGHT_KEY. For an unknown key the closest one is
+    suggested.
 
     Example: tunewright settings NUM_STREAMS
 
@@ -43,7 +43,7 @@ def settings(
         for row in rows:
             _detail(row, set(Settings.deprecated()))
         return
-    for row in rows:  # a table would leave the meaning a few columns: some keys are long
+    for row in rows:  # no table, because long keys would leave only few columns for the meaning
         about = f"  {row['type']}, default {_default(row['key'], row['default'])}"
         out.print(Text.assemble((row["key"], "bold"), about))
         out.print(Padding(cell(row["help"]), (0, 0, 0, 4)))

@@ -1,4 +1,4 @@
-"""``tunewright tune``: the kernels of a model, or of dumped problems, tuned within a time."""
+"""``tunewright tune``: tunes the kernels of models, or of dumped problems, within a time budget."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from ..plugins.apart import Apart
     from ..plugins.tune_search import Result
 
-#: seconds that every device of several has, however long those before it took
+#: minimum seconds for each of several devices, however long the earlier ones took
 LEAST = 1.0
 
 
 class Goals(enum.StrEnum):
-    """What tuning goes by."""
+    """What tuning improves."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -52,7 +52,7 @@ class Goals(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     budget: float
     fed: Fed
@@ -61,12 +61,12 @@ class Wish:
     again: bool
     objective: str
     until: str | None
-    #: the command that goes on with it
+    #: the command that continues the tuning
     command: str
     as_json: bool
 
     def is_plain(self, models: Sequence[Path]) -> bool:
-        """Whether it is one model for one set of shapes until the time is over."""
+        """Whether it is one model with one set of shapes, tuned for latency until the time is over."""
         return len(models) == 1 and self.cases == [Case()] and self.objective == "latency" and self.until is None
 
 
@@ -154,21 +154,21 @@ def tune(
         typer.Option("--from-traffic", help="Tune for the shapes that the model met most (RECORD_TRAFFIC), by weight."),
     ] = False,
 ) -> None:
-    """Tune models: search better kernels where their time goes, check them, and keep what is faster in the network.
+    """Tune models: search faster kernels for the slowest layers, check them, and keep those that speed up the network.
 
-    What is found is in the user's knowledge base, and every later load uses it. Ctrl-C ends early and loses nothing;
-    the same command again goes on with what is not tuned yet. Of several models, shapes or batches layers that are
-    shared are searched once, and time goes where most is to be hoped for, by their weights. Dumps of problems
-    (ENABLE_TUNE_DUMP) are tuned without their models. Several devices (MULTI, AUTO, BATCH) share the time, and so do
-    the subgraphs of HETERO, each by what it takes of an inference.
+    The results go into the user's knowledge base, and every later load uses them. Ctrl-C ends early and loses nothing;
+    the same command again continues with what is not tuned yet. Layers that several models, shapes or batches share are
+    searched once, and the next search goes to the layer with the largest weighted expected gain. Dumps of problems
+    (ENABLE_TUNE_DUMP) are tuned without their models. Several devices (MULTI, AUTO, BATCH) share the time. So do the
+    subgraphs of HETERO, in proportion to their part of an inference.
 
     Example: tunewright tune model.onnx --budget 2m --report report.html
 
     Several: tunewright tune models/ --weight detector.onnx=3 --budget 10m
 
-    Batches as they come: tunewright tune model.onnx --batch 1:0.8,8:0.2 --until stalls
+    Several batch sizes: tunewright tune model.onnx --batch 1:0.8,8:0.2 --until stalls
 
-    For the shapes that it serves: tunewright tune model.onnx --from-traffic
+    For recorded shapes: tunewright tune model.onnx --from-traffic
     """
     from ..core import Core
     from ..tuning.policy import decide
@@ -187,8 +187,8 @@ def tune(
     if report is not None:
         check_writable(report)
     core = Core(settings)
-    decide(core.settings)  # a strategy that there is not is told before the work
-    writable(core.settings)  # there is nothing else that tuning is for
+    decide(core.settings)  # an unknown strategy fails before the work starts
+    writable(core.settings)  # tuning is useless if its results cannot be stored
     options = given_options(input, shape, preprocess, seed)
     for name, texts in (("--case", case), ("--batch", [batch] if batch else ()), ("--weight", weight)):
         options += [word for text in texts or () for word in (name, text)]
@@ -201,7 +201,7 @@ def tune(
     models, dumps = paths_of(what)
     if from_traffic:
         if len(models) != 1 or input or shape or case or batch:
-            raise InputError("is for one model, whose shapes it says", where="--from-traffic",
+            raise InputError("applies to one model, whose recorded shapes it uses", where="--from-traffic",
                              hint="leave out --input, --shape, --case and --batch")  # fmt: skip
         cases = cases_of_traffic(core, models[0], seconds)
     else:
@@ -218,20 +218,21 @@ def tune(
     given = [name for name, value in of_models.items() if value]
     if dumps and given:
         hint = "a dumped problem has its own shapes, and no network around it: leave these options out"
-        raise InputError("for models alone, not for dumps of problems", where=", ".join(given), hint=hint)
+        raise InputError("apply to models, not to dumps of problems", where=", ".join(given), hint=hint)
     if lock and dumps:
-        raise InputError("is for models, not for dumps of problems", where="--lock")
+        raise InputError("applies to models, not to dumps of problems", where="--lock")
     if lock and not wish.is_plain(models):
-        raise InputError("is for one model and its shapes", where="--lock", hint="`tunewright lock` writes the others")
+        hint = "write the others with `tunewright lock`"
+        raise InputError("applies to one model with one set of shapes", where="--lock", hint=hint)
     weights_of(weight, models)
     locks = lock_path(core, models[0]) if lock else None
-    core.apart(device)  # a wrong name fails before the work
+    core.apart(device)  # an unknown device fails before the work starts
     results: list[Result] = []
     with interruptible() as stop:
         try:
             for some in _tuned(core, models, dumps, device, wish, stop):
                 results += some
-        finally:  # what was done for some devices is not lost by another's error
+        finally:  # an error on one device must not lose the results of others
             if report is not None and results:
                 report.write_text(page([result.written for result in results]), encoding="utf-8")
                 note(f"the report is {report}")
@@ -242,7 +243,7 @@ def tune(
 
 
 def _end(results: Sequence[Result], wish: Wish) -> None:
-    """What was gained, what is left and what to run next."""
+    """Print what was gained, what is left and what to run next."""
     from .tune_view import closing, summary_json
 
     lines = closing(results, wish.command, wish.budget)
@@ -258,7 +259,7 @@ def _end(results: Sequence[Result], wish: Wish) -> None:
 def _tuned(
     core: Core, models: Sequence[Path], dumps: Sequence[Path], device: str, wish: Wish, stop: Callable[[], bool]
 ) -> Iterator[list[Result]]:
-    """What becomes of the models or dumps on each device."""
+    """Tune the models or dumps on each device in turn, and yield the results."""
     if dumps:
         alone = list({one.device: one for one in core.apart(device)}.values())
         for one, some in shares(alone, wish.budget, stop):
@@ -271,7 +272,8 @@ def _tuned(
         weights = weights_of(wish.weights, models)
         every = core.apart(device)
         if device.upper().startswith("HETERO"):
-            raise InputError("is for one model and its shapes", where=f"--device {device}", hint="tune each by itself")
+            hint = "tune each model separately"
+            raise InputError("applies to one model with one set of shapes", where=f"--device {device}", hint=hint)
         for one, some in shares(every, wish.budget, stop):
             works = works_of(core, weights, wish.cases, wish.fed, one)
             yield _shown(lambda how, one=one, some=some, works=works: core.tune_many(  # type: ignore[misc]
@@ -283,7 +285,7 @@ def _tuned(
 def _plainly(
     core: Core, model: Path, device: str, wish: Wish, stop: Callable[[], bool]
 ) -> Iterator[list[Result]]:  # fmt: skip
-    """One model on one device or several, or as HETERO shares it out."""
+    """Tune one model on one device, on several, or on HETERO's subgraphs."""
     from ..tuning.suggest import command
     from .inputs import concrete, load
 
@@ -300,13 +302,13 @@ def _plainly(
     if is_moved(core, device, loaded, every):
         place = command("place", str(model), device=device, options=given_options(fed.input, fed.shape),
                         settings=core.settings)  # fmt: skip
-        note(f"what is known now places nodes otherwise: tune once more, or keep one placement (`{place}`)")
+        note(f"with the new costs HETERO places nodes differently: tune once more, or fix the placement (`{place}`)")
 
 
 def _shown(
     tuning: Callable[[dict[str, Any]], list[Result]], wish: Wish, stop: Callable[[], bool]
 ) -> list[Result]:  # fmt: skip
-    """Tune with progress, and show what came of it."""
+    """Tune with a progress display, and print the results."""
     from .tune_view import progress, show
 
     with progress() as tell:
@@ -328,16 +330,16 @@ def _lock(core: Core, model: Path, fed: Fed, device: str, path: Path) -> None:
 
 
 def worthwhile(devices: Sequence[Apart]) -> list[Apart]:
-    """Those that tuning can improve, the most expensive subgraphs first; the others are noted."""
+    """Return the devices or subgraphs that tuning can improve, most expensive first. Notes name the others."""
     from ..plugins.tune import TAIL
 
     total = sum(one.section.seconds for one in devices if one.section is not None)
     found = []
     for one in devices:
         if one.section is not None and one.section.is_reference:
-            note(f"{one}: nothing can be chosen there")
+            note(f"{one}: it runs reference operations, which cannot be tuned")
         elif one.section is not None and one.section.seconds < TAIL * total:
-            note(f"{one}: passed over, it takes {one.section.seconds / total:.1%} of an inference")
+            note(f"{one}: skipped, it takes {one.section.seconds / total:.1%} of an inference")
         else:
             found.append(one)
     return sorted(found, key=lambda one: 0.0 if one.section is None else -one.section.seconds)
@@ -353,9 +355,10 @@ def is_moved(core: Core, device: str, model: Model, tuned: Sequence[Apart]) -> b
 
 
 def shares(devices: Sequence[Apart], seconds: float, stop: Callable[[], bool]) -> Iterator[tuple[Apart, float]]:
-    """The devices one after the other, each with its part of the time that is left; of several each is named.
+    """Yield the devices one after the other, each with its share of the remaining time.
 
-    Subgraphs have their parts by what they take of an inference, whole models the same.
+    Prints the name of each if there are several. Subgraphs get shares in proportion to their time in an inference;
+    whole models get equal shares.
     """
     end = time.monotonic() + seconds
     weights = [1.0 if one.section is None else one.section.seconds for one in devices]
@@ -372,7 +375,7 @@ def shares(devices: Sequence[Apart], seconds: float, stop: Callable[[], bool]) -
 
 
 def parse_time(text: str, where: str = "--budget") -> float:
-    """Seconds of 90, 60s, 5m or 1.5h."""
+    """Parse 90, 60s, 5m or 1.5h into seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
     if found is None or not float(found[1]):
         raise InputError(f"{text!r} is not a time", where=where, hint="90, 60s, 5m or 1h")
@@ -380,10 +383,10 @@ def parse_time(text: str, where: str = "--budget") -> float:
 
 
 def parse_bytes(text: str, where: str = "--max-workspace") -> int:
-    """Bytes of 4096, 64k, 64M or 1.5G."""
+    """Parse 4096, 64k, 64M or 1.5G into bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if found is None or not float(found[1]):
-        raise InputError(f"{text!r} is no size", where=where, hint="4096, 64k, 64M or 1G")
+        raise InputError(f"{text!r} is not a size", where=where, hint="4096, 64k, 64M or 1G")
     return int(float(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[found[2]])
 
 

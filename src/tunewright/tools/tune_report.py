@@ -1,4 +1,4 @@
-"""``tunewright report``: a page about what tuning did, from its result files."""
+"""``tunewright report``: makes a page about a tuning from its result files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .common import check_writable, note
 
 
 def page(contents: Sequence[Mapping[str, Any]]) -> str:
-    """HTML, complete in itself, about the JSON of one result file or several. InputError when one is none."""
+    """Return a self-contained HTML page about the JSON of result files. InputError if one is no result file."""
     from .tune_report_data import parse
     from .tune_report_page import html
 
@@ -31,9 +31,9 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Make a page (HTML, one file, no scripts) of what tuning did: times, searches, roofline, what to tune next.
+    """Make a page (HTML, one file, no scripts) about a tuning: times, searches, roofline, what to tune next.
 
-    A file of a tuning that is under way will do, too.
+    The result file of a running tuning works too.
 
     Example: tunewright report tune_result_*.json -o report.html
     """

@@ -1,6 +1,6 @@
-"""What a report tells, from the JSON of a result file (docs/tune-files.md): checked, and with what follows from it.
+"""Data of a report: the checked JSON of a result file (docs/tune-files.md), and figures derived from it.
 
-A file is data from anywhere: members of another type than they should have count as absent.
+Result files are untrusted: a member of a wrong type counts as absent.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from ..errors import InputError
 from .kb_view import config_text, problem_text, safe
 
-#: files that are read, in bytes
+#: the largest result file that is read, in bytes
 MOST_BYTES = 256 << 20
-#: the part of a layer's time that may always be saved (as in tuning)
+#: the part of a layer's time that always counts as savable (the same as in tuning)
 LEAST_HOPE = 0.2
-#: what the reason of a search says when it could not tell
+#: phrases in a search's reason that mean that it was inconclusive
 OPEN = ("open:", "time was too short", "too noisy", "stopped before")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate that was looked at."""
+    """A candidate that was tried."""
 
     kernel: str
     status: str
@@ -37,7 +37,7 @@ class Trial:
 
 @dataclass
 class Row:
-    """A layer: all nodes that pose one problem."""
+    """A layer: all nodes with the same problem."""
 
     problem: str
     op: str
@@ -46,19 +46,19 @@ class Row:
     after: float
     floor: float | None
     bound: str
-    #: kernel and origin before
+    #: kernel and origin before the tuning
     kernel: str
     origin: str
-    #: the kernel that it has in the end, where that is another one
+    #: the final kernel, if it is a new one
     chosen: str
     skipped: str
     reason: str
     command: str
     trials: Sequence[Trial]
-    #: candidates that ran in the network beside the default: kernel, gain over it, with its interval
+    #: candidates that ran in the network beside the default: kernel, and gain over it with its interval
     network: Sequence[tuple[str, Sequence[float]]]
     spent: Mapping[str, float]
-    #: too few candidates were compared to say that nothing is faster
+    #: whether too few candidates were compared to say that nothing is faster
     open: bool = False
     undone: bool = False
 
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def tier(self) -> str:
-        """Where the kernel that it has in the end comes from."""
+        """Origin of the final kernel."""
         return "search" if self.chosen else self.origin.partition(" (")[0]
 
     @property
@@ -83,7 +83,7 @@ class Row:
         return least if self.floor is None else max(self.after - self.floor, least)
 
     def share(self, seconds: float) -> float | None:
-        """The share of the roofline that a time reaches."""
+        """Return the share of the roofline that a time reaches."""
         return self.floor / seconds if self.floor is not None and seconds else None
 
     @property
@@ -92,13 +92,13 @@ class Row:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether something seems faster in the network, and noise hides whether it is."""
+        """Whether a candidate seems faster in the network, but noise leaves it uncertain."""
         best = self.best_in_network
         return best is not None and not self.chosen and not self.undone and best[1][1] < 1 < best[1][0]
 
     @property
     def is_open(self) -> bool:
-        """Whether a longer search may help: it had none, or too short a one, or noise hid the answer."""
+        """Whether a longer search may help: there was none, it was too short, or noise hid the result."""
         if self.skipped:
             return self.skipped in ("no time was left for it", "stopped")
         is_short = self.open and not self.chosen
@@ -106,7 +106,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What came of it, in a few words."""
+        """The outcome in a few words."""
         if self.undone:
             return "taken back: the whole did not gain"
         if self.chosen:
@@ -122,7 +122,7 @@ class Row:
 
 @dataclass
 class Tuning:
-    """A result file."""
+    """A parsed result file."""
 
     kind: str
     state: str
@@ -136,15 +136,15 @@ class Tuning:
     rows: list[Row]
     settings: Mapping[str, str]
     environment: Mapping[str, str]
-    #: seconds of an inference; of problems the sum of all, each by itself
+    #: seconds of an inference; for problems the sum of single executions
     before: float
     after: float
     #: median, low, high, pairs
     gain: Sequence[float] | None
     error: float | None
-    #: the end is there
+    #: whether the file contains the final result
     is_whole: bool
-    #: the command that goes on with it; files of before have none
+    #: the command that continues the tuning; older files have none
     command: str = ""
 
     @property
@@ -161,18 +161,18 @@ class Tuning:
 
     @property
     def spent(self) -> Mapping[str, float]:
-        """Seconds of all searches by what was done: search, race, confirm; compile and check are part of these."""
+        """Seconds of all searches by step: search, race, confirm. Compile and check are included in these."""
         found: Counter[str] = Counter()
         for row in self.rows:
             found.update(row.spent)
         return found
 
     def following(self) -> list[Row]:
-        """What to tune next: what is open, by what might be saved."""
+        """Return the layers to tune next: those still open, most savable time first."""
         return sorted((row for row in self.rows if row.is_open), key=lambda row: -row.hope)
 
     def settled(self) -> list[Row]:
-        """What was searched, and is far from the roofline all the same: here only other kernels help."""
+        """Return layers that were searched and are still far from the roofline: only other kernels help there."""
         rows = [r for r in self.rows if r.trials and not r.is_open and r.floor is not None and r.after > 2 * r.floor]
         return sorted(rows, key=lambda row: -row.hope)
 
@@ -181,7 +181,7 @@ class Tuning:
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """The JSON of a result file. InputError when it is none."""
+    """Read the JSON of a result file. Raises InputError if it is not one."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"has more than {MOST_BYTES:,} bytes", where=str(path))
@@ -193,7 +193,7 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def parse(content: Any, where: str = "a result file") -> Tuning:
-    """What it tells."""
+    """Parse the content of a result file. Raises InputError if it is not one."""
     from ..tuning.result_file import SCHEMA
 
     if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
@@ -251,13 +251,13 @@ def _row(layer: Mapping[str, Any]) -> Row:
 
 
 def number(value: Any) -> float | None:
-    """A finite number that is not below nothing."""
+    """Return a finite, non-negative number, or None."""
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
     return float(value) if fits else None
 
 
 def text(value: Any, whole: bool = False) -> str:
-    """A text that can be shown."""
+    """Return a text that is safe to display."""
     found = safe(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     return found if whole or len(found) <= 2000 else f"{found[:1997]}..."
 
@@ -287,4 +287,5 @@ def _numbers(value: Any) -> Mapping[str, float]:
 
 
 def _not(why: str, where: str) -> InputError:
-    return InputError(f"is no result of tuning: {why}", where=where, hint="tunewright tune writes tune_result_*.json")
+    hint = "tunewright tune writes tune_result_*.json"
+    return InputError(f"is not a result file of tuning: {why}", where=where, hint=hint)

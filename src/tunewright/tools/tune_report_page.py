@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else. Every text is escaped: names come from models."""
+"""The page of a report: one self-contained HTML file. Every text is escaped, because names come from models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .kb_view import plural
 from .tune_report_data import Row, Tuning
 from .tune_report_plots import curve, label, rooflines, segments
 
-#: layers that the plots show, and rows of a table before it is folded
+#: maximum number of layers in a plot, and of table rows that are not folded
 PLOTTED, SHOWN = 24, 16
-#: the least part of the time that a layer in a plot takes
+#: minimum part of the time of a layer in a plot
 LEAST = 0.002
 
 PHASES = {
@@ -86,7 +86,7 @@ article + article, ul + article { border-top: 2px solid var(--line); margin-top:
 
 
 def html(tunings: Sequence[Tuning]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     name = title(tunings[0]) if len(tunings) == 1 else plural(len(tunings), "tuning")
     index = ""
     if len(tunings) > 1:
@@ -103,7 +103,7 @@ def html(tunings: Sequence[Tuning]) -> str:
 
 
 def title(t: Tuning) -> str:
-    """What was tuned."""
+    """Return the name of the tuned model, or a text in its place."""
     return t.model.rpartition("/")[2] or {"online": "Tuned while models were loaded"}.get(t.kind, "A model")
 
 
@@ -344,7 +344,7 @@ def _row_head(*names: str) -> str:
 
 
 def _folded(head: str, lines: Sequence[str], what: str) -> str:
-    """A table; what is long is folded."""
+    """Make a table whose rows beyond a limit are folded."""
     first = _table(head, lines[:SHOWN])
     if len(lines) <= SHOWN:
         return first
@@ -364,7 +364,7 @@ def _command(row: Row) -> str:
 
 
 def _again(t: Tuning) -> str:
-    """The command that goes on, with twice the time."""
+    """Return the command that continues the tuning, with twice the time."""
     from ..tuning.suggest import command
 
     more = f"--budget {max(30, round(2 * (t.budget or 30.0)))}s"

@@ -1,4 +1,4 @@
-"""The plots of a report as SVG inside the page. Colours are the page's (CSS classes), hints are titles: no scripts."""
+"""Plots of a report as inline SVG. Colours come from the page's CSS, hints are titles; there are no scripts."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from html import escape
 from .common import milliseconds
 from .tune_report_data import Row
 
-#: a search curve's size
+#: size of a search curve
 WIDTH, HEIGHT = 250, 132
-#: room around its axes
+#: margins around its axes
 LEFT, RIGHT, TOP, BOTTOM = 36, 6, 8, 20
-#: characters of a name beside a plot
+#: maximum characters of a name beside a plot
 LONGEST = 44
-#: marks of a curve that are drawn
+#: maximum number of marks on a curve
 MOST_MARKS = 400
 
 
 def label(text: str, most: int = LONGEST) -> str:
-    """A name in a line: the end tells layers of one network apart."""
+    """Shorten a name to one line. The end is kept, because it distinguishes layers of a network."""
     return text if len(text) <= most else f"\u2026{text[1 - most :]}"
 
 
 def segments(parts: Sequence[tuple[str, float, str]], total: float) -> str:
-    """One bar of parts: (class, amount, hint)."""
+    """Draw one bar made of parts (class, amount, hint)."""
     at, made = 0.0, []
     for kind, amount, hint in parts:
         width = 1000 * amount / total if total else 0.0
@@ -38,7 +38,7 @@ def segments(parts: Sequence[tuple[str, float, str]], total: float) -> str:
 
 
 def curve(row: Row) -> str:
-    """Best so far over time, relative to the first time; every candidate a mark."""
+    """Draw the best time so far over the search time, relative to the first time. Every candidate is a mark."""
     timed = [(t.at, t.seconds, t) for t in row.trials if t.seconds]
     if not timed:
         return ""
@@ -79,7 +79,7 @@ def curve(row: Row) -> str:
 
 
 def ticks(bottom: float, top: float) -> list[float]:
-    """Two to four round numbers between."""
+    """Return up to four round numbers between two limits."""
     for each in (0.05, 0.1, 0.2, 0.25, 0.5):
         found = [k * each for k in range(math.ceil(bottom / each), math.floor(top / each) + 1)]
         if len(found) <= 4:
@@ -88,7 +88,7 @@ def ticks(bottom: float, top: float) -> list[float]:
 
 
 def rooflines(rows: Sequence[Row]) -> str:
-    """For each layer the share of the roofline that it reaches, before and after."""
+    """Draw for each layer the share of the roofline before and after tuning."""
     wide, high, left, right, head = 1000, 22, 220, 120, 22
     below = head + high * len(rows)
     most = max(1.0, *(row.share(row.after) or 0.0 for row in rows))

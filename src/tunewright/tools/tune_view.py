@@ -1,4 +1,4 @@
-"""What `tunewright tune` shows: how far it is, and what came of it."""
+"""Output of `tunewright tune`: progress and results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from ..plugins.tune_search import Layer, Result, State
 
-#: of the JSON; changes with the meaning of a key
+#: schema of the JSON; changes when the meaning of a key changes
 SCHEMA = "tunewright.tuned/1"
-#: layers that are shown; the result file has all
+#: number of layers shown; the result file has all
 SHOWN = 16
-#: the part of an inference that is not worth another run, even if all that can be hoped for were saved
+#: part of an inference below which the remaining hope is not worth another run
 SLIGHT = 0.01
-#: layers that are named of those for which no time was left
+#: number of layers without a search that are listed by name
 NAMED = 3
-#: lines of a terminal that are not layers
+#: lines of the terminal that are not layers
 AROUND = 7
-#: characters of a node's name that are shown
+#: shown characters of a node's name
 LONGEST = 22
 
 PHASES = {
@@ -44,7 +44,7 @@ PHASES = {
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[State], None]]:
-    """A table that changes on a terminal; elsewhere a line for each layer. Both say more than the log would."""
+    """Show a live table on a terminal, and otherwise print a line per layer. Both replace the log's lines."""
     log = logging.getLogger("tunewright")
     log.addFilter(_is_other)
     try:
@@ -55,7 +55,7 @@ def progress() -> Iterator[Callable[[State], None]]:
 
 
 def _is_other(record: logging.LogRecord) -> bool:
-    """Whether it is not the log's own line about a tuned problem."""
+    """Whether a log record is not the one about a tuned problem."""
     return record.levelno > logging.INFO or not str(record.msg).startswith("tuned ")
 
 
@@ -63,7 +63,7 @@ def _lines() -> Callable[[State], None]:
     told: set[str] = set()
 
     def line(state: State) -> None:
-        """A layer is done, or a phase begins."""
+        """Print a line when a layer is done or a phase begins."""
         done = state.at is not None and state.progress is None
         key = state.at.problem.key() if state.at is not None and done else state.phase
         if key in told or not (done or state.at is None):
@@ -85,7 +85,7 @@ def _drawn() -> Iterator[Callable[[State], None]]:
     out, told = console(stderr=True), [(State("profile", (), None, None, 0.0, 0.0), 0.0)]
 
     def draw() -> RenderableType:
-        """The clock goes on where a step takes long."""
+        """Draw with a clock that also advances during long steps."""
         state, at = told[0]
         since = time.monotonic() - at if at else 0.0
         return picture(replace(state, elapsed=state.elapsed + since), out.height)
@@ -93,13 +93,13 @@ def _drawn() -> Iterator[Callable[[State], None]]:
     def tell(state: State) -> None:
         told[0] = state, time.monotonic()
 
-    # seldom: what draws takes time from what is measured
+    # few refreshes, because drawing disturbs the measurements
     with Live(console=out, get_renderable=draw, refresh_per_second=2, transient=True):
         yield tell
 
 
 def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
-    """The layers with most time, what was found so far, and what is left."""
+    """Return a table of the slowest layers, with the gains so far and what is left."""
     from rich.console import Group
     from rich.text import Text
 
@@ -127,7 +127,7 @@ def picture(state: State, height: int = SHOWN + AROUND) -> RenderableType:
 
 
 def visible(state: State, most: int) -> Sequence[Layer]:
-    """The most expensive layers, and the one that is searched."""
+    """Return the most expensive layers, including the one being searched."""
     shown = list(state.layers[: max(1, min(SHOWN, most))])
     if state.at is not None and state.at not in shown:
         shown[-1] = state.at
@@ -135,7 +135,7 @@ def visible(state: State, most: int) -> Sequence[Layer]:
 
 
 def standing(state: State) -> str:
-    """The gain so far."""
+    """Return the gain so far as a text."""
     from ..plugins.tune_hope import promised
 
     before = sum(layer.seconds for layer in state.layers)
@@ -150,7 +150,7 @@ def standing(state: State) -> str:
 
 
 def remaining(state: State) -> str:
-    """What may still be gained in this run; empty where nothing is to come."""
+    """Describe what this run may still gain, or return an empty text."""
     from ..plugins.tune_hope import expected, is_waiting
 
     waiting = [layer for layer in state.layers if is_waiting(layer)]
@@ -164,20 +164,20 @@ def remaining(state: State) -> str:
 
 
 def now(state: State, layer: Layer) -> str:
-    """What a layer is waiting for, what is done with it, or what came of it."""
+    """Describe the state of a layer: waiting, in progress, or its outcome."""
     from ..plugins.tune_hope import promised
 
     p = state.progress
     if layer is state.at and p is not None:
         failed = f", {p.failed} failed" if p.failed else ""
         return f"{p.phase}, {max(0.0, p.budget - p.elapsed):.0f} s: {p.attempted} tried{failed}"
-    if promised(layer) > 1:  # the gain stands beside it
+    if promised(layer) > 1:  # the gain is in the next column
         return "in the network" if layer.chosen is not None and layer.network else "by itself"
     return outcome(layer) or ("waits" if state.phase == "search" else "")
 
 
 def title(layer: Layer) -> str:
-    """The first of its nodes, and how many there are; a problem without a model: itself."""
+    """Return the first node of a layer and the number of others, or the problem if there is no model."""
     if not layer.nodes:
         text = problem_text(layer.problem.key())
         return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
@@ -187,7 +187,7 @@ def title(layer: Layer) -> str:
 
 
 def outcome(layer: Layer) -> str:
-    """What became of a layer, in words."""
+    """Describe the outcome of a layer."""
     from ..plugins.tune_hope import promised
 
     if layer.chosen is not None:
@@ -208,11 +208,11 @@ def outcome(layer: Layer) -> str:
 
 
 def show(result: Result) -> None:
-    """What became of the layers, and of the whole."""
+    """Print the results of the layers and of the whole network."""
     out = console()
     total = sum(layer.seconds for layer in result.layers) or 1.0
     made = table("layer", ">share", ">ms", ">gain", "kernel")
-    made.columns[0].no_wrap, made.columns[-1].no_wrap = True, False  # long configs go on below
+    made.columns[0].no_wrap, made.columns[-1].no_wrap = True, False  # long configs wrap to further lines
     shown = [layer for layer in result.layers if layer.outcome is not None or layer.chosen is not None][:SHOWN]
     for layer in shown:
         gain = f"{layer.gain:.2f}x" if layer.chosen is not None else "-"
@@ -227,7 +227,7 @@ def show(result: Result) -> None:
 
 
 def unsearched(result: Result) -> str:
-    """The layers that were not begun, those with most hope first; empty: there are none."""
+    """Name the layers whose search did not start, most hope first. Empty if there are none."""
     from ..plugins.tune_search import NO_TIME
 
     missed = sorted((layer for layer in result.layers if layer.skipped == NO_TIME), key=lambda layer: -layer.hope)
@@ -244,7 +244,7 @@ def _kernel(layer: Layer) -> str:
 
 
 def summary(result: Result) -> str:
-    """The end in a sentence or two."""
+    """Summarise the result in one or two sentences."""
     from ..plugins.tune_hope import promised
 
     changed = [layer for layer in result.layers if layer.chosen is not None]
@@ -261,10 +261,10 @@ def summary(result: Result) -> str:
         if result.energy is not None:
             text = text.replace(" times as fast", " times less energy")
             text += f"; {result.energy[0]:.4g} -> {result.energy[1]:.4g} J"
-    elif any(layer.network for layer in changed):  # it was stopped
+    elif any(layer.network for layer in changed):  # the tuning was stopped
         text = f"{plural(len(changed), 'layer')} changed, {milliseconds(result.before)} ->"
         text += f" {milliseconds(result.after)} ms promised: whole networks were not compared"
-    elif changed:  # problems
+    elif changed:  # the tuning was of problems
         text = f"{len(changed)} of {plural(len(result.layers), 'problem')} have a faster kernel now"
         text += f"; all together {milliseconds(result.before)} -> {milliseconds(result.after)} ms, each by itself"
     elif not any(layer.outcome is not None for layer in result.layers):
@@ -284,9 +284,9 @@ def summary(result: Result) -> str:
 
 
 def closing(results: Sequence[Result], command: str, budget: float, weights: Sequence[float] = ()) -> list[str]:
-    """Two lines: what was gained and what is left; what to run next.
+    """Return two lines: what was gained and is left, and the command to run next.
 
-    ``command``: what goes on with it. ``weights``: how much each result counts.
+    ``command`` continues the tuning. ``weights``: the weight of each result.
     """
     from ..plugins.tune_hope import expected, is_left, overall
 
@@ -306,7 +306,7 @@ def closing(results: Sequence[Result], command: str, budget: float, weights: Seq
 
 
 def summary_json(results: Sequence[Result], lines: Sequence[str]) -> dict[str, Any]:
-    """What became of everything, for programs."""
+    """Return all results for the JSON."""
     from ..plugins.tune_hope import overall
 
     return {

@@ -1,4 +1,4 @@
-"""What `tunewright tune` is to tune: models and folders of them, for certain shapes, each with how much it counts."""
+"""The works of `tunewright tune`: models and folders of models, with the shapes and weights of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HINT = "as in --case batch=8:0.3, or --case ids=1x128,mask=1x128:0.7"
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes that inputs come in, and the part of the inferences that have them."""
+    """Shapes of inputs, and the weight of inferences with these shapes."""
 
     shapes: tuple[str, ...] = ()
     batch: int | None = None
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Fed:
-    """What all works are fed with, as it was given."""
+    """Input options of the command line, which all works share."""
 
     input: Sequence[str] | None = None
     shape: Sequence[str] | None = None
@@ -42,7 +42,7 @@ class Fed:
 
 
 def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The models, and the dumps of problems, that arguments name; folders are looked through. One of them is empty."""
+    """Return the models and the dumps of problems that arguments name, searching folders. One of the lists is empty."""
     models: list[Path] = []
     dumps: list[Path] = []
     for path in paths:
@@ -61,12 +61,12 @@ def paths_of(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             models.append(path)
     if models and dumps:
         hint = "tune models and dumps (.jsonl) one after the other"
-        raise InputError("is not a dump of problems, as others are", where=str(models[0]), hint=hint)
+        raise InputError("is a model, but other arguments are dumps of problems", where=str(models[0]), hint=hint)
     return list(dict.fromkeys(models)), dumps
 
 
 def is_dump(path: Path) -> bool:
-    """Whether it has lines of JSON; ONNX files never begin like that."""
+    """Whether a file contains lines of JSON. ONNX files never begin like that."""
     if path.suffix == ".jsonl":
         return True
     with path.open("rb") as file:
@@ -74,14 +74,15 @@ def is_dump(path: Path) -> bool:
 
 
 def cases_of(case: Sequence[str] | None, batch: str | None) -> list[Case]:
-    """The shapes that are to be tuned for; one without any where none are named."""
+    """Return the cases to tune for; a single one without shapes if none are named."""
     if case and batch:
-        raise InputError("name the same thing", where="--case, --batch", hint="give one of them")
+        raise InputError("exclude each other", where="--case, --batch", hint="give one of them")
     found = [_case(text) for text in case or ()]
     for text in (batch or "").split(",") if batch is not None else ():
         number, weight = _weighted(text, f"--batch {batch}", "as in --batch 1:0.8,8:0.2")
         if not number.isdecimal() or not int(number):
-            raise InputError(f"{number!r} is no batch", where=f"--batch {batch}", hint="as in --batch 1:0.8,8:0.2")
+            hint = "as in --batch 1:0.8,8:0.2"
+            raise InputError(f"{number!r} is not a batch size", where=f"--batch {batch}", hint=hint)
         found.append(Case(batch=int(number), weight=weight))
     return found or [Case()]
 
@@ -95,19 +96,19 @@ def _case(text: str) -> Case:
 
 
 def _weighted(text: str, where: str, hint: str) -> tuple[str, float]:
-    """What stands before the weight, and that; 1 where there is none."""
+    """Split off the weight after the last colon. It is 1 if there is none."""
     head, colon, tail = text.strip().rpartition(":")
     try:
         weight = float(tail) if colon else 1.0
-    except ValueError:  # a colon of a name
+    except ValueError:  # the colon belongs to a name
         return text.strip(), 1.0
     if not 0 < weight < float("inf"):
-        raise InputError(f"{tail} is no weight", where=where, hint=hint)
+        raise InputError(f"{tail} is not a weight", where=where, hint=hint)
     return (head.strip() if colon else text.strip()), weight
 
 
 def weights_of(texts: Sequence[str] | None, models: Sequence[Path]) -> dict[Path, float]:
-    """How much models count: NAME=WEIGHT, by their path or the name of their file."""
+    """Parse NAME=WEIGHT for models, which are named by path or file name. The default is 1."""
     found = dict.fromkeys(models, 1.0)
     for text in texts or ():
         name, _, value = text.rpartition("=")
@@ -128,7 +129,7 @@ def weights_of(texts: Sequence[str] | None, models: Sequence[Path]) -> dict[Path
 def works_of(
     core: Core, models: Mapping[Path, float], cases: Sequence[Case], fed: Fed, one: Apart
 ) -> list[Work]:  # fmt: skip
-    """Every model in every case, as it is served by one of several devices."""
+    """Return a work for every model and case, as one of several devices serves it."""
     from ..plugins.tune_many import Work
 
     total = sum(case.weight for case in cases)
@@ -143,7 +144,7 @@ def works_of(
 
 
 class _Opener:
-    """Reads a model, with inputs of the shapes of a case; what had to be assumed is noted once."""
+    """Reads a model with inputs of the shapes of a case. Assumptions are printed once."""
 
     def __init__(self, core: Core, path: Path, case: Case, fed: Fed, one: Apart) -> None:
         self._core, self._path, self._case, self._fed, self._one = core, path, case, fed, one
